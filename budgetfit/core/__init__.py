@@ -1,0 +1,1 @@
+"""Words: frozen values, units, errors and the card table. Imports nothing of ours."""

@@ -1,0 +1,39 @@
+"""Bytes as text: the one place where GiB exist.
+
+Apart from ``units``, which parses and raises, so that ``errors`` can use it too.
+"""
+
+from typing import Final
+
+_UNITS: Final = (
+    ("B", 1, 0),
+    ("KiB", 2**10, 1),
+    ("MiB", 2**20, 1),
+    ("GiB", 2**30, 2),
+    ("TiB", 2**40, 2),
+)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Write a number of bytes in the smallest binary unit that keeps it below 1024.
+
+    GiB and TiB carry two decimals, KiB and MiB one or, where it is zero, none.
+
+    Args:
+        size_bytes: Bytes; may be negative (a difference).
+
+    Returns:
+        For example ``"22.35 GiB"``, ``"512 MiB"``, ``"1.5 KiB"``, ``"0 B"``.
+
+    >>> format_bytes(24 * 10**9)
+    '22.35 GiB'
+    >>> format_bytes(-(512 << 20))
+    '-512 MiB'
+    """
+    sign = "-" if size_bytes < 0 else ""
+    for unit, unit_bytes, decimals in _UNITS:  # noqa: B007, the last unit has no end
+        # Rounded first: 1023.99 MiB must come out as 1.00 GiB, not as 1024 MiB.
+        number = f"{abs(size_bytes) / unit_bytes:.{decimals}f}"
+        if float(number) < 1024:  # noqa: PLR2004, the step between the units
+            break
+    return f"{sign}{number.removesuffix('.0')} {unit}"
