@@ -78,9 +78,10 @@ class DoesNotFitError(BudgetfitError):
 
     def _text(self) -> str:
         name, largest_bytes = self.largest
+        needed = format_bytes(self.needed_bytes)
+        usable = format_bytes(self.usable_bytes)
         lines = [
-            f"Does not fit: at least {format_bytes(self.needed_bytes)} are needed, "
-            f"{format_bytes(self.usable_bytes)} are usable.",
+            f"Does not fit: at least {needed} are needed, {usable} are usable.",
             f"Largest part: {name}, {format_bytes(largest_bytes)}.",
         ]
         if self.suggestions:
