@@ -1,0 +1,91 @@
+"""Budget: how much of a card is left for PyTorch's allocator."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.errors import InputError
+from budgetfit.core.gpus import Gpu
+
+_MIB: Final = 2**20
+# total_memory of one card differs by about 1 % between machines (driver, ECC,
+# display), and kernels loaded after the first steps take some more;
+# docs/decisions/0005-headroom-and-context.md.
+_HEADROOM_PER_MILLE: Final = 10
+_LEAST_HEADROOM_BYTES: Final = 128 * _MIB
+
+# CUDA context and the kernels loaded by a few training steps, by the first
+# compute capability that it holds for. Estimates; decision 0005 has their sources.
+_CONTEXT_BYTES: Final = (
+    ((0, 0), 320 * _MIB),
+    ((8, 0), 430 * _MIB),
+    ((9, 0), 550 * _MIB),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A card's memory and what of it is not for the allocator (memory-model A4).
+
+    Attributes:
+        total_bytes: The card, or the limit that was asked for.
+        context_bytes: CUDA context and lazily loaded kernels: an estimate.
+        headroom_bytes: Kept free on top of the predicted process.
+
+    Raises:
+        InputError: Nothing is left, or a part is negative.
+    """
+
+    total_bytes: int
+    context_bytes: int
+    headroom_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.headroom_bytes < 0:
+            raise InputError(
+                f"A headroom of {format_bytes(self.headroom_bytes)} is below zero. "
+                'Write 0 or a size, for example "500MB".'
+            )
+        if self.usable_bytes <= 0:
+            raise InputError(
+                f"{format_bytes(self.total_bytes)} leave nothing to plan with: the "
+                f"CUDA context takes about {format_bytes(self.context_bytes)} and "
+                f"the headroom {format_bytes(self.headroom_bytes)}. Give more memory"
+                ', for example vram="8GB", or less headroom.'
+            )
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that the allocator may reserve."""
+        return self.total_bytes - self.context_bytes - self.headroom_bytes
+
+
+def plan_budget(
+    total_bytes: int, gpu: Gpu, headroom_bytes: int | None = None
+) -> Budget:
+    """Return the budget of a card or of a limit on it.
+
+    Args:
+        total_bytes: Bytes of device memory that the process may take.
+        gpu: The card, which decides the size of the CUDA context.
+        headroom_bytes: Kept free; None for 1 % of the total, at least 128 MiB.
+
+    Raises:
+        InputError: Nothing is left after context and headroom.
+    """
+    if headroom_bytes is None:
+        headroom_bytes = max(
+            total_bytes * _HEADROOM_PER_MILLE // 1000, _LEAST_HEADROOM_BYTES
+        )
+    return Budget(
+        total_bytes=total_bytes,
+        context_bytes=context_bytes(gpu),
+        headroom_bytes=headroom_bytes,
+    )
+
+
+def context_bytes(gpu: Gpu) -> int:
+    """Return what the CUDA context of a training process takes on a card: estimated."""
+    return max(
+        size for first, size in _CONTEXT_BYTES if gpu.compute_capability >= first
+    )
