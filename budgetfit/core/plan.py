@@ -1,0 +1,243 @@
+"""Plan, Estimate, Layer, Verification: the answers. Frozen values that round-trip as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.errors import InputError
+from budgetfit.core.gpus import Gpu
+from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.recipe import Recipe
+
+FORMAT = 1  # of a saved plan; raised when a field changes its meaning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMemory:
+    """A layer under one dtype policy: bytes of its weights and of what it saves."""
+
+    weight_bytes: int
+    saved_bytes: int
+    saved_bytes_per_sample: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One row of the layer table.
+
+    ``by_precision`` maps a policy's name to what the layer takes under it;
+    ``recompute_flops_per_sample`` is its forward's arithmetic.
+    """
+
+    name: str
+    type: str
+    parameter_count: int
+    recompute_flops_per_sample: float
+    by_precision: dict[str, LayerMemory]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The predicted cost of one recipe.
+
+    Attributes:
+        recipe: What was traced.
+        allocated_bytes: Peak of ``torch.cuda.max_memory_allocated``.
+        reserved_bytes: Peak of ``torch.cuda.max_memory_reserved``.
+        process_bytes: Peak that nvidia-smi shows: reserved + CUDA context.
+        phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
+        at_peak_bytes: Category -> bytes at the moment of the allocated peak.
+        step_ms: One optimizer step, all its micro-batches included: a roofline estimate.
+        timeline: The replay, stretch by stretch.
+        layers: The largest consumers.
+        notes: What is not modelled, in plain words.
+        fits: Whether the replay ended within the budget, without allocator retries; None
+            where no budget was given.
+    """
+
+    recipe: Recipe
+    allocated_bytes: int
+    reserved_bytes: int
+    process_bytes: int
+    phase_peaks_bytes: dict[str, int]
+    at_peak_bytes: dict[str, int]
+    step_ms: float
+    timeline: MemoryTimeline
+    layers: tuple[Layer, ...] = ()
+    notes: tuple[str, ...] = ()
+    fits: bool | None = None
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of the roofline estimate."""
+        return self.recipe.effective_batch_size / (self.step_ms / 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another recipe, judged like the plan itself."""
+
+    label: str
+    estimate: Estimate
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """What the model is, for people and for refusing the wrong one."""
+
+    name: str
+    parameter_count: int
+    trainable_count: int
+    blocks: tuple[str, ...]
+    block_type: str
+    source: str
+    batch: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The recommended settings and the evidence for them.
+
+    ``source`` holds the live model, batch, loss and optimizer that ``apply`` and
+    ``verify`` use; it is not saved, so a loaded plan needs them handed in again.
+    """
+
+    recipe: Recipe
+    estimate: Estimate
+    budget: Budget
+    gpu: Gpu
+    model: ModelSummary
+    alternatives: tuple[Alternative, ...] = ()
+    warnings: tuple[str, ...] = ()
+    provenance: dict[str, Any] = field(default_factory=dict)
+    source: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the judge let the recipe pass."""
+        return bool(self.estimate.fits)
+
+    def to_json(self) -> str:
+        """Return the plan as one JSON document."""
+        from pydantic import TypeAdapter  # noqa: PLC0415 - keeps --help fast
+
+        plain = TypeAdapter(Plan).dump_python(
+            replace(self, source=None), mode="json", exclude={"source"}
+        )
+        return json.dumps({"format": FORMAT, **plain}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            InputError: If the text is no plan, or one of another format; the field is named.
+        """
+        from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
+
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"This is not a saved plan: {error}.") from None
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise InputError(
+                "This is not a plan of this version. Save it again: "
+                "budgetfit plan MODEL --vram 24GB --save plan.json"
+            )
+        try:
+            return TypeAdapter(cls).validate_python(data, extra="forbid")
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InputError(
+                f"The saved plan is damaged at {where!r}: {first['msg']}."
+            ) from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to ``path`` as JSON; it is data, never a pickle."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a saved plan.
+
+        Raises:
+            InputError: If the file cannot be read or is no plan.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"Cannot read the plan {str(path)!r}: {error}.") from None
+        return cls.from_json(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCheck:
+    """One phase, predicted against measured; bytes, -1 where not measured."""
+
+    step: int
+    phase: str
+    predicted_allocated_bytes: int
+    measured_allocated_bytes: int
+    predicted_reserved_bytes: int
+    measured_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Real steps against the prediction.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``; on the CPU, live bytes are compared under CPU
+            semantics and VRAM is not checked.
+        device_name: As the driver reports it, or the processor.
+        steps: Real optimizer steps that ran.
+        phases: Predicted against measured, per step and phase.
+        predicted_process_bytes, measured_process_bytes: What nvidia-smi shows; None where
+            it cannot be read.
+        step_ms: Median of the measured steps.
+        predicted_step_ms: The roofline's.
+        gradients_match: Whether gradients equal the unmodified model's; None if not compared.
+        max_gradient_error: Largest relative difference (norm of the difference over norm).
+        recomputed_blocks: How many blocks really ran their forward twice.
+        out_of_memory: The CUDA error text when the plan did not fit; None otherwise.
+        notes: What was not checked.
+    """
+
+    device: str
+    device_name: str
+    steps: int
+    phases: tuple[PhaseCheck, ...]
+    predicted_process_bytes: int | None
+    measured_process_bytes: int | None
+    step_ms: float
+    predicted_step_ms: float
+    gradients_match: bool | None
+    max_gradient_error: float | None
+    recomputed_blocks: int
+    expected_recomputed_blocks: int
+    out_of_memory: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def allocated_error(self) -> float | None:
+        """Signed relative error of the predicted allocated peak; None if not measured."""
+        measured = max((row.measured_allocated_bytes for row in self.phases), default=-1)
+        if measured <= 0:
+            return None
+        predicted = max(row.predicted_allocated_bytes for row in self.phases)
+        return predicted / measured - 1
+
+    @property
+    def passed(self) -> bool:
+        """No out-of-memory, gradients equal, and recomputation as planned."""
+        return (
+            self.out_of_memory is None
+            and self.gradients_match is not False
+            and self.recomputed_blocks == self.expected_recomputed_blocks
+        )

@@ -1,0 +1,78 @@
+"""The dtype policies: which dtype weights, compute and gradients have.
+
+Names follow Lightning and accelerate (``bf16-mixed``). A policy is data; ``applying`` carries
+it out and ``tracing`` sees the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from budgetfit.core.errors import InputError
+
+WeightsDtype = Literal["as-is", "fp32", "bf16"]
+AutocastDtype = Literal["fp16", "bf16"]
+
+BF16_CAPABILITY = (8, 0)  # first compute capability with bf16 and tf32 tensor cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """One dtype policy.
+
+    Attributes:
+        name: What the user types, for example ``"bf16-mixed"``.
+        weights: dtype that parameters, buffers and float inputs are cast to once.
+        autocast: dtype of ``torch.autocast`` around forward and loss; None for no autocast.
+        grad_scaler: Whether losses are scaled (fp16 gradients underflow otherwise).
+        tf32: Whether fp32 matrix products may use tf32 tensor cores.
+        needs_capability: Lowest compute capability with hardware support.
+    """
+
+    name: str
+    weights: WeightsDtype = "fp32"
+    autocast: AutocastDtype | None = None
+    grad_scaler: bool = False
+    tf32: bool = False
+    needs_capability: tuple[int, int] = (0, 0)
+
+
+PRECISIONS: dict[str, Precision] = {
+    policy.name: policy
+    for policy in (
+        Precision(name="fp32"),
+        Precision(name="tf32", tf32=True, needs_capability=BF16_CAPABILITY),
+        Precision(name="fp16-mixed", autocast="fp16", grad_scaler=True),
+        Precision(
+            name="bf16-mixed", autocast="bf16", needs_capability=BF16_CAPABILITY
+        ),
+        Precision(name="bf16", weights="bf16", needs_capability=BF16_CAPABILITY),
+        Precision(name="as-is", weights="as-is"),
+    )
+}
+
+
+def find_precision(name: str) -> Precision:
+    """Return the policy called ``name``.
+
+    Raises:
+        InputError: If there is no such policy; the message lists those there are.
+    """
+    if not isinstance(name, str) or name not in PRECISIONS:
+        raise InputError(
+            f"{name!r} is not a precision. Use one of: auto, {', '.join(PRECISIONS)}; "
+            'for example precision="bf16-mixed".'
+        )
+    return PRECISIONS[name]
+
+
+def automatic_precision(compute_capability: tuple[int, int]) -> Precision:
+    """Return what ``precision="auto"`` means on a card.
+
+    Decided by the capability, never by ``torch.cuda.is_bf16_supported()``, which is true on
+    a T4 through emulation (user-needs U17).
+    """
+    if compute_capability >= BF16_CAPABILITY:
+        return PRECISIONS["bf16-mixed"]
+    return PRECISIONS["fp16-mixed"]

@@ -1,0 +1,217 @@
+"""StepTrace: every storage's size and life in a few training steps, as plain numbers.
+
+Sizes are affine in the batch size (tracing T6): ``fixed + per_sample * batch_size`` bytes
+before rounding. A kernel's scratch memory is not affine (it follows the launch
+configuration), so its storage names a rule of ``memory.kernel_scratch`` and that rule's
+arguments, which are affine. That is what lets one trace serve every batch size and card.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Category = Literal[
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "temporaries",
+    "workspace",
+    "batch",
+]
+CATEGORIES: tuple[Category, ...] = (
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "temporaries",
+    "workspace",
+    "batch",
+)
+PhaseName = Literal["setup", "forward", "backward", "optimizer"]
+Direction = Literal["forward", "backward"]
+
+# What an op's arithmetic runs on: a matrix product by its input dtype, or plain arithmetic.
+RATES = ("none", "fp32", "fp16", "bf16", "fp64")
+
+
+class Affine(NamedTuple):
+    """A whole number that grows linearly with the batch size."""
+
+    fixed: int
+    per_sample: int
+
+    def at(self, batch_size: int) -> int:
+        """Return the value at ``batch_size``."""
+        return self.fixed + self.per_sample * batch_size
+
+
+class KernelScratch(NamedTuple):
+    """Memory inside one kernel call: rule, affine arguments, which of its buffers."""
+
+    rule: str
+    arguments: tuple[Affine, ...]
+    part: int
+
+
+class Phase(NamedTuple):
+    """A stretch of events: ``start`` inclusive, ``end`` exclusive.
+
+    ``step`` counts optimizer steps from 0 (-1 before the first), ``micro_step`` the
+    micro-batches within one.
+    """
+
+    name: PhaseName
+    step: int
+    micro_step: int
+    start: int
+    end: int
+
+
+class BlockPass(NamedTuple):
+    """One block's forward or backward (recomputation included) as a stretch of events.
+
+    ``input_storage`` and ``output_storage`` index the storages of the block's first tensor
+    input and output; -1 where there is none.
+    """
+
+    block: int
+    direction: Direction
+    step: int
+    micro_step: int
+    start: int
+    end: int
+    input_storage: int
+    output_storage: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpTable:
+    """The arithmetic of the trace, one entry per op, in order.
+
+    ``event`` is the number of events before the op; the others say how many floating-point
+    operations it does (affine), at which rate (index into ``RATES``), and how many bytes it
+    reads and writes (affine).
+    """
+
+    event: NDArray[np.int64]
+    rate: NDArray[np.int8]
+    flops_fixed: NDArray[np.float64]
+    flops_per_sample: NDArray[np.float64]
+    bytes_fixed: NDArray[np.float64]
+    bytes_per_sample: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StepTrace:
+    """Training steps as allocations and frees.
+
+    Attributes:
+        batch_sizes: The batch sizes that were traced; one means sizes hold for it alone.
+        layers: Module paths; ``layer`` indexes them (-1: outside every module).
+        blocks: Module paths of the chain's blocks in execution order.
+        joined: For each block, whether its output is the next block's input itself, so
+            that a segment may span both (applying P2).
+        fixed_bytes, bytes_per_sample: Each storage's size, affine, unrounded.
+        category: Each storage's index into ``CATEGORIES``.
+        layer: Each storage's index into ``layers``.
+        scratch_index: Index into ``scratch``, or -1 for an affine size.
+        scratch: The storages whose size a kernel rule decides.
+        events: ``k + 1`` allocates storage k, ``-(k + 1)`` frees it.
+        phases: Consecutive stretches of the program.
+        passes: When each block ran.
+        ops: The arithmetic.
+        notes: What the trace could not represent, in plain words.
+    """
+
+    batch_sizes: tuple[int, ...]
+    layers: tuple[str, ...]
+    blocks: tuple[str, ...]
+    joined: tuple[bool, ...]
+    fixed_bytes: NDArray[np.int64]
+    bytes_per_sample: NDArray[np.int64]
+    category: NDArray[np.int8]
+    layer: NDArray[np.int32]
+    scratch_index: NDArray[np.int32]
+    scratch: tuple[KernelScratch, ...]
+    events: NDArray[np.int32]
+    phases: tuple[Phase, ...]
+    passes: tuple[BlockPass, ...]
+    ops: OpTable
+    random_blocks: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> str:
+        """Return the trace as one JSON document."""
+        return json.dumps(_plain(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> StepTrace:
+        """Read what ``to_json`` wrote."""
+        data = json.loads(text)
+        data["ops"] = _arrays(OpTable, data["ops"])
+        data["scratch"] = tuple(
+            KernelScratch(rule, tuple(Affine(*pair) for pair in arguments), part)
+            for rule, arguments, part in data["scratch"]
+        )
+        data["phases"] = tuple(Phase(*row) for row in data["phases"])
+        data["passes"] = tuple(BlockPass(*row) for row in data["passes"])
+        for name in (
+            "batch_sizes",
+            "layers",
+            "blocks",
+            "joined",
+            "random_blocks",
+            "notes",
+        ):
+            data[name] = tuple(data[name])
+        return _arrays(cls, data)
+
+
+T = TypeVar("T")
+
+_DTYPES = {
+    "fixed_bytes": np.int64,
+    "bytes_per_sample": np.int64,
+    "category": np.int8,
+    "layer": np.int32,
+    "scratch_index": np.int32,
+    "events": np.int32,
+    "event": np.int64,
+    "rate": np.int8,
+    "flops_fixed": np.float64,
+    "flops_per_sample": np.float64,
+    "bytes_fixed": np.float64,
+}
+
+
+def _plain(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the two classes here
+    """Arrays become lists; fields keep their names."""
+    result = {}
+    for item in fields(value):
+        content = getattr(value, item.name)
+        if isinstance(content, np.ndarray):
+            content = content.tolist()
+        elif isinstance(content, OpTable):
+            content = _plain(content)
+        result[item.name] = content
+    return result
+
+
+def _arrays(cls: type[T], data: dict[str, Any]) -> T:
+    """Lists become arrays where the class has arrays."""
+    return cls(
+        **{
+            name: np.array(content, _DTYPES.get(name, np.float64))
+            if isinstance(content, list)
+            else content
+            for name, content in data.items()
+        }
+    )
