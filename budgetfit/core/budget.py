@@ -14,13 +14,11 @@ _MIB: Final = 2**20
 _HEADROOM_PER_MILLE: Final = 10
 _LEAST_HEADROOM_BYTES: Final = 128 * _MIB
 
-# CUDA context and the kernels loaded by a few training steps, by the first
-# compute capability that it holds for. Estimates; decision 0005 has their sources.
-_CONTEXT_BYTES: Final = (
-    ((0, 0), 320 * _MIB),
-    ((8, 0), 430 * _MIB),
-    ((9, 0), 550 * _MIB),
-)
+# CUDA context and loaded kernels of a training process. The driver sets memory aside
+# for each thread that can be resident, so this grows with the card: fitted to 45
+# published reports, none more than 70 MiB above it; the same decision lists them.
+_CONTEXT_BASE_BYTES: Final = 64 * _MIB
+_CONTEXT_BYTES_PER_THREAD: Final = 2400
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,10 @@ def plan_budget(
 
 
 def context_bytes(gpu: Gpu) -> int:
-    """Return what the CUDA context of a training process takes on a card: estimated."""
-    return max(
-        size for first, size in _CONTEXT_BYTES if gpu.compute_capability >= first
-    )
+    """Return an estimate of what a training process takes outside the allocator.
+
+    CUDA context and lazily loaded kernels (memory-model A3); the first ``verify`` on a
+    machine measures it. NCCL and CUDA graphs are not in it.
+    """
+    resident_threads = gpu.sm_count * gpu.threads_per_sm
+    return _CONTEXT_BASE_BYTES + _CONTEXT_BYTES_PER_THREAD * resident_threads

@@ -91,7 +91,9 @@ class DoesNotFitError(BudgetfitError):
                 for suggestion in self.suggestions
             ]
         else:
-            lines.append("No evaluated change fits; a smaller model or a larger card.")
+            lines.append(
+                "No evaluated change fits: take a smaller model or a larger card."
+            )
         return "\n".join(lines)
 
 

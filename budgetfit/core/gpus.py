@@ -7,6 +7,7 @@ there and None here; rates that had to be assumed say so (``rates_assumed``).
 import dataclasses
 import difflib
 import functools
+import heapq
 import re
 import tomllib
 from dataclasses import dataclass
@@ -18,7 +19,16 @@ from budgetfit.core.errors import InputError
 
 _AMPERE: Final = (8, 0)
 # Sellers add these words, users leave them out; they never tell two cards apart.
-_VENDOR_WORDS: Final = re.compile(r"nvidia|geforce|tesla|gpu|graphics|generation")
+_VENDOR_WORDS: Final = re.compile(r"nvidia|geforce|tesla|rtx|gpu|generation")
+# One widespread card for each step of memory, in ascending order; decision 0006.
+_REFERENCES: Final = (
+    "rtx-4090",
+    "rtx-5090",
+    "l40s",
+    "h100-80gb",
+    "h200",
+    "b200",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,19 +141,14 @@ def gpu_from_properties(
     ]
     if same_card:
         row = min(same_card, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
-        return dataclasses.replace(
-            row, total_bytes=total_bytes, total_source="this device"
-        )
-    model = _most_like(capability, sm_count)
+        return _with_memory(row, total_bytes, "this device")
+    model = _with_memory(_most_like(capability, sm_count), total_bytes, "this device")
     return dataclasses.replace(
         _scaled(model, sm_count, capability),
         name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"),
         title=name,
-        total_bytes=total_bytes,
-        total_source="this device",
-        compute_capability=capability,
+        compute_capability=(capability[0], capability[1]),
         threads_per_sm=threads_per_sm,
-        memory_class_gb=round(total_bytes / 2**30),
     )
 
 
@@ -162,19 +167,12 @@ def generic_gpu(total_bytes: int) -> Gpu:
         references[-1],
     )
     return dataclasses.replace(
-        model,
+        _with_memory(model, total_bytes, "given"),
         name="assumed",
         title=f"a {format_bytes(total_bytes)} card, assumed to be like {model.title}",
-        total_bytes=total_bytes,
-        total_source="given",
-        memory_class_gb=round(total_bytes / 2**30),
         source=f"assumed: {model.name} ({model.source})",
         rates_assumed=True,
     )
-
-
-# One widespread card for each step of memory, in ascending order.
-_REFERENCES: Final = ("rtx-4090",)
 
 
 @functools.cache
@@ -211,15 +209,37 @@ def _names_by_key() -> dict[str, tuple[str, ...]]:
 
 
 def _key(text: str) -> str:
-    return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", text.lower()))
+    return _VENDOR_WORDS.sub("", _letters_and_digits(text))
+
+
+def _letters_and_digits(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def _nearest(text: str) -> list[str]:
-    keys = difflib.get_close_matches(
-        _key(text), _names_by_key(), n=len(_names_by_key()), cutoff=0.0
+    """Return the three names most like a text, read with and without its RTX."""
+
+    def likeness(gpu: Gpu) -> float:
+        return max(
+            difflib.SequenceMatcher(None, write(text), write(gpu.name)).ratio()
+            for write in (_key, _letters_and_digits)
+        )
+
+    return [gpu.name for gpu in heapq.nlargest(3, all_gpus(), key=likeness)]
+
+
+def _with_memory(gpu: Gpu, total_bytes: int, total_source: str) -> Gpu:
+    # Within 10 % it is the same card on another machine; beyond, another amount of
+    # memory was soldered or only a part of it is visible.
+    same_class = abs(total_bytes - gpu.total_bytes) <= gpu.total_bytes // 10
+    return dataclasses.replace(
+        gpu,
+        total_bytes=total_bytes,
+        total_source=total_source,
+        memory_class_gb=(
+            gpu.memory_class_gb if same_class else round(total_bytes / 2**30)
+        ),
     )
-    nearest = dict.fromkeys(name for key in keys for name in _names_by_key()[key])
-    return list(nearest)[:3]
 
 
 def _most_like(capability: tuple[int, int], sm_count: int) -> Gpu:
