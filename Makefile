@@ -1,0 +1,60 @@
+# Every target sets up what it needs, from a fresh clone with only Python 3.11 or later.
+#
+#   make demo      plan a 1.7 B-parameter model for an RTX 4090, then train a small one here
+#   make test      linters and all tests
+#   make lint      linters only
+#   make accuracy  predictions against the recordings, as a table
+#   make bench     how long planning takes
+#
+# PYTHON=python3.12 chooses the interpreter; JOBS=2 the number of test processes.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint accuracy bench clean
+
+# The first that is new enough and can make environments. 3.11 first: constraints.txt was
+# frozen on it.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+	>/dev/null 2>&1 && echo $$name && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= auto
+# Each test process would otherwise start a thread per core.
+export OMP_NUM_THREADS ?= 1
+
+help:
+	@sed -n '3,9s/^# \{0,1\}//p' Makefile
+
+# Made again when what it was made from changes; a half-made one is never ready.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Install" \
+		"it (Debian: apt-get install python3 python3-venv) or set PYTHON." >&2; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON): once, a few minutes (PyTorch is large)."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[test,lint]"
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+accuracy: $(READY)
+	$(BIN)/python -m tests.accuracy.report
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		.import_linter_cache
