@@ -1,0 +1,136 @@
+"""Blocks of device memory, and the free ones of a pool in best-fit order.
+
+Source: ``Block`` and ``BlockPool`` in ``c10/cuda/CUDACachingAllocator.cpp`` of
+PyTorch 2.13; rules M9 and M12 of cuda-memory.md. Sizes and addresses are in bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+from typing import Final
+
+FREE: Final = 0
+IN_USE: Final = 1
+UNMAPPED: Final = 2  # addresses without memory: only in expandable segments
+
+# The sort key of a free block is its size, then its address, in one int: ints
+# compare faster than tuples.
+ADDRESS_BITS: Final = 64
+
+_by_address = attrgetter("address")
+
+
+class Block:
+    """A stretch of one segment: handed out, free, or addresses without memory.
+
+    ``size_bytes`` is what a block that is handed out counts for: the rounded request
+    and a rest that was too small to split off. The other fields are the allocator's.
+    """
+
+    __slots__ = ("above", "address", "below", "pool", "size_bytes", "state")
+
+    def __init__(
+        self, size_bytes: int, address: int, pool: BlockPool, state: int
+    ) -> None:
+        self.size_bytes = size_bytes
+        self.address = address
+        self.pool = pool
+        self.state = state
+        self.below: Block | None = None  # the neighbours in the same segment
+        self.above: Block | None = None
+
+
+class BlockPool:
+    """The free blocks for small, or for large, requests on one stream.
+
+    PyTorch sorts the free blocks of all streams into one set, by stream first. No
+    search crosses a stream, so a pool for each stream gives the same answers.
+    """
+
+    __slots__ = (
+        "blocks",
+        "keys",
+        "least_rest_bytes",
+        "next_address",
+        "page_bytes",
+        "unmapped",
+    )
+
+    def __init__(self, page_bytes: int, least_rest_bytes: int) -> None:
+        self.page_bytes = page_bytes  # what expandable segments map at a time
+        self.least_rest_bytes = least_rest_bytes  # a smaller rest is not split off
+        self.keys: list[int] = []  # of the free blocks, ascending
+        self.blocks: dict[int, Block] = {}  # the free blocks by key
+        self.unmapped: list[Block] = []  # by address
+        # Only the order of addresses matters: it decides between equal sizes (M12).
+        self.next_address = 0
+
+    def add(self, block: Block) -> None:
+        """Enter a block as free, joined with free neighbours."""
+        neighbour = block.below
+        if neighbour is not None and neighbour.state == FREE:
+            self.remove(neighbour)
+            _absorb_below(block, neighbour)
+        neighbour = block.above
+        if neighbour is not None and neighbour.state == FREE:
+            self.remove(neighbour)
+            _absorb_above(block, neighbour)
+        block.state = FREE
+        key = block.size_bytes << ADDRESS_BITS | block.address
+        insort(self.keys, key)
+        self.blocks[key] = block
+
+    def remove(self, block: Block) -> None:
+        """Take this free block out."""
+        key = block.size_bytes << ADDRESS_BITS | block.address
+        del self.blocks[key]
+        del self.keys[bisect_left(self.keys, key)]
+
+    def add_unmapped(self, block: Block) -> None:
+        """Enter a block as unmapped, joined with unmapped neighbours."""
+        neighbour = block.below
+        if neighbour is not None and neighbour.state == UNMAPPED:
+            self.unmapped.remove(neighbour)
+            _absorb_below(block, neighbour)
+        neighbour = block.above
+        if neighbour is not None and neighbour.state == UNMAPPED:
+            self.unmapped.remove(neighbour)
+            _absorb_above(block, neighbour)
+        block.state = UNMAPPED
+        insort(self.unmapped, block, key=_by_address)
+
+
+def split(block: Block, size_bytes: int) -> Block:
+    """Shorten a block that is in no pool to ``size_bytes``; return the rest above it.
+
+    The rest has the state of the block.
+    """
+    rest = Block(
+        block.size_bytes - size_bytes,
+        block.address + size_bytes,
+        block.pool,
+        block.state,
+    )
+    rest.below = block
+    rest.above = above = block.above
+    if above is not None:
+        above.below = rest
+    block.above = rest
+    block.size_bytes = size_bytes
+    return rest
+
+
+def _absorb_below(block: Block, below: Block) -> None:
+    block.address = below.address
+    block.size_bytes += below.size_bytes
+    block.below = far = below.below
+    if far is not None:
+        far.above = block
+
+
+def _absorb_above(block: Block, above: Block) -> None:
+    block.size_bytes += above.size_bytes
+    block.above = far = above.above
+    if far is not None:
+        far.below = block
