@@ -14,9 +14,9 @@ _MIB: Final = 2**20
 _HEADROOM_PER_MILLE: Final = 10
 _LEAST_HEADROOM_BYTES: Final = 128 * _MIB
 
-# CUDA context and loaded kernels of a training process. The driver sets memory aside
-# for each thread that can be resident, so this grows with the card: fitted to 45
-# published reports, none more than 70 MiB above it; the same decision lists them.
+# CUDA context and loaded kernels of a training process. They grow with the threads
+# that a card can keep resident: fitted to 45 published reports, none of which is more
+# than 70 MiB above the line. The same decision lists them.
 _CONTEXT_BASE_BYTES: Final = 64 * _MIB
 _CONTEXT_BYTES_PER_THREAD: Final = 2400
 
