@@ -1,0 +1,6 @@
+"""``python -m budgetfit`` is ``budgetfit``."""
+
+from budgetfit.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""``budgetfit``: parse, call the api, print what reporting returns.
+
+Where output goes and what the exit codes mean is in ``cli_answers``. Modules that need
+torch are imported inside the commands, so that ``--help`` and ``gpus`` answer at once.
+"""
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from budgetfit import cli_options as options
+from budgetfit.cli_answers import (
+    ERROR,
+    INTERRUPTED,
+    answering,
+    exit_unless_fits,
+    working,
+    write,
+)
+from budgetfit.core.errors import InputError
+
+# What `export --to` can write: module and function of each.
+EXPORTS: Final = {"torch": ("budgetfit.integrations.torch_script", "torch_script")}
+
+app = typer.Typer(
+    name="budgetfit",
+    help="Training settings that fit a VRAM budget: planned without a GPU, "
+    "proven with real steps.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line; the entry point of ``budgetfit``."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not end the program.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        try:
+            version = importlib.metadata.version("budgetfit")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(run from its source, not installed)"
+        typer.echo(f"budgetfit {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
+
+
+@app.command()
+def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
+    model: options.Model,
+    *,
+    vram: options.Vram = None,
+    gpu: options.Gpu = None,
+    headroom: options.Headroom = None,
+    max_length: options.MaxLength = None,
+    batch_size: options.BatchSize = None,
+    effective_batch_size: options.EffectiveBatchSize = None,
+    precision: options.Precision = "auto",
+    optimizer: options.Optimizer = "adamw_torch_fused",
+    checkpointing: options.Checkpointing = "auto",
+    objective: options.Objective = "throughput",
+    trust_remote_code: options.TrustRemoteCode = False,
+    save: options.SavePlan = None,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Find the fastest training settings that fit; no GPU needed."""
+    with answering(as_json=as_json, traceback=traceback):
+        with working() as progress:
+            made = _api().plan(
+                model,
+                vram,
+                gpu=gpu,
+                max_length=max_length,
+                precision=_one_or_list(precision),
+                optimizer=optimizer,
+                batch_size=batch_size,
+                effective_batch_size=effective_batch_size,
+                checkpointing=_name_or_blocks(checkpointing),
+                objective=objective,
+                headroom=headroom,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+        if save is not None:
+            write(save, made.to_json() + "\n")
+        if as_json:
+            typer.echo(_json().plan_json(made))
+        else:
+            _text().print_plan(made, saved_as=str(save) if save else None)
+        exit_unless_fits(fits=made.fits)
+
+
+@app.command()
+def estimate(  # noqa: PLR0913 - the settings that are estimated
+    model: options.Model,
+    *,
+    vram: options.Vram = None,
+    gpu: options.Gpu = None,
+    headroom: options.Headroom = None,
+    max_length: options.MaxLength = None,
+    batch_size: options.BatchSize = None,
+    effective_batch_size: options.EffectiveBatchSize = None,
+    precision: options.OnePrecision = "as-is",
+    optimizer: options.Optimizer = "adamw_torch_fused",
+    checkpointing: options.Checkpointing = "as-is",
+    trust_remote_code: options.TrustRemoteCode = False,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Predict the memory of given settings; decide nothing."""
+    with answering(as_json=as_json, traceback=traceback):
+        with working() as progress:
+            found, summary = _api().estimate_settings(
+                model,
+                vram=vram,
+                gpu=gpu,
+                headroom=headroom,
+                max_length=max_length,
+                batch_size=batch_size,
+                effective_batch_size=effective_batch_size,
+                precision=precision,
+                optimizer=optimizer,
+                checkpointing=_name_or_blocks(checkpointing),
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+        if as_json:
+            typer.echo(_json().estimate_json(found))
+        else:
+            text = _text()
+            text.show(text.estimate_text(found, model=summary, vram=vram, gpu=gpu))
+        exit_unless_fits(fits=found.fits is not False)
+
+
+@app.command()
+def layers(
+    model: options.Model,
+    *,
+    max_length: options.MaxLength = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """List what each layer takes under each precision."""
+    with answering(as_json=as_json, traceback=traceback):
+        with working() as progress:
+            rows = _api().layers(
+                model,
+                max_length=max_length,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+        if as_json:
+            typer.echo(_json().layers_json(rows))
+        else:
+            _text().show(_text().layers_text(rows))
+
+
+@app.command()
+def verify(  # noqa: PLR0913 - what a user may choose
+    plan_file: options.PlanFile,
+    *,
+    model: options.OtherModel = None,
+    steps: options.Steps = 3,
+    device: options.Device = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Run real steps: predicted against measured."""
+    with answering(as_json=as_json, traceback=traceback):
+        with working() as progress:
+            check = _api().verify(
+                _load(plan_file),
+                model,
+                steps=steps,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+        if as_json:
+            typer.echo(_json().verification_json(check))
+        else:
+            _text().show(_text().verification_text(check))
+        exit_unless_fits(fits=check.out_of_memory is None)
+        if not check.passed:
+            raise typer.Exit(ERROR)
+
+
+@app.command()
+def export(
+    plan_file: options.PlanFile,
+    *,
+    to: options.Target,
+    save: options.SaveText = None,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Write a plan as another library's configuration."""
+    with answering(as_json=as_json, traceback=traceback):
+        if to not in EXPORTS:
+            raise InputError(
+                f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "
+                "for example --to torch."
+            )
+        module, function = EXPORTS[to]
+        text = getattr(importlib.import_module(module), function)(_load(plan_file))
+        if save is not None:
+            write(save, text)
+        if as_json:
+            typer.echo(_json().export_json(to, text))
+        elif save is None:
+            typer.echo(text, nl=False)
+
+
+@app.command()
+def gpus(
+    *, as_json: options.AsJson = False, traceback: options.Traceback = False
+) -> None:
+    """List the cards that --gpu knows."""
+    with answering(as_json=as_json, traceback=traceback):
+        from budgetfit.core.gpus import all_gpus  # noqa: PLC0415 - keeps --help fast
+
+        if as_json:
+            typer.echo(_json().gpus_json(all_gpus()))
+        else:
+            _text().show(_text().gpus_text(all_gpus()))
+
+
+def _one_or_list(text: str) -> str | list[str]:
+    """``"fp32,bf16-mixed"`` is a list to compare."""
+    return [part.strip() for part in text.split(",")] if "," in text else text
+
+
+def _name_or_blocks(text: str) -> str | Sequence[str]:
+    """A word is a policy; what has commas, dots or digits names blocks."""
+    if any(sign in ",." or sign.isdecimal() for sign in text):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet
+    from budgetfit.core.plan import Plan  # noqa: PLC0415 - keeps --help fast
+
+    return Plan.load(path)
+
+
+def _api() -> Any:  # noqa: ANN401 - the module
+    return importlib.import_module("budgetfit.api")
+
+
+def _text() -> Any:  # noqa: ANN401
+    return importlib.import_module("budgetfit.reporting.text")
+
+
+def _json() -> Any:  # noqa: ANN401
+    return importlib.import_module("budgetfit.reporting.json")

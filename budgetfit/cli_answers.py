@@ -1,0 +1,95 @@
+"""Where a command's answer, progress and errors go, and the exit codes.
+
+stdout carries the answer, stderr progress and errors. No traceback without --traceback.
+"""
+
+import contextlib
+import importlib
+import sys
+import traceback as tracebacks
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from budgetfit.core.errors import BudgetfitError, DoesNotFitError, InputError
+
+ERROR: Final = 1
+USAGE: Final = 2
+DOES_NOT_FIT: Final = 3
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+
+Progress = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def answering(*, as_json: bool, traceback: bool) -> Iterator[None]:
+    """Turn an error into one message and the exit code that it stands for."""
+    try:
+        yield
+    except (typer.Exit, BrokenPipeError):
+        raise  # an answer already; a reader that has gone (typer ends quietly)
+    except Exception as error:  # noqa: BLE001 - a user gets a line, not a traceback
+        if traceback:
+            tracebacks.print_exc()
+        if as_json:
+            json = importlib.import_module("budgetfit.reporting.json")
+            typer.echo(json.error_json(error))
+        # That it does not fit is the answer; anything else is an error.
+        answer = isinstance(error, DoesNotFitError) and not as_json
+        typer.echo(_message(error), err=not answer)
+        raise typer.Exit(_exit_code(error)) from None
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, DoesNotFitError):
+        return str(error)
+    if isinstance(error, BudgetfitError):
+        return f"Error: {error}"
+    return (
+        f"Error: {type(error).__name__}: {error}\n"
+        "Add --traceback to see where it came from."
+    )
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, DoesNotFitError):
+        return DOES_NOT_FIT
+    return USAGE if isinstance(error, InputError) else ERROR
+
+
+def exit_unless_fits(*, fits: bool) -> None:
+    """End with exit code 3 where the answer is that it does not fit."""
+    if not fits:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Progress | None]:
+    """Show what is being done, on stderr and only where somebody watches.
+
+    What a model's own code prints goes to stderr too: stdout is for the answer.
+    """
+    from rich.console import Console  # noqa: PLC0415 - keeps --help fast
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    with contextlib.redirect_stdout(sys.stderr):
+        if not console.is_terminal:
+            yield None
+            return
+        with console.status(Text("Loading torch")) as status:
+            yield lambda text: status.update(Text(text))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None

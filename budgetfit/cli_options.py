@@ -1,0 +1,158 @@
+"""The command line's arguments and options, each written once.
+
+Names and meanings are those of ``budgetfit.plan``; texts are parsed there, so that the
+command line and Python refuse the same things in the same words.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_ANSWER = "Output"
+_MODEL = "Model"
+_SETTINGS = "Settings"
+_CARD = "Card"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A hub id, a folder or config.json, or package.module:factory or "
+        "file.py:factory that returns a module. Weights are never downloaded.",
+        metavar="MODEL",
+    ),
+]
+PlanFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A plan that `budgetfit plan --save` wrote.", metavar="PLAN.json"
+    ),
+]
+OtherModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The model, where the plan was made from one in memory.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(help="Tokens in one text sample.", rich_help_panel=_MODEL),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the model code that a hub repository brings.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Vram = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory limit: 24GB is 24 x 10^9 bytes, 24GiB is 24 x 2^30.",
+        rich_help_panel=_CARD,
+    ),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        help="Card, as `budgetfit gpus` lists them: rtx-4090, h100-80gb ... "
+        "Without --gpu and --vram: this machine's.",
+        rich_help_panel=_CARD,
+    ),
+]
+Headroom = Annotated[
+    str | None,
+    typer.Option(
+        help="Kept free on top of the prediction, for example 500MB.",
+        show_default="1 %, at least 128 MiB",
+        rich_help_panel=_CARD,
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Samples in one micro-batch.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+EffectiveBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Samples in one optimizer step; never changed.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        help="auto, fp32, tf32, fp16-mixed, bf16-mixed, bf16 or as-is; "
+        "several with commas are compared.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+OnePrecision = Annotated[
+    str,
+    typer.Option(
+        help="fp32, tf32, fp16-mixed, bf16-mixed, bf16 or as-is.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        help="A name of transformers' optim: adamw_torch, sgd, adafactor ...",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+Checkpointing = Annotated[
+    str,
+    typer.Option(
+        help="auto, none, full, sqrt, as-is, or block names with commas.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="throughput (fastest), batch_size (largest) or memory (lowest peak).",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+Steps = Annotated[int, typer.Option(help="Real optimizer steps, at least 3.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu checks numerics without a GPU.", show_default="this machine's GPU"
+    ),
+]
+Target = Annotated[
+    str, typer.Option("--to", help="torch: a training script that stands alone.")
+]
+SavePlan = Annotated[
+    Path | None,
+    typer.Option("--save", help="Write the plan here.", rich_help_panel=_ANSWER),
+]
+SaveText = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        help="Write it here.",
+        show_default="standard output",
+        rich_help_panel=_ANSWER,
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document.", rich_help_panel=_ANSWER),
+]
+Traceback = Annotated[
+    bool,
+    typer.Option(
+        "--traceback",
+        help="Show where an error came from.",
+        rich_help_panel=_ANSWER,
+    ),
+]

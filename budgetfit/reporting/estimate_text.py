@@ -1,0 +1,147 @@
+"""An estimate as text: the peaks, what they are made of, what is not modelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.gpus import find_gpu, generic_gpu
+from budgetfit.core.units import parse_bytes
+from budgetfit.reporting.header import card_notes, card_text, model_lines, origin_line
+from budgetfit.reporting.layout import Bar, bullets, lines, section, verdict
+from budgetfit.reporting.words import blocks_text, rate_text, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.core.plan import Estimate, ModelSummary
+    from budgetfit.core.recipe import Recipe
+
+_MOST_LAYERS = 4  # of the largest layers in one line
+
+
+def estimate_text(
+    estimate: Estimate,
+    *,
+    model: ModelSummary | None = None,
+    vram: str | None = None,
+    gpu: str | None = None,
+) -> RenderableType:
+    """Render the memory of given settings.
+
+    Args:
+        estimate: What was predicted.
+        model: What it belongs to; without it, segments cannot be put in words.
+        vram: The limit as it was typed, to echo what it means.
+        gpu: The card as it was typed.
+    """
+    blocks = model.blocks if model else ()
+    body = lines(
+        [
+            *recipe_lines(estimate.recipe, blocks),
+            time_line(estimate),
+            *peak_lines(estimate),
+        ]
+    )
+    parts = [
+        lines([*_header(model, vram, gpu), ""]),
+        section("ESTIMATE", body, verdict(estimate.fits)),
+        memory_section(estimate),
+    ]
+    if estimate.notes:
+        parts.append(section("WATCH OUT", bullets(estimate.notes)))
+    return Group(*parts)
+
+
+def _header(model: ModelSummary | None, vram: str | None, gpu: str | None) -> list[str]:
+    card = find_gpu(gpu) if gpu else None
+    total_bytes = parse_bytes(vram) if vram else card.total_bytes if card else None
+    texts = model_lines(model) if model else []
+    if total_bytes is not None:
+        card = card or generic_gpu(total_bytes)
+        texts += [card_text(card, total_bytes), *card_notes(card, total_bytes)]
+    return [*texts, origin_line(model)] if model else texts
+
+
+def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
+    """The settings, by the names that other libraries take."""
+    if blocks or not recipe.segments:
+        checkpointing = blocks_text(recipe, blocks) if blocks else "everything is kept"
+    else:
+        checkpointing = f"checkpoint {len(recipe.wrapped_blocks)} blocks"
+    batch = (
+        f"batch_size {recipe.batch_size}"
+        f"   gradient_accumulation_steps {recipe.gradient_accumulation_steps}"
+        f"   (effective {recipe.effective_batch_size})"
+    )
+    return [
+        batch,
+        f"precision {recipe.precision}   optimizer {recipe.optimizer}",
+        checkpointing,
+    ]
+
+
+def peak_lines(estimate: Estimate) -> list[str]:
+    """The three peaks by name: three different numbers (user-needs U6, U18)."""
+    phases = "   ".join(
+        f"{phase} {format_bytes(peak_bytes)}"
+        for phase, peak_bytes in estimate.phase_peaks_bytes.items()
+    )
+    peaks = (
+        f"peak allocated {format_bytes(estimate.allocated_bytes)}"
+        f"   reserved {format_bytes(estimate.reserved_bytes)}"
+        f"   process {format_bytes(estimate.process_bytes)} (as in nvidia-smi)"
+    )
+    return [peaks, f"peak allocated by phase: {phases}"]
+
+
+def time_line(estimate: Estimate) -> str:
+    """Step time and throughput, marked for what they are."""
+    return (
+        f"step {time_text(estimate.step_ms)}, "
+        f"{rate_text(estimate.samples_per_s)} samples/s (roofline estimate)"
+    )
+
+
+def memory_section(estimate: Estimate) -> RenderableType:
+    """Categories at the moment of the peak, largest first, up to the whole process."""
+    rows = [
+        (name.replace("_", " "), size_bytes)
+        for name, size_bytes in sorted(
+            estimate.at_peak_bytes.items(), key=lambda pair: -pair[1]
+        )
+        if size_bytes
+    ]
+    cached_bytes = estimate.reserved_bytes - estimate.allocated_bytes
+    context_bytes = estimate.process_bytes - estimate.reserved_bytes
+    if cached_bytes > 0:
+        rows.append(("allocator: cached, rounding", cached_bytes))
+    if context_bytes > 0:
+        rows.append(("CUDA context and kernels", context_bytes))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column()
+    grid.add_column(justify="right")
+    for name, size_bytes in rows:
+        share = size_bytes / max(estimate.process_bytes, 1)
+        grid.add_row(Text(name), Text(format_bytes(size_bytes)), Bar(share, width=40))
+    grid.add_row(Text("process"), Text(format_bytes(estimate.process_bytes)))
+    body: list[RenderableType] = [grid]
+    layers = estimate.timeline.at_peak_layers[:_MOST_LAYERS]
+    if layers:
+        named = ", ".join(f"{name} {format_bytes(size)}" for name, size in layers)
+        body.append(Text(f"largest layers: {named}"))
+    return section(f"WHERE IT GOES at the peak{_moment(estimate)}", Group(*body))
+
+
+def _moment(estimate: Estimate) -> str:
+    """In which phase and block the peak is."""
+    points = estimate.timeline.points
+    if not points:
+        return ""
+    point = points[estimate.timeline.peak]
+    where = f"{point.phase} of {point.block}" if point.block else point.phase
+    return f" ({where})"

@@ -1,0 +1,67 @@
+"""What a report is about: the model, one sample, the card and the limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.reporting.words import class_text, count_text, sample_text, size_text
+
+if TYPE_CHECKING:
+    from budgetfit.core.gpus import Gpu
+    from budgetfit.core.plan import ModelSummary, Plan
+
+
+def plan_header(plan: Plan) -> list[str]:
+    """The model, the card, and what of it is plannable."""
+    budget = plan.budget
+    usable = (
+        f"{format_bytes(budget.usable_bytes)} usable after CUDA context "
+        f"{format_bytes(budget.context_bytes)} and headroom "
+        f"{format_bytes(budget.headroom_bytes)}"
+    )
+    return [
+        *model_lines(plan.model),
+        f"{card_text(plan.gpu, budget.total_bytes)}: {usable}",
+        *card_notes(plan.gpu, budget.total_bytes),
+        origin_line(plan.model),
+    ]
+
+
+def model_lines(model: ModelSummary) -> list[str]:
+    """What the model is and what one sample of its batch is."""
+    text = f"{model.name}: {count_text(model.parameter_count)} parameters"
+    if model.blocks:
+        text += f" in {len(model.blocks)} blocks of {model.block_type}"
+    if model.trainable_count != model.parameter_count:
+        text += f", {count_text(model.trainable_count)} of them trained"
+    if not model.batch:
+        return [text]
+    return [text, f"One sample: {sample_text(model.batch)}"]
+
+
+def card_text(gpu: Gpu, total_bytes: int) -> str:
+    """The card and, where it differs, the limit on it; always as bytes, too."""
+    limit = size_text(total_bytes)
+    if gpu.total_source == "given":  # a size without a card
+        return limit
+    if total_bytes == gpu.total_bytes:
+        return f"{gpu.name} {limit}"
+    return f"{gpu.name} {size_text(gpu.total_bytes)}, limited to {limit}"
+
+
+def card_notes(gpu: Gpu, total_bytes: int) -> list[str]:
+    """What a user should know about the size or the card, if anything."""
+    notes = []
+    by_class = class_text(total_bytes)
+    if by_class:
+        notes.append(by_class)
+    if gpu.rates_assumed:
+        notes.append(f"Speeds are {gpu.source}")
+    return notes
+
+
+def origin_line(model: ModelSummary) -> str:
+    """That this is an estimate, and of what."""
+    source = f" from {model.source}" if model.source else ""
+    return f"Estimate{source}, no GPU used"

@@ -1,0 +1,84 @@
+"""Answers as one JSON document each, for ``--json``.
+
+Keys are the values' own field names; bytes are whole numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.core.errors import BudgetfitError, DoesNotFitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from budgetfit.core.gpus import Gpu
+    from budgetfit.core.plan import Estimate, Layer, Plan, Verification
+
+
+def plan_json(plan: Plan) -> str:
+    """The document that ``--save`` writes, so that it can be verified and exported."""
+    return plan.to_json()
+
+
+def estimate_json(estimate: Estimate) -> str:
+    """The estimate's fields and ``samples_per_s``."""
+    return _document(
+        {**dataclasses.asdict(estimate), "samples_per_s": estimate.samples_per_s}
+    )
+
+
+def verification_json(check: Verification) -> str:
+    """The verification's fields, ``passed`` and ``allocated_error``."""
+    return _document(
+        {
+            "passed": check.passed,
+            "allocated_error": check.allocated_error,
+            **dataclasses.asdict(check),
+        }
+    )
+
+
+def layers_json(layers: Sequence[Layer]) -> str:
+    """``{"layers": [...]}``, every layer, nothing put together."""
+    return _document({"layers": [dataclasses.asdict(layer) for layer in layers]})
+
+
+def gpus_json(gpus: Iterable[Gpu]) -> str:
+    """``{"gpus": [...]}``; unknown is null."""
+    return _document({"gpus": [dataclasses.asdict(gpu) for gpu in gpus]})
+
+
+def export_json(to: str, text: str) -> str:
+    """``{"to": ..., "text": ...}``."""
+    return _document({"to": to, "text": text})
+
+
+def error_json(error: Exception) -> str:
+    """``{"error": {"type", "message", ...}}`` with the error's own fields."""
+    fields: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, DoesNotFitError):
+        fields |= {
+            "needed_bytes": error.needed_bytes,
+            "usable_bytes": error.usable_bytes,
+            "largest": {"name": error.largest[0], "bytes": error.largest[1]},
+            "suggestions": [_suggestion(item) for item in error.suggestions],
+        }
+    elif isinstance(error, BudgetfitError):
+        fields |= error.__dict__
+    return _document({"error": fields})
+
+
+def _suggestion(item: Any) -> dict[str, Any]:  # noqa: ANN401 - see Suggestion.recipe
+    recipe = item.recipe
+    return {
+        "text": item.text,
+        "peak_bytes": item.peak_bytes,
+        "recipe": dataclasses.asdict(recipe) if recipe is not None else None,
+    }
+
+
+def _document(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=1)

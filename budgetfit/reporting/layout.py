@@ -1,0 +1,132 @@
+"""Headings, lists, bars and the console: how every report looks.
+
+Text that comes from a user (names, paths, notes) is always a ``Text``, never markup, so
+that a bracket in it cannot change anything.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING, Final, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from rich.console import ConsoleOptions, RenderResult
+
+WIDTH: Final = 100
+_INDENT: Final = (0, 0, 0, 2)
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """Return a console of at most 100 columns; colour only where a terminal is.
+
+    ``NO_COLOR`` is respected (rich does). A pipe has no width: it gets all 100 columns.
+    """
+    file = file or sys.stdout
+    console = Console(
+        file=file, highlight=False, markup=False, emoji=False, soft_wrap=False
+    )
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
+
+
+def render(report: RenderableType) -> str:
+    """Return a report as plain text: no colour, 100 columns, only ASCII of our own."""
+    file = _AsciiText()
+    console = Console(
+        file=file, width=WIDTH, color_system=None, force_terminal=False, emoji=False
+    )
+    console.print(report)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()
+
+
+def show(report: RenderableType, console: Console | None = None) -> None:
+    """Print a report: as rich makes it on a terminal, as plain text anywhere else."""
+    console = console or make_console()
+    if console.is_terminal:
+        console.print(report)
+    else:  # a pipe keeps the padding that a terminal hides
+        console.file.write(render(report) + "\n")
+
+
+class _AsciiText(io.StringIO):
+    """Text whose encoding makes rich choose ASCII, so that any stdout can print it."""
+
+    encoding = "ascii"
+
+
+def section(title: str, body: RenderableType, side: str | Text = "") -> RenderableType:
+    """A heading, with something at the right edge, above an indented body."""
+    heading = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    heading.add_column()
+    heading.add_column(justify="right")
+    heading.add_row(Text(title, style="bold"), side)
+    return Group(heading, Padding(body, _INDENT), Text(""))
+
+
+def lines(texts: Iterable[str | Text]) -> RenderableType:
+    """One text per line; long ones continue below."""
+    return Group(*(text if isinstance(text, Text) else Text(text) for text in texts))
+
+
+def bullets(texts: Iterable[str]) -> RenderableType:
+    """A list whose long lines continue under their own text."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for text in texts:
+        grid.add_row(Text("*"), Text(text))
+    return grid
+
+
+def table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Container[int] = (0,),
+) -> Table:
+    """A table without rules; numbers at the right, columns in ``left`` at the left."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for number, title in enumerate(titles):
+        # The first column holds names: it is the one that may continue below.
+        grid.add_column(
+            Text(title),
+            justify="left" if number in left else "right",
+            no_wrap=number > 0,
+            overflow="fold",
+        )
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    return grid
+
+
+class Bar:
+    """A bar of ``share`` of ``width`` columns; of ``#`` on an ASCII console."""
+
+    def __init__(self, share: float, width: int = 20) -> None:
+        self.share = min(max(share, 0.0), 1.0)
+        self.width = width
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        length = round(self.share * self.width)
+        yield Text(("#" if options.ascii_only else "\u2588") * length, style="cyan")
+
+    def __rich_measure__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Measurement:
+        return Measurement(self.width, self.width)
+
+
+def verdict(fits: bool | None) -> Text:
+    """FITS, DOES NOT FIT, or nothing where no budget was given."""
+    if fits is None:
+        return Text("")
+    return Text("FITS", "bold green") if fits else Text("DOES NOT FIT", "bold red")

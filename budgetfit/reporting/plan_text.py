@@ -1,0 +1,135 @@
+"""A plan as text: the answer first, then where the memory goes, then alternatives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.reporting.estimate_text import (
+    memory_section,
+    peak_lines,
+    recipe_lines,
+    time_line,
+)
+from budgetfit.reporting.header import plan_header
+from budgetfit.reporting.layout import bullets, lines, section, table, verdict
+from budgetfit.reporting.words import percent_text, rate_text
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Estimate, Plan
+
+_VERSIONS = ("budgetfit", "torch", "transformers")
+
+
+def plan_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
+    """Render a plan.
+
+    Args:
+        plan: What to show.
+        saved_as: Path that the plan was saved to, for the command that comes next.
+    """
+    parts = [
+        lines([*plan_header(plan), ""]),
+        _answer(plan),
+        memory_section(plan.estimate),
+    ]
+    if plan.alternatives:
+        parts.append(_levers(plan))
+    warnings = (*plan.warnings, *plan.estimate.notes)
+    if warnings:
+        parts.append(section("WATCH OUT", bullets(warnings)))
+    parts.append(section("NEXT", lines(_next(saved_as))))
+    parts.append(Text(_versions(plan), style="dim"))
+    return Group(*parts)
+
+
+def _answer(plan: Plan) -> RenderableType:
+    estimate = plan.estimate
+    side = Text(
+        f"reserved {format_bytes(estimate.reserved_bytes)} "
+        f"of {format_bytes(plan.budget.usable_bytes)}   "
+    )
+    side.append_text(verdict(plan.fits))
+    texts = [*recipe_lines(plan.recipe, plan.model.blocks), time_line(estimate)]
+    gain = _gain(plan)
+    if gain:
+        texts[-1] += f"; {gain}"
+    return section("RECOMMENDED", lines([*texts, *peak_lines(estimate)]), side)
+
+
+def _gain(plan: Plan) -> str | None:
+    """How much faster than checkpointing every block, where that was judged."""
+    full = _full_checkpointing(plan)
+    if full is None or full.recipe == plan.recipe:
+        return None
+    ratio = plan.estimate.samples_per_s / full.samples_per_s - 1
+    return f"{percent_text(ratio)} over checkpointing every block"
+
+
+def _full_checkpointing(plan: Plan) -> Estimate | None:
+    blocks = set(plan.model.blocks)
+    for alternative in plan.alternatives:
+        recipe = alternative.estimate.recipe
+        alone = all(len(segment.blocks) == 1 for segment in recipe.segments)
+        same = (recipe.precision, recipe.optimizer) == (
+            plan.recipe.precision,
+            plan.recipe.optimizer,
+        )
+        if (
+            blocks
+            and alternative.fits
+            and alone
+            and same
+            and set(recipe.wrapped_blocks) == blocks
+        ):
+            return alternative.estimate
+    return None
+
+
+def _levers(plan: Plan) -> RenderableType:
+    rows = [_lever("this plan", plan.estimate, plan.fits)]
+    rows += [
+        _lever(alternative.label, alternative.estimate, alternative.fits)
+        for alternative in plan.alternatives
+    ]
+    columns = (
+        "",
+        "allocated",
+        "reserved",
+        "samples/s",
+        "",
+    )
+    return section("LEVERS", table(columns, rows, left=(0, 4)))
+
+
+def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
+    return (
+        label,
+        format_bytes(estimate.allocated_bytes),
+        format_bytes(estimate.reserved_bytes),
+        rate_text(estimate.samples_per_s),
+        "fits" if fits else "does not fit",
+    )
+
+
+def _next(saved_as: str | None) -> list[str]:
+    if saved_as:
+        return [
+            f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
+            f"budgetfit export {saved_as} --to torch > train.py",
+        ]
+    return [
+        "add --save plan.json, then: budgetfit verify plan.json",
+        "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",
+    ]
+
+
+def _versions(plan: Plan) -> str:
+    return ", ".join(
+        f"{name} {plan.provenance[name]}"
+        for name in _VERSIONS
+        if name in plan.provenance
+    )

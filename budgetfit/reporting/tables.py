@@ -1,0 +1,123 @@
+"""The layer table and the card table."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.reporting.layout import section, table
+from budgetfit.reporting.words import count_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from budgetfit.core.gpus import Gpu
+    from budgetfit.core.plan import Layer, LayerMemory
+
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a module path
+
+_LAYER_NOTE: Final = (
+    "Weights and saved bytes of one layer. Saved: what autograd keeps from forward to "
+    "backward\nwhen nothing is recomputed. GFLOP: to run its forward again."
+)
+_GPU_NOTE: Final = (
+    "memory: as torch reports it. CC: compute capability. fp32 to bf16: dense TFLOP/s. "
+    "link: GB/s\nto the host. - unknown or not in hardware, ~ assumed."
+)
+
+
+def layers_text(layers: Sequence[Layer]) -> RenderableType:
+    """Render the layer table, one part for each different set of dtype policies.
+
+    Equal layers share a row: ``24 x model.layers.*.mlp``. Sizes are of one layer.
+    """
+    parts = [
+        _policy_table(precisions, layers) for precisions in _alike_precisions(layers)
+    ]
+    return Group(*parts, Text(_LAYER_NOTE, style="dim"))
+
+
+def _policy_table(precisions: Sequence[str], layers: Sequence[Layer]) -> RenderableType:
+    columns = (
+        "layer",
+        "type",
+        "parameters",
+        "weights",
+        "saved / sample",
+        "saved fixed",
+        "GFLOP / sample",
+    )
+    rows: dict[tuple[str, ...], int] = {}
+    for layer in layers:
+        row = _row(layer, layer.by_precision[precisions[0]])
+        rows[row] = rows.get(row, 0) + 1
+    named = [
+        (f"{count} x {row[0]}" if count > 1 else row[0], *row[1:])
+        for row, count in rows.items()
+    ]
+    return section(", ".join(precisions), table(columns, named, left=(0, 1)))
+
+
+def _row(layer: Layer, memory: LayerMemory) -> tuple[str, ...]:
+    return (
+        _NUMBER.sub("*", layer.name),
+        layer.type,
+        count_text(layer.parameter_count),
+        format_bytes(memory.weight_bytes),
+        format_bytes(memory.saved_bytes_per_sample),
+        format_bytes(memory.saved_bytes),
+        f"{layer.recompute_flops_per_sample / 1e9:,.3g}",
+    )
+
+
+def _alike_precisions(layers: Sequence[Layer]) -> list[list[str]]:
+    """Dtype policies under which every layer takes the same, together."""
+    alike: dict[tuple[LayerMemory, ...], list[str]] = {}
+    for precision in layers[0].by_precision if layers else ():
+        key = tuple(layer.by_precision[precision] for layer in layers)
+        alike.setdefault(key, []).append(precision)
+    return list(alike.values())
+
+
+def gpus_text(gpus: Iterable[Gpu]) -> RenderableType:
+    """Render the card table; a dash is unknown, a tilde assumed."""
+    columns = (
+        "--gpu",
+        "sold as",
+        "memory",
+        "CC",
+        "SMs",
+        "fp32",
+        "tf32",
+        "fp16",
+        "bf16",
+        "GB/s",
+        "link",
+    )
+    body = table(columns, map(_gpu_row, gpus))
+    return Group(body, Text(_GPU_NOTE, style="dim"))
+
+
+def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
+    mark = "~" if gpu.rates_assumed else ""
+    rates = (
+        gpu.fp32_tflops,
+        gpu.tf32_tflops,
+        gpu.fp16_tflops,
+        gpu.bf16_tflops,
+        gpu.memory_gb_per_s,
+        gpu.link_gb_per_s,
+    )
+    major, minor = gpu.compute_capability
+    return (
+        gpu.name,
+        f"{gpu.memory_class_gb} GB",
+        format_bytes(gpu.total_bytes),
+        f"{major}.{minor}",
+        str(gpu.sm_count),
+        *("-" if rate is None else f"{mark}{rate:.4g}" for rate in rates),
+    )

@@ -1,0 +1,41 @@
+"""Reports as text: one function for each value that a command answers with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from budgetfit.reporting.estimate_text import estimate_text
+from budgetfit.reporting.layout import make_console, render, show
+from budgetfit.reporting.plan_text import plan_text
+from budgetfit.reporting.tables import gpus_text, layers_text
+from budgetfit.reporting.verification_text import verification_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from budgetfit.core.plan import Plan
+
+__all__ = [
+    "estimate_text",
+    "gpus_text",
+    "layers_text",
+    "make_console",
+    "plan_text",
+    "print_plan",
+    "render",
+    "render_plan",
+    "show",
+    "verification_text",
+]
+
+
+def render_plan(plan: Plan) -> str:
+    """Return the plan as plain text, for ``print(plan)``."""
+    return render(plan_text(plan))
+
+
+def print_plan(
+    plan: Plan, console: Console | None = None, *, saved_as: str | None = None
+) -> None:
+    """Print the plan, in colour where the console has it."""
+    show(plan_text(plan, saved_as=saved_as), console)

@@ -1,0 +1,125 @@
+"""A verification as text: predicted against measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.reporting.layout import bullets, lines, section, table
+from budgetfit.reporting.words import percent_text, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from budgetfit.core.plan import PhaseCheck, Verification
+
+_COLUMNS = (
+    "",
+    "predicted",
+    "measured",
+    "prediction is off by",
+)
+
+
+def verification_text(check: Verification) -> RenderableType:
+    """Render predicted against measured, then the gradients and the recomputation."""
+    where = check.device_name or check.device
+    passed = check.passed
+    verdict = Text(
+        "PASSED" if passed else "FAILED", "bold green" if passed else "bold red"
+    )
+    parts = [
+        section(
+            f"VERIFIED on {where}, {check.steps} real steps", _facts(check), verdict
+        )
+    ]
+    rows = list(_peak_rows(check))
+    if rows:
+        parts.append(section("PEAKS", table(_COLUMNS, rows)))
+    phase_rows = [_phase_row(row) for row in check.phases]
+    if phase_rows:
+        parts.append(section("ALLOCATED BY PHASE", table(_COLUMNS, phase_rows)))
+    if check.notes:
+        parts.append(section("NOT CHECKED", bullets(check.notes)))
+    return Group(*parts)
+
+
+def _facts(check: Verification) -> RenderableType:
+    texts = []
+    if check.out_of_memory is not None:
+        texts.append(f"out of memory: {check.out_of_memory}")
+    if check.device == "cpu":
+        texts.append("VRAM was not checked: these steps ran on the CPU")
+    texts += [_gradients(check), _recomputation(check)]
+    return lines(texts)
+
+
+def _gradients(check: Verification) -> str:
+    if check.gradients_match is None:
+        return "gradients: not compared"
+    error = (
+        f" (largest relative difference {check.max_gradient_error:.1e})"
+        if check.max_gradient_error is not None
+        else ""
+    )
+    if check.gradients_match:
+        return f"gradients: as those of the unmodified model{error}"
+    return f"gradients: DIFFER from those of the unmodified model{error}"
+
+
+def _recomputation(check: Verification) -> str:
+    planned, really = check.expected_recomputed_blocks, check.recomputed_blocks
+    if planned == really:
+        return f"recomputed blocks: {really}, as planned"
+    return f"recomputed blocks: {really}, but {planned} were planned"
+
+
+def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
+    yield from _row(
+        "peak allocated",
+        max((row.predicted_allocated_bytes for row in check.phases), default=-1),
+        max((row.measured_allocated_bytes for row in check.phases), default=-1),
+    )
+    yield from _row(
+        "peak reserved",
+        max((row.predicted_reserved_bytes for row in check.phases), default=-1),
+        max((row.measured_reserved_bytes for row in check.phases), default=-1),
+    )
+    yield from _row(
+        "peak of the process",
+        check.predicted_process_bytes,
+        check.measured_process_bytes,
+    )
+    if check.device != "cpu":  # the roofline is the card's
+        yield from _row("step", check.predicted_step_ms, check.step_ms, write=time_text)
+
+
+def _row(
+    name: str,
+    predicted: float | None,
+    measured: float | None,
+    write: Callable[[float], str] | None = None,
+) -> Iterable[tuple[str, ...]]:
+    """One row, or none where nothing was measured (-1 or None)."""
+    if predicted is None or measured is None or measured <= 0:
+        return
+    if write is None:
+        texts = (format_bytes(int(predicted)), format_bytes(int(measured)))
+    else:
+        texts = (write(predicted), write(measured))
+    yield (name, *texts, percent_text(predicted / measured - 1))
+
+
+def _phase_row(row: PhaseCheck) -> tuple[str, ...]:
+    measured = row.measured_allocated_bytes
+    return (
+        f"step {row.step + 1} {row.phase}",
+        format_bytes(row.predicted_allocated_bytes),
+        format_bytes(measured) if measured > 0 else "-",
+        percent_text(row.predicted_allocated_bytes / measured - 1)
+        if measured > 0
+        else "-",
+    )

@@ -1,0 +1,191 @@
+"""Numbers and recipes in words: plain strings, without colour or layout."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.gpus import gpus_of_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from budgetfit.core.recipe import Recipe, Segment
+
+_VERBS: Final = {
+    "recompute": "checkpoint",
+    "selective": "checkpoint selectively",
+    "offload": "offload",
+}
+_MOST_RANGES: Final = 10  # of block numbers in one line; --json has them all
+_MS_PER_S: Final = 1000
+
+
+def count_text(count: float) -> str:
+    """Write a large number with three digits and k, M, B or T.
+
+    >>> count_text(1_711_376_384)
+    '1.71 B'
+    >>> count_text(512)
+    '512'
+    """
+    for unit in ("", " k", " M", " B", " T"):
+        text = f"{count:.3g}"
+        if float(text) < 1000 or unit == " T":  # noqa: PLR2004, the step between units
+            return f"{text}{unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def time_text(milliseconds: float) -> str:
+    """Write a time in ms below ten seconds, in s above.
+
+    >>> time_text(412.4), time_text(0.25), time_text(12_340)
+    ('412 ms', '0.25 ms', '12.3 s')
+    """
+    if milliseconds >= 10 * _MS_PER_S:
+        return f"{milliseconds / _MS_PER_S:,.1f} s"
+    digits = 0 if milliseconds >= 10 else 2  # noqa: PLR2004, three digits are enough
+    return f"{milliseconds:,.{digits}f} ms"
+
+
+def rate_text(samples_per_s: float) -> str:
+    """Write samples per second with three digits."""
+    if samples_per_s >= 100:  # noqa: PLR2004
+        return f"{samples_per_s:,.0f}"
+    return f"{samples_per_s:.3g}"
+
+
+def percent_text(ratio: float) -> str:
+    """Write a signed difference.
+
+    >>> percent_text(0.18), percent_text(-0.0042)
+    ('+18 %', '-0.42 %')
+    """
+    percent = 100 * ratio
+    return f"{percent:+.0f} %" if abs(percent) >= 10 else f"{percent:+.2f} %"  # noqa: PLR2004
+
+
+def size_text(size_bytes: int) -> str:
+    """Write a size in GiB and, where it is a round one, also in GB.
+
+    >>> size_text(24 * 10**9)
+    '24GB = 22.35 GiB'
+    >>> size_text(24 * 2**30)
+    '24GiB = 25.77 GB'
+    """
+    if size_bytes % 10**8 == 0:
+        return f"{size_bytes / 10**9:g}GB = {format_bytes(size_bytes)}"
+    if size_bytes % 2**30 == 0:
+        return f"{size_bytes // 2**30}GiB = {size_bytes / 10**9:.2f} GB"
+    return format_bytes(size_bytes)
+
+
+def class_text(size_bytes: int) -> str | None:
+    """Name the cards sold with this many "GB", with what each really has.
+
+    Returns:
+        None where the size is no card class. A class name cannot stand for a number of
+        bytes (interface section 5), so the real capacities are shown.
+    """
+    for unit_bytes in (10**9, 2**30):
+        class_gb, rest = divmod(size_bytes, unit_bytes)
+        cards = gpus_of_class(class_gb) if rest == 0 else ()
+        if cards:
+            least = min(cards, key=lambda gpu: gpu.total_bytes)
+            most = max(cards, key=lambda gpu: gpu.total_bytes)
+            named = [least] if least == most else [least, most]
+            text = " to ".join(
+                f"{format_bytes(gpu.total_bytes)} ({gpu.name})" for gpu in named
+            )
+            return f"Cards sold as {class_gb} GB have {text}; --gpu NAME plans for one."
+    return None
+
+
+def sample_text(batch: dict[str, tuple[tuple[int, ...], str]]) -> str:
+    """Write what one sample of a batch is: every tensor without its batch dimension.
+
+    >>> sample_text({"input_ids": ((2, 512), "int64"), "labels": ((2,), "int64")})
+    'input_ids 512 int64, labels int64'
+    """
+    return ", ".join(
+        " ".join(filter(None, (name, "x".join(map(str, shape[1:])), dtype)))
+        for name, (shape, dtype) in batch.items()
+    )
+
+
+def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
+    """Say in words what happens to each block.
+
+    Args:
+        recipe: The decision.
+        blocks: Module paths of all blocks of the model, in execution order.
+
+    Returns:
+        For example ``checkpoint blocks 0-15 (16 of 24) in segments of 1; keep blocks
+        16-23``.
+    """
+    if not blocks:
+        return "no repeated blocks to checkpoint; everything is kept"
+    wrapped = set(recipe.wrapped_blocks)
+    kept = [block for block in blocks if block not in wrapped]
+    if not wrapped:
+        return f"keep all {len(blocks)} blocks; nothing is recomputed"
+    parts = []
+    for mode, verb in _VERBS.items():
+        segments = [segment for segment in recipe.segments if segment.mode == mode]
+        if segments:
+            parts.append(f"{verb} {_segments_text(segments, blocks)}")
+    if kept:
+        parts.append(f"keep {_names_text(kept, blocks)}")
+    return "; ".join(parts)
+
+
+def _segments_text(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
+    names = [name for segment in segments for name in segment.blocks]
+    lengths = sorted({len(segment.blocks) for segment in segments})
+    which = f"{_names_text(names, blocks)} ({len(names)} of {len(blocks)})"
+    if len(names) == len(blocks):
+        which = f"all {len(blocks)} blocks"
+    if lengths[0] == lengths[-1]:
+        return f"{which} in segments of {lengths[0]}"
+    return f"{which} in {len(segments)} segments of {lengths[0]} to {lengths[-1]}"
+
+
+def _names_text(names: Iterable[str], blocks: Sequence[str]) -> str:
+    """Numbers in ranges; with the parent's name where a model has several chains."""
+    names = list(names)
+    parents = {_split(block)[0] for block in blocks}
+    texts = []
+    for parent, group in itertools.groupby(
+        map(_split, names), key=lambda pair: pair[0]
+    ):
+        numbers = [number for _, number in group]
+        if any(number is None for number in numbers):
+            texts.append(parent)
+        else:
+            ranges = _ranges([number for number in numbers if number is not None])
+            alone = "block" if len(names) == 1 else "blocks"
+            texts.append(f"{parent if len(parents) > 1 else alone} {ranges}")
+    return ", ".join(texts)
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """``"model.layers.7"`` is number 7 of ``model.layers``; other names stay whole."""
+    parent, _, last = name.rpartition(".")
+    return (parent, int(last)) if last.isdecimal() else (name, None)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``[0, 1, 2, 5]`` becomes ``"0-2, 5"``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    if len(texts) > _MOST_RANGES:
+        texts = [*texts[:_MOST_RANGES], "..."]
+    return ", ".join(texts)

@@ -1,0 +1,34 @@
+"""The command line with a fake api behind it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from budgetfit.cli import app
+from tests.cli.fake_api import FakeApi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    fake = FakeApi()
+    monkeypatch.setitem(sys.modules, "budgetfit.api", fake)  # type: ignore[arg-type]
+    return fake
+
+
+@pytest.fixture
+def run(api: FakeApi) -> Callable[..., Result]:  # noqa: ARG001 - it must be in place
+    """Run the command line with these words."""
+
+    def invoke(*words: object) -> Result:
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    return invoke

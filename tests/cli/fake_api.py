@@ -1,0 +1,46 @@
+"""An api that records how it was called, so that no test here needs torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.reporting.sample_plans import (
+    sample_estimate,
+    sample_layers,
+    sample_model,
+    sample_plan,
+    sample_verification,
+)
+
+
+class FakeApi:
+    """Stands in for ``budgetfit.api``: answers from a table, raises what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...], dict[str, Any]]] = []
+        self.error: BaseException | None = None
+        self.answers: dict[str, Any] = {
+            "plan": sample_plan(),
+            "estimate_settings": (sample_estimate(), sample_model()),
+            "layers": sample_layers(),
+            "verify": sample_verification(),
+        }
+
+    def _called(self, name: str, args: tuple[object, ...], kwargs: Any) -> Any:  # noqa: ANN401
+        self.calls.append((name, args, kwargs))
+        print("a factory prints")  # noqa: T201 - it must not reach stdout
+        if self.error is not None:
+            raise self.error
+        return self.answers[name]
+
+    def plan(self, *args: object, **kwargs: object) -> object:
+        return self._called("plan", args, kwargs)
+
+    def estimate_settings(self, *args: object, **kwargs: object) -> object:
+        return self._called("estimate_settings", args, kwargs)
+
+    def layers(self, *args: object, **kwargs: object) -> object:
+        return self._called("layers", args, kwargs)
+
+    def verify(self, *args: object, **kwargs: object) -> object:
+        return self._called("verify", args, kwargs)

@@ -1,0 +1,364 @@
+"""What each command asks of the api, prints, and ends with."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from budgetfit.core.errors import (
+    BudgetfitError,
+    DoesNotFitError,
+    InputError,
+    Suggestion,
+    TraceError,
+)
+from budgetfit.core.plan import Plan
+from budgetfit.reporting.text import render_plan
+from tests.reporting.sample_plans import (
+    GIB,
+    sample_estimate,
+    sample_model,
+    sample_plan,
+    sample_verification,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from click.testing import Result
+
+    from tests.cli.fake_api import FakeApi
+
+    Run = Callable[..., Result]
+
+DOES_NOT_FIT = DoesNotFitError(
+    needed_bytes=30 * GIB,
+    usable_bytes=23 * GIB,
+    largest=("optimizer_state", 12 * GIB),
+    suggestions=(Suggestion("8-bit optimizer", None, 20 * GIB),),
+)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    sample_plan().save(path)
+    return path
+
+
+def test_plan_prints_the_plan_and_ends_with_0(run: Run) -> None:
+    result = run("plan", "gpt2", "--vram", "24GB")
+
+    assert result.exit_code == 0
+    assert result.stdout == render_plan(sample_plan()) + "\n"
+
+
+def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
+    words = (
+        "plan m.py:make --vram 24GB --gpu rtx-4090 --headroom 500MB --max-length 512 "
+        "--batch-size 4 --effective-batch-size 64 --precision fp32,bf16-mixed "
+        "--optimizer sgd --checkpointing layers.0,layers.1 --objective memory "
+        "--trust-remote-code"
+    )
+
+    assert run(*words.split()).exit_code == 0
+
+    [(name, args, kwargs)] = api.calls
+    assert (name, args) == ("plan", ("m.py:make", "24GB"))
+    assert kwargs == {
+        "gpu": "rtx-4090",
+        "headroom": "500MB",
+        "max_length": 512,
+        "batch_size": 4,
+        "effective_batch_size": 64,
+        "precision": ["fp32", "bf16-mixed"],
+        "optimizer": "sgd",
+        "checkpointing": ["layers.0", "layers.1"],
+        "objective": "memory",
+        "trust_remote_code": True,
+        "progress": None,
+    }
+
+
+def test_plan_left_alone_asks_for_the_defaults_of_the_interface(
+    run: Run, api: FakeApi
+) -> None:
+    run("plan", "gpt2")
+
+    [(_, args, kwargs)] = api.calls
+    assert args == ("gpt2", None)
+    chosen = {name: value for name, value in kwargs.items() if value is not None}
+    assert chosen == {
+        "precision": "auto",
+        "optimizer": "adamw_torch_fused",
+        "checkpointing": "auto",
+        "objective": "throughput",
+        "trust_remote_code": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("sqrt", "sqrt"),
+        ("layers.0", ["layers.0"]),
+        ("0,1", ["0", "1"]),
+        ("stem,", ["stem"]),
+    ],
+)
+def test_a_checkpointing_word_is_a_policy_and_names_are_blocks(
+    run: Run, api: FakeApi, word: str, meaning: object
+) -> None:
+    run("plan", "gpt2", "--checkpointing", word)
+
+    assert api.calls[0][2]["checkpointing"] == meaning
+
+
+def test_a_saved_plan_loads_and_is_named_in_the_next_command(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+
+    result = run("plan", "gpt2", "--save", path)
+
+    assert Plan.load(path) == sample_plan()
+    assert f"budgetfit verify {path}" in result.stdout.replace("\n", "")
+
+
+def test_a_place_that_cannot_be_written_is_a_usage_error(
+    run: Run, tmp_path: Path
+) -> None:
+    result = run("plan", "gpt2", "--save", tmp_path / "no" / "plan.json")
+
+    assert result.exit_code == 2
+    assert "Cannot write" in result.stderr
+
+
+def test_a_plan_that_does_not_fit_ends_with_3(run: Run, api: FakeApi) -> None:
+    api.answers["plan"] = sample_plan(estimate=sample_estimate(fits=False))
+
+    assert run("plan", "gpt2").exit_code == 3
+
+
+def test_does_not_fit_is_an_answer_with_numbers_and_suggestions(
+    run: Run, api: FakeApi
+) -> None:
+    api.error = DOES_NOT_FIT
+
+    result = run("plan", "gpt2")
+
+    assert result.exit_code == 3
+    assert "at least 30.00 GiB are needed, 23.00 GiB are usable" in result.stdout
+    assert "8-bit optimizer: peak 20.00 GiB" in result.stdout
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("'24' is not a memory size."), 2),
+        (TraceError("no rule for nonzero", module="layers.3", op="nonzero"), 1),
+        (BudgetfitError("something"), 1),
+        (RuntimeError("a bug"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code_and_no_traceback(
+    run: Run, api: FakeApi, error: BaseException, code: int
+) -> None:
+    api.error = error
+
+    result = run("plan", "gpt2")
+
+    assert result.exit_code == code
+    assert str(error) in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_an_unexpected_error_names_its_type_and_the_way_to_see_more(
+    run: Run, api: FakeApi
+) -> None:
+    api.error = RuntimeError("a bug")
+
+    stderr = run("plan", "gpt2").stderr
+
+    assert "Error: RuntimeError: a bug\nAdd --traceback" in stderr
+
+
+def test_a_traceback_is_shown_on_request_with_the_same_exit_code(
+    run: Run, api: FakeApi
+) -> None:
+    api.error = InputError("wrong")
+
+    result = run("plan", "gpt2", "--traceback")
+
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("plan",), ("plan", "m", "--no-such"), ("plan", "m", "--batch-size", "x")]
+)
+def test_what_the_command_line_itself_cannot_read_ends_with_2(
+    run: Run, words: tuple[str, ...]
+) -> None:
+    result = run(*words)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None:
+    result = run("estimate", "gpt2")
+
+    assert result.exit_code == 0
+    [(name, args, kwargs)] = api.calls
+    assert (name, args) == ("estimate_settings", ("gpt2",))
+    chosen = {key: value for key, value in kwargs.items() if value is not None}
+    assert chosen == {
+        "precision": "as-is",
+        "optimizer": "adamw_torch_fused",
+        "checkpointing": "as-is",
+        "trust_remote_code": False,
+    }
+
+
+def test_estimate_echoes_the_limit_and_shows_the_recipe(run: Run) -> None:
+    result = run("estimate", "gpt2", "--vram", "24GB", "--batch-size", "8")
+
+    assert "24GB = 22.35 GiB" in result.stdout
+    assert "checkpoint blocks 0-15 (16 of 24)" in result.stdout
+
+
+@pytest.mark.parametrize(("fits", "code"), [(True, 0), (None, 0), (False, 3)])
+def test_estimate_ends_with_3_only_where_it_does_not_fit(
+    run: Run, api: FakeApi, fits: bool | None, code: int
+) -> None:
+    api.answers["estimate_settings"] = (sample_estimate(fits=fits), sample_model())
+
+    assert run("estimate", "gpt2").exit_code == code
+
+
+def test_layers_prints_the_table(run: Run) -> None:
+    result = run("layers", "gpt2", "--max-length", "128")
+
+    assert result.exit_code == 0
+    assert "2 x model.layers.*.mlp" in result.stdout
+
+
+def test_verify_hands_the_loaded_plan_on(run: Run, api: FakeApi, saved: Path) -> None:
+    result = run("verify", saved, "--steps", "5", "--device", "cpu", "--model", "m:f")
+
+    assert result.exit_code == 0
+    assert "VERIFIED on" in result.stdout
+    [(_, args, kwargs)] = api.calls
+    assert args == (sample_plan(), "m:f")
+    assert (kwargs["steps"], kwargs["device"]) == (5, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"out_of_memory": "CUDA out of memory"}, 3),
+        ({"gradients_match": False}, 1),
+        ({"recomputed_blocks": 0}, 1),
+    ],
+)
+def test_a_failed_verification_has_its_own_exit_code(
+    run: Run, api: FakeApi, saved: Path, changes: dict[str, object], code: int
+) -> None:
+    api.answers["verify"] = sample_verification(**changes)
+
+    result = run("verify", saved)
+
+    assert result.exit_code == code
+    assert "FAILED" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["verify", "export"])
+def test_a_file_that_is_no_plan_is_a_usage_error(
+    run: Run, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("{}")
+    to = ("--to", "torch") if command == "export" else ()
+
+    assert run(command, path, *to).exit_code == 2
+    assert run(command, tmp_path / "missing.json", *to).exit_code == 2
+
+
+def test_an_unknown_export_names_those_there_are(run: Run, saved: Path) -> None:
+    result = run("export", saved, "--to", "word")
+
+    assert result.exit_code == 2
+    assert "'word' is not an export. Use one of: torch" in result.stderr
+
+
+def test_export_writes_the_script_to_stdout_or_to_a_file(
+    run: Run, saved: Path, tmp_path: Path
+) -> None:
+    printed = run("export", saved, "--to", "torch")
+    stored = run("export", saved, "--to", "torch", "--save", tmp_path / "train.py")
+
+    assert printed.exit_code == stored.exit_code == 0
+    assert "def main(" in printed.stdout
+    assert stored.stdout == ""
+    assert (tmp_path / "train.py").read_text() == printed.stdout
+
+
+def test_gpus_lists_the_cards(run: Run) -> None:
+    result = run("gpus")
+
+    assert result.exit_code == 0
+    assert "rtx-4090" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("plan", "gpt2"), "recipe"),
+        (("estimate", "gpt2"), "allocated_bytes"),
+        (("layers", "gpt2"), "layers"),
+        (("verify", "PLAN"), "passed"),
+        (("export", "PLAN", "--to", "torch"), "text"),
+        (("gpus",), "gpus"),
+    ],
+)
+def test_json_makes_stdout_one_document(
+    run: Run, saved: Path, words: tuple[str, ...], key: str
+) -> None:
+    result = run(*(saved if word == "PLAN" else word for word in words), "--json")
+
+    assert result.exit_code == 0
+    assert key in json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("error", [DOES_NOT_FIT, InputError("no"), RuntimeError("no")])
+def test_with_json_an_error_is_a_document_too(
+    run: Run, api: FakeApi, error: Exception
+) -> None:
+    api.error = error
+
+    result = run("plan", "gpt2", "--json")
+
+    assert result.exit_code != 0
+    assert json.loads(result.stdout)["error"]["type"] == type(error).__name__
+    assert str(error) in result.stderr
+
+
+def test_what_a_model_prints_goes_to_stderr(run: Run) -> None:
+    result = run("plan", "gpt2", "--json")
+
+    assert "a factory prints" in result.stderr
+    assert "a factory prints" not in result.stdout
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    result = run("--version")
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("budgetfit ")

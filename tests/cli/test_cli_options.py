@@ -1,0 +1,47 @@
+"""The options are frozen here, so that a new one is a visible decision."""
+
+from __future__ import annotations
+
+import typer.main
+
+from budgetfit.cli import app
+
+COMMON = {"--help", "-h", "--json", "--traceback"}
+CARD = {"--vram", "--gpu", "--headroom"}
+MODEL = {"MODEL", "--max-length", "--trust-remote-code"}
+SETTINGS = {
+    "--batch-size",
+    "--effective-batch-size",
+    "--precision",
+    "--optimizer",
+    "--checkpointing",
+}
+OPTIONS = {
+    "plan": COMMON | MODEL | CARD | SETTINGS | {"--objective", "--save"},
+    "estimate": COMMON | MODEL | CARD | SETTINGS,
+    "layers": COMMON | MODEL,
+    "verify": COMMON
+    | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},
+    "export": COMMON | {"PLAN.json", "--to", "--save"},
+    "gpus": COMMON,
+}
+
+
+def test_commands_and_options_are_those_of_the_interface() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+    assert set(commands) == set(OPTIONS)
+    for name, command in commands.items():
+        context = command.context_class(
+            command, help_option_names=list(COMMON & {"--help", "-h"})
+        )
+        names = {
+            option
+            for parameter in command.get_params(context)
+            for option in (
+                parameter.opts
+                if parameter.param_type_name == "option"
+                else [parameter.metavar]
+            )
+        }
+        assert names == OPTIONS[name], name

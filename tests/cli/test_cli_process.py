@@ -1,0 +1,82 @@
+"""The command line as its own process: what it imports, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "scipy")
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter, in the repository."""
+    return subprocess.run(  # noqa: S603 - our own interpreter and code
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["plan", "--help"], ["gpus"], ["gpus", "--json"]]
+)
+def test_what_needs_no_torch_does_not_import_it(words: list[str]) -> None:
+    result = python(
+        f"""
+import sys
+sys.argv = ["budgetfit", *{words!r}]
+try:
+    import budgetfit.__main__
+    budgetfit.__main__.main()
+finally:
+    print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    )
+
+    assert result.returncode == 0
+    assert result.stdout
+    assert result.stderr.strip() == "[]"
+
+
+def test_loading_a_plan_does_not_import_torch() -> None:
+    result = python(
+        """
+import sys
+import budgetfit
+budgetfit.Plan, budgetfit.Recipe, budgetfit.InputError
+assert "torch" not in sys.modules
+"""
+    )
+
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
+def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
+    command = f"{sys.executable} -m budgetfit gpus | head -1"
+    result = subprocess.run(  # noqa: S602 - a pipe is what is tested
+        command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert "sold as" in result.stdout
+    assert "Traceback" not in result.stderr
+
+
+def test_an_ascii_terminal_can_show_every_table() -> None:
+    result = python(
+        "import sys; sys.argv = ['budgetfit', 'gpus']\n"
+        "from budgetfit.cli import main; main()",
+        PYTHONIOENCODING="ascii",
+        PYTHONUTF8="0",
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()

@@ -1,0 +1,218 @@
+# ruff: noqa: ANN401 - a change is any field of the value
+"""Plans made by hand, every size a whole number of MiB: no torch, no tracing."""
+
+import dataclasses
+from typing import Any
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.gpus import Gpu, find_gpu
+from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
+from budgetfit.core.plan import (
+    Alternative,
+    Estimate,
+    Layer,
+    LayerMemory,
+    ModelSummary,
+    PhaseCheck,
+    Plan,
+    Verification,
+)
+from budgetfit.core.recipe import Recipe, Segment
+
+MIB = 2**20
+GIB = 2**30
+BLOCKS = tuple(f"model.layers.{index}" for index in range(24))
+
+
+def segments(*groups: range) -> tuple[Segment, ...]:
+    """One segment per range of block numbers."""
+    return tuple(Segment(tuple(BLOCKS[index] for index in group)) for group in groups)
+
+
+def singles(numbers: range) -> tuple[Segment, ...]:
+    """Ordinary checkpointing of these blocks."""
+    return tuple(Segment((BLOCKS[number],)) for number in numbers)
+
+
+def sample_recipe(**changes: Any) -> Recipe:
+    settings: dict[str, Any] = {
+        "batch_size": 6,
+        "gradient_accumulation_steps": 11,
+        "precision": "bf16-mixed",
+        "optimizer": "adamw_torch_fused",
+        "segments": singles(range(16)),
+    }
+    return Recipe(**settings | changes)
+
+
+def sample_timeline(allocated_bytes: int, reserved_bytes: int) -> MemoryTimeline:
+    """A backward peak; parts are 1/2 parameters, 1/4 activations, 1/4 optimizer."""
+    points = tuple(
+        TimelinePoint(
+            step=0,
+            micro_step=0,
+            phase=phase,
+            block=block,
+            allocated_bytes=allocated,
+            reserved_bytes=reserved_bytes,
+        )
+        for phase, block, allocated in (
+            ("setup", "", allocated_bytes // 4),
+            ("forward", "model.layers.23", allocated_bytes // 2),
+            ("backward", "model.layers.15", allocated_bytes),
+            ("optimizer", "", allocated_bytes // 2),
+        )
+    )
+    return MemoryTimeline(
+        points=points,
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=reserved_bytes,
+        at_peak_bytes={
+            "parameters": allocated_bytes // 2,
+            "gradients": 0,
+            "activations": allocated_bytes // 4,
+            "optimizer_state": allocated_bytes // 4,
+        },
+        at_peak_layers=(("lm_head", 2 * GIB), ("model.layers.15.mlp", 512 * MIB)),
+        peak=2,
+    )
+
+
+def sample_estimate(
+    recipe: Recipe | None = None,
+    *,
+    allocated_bytes: int = 20 * GIB,
+    reserved_bytes: int = 22 * GIB,
+    step_ms: float = 6600.0,
+    **changes: Any,
+) -> Estimate:
+    timeline = sample_timeline(allocated_bytes, reserved_bytes)
+    values: dict[str, Any] = {
+        "recipe": recipe or sample_recipe(),
+        "allocated_bytes": allocated_bytes,
+        "reserved_bytes": reserved_bytes,
+        "process_bytes": reserved_bytes + 512 * MIB,
+        "phase_peaks_bytes": timeline.phase_peaks_bytes,
+        "at_peak_bytes": timeline.at_peak_bytes,
+        "step_ms": step_ms,
+        "timeline": timeline,
+        "notes": ("cuDNN is not modelled.",),
+        "fits": True,
+    }
+    return Estimate(**values | changes)
+
+
+def sample_model(**changes: Any) -> ModelSummary:
+    values: dict[str, Any] = {
+        "name": "SmolLM2-1.7B",
+        "parameter_count": 1_711_376_384,
+        "trainable_count": 1_711_376_384,
+        "blocks": BLOCKS,
+        "block_type": "LlamaDecoderLayer",
+        "source": "examples/configs/SmolLM2-1.7B/config.json",
+        "batch": {
+            "input_ids": ((2, 2048), "int64"),
+            "labels": ((2, 2048), "int64"),
+        },
+    }
+    return ModelSummary(**values | changes)
+
+
+def sample_gpu(**changes: Any) -> Gpu:
+    return dataclasses.replace(find_gpu("rtx-4090"), total_bytes=24 * GIB, **changes)
+
+
+def sample_plan(**changes: Any) -> Plan:
+    """24 GiB = 23 usable + 512 MiB context + 512 MiB headroom; 66 samples in 6.6 s."""
+    estimate = changes.pop("estimate", None) or sample_estimate()
+    full = sample_recipe(segments=singles(range(24)))
+    keep = sample_recipe(batch_size=2, gradient_accumulation_steps=33, segments=())
+    values: dict[str, Any] = {
+        "recipe": estimate.recipe,
+        "estimate": estimate,
+        "budget": Budget(24 * GIB, 512 * MIB, 512 * MIB),
+        "gpu": sample_gpu(),
+        "model": sample_model(),
+        "alternatives": (
+            Alternative(
+                label="every block checkpointed",
+                estimate=sample_estimate(full, reserved_bytes=12 * GIB, step_ms=8250.0),
+                fits=True,
+            ),
+            Alternative(
+                label="everything kept, batch 2",
+                estimate=sample_estimate(
+                    keep, reserved_bytes=30 * GIB, step_ms=5280.0, fits=False
+                ),
+                fits=False,
+            ),
+        ),
+        "warnings": ("Labels are made up; pass batch= for your own.",),
+        "provenance": {
+            "budgetfit": "0.1.0",
+            "torch": "2.13.0",
+            "transformers": "5.23.0",
+        },
+    }
+    return Plan(**values | changes)
+
+
+def sample_layers() -> tuple[Layer, ...]:
+    """Two equal layers and a head; fp32 weights are 4 MiB for each million (2^20)."""
+
+    def layer(name: str, kind: str, millions: int, saved_mib: int) -> Layer:
+        full = LayerMemory(
+            weight_bytes=millions * 4 * MIB,
+            saved_bytes=0,
+            saved_bytes_per_sample=saved_mib * MIB,
+        )
+        half_saved = dataclasses.replace(
+            full, saved_bytes_per_sample=saved_mib * MIB // 2
+        )
+        return Layer(
+            name=name,
+            type=kind,
+            parameter_count=millions * MIB,
+            recompute_flops_per_sample=2e9,
+            by_precision={
+                "fp32": full,
+                "tf32": full,
+                "fp16-mixed": half_saved,
+                "bf16-mixed": half_saved,
+            },
+        )
+
+    return (
+        layer("model.layers.0.mlp", "LlamaMLP", 16, 8),
+        layer("model.layers.1.mlp", "LlamaMLP", 16, 8),
+        layer("lm_head", "Linear", 96, 64),
+    )
+
+
+def sample_verification(**changes: Any) -> Verification:
+    values: dict[str, Any] = {
+        "device": "cuda",
+        "device_name": "NVIDIA GeForce RTX 4090",
+        "steps": 3,
+        "phases": tuple(
+            PhaseCheck(
+                step=step,
+                phase=phase,
+                predicted_allocated_bytes=predicted * GIB,
+                measured_allocated_bytes=16 * GIB,
+                predicted_reserved_bytes=22 * GIB,
+                measured_reserved_bytes=22 * GIB,
+            )
+            for step in range(3)
+            for phase, predicted in (("forward", 14), ("backward", 20))
+        ),
+        "predicted_process_bytes": 23 * GIB,
+        "measured_process_bytes": 23 * GIB,
+        "step_ms": 500.0,
+        "predicted_step_ms": 400.0,
+        "gradients_match": True,
+        "max_gradient_error": 3e-7,
+        "recomputed_blocks": 16,
+        "expected_recomputed_blocks": 16,
+    }
+    return Verification(**values | changes)

@@ -1,0 +1,48 @@
+"""An estimate as a user reads it."""
+
+from budgetfit.reporting.text import estimate_text, render
+from tests.reporting.sample_plans import sample_estimate, sample_model
+
+
+def test_the_limit_is_echoed_in_both_units_with_the_cards_of_its_class() -> None:
+    text = render(estimate_text(sample_estimate(), model=sample_model(), vram="24GB"))
+
+    assert "24GB = 22.35 GiB" in text
+    assert "Cards sold as 24 GB have 21.96 GiB (l4)" in text
+
+
+def test_a_card_is_echoed_with_its_real_capacity() -> None:
+    text = render(estimate_text(sample_estimate(), gpu="RTX 4090"))
+
+    assert text.startswith("rtx-4090 23.64 GiB\n")
+
+
+def test_with_a_model_blocks_are_numbered_and_without_one_counted() -> None:
+    with_model = render(estimate_text(sample_estimate(), model=sample_model()))
+    without = render(estimate_text(sample_estimate()))
+
+    assert "checkpoint blocks 0-15 (16 of 24)" in with_model
+    assert "checkpoint 16 blocks" in without
+
+
+def test_the_verdict_needs_a_budget() -> None:
+    def heading(fits: bool | None) -> str:
+        text = render(estimate_text(sample_estimate(fits=fits)))
+        (line,) = [line for line in text.splitlines() if "ESTIMATE" in line]
+        return line
+
+    assert heading(fits=True).endswith("  FITS")
+    assert heading(fits=False).endswith("DOES NOT FIT")
+    assert heading(fits=None) == "ESTIMATE"
+
+
+def test_an_allocator_that_cached_nothing_has_no_row() -> None:
+    text = render(
+        estimate_text(sample_estimate(allocated_bytes=2**30, reserved_bytes=2**30))
+    )
+
+    assert "allocator" not in text
+
+
+def test_what_is_not_modelled_is_told() -> None:
+    assert "* cuDNN is not modelled." in render(estimate_text(sample_estimate()))

@@ -1,0 +1,221 @@
+"""The plan as a user reads it."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.gpus import find_gpu, generic_gpu
+from budgetfit.core.plan import Plan
+from budgetfit.reporting.text import plan_text, print_plan, render, render_plan, show
+from tests.reporting.sample_plans import (
+    MIB,
+    sample_estimate,
+    sample_model,
+    sample_plan,
+    sample_recipe,
+    singles,
+)
+
+
+def line_with(text: str, words: str) -> str:
+    """The one line that has these words."""
+    (found,) = [line for line in text.splitlines() if words in line]
+    return found
+
+
+def test_the_answer_comes_before_the_reasons() -> None:
+    text = render_plan(sample_plan())
+    order = ["RECOMMENDED", "WHERE IT GOES", "LEVERS", "WATCH OUT", "NEXT"]
+
+    assert sorted(order, key=text.index) == order
+
+
+def test_the_settings_are_named_as_other_libraries_name_them() -> None:
+    text = render_plan(sample_plan())
+
+    assert "batch_size 6   gradient_accumulation_steps 11   (effective 66)" in text
+    assert "precision bf16-mixed   optimizer adamw_torch_fused" in text
+    assert "checkpoint blocks 0-15 (16 of 24) in segments of 1; keep blocks" in text
+
+
+def test_the_reserved_peak_stands_beside_what_is_usable() -> None:
+    # 24 GiB - 512 MiB context - 512 MiB headroom = 23 GiB
+    heading = line_with(render_plan(sample_plan()), "RECOMMENDED")
+
+    assert heading.endswith("reserved 22.00 GiB of 23.00 GiB   FITS")
+
+
+def test_a_plan_that_does_not_fit_says_so() -> None:
+    plan = sample_plan(estimate=sample_estimate(fits=False))
+
+    assert line_with(render_plan(plan), "RECOMMENDED").endswith("DOES NOT FIT")
+
+
+def test_allocated_reserved_and_process_are_three_named_numbers() -> None:
+    # process = 22 GiB reserved + 512 MiB context
+    peaks = line_with(render_plan(sample_plan()), "peak allocated 20.00 GiB")
+
+    assert "reserved 22.00 GiB   process 22.50 GiB (as in nvidia-smi)" in peaks
+
+
+def test_the_parts_at_the_peak_add_up_to_the_process() -> None:
+    text = render_plan(sample_plan())
+    part = text[text.index("WHERE IT GOES") : text.index("largest layers")]
+    rows = part.splitlines()[1:-1]
+    sizes = [
+        float(number) / (1024 if unit == "MiB" else 1)
+        for row in rows
+        for number, unit in [row.split("  #")[0].rsplit(maxsplit=2)[-2:]]
+    ]
+
+    *parts, process = sizes
+    assert sum(parts) == process == 22.5
+
+
+def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
+    text = render_plan(sample_plan())
+
+    assert "gradients" not in text
+    bars = [line_with(text, f"  {name} ").count("#") for name in ("parameters", "CUDA")]
+    # 40 columns * 10 GiB / 22.5 GiB = 18, 40 * 0.5 / 22.5 = 1
+    assert bars == [18, 1]
+
+
+def test_the_moment_of_the_peak_is_named() -> None:
+    assert "at the peak (backward of model.layers.15)" in render_plan(sample_plan())
+
+
+def test_the_gain_is_over_checkpointing_every_block() -> None:
+    # 66 samples / 6.6 s = 10 per s, against 66 / 8.25 s = 8 per s
+    text = render_plan(sample_plan())
+
+    assert "6,600 ms, 10 samples/s (roofline estimate); +25 % over checkp" in text
+
+
+def test_without_a_judged_full_checkpointing_no_gain_is_claimed() -> None:
+    assert "over checkpointing" not in render_plan(sample_plan(alternatives=()))
+
+
+def test_full_checkpointing_itself_gains_nothing_over_itself() -> None:
+    every_block = sample_estimate(sample_recipe(segments=singles(range(24))))
+    plan = sample_plan(estimate=every_block)
+
+    assert "over checkpointing" not in render_plan(plan)
+
+
+def test_every_alternative_is_a_row_with_peak_speed_and_verdict() -> None:
+    text = render_plan(sample_plan())
+
+    assert "this plan" in text
+    row = line_with(text, "everything kept, batch 2").split()
+    assert row[-8:] == ["20.00", "GiB", "30.00", "GiB", "12.5", "does", "not", "fit"]
+
+
+def test_warnings_and_what_is_not_modelled_are_listed() -> None:
+    text = render_plan(sample_plan())
+
+    assert "* Labels are made up; pass batch= for your own." in text
+    assert "* cuDNN is not modelled." in text
+
+
+def test_it_says_that_no_gpu_was_used_and_where_the_model_is_from() -> None:
+    text = render_plan(sample_plan())
+
+    assert "Estimate from examples/configs/SmolLM2-1.7B/config.json, no GPU" in text
+    assert "One sample: input_ids 2048 int64, labels 2048 int64" in text
+
+
+def test_a_size_without_a_card_is_echoed_with_the_cards_of_its_class() -> None:
+    total_bytes = 24 * 10**9
+    plan = sample_plan(
+        gpu=generic_gpu(total_bytes), budget=Budget(total_bytes, 512 * MIB, 512 * MIB)
+    )
+
+    text = render_plan(plan)
+
+    assert "24GB = 22.35 GiB: 21.35 GiB usable after CUDA context 512 MiB" in text
+    assert "Cards sold as 24 GB have 21.96 GiB (l4)" in text
+    assert "Speeds are assumed: " in text
+
+
+def test_a_limit_below_the_card_is_told_apart_from_the_card() -> None:
+    plan = sample_plan(
+        gpu=find_gpu("rtx-4090"), budget=Budget(20 * 10**9, 512 * MIB, 512 * MIB)
+    )
+
+    assert "rtx-4090 23.64 GiB, limited to 20GB = 18.63 GiB: " in render_plan(plan)
+
+
+def test_frozen_parameters_are_told() -> None:
+    plan = sample_plan(model=sample_model(trainable_count=41_943_040))
+
+    assert "LlamaDecoderLayer, 41.9 M of them trained" in render_plan(plan)
+
+
+def test_a_saved_plan_is_named_in_the_next_command() -> None:
+    text = render(plan_text(sample_plan(), saved_as="plan.json"))
+
+    assert "budgetfit verify plan.json" in text
+    assert "budgetfit export plan.json --to torch > train.py" in text
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        sample_plan(),
+        sample_plan(alternatives=(), warnings=(), provenance={}),
+        sample_plan(model=sample_model(blocks=(), batch={}, source="")),
+        sample_plan(warnings=("a very long warning " * 20,)),
+    ],
+)
+def test_plain_text_is_ascii_within_100_columns(plan: Plan) -> None:
+    text = render_plan(plan)
+
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 100
+    assert not any(line != line.rstrip() for line in text.splitlines())
+
+
+def test_brackets_in_names_are_text_and_not_markup() -> None:
+    plan = sample_plan(model=sample_model(name="[bold]net[/bold]"))
+
+    assert "[bold]net[/bold]: 1.71 B" in render_plan(plan)
+
+
+def terminal(**settings: str) -> Console:
+    """A colour terminal of 100 columns that is a string."""
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=100,
+        color_system="standard",
+        _environ=settings,
+    )
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_terminal_gets_colour_and_a_pipe_none() -> None:
+    console, pipe = terminal(), Console(file=io.StringIO(), width=100)
+
+    print_plan(sample_plan(), console)
+    print_plan(sample_plan(), pipe)
+
+    assert "\x1b[1;32mFITS" in printed(console)
+    assert "\u2588" in printed(console)
+    assert "\x1b" not in printed(pipe)
+    assert printed(pipe) == render_plan(sample_plan()) + "\n"
+
+
+def test_no_color_is_respected_on_a_terminal() -> None:
+    console = terminal(NO_COLOR="1")
+
+    show(plan_text(sample_plan()), console)
+
+    assert "\x1b[32m" not in printed(console)
+    assert "\x1b[1;32m" not in printed(console)

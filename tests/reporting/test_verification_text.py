@@ -1,0 +1,97 @@
+"""Predicted against measured, as a user reads it."""
+
+import dataclasses
+
+from budgetfit.reporting.text import render, verification_text
+from tests.reporting.sample_plans import sample_verification
+
+
+def row(text: str, name: str) -> list[str]:
+    """The cells of the first line that starts with ``name``."""
+    found = next(
+        line for line in text.splitlines() if line.strip().startswith(name)
+    ).strip()
+    return found.removeprefix(name).split("  ")
+
+
+def cells(text: str, name: str) -> list[str]:
+    return [cell.strip() for cell in row(text, name) if cell.strip()]
+
+
+def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
+    text = render(verification_text(sample_verification()))
+
+    # 20 predicted, 16 measured: 20 / 16 - 1 = +25 %
+    assert cells(text, "peak allocated") == ["20.00 GiB", "16.00 GiB", "+25 %"]
+    assert cells(text, "peak reserved") == ["22.00 GiB", "22.00 GiB", "+0.00 %"]
+    # 400 ms predicted, 500 ms measured
+    assert cells(text, "step ") == ["400 ms", "500 ms", "-20 %"]
+
+
+def test_every_phase_of_every_step_is_a_row() -> None:
+    text = render(verification_text(sample_verification()))
+
+    assert cells(text, "step 1 forward") == ["14.00 GiB", "16.00 GiB", "-12 %"]
+    assert cells(text, "step 3 backward") == ["20.00 GiB", "16.00 GiB", "+25 %"]
+
+
+def test_equal_gradients_and_planned_recomputation_pass() -> None:
+    text = render(verification_text(sample_verification()))
+
+    assert text.splitlines()[0].endswith("PASSED")
+    assert "VERIFIED on NVIDIA GeForce RTX 4090, 3 real steps" in text
+    assert "as those of the unmodified model (largest relative diff" in text
+    assert "3.0e-07" in text
+    assert "recomputed blocks: 16, as planned" in text
+
+
+def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
+    check = sample_verification(
+        gradients_match=False, max_gradient_error=0.5, recomputed_blocks=0
+    )
+
+    text = render(verification_text(check))
+
+    assert text.splitlines()[0].endswith("FAILED")
+    assert "gradients: DIFFER" in text
+    assert "recomputed blocks: 0, but 16 were planned" in text
+
+
+def test_out_of_memory_is_a_result() -> None:
+    check = sample_verification(out_of_memory="CUDA out of memory. Tried 2 GiB")
+
+    text = render(verification_text(check))
+
+    assert text.splitlines()[0].endswith("FAILED")
+    assert "out of memory: CUDA out of memory. Tried 2 GiB" in text
+
+
+def test_the_cpu_check_says_that_it_did_not_check_vram() -> None:
+    check = sample_verification(
+        device="cpu",
+        device_name="",
+        predicted_process_bytes=None,
+        measured_process_bytes=None,
+        notes=("The process was not measured.",),
+    )
+
+    text = render(verification_text(check))
+
+    assert "VRAM was not checked: these steps ran on the CPU" in text
+    assert "peak of the process" not in text
+    assert "400 ms" not in text
+    assert "* The process was not measured." in text
+
+
+def test_what_was_not_measured_has_a_dash_and_no_error() -> None:
+    phases = tuple(
+        dataclasses.replace(phase, measured_allocated_bytes=-1)
+        for phase in sample_verification().phases
+    )
+
+    text = render(verification_text(sample_verification(phases=phases)))
+
+    assert cells(text, "step 1 forward") == ["14.00 GiB", "-", "-"]
+    assert not any(
+        line.strip().startswith("peak allocated") for line in text.splitlines()
+    )
