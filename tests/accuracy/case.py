@@ -70,6 +70,7 @@ class Model:
         inputs: The batch, in the order in which its tensors are made.
         blocks: Module paths of the lists whose members are recomputed, for models
             that do not bring checkpointing of their own; empty for those that do.
+        note: What a recording without a GPU cannot know of this model.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Model:
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[Input, ...]
     blocks: tuple[str, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,4 +125,5 @@ class Case:
             entry | {"shape": list(entry["shape"])} for entry in model["inputs"]
         ]
         model["blocks"] = list(model["blocks"])
+        del model["note"]  # it stands among the recording's notes
         return plain

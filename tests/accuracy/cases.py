@@ -1,69 +1,31 @@
-"""The recorded cases, as data: models, the matrix over cards, and further programs.
+"""The recorded cases, as data: a matrix of models over cards, and further programs.
 
 Batch sizes were chosen so that every peak exceeds 1 GiB and, where the model's weights
 allow it, fits the card.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Final
 
-from tests.accuracy.case import CARDS, Case, Checkpointing, Input, Model, Precision
+from tests.accuracy.case import CARDS, Case, Checkpointing, Model, Precision
+from tests.accuracy.models import (
+    BERT,
+    GPT2,
+    GPT2_CACHE,
+    GPT2_EAGER,
+    LLAMA_1024,
+    LLAMA_2048,
+    MIXTRAL,
+    PLAIN_GPT,
+    RESNET50,
+    T5_BASE,
+    T5_SMALL,
+    TORCH_TRANSFORMER,
+    VIT,
+)
 
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 
-
-def _text(length: int, vocabulary: int) -> tuple[Input, ...]:
-    """Token ids and labels of one length; no attention mask, nothing is padded."""
-    return (
-        Input(name="input_ids", shape=(length,), high=vocabulary),
-        Input(name="labels", shape=(length,), high=vocabulary),
-    )
-
-
-def _llama(length: int) -> Model:
-    return Model(
-        name=f"llama-1.1b-s{length}",
-        builder="LlamaForCausalLM",
-        config="LlamaConfig",
-        settings={
-            "hidden_size": 2048,
-            "num_hidden_layers": 22,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "intermediate_size": 5632,
-            "vocab_size": 32_000,
-            "max_position_embeddings": 2048,
-            "use_cache": False,
-        },
-        inputs=_text(length, 32_000),
-    )
-
-
-GPT2: Final = Model(
-    name="gpt2-124m",
-    builder="GPT2LMHeadModel",
-    config="GPT2Config",
-    settings={"use_cache": False},
-    inputs=_text(1024, 50_257),
-)
-LLAMA_1024: Final = _llama(1024)
-LLAMA_2048: Final = _llama(2048)
-BERT: Final = Model(
-    name="bert-base",
-    builder="BertForMaskedLM",
-    config="BertConfig",
-    inputs=_text(512, 30_522),
-)
-VIT: Final = Model(
-    name="vit-base",
-    builder="ViTForImageClassification",
-    config="ViTConfig",
-    inputs=(
-        Input(name="pixel_values", shape=(3, 224, 224), dtype="float32"),
-        Input(name="labels", shape=(), high=2),
-    ),
-)
 
 # Model, card, samples per micro-batch with everything kept, and with every block
 # recomputed.
@@ -73,7 +35,7 @@ _BATCHES: Final = (
     (GPT2, "h100-80gb", 24, 40),
     (LLAMA_1024, "t4", 1, 2),
     (LLAMA_1024, "rtx-4090", 1, 2),
-    (LLAMA_2048, "h100-80gb", 4, 8),
+    (LLAMA_2048, "h100-80gb", 2, 8),
     (BERT, "t4", 8, 32),
     (BERT, "rtx-4090", 16, 64),
     (BERT, "h100-80gb", 48, 128),
@@ -90,6 +52,7 @@ def _case(  # noqa: PLR0913  # a case has this many sides
     batch_size: int,
     precision: Precision,
     checkpointing: Checkpointing = "keep",
+    *,
     mark: str = "",
     **more: Any,  # noqa: ANN401  # the other fields of a Case
 ) -> Case:
@@ -123,7 +86,107 @@ def _matrix() -> list[Case]:
     return cases
 
 
-CASES: Final = {case.name: case for case in _matrix()}
+def _accumulating() -> list[Case]:
+    """Several micro-batches per step: gradients live on between them."""
+    rows: list[tuple[int, Model, str, int, Precision, Checkpointing]] = [
+        (2, GPT2, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (2, GPT2, "t4", 4, "fp16-mixed", "keep"),
+        (2, BERT, "t4", 8, "fp32", "keep"),
+        (2, LLAMA_1024, "rtx-4090", 1, "bf16-mixed", "keep"),
+        (2, LLAMA_2048, "h100-80gb", 8, "bf16-mixed", "recompute"),
+        (4, GPT2, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (4, GPT2, "rtx-4090", 12, "bf16-mixed", "recompute"),
+        (4, VIT, "h100-80gb", 192, "bf16-mixed", "keep"),
+    ]
+    return [
+        _case(*row, mark=f"x{steps}", gradient_accumulation_steps=steps)
+        for steps, *row in rows
+    ]
+
+
+def _optimizers() -> list[Case]:
+    """The other optimizers: foreach makes temporaries, SGD keeps no state."""
+    foreach, sgd = {"optimizer": "adamw_torch"}, {"optimizer": "sgd"}
+    return [
+        _case(GPT2, "rtx-4090", 8, "bf16-mixed", mark="foreach", **foreach),
+        _case(GPT2, "t4", 4, "fp16-mixed", mark="foreach", **foreach),
+        _case(LLAMA_2048, "h100-80gb", 4, "bf16-mixed", mark="foreach", **foreach),
+        _case(BERT, "t4", 8, "fp16-mixed", mark="foreach", **foreach),
+        _case(BERT, "rtx-4090", 64, "fp32", "recompute", mark="foreach", **foreach),
+        _case(GPT2, "rtx-4090", 8, "bf16-mixed", mark="sgd", **sgd),
+        _case(VIT, "t4", 32, "fp32", mark="sgd", **sgd),
+        _case(LLAMA_1024, "t4", 2, "fp16-mixed", "recompute", mark="sgd", **sgd),
+    ]
+
+
+def _pure_bf16() -> list[Case]:
+    """Parameters, gradients and states in bf16."""
+    return [
+        _case(LLAMA_1024, "rtx-4090", 4, "bf16"),
+        _case(LLAMA_1024, "rtx-4090", 16, "bf16", "recompute"),
+        _case(LLAMA_2048, "h100-80gb", 8, "bf16"),
+        _case(GPT2, "h100-80gb", 24, "bf16"),
+        _case(BERT, "rtx-4090", 32, "bf16", "recompute"),
+        _case(VIT, "rtx-4090", 64, "bf16"),
+    ]
+
+
+def _other_models() -> list[Case]:
+    """Encoder-decoders, experts, convolutions, models without transformers."""
+    rows: list[tuple[Model, str, int, Precision, Checkpointing]] = [
+        (T5_SMALL, "t4", 16, "fp32", "keep"),
+        (T5_SMALL, "t4", 16, "fp16-mixed", "keep"),
+        (T5_BASE, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (T5_BASE, "rtx-4090", 32, "bf16-mixed", "recompute"),
+        (T5_BASE, "h100-80gb", 32, "fp32", "keep"),
+        (MIXTRAL, "rtx-4090", 4, "bf16-mixed", "keep"),
+        (MIXTRAL, "rtx-4090", 8, "bf16-mixed", "recompute"),
+        (MIXTRAL, "h100-80gb", 8, "bf16-mixed", "keep"),
+        (MIXTRAL, "h100-80gb", 8, "bf16", "keep"),
+        (MIXTRAL, "h100-80gb", 8, "fp32", "keep"),
+        (TORCH_TRANSFORMER, "t4", 16, "fp32", "keep"),
+        (TORCH_TRANSFORMER, "rtx-4090", 32, "bf16-mixed", "keep"),
+        (TORCH_TRANSFORMER, "rtx-4090", 64, "bf16-mixed", "recompute"),
+        (PLAIN_GPT, "t4", 8, "fp16-mixed", "keep"),
+        (PLAIN_GPT, "rtx-4090", 8, "fp32", "keep"),
+        (PLAIN_GPT, "rtx-4090", 16, "bf16-mixed", "keep"),
+        (PLAIN_GPT, "h100-80gb", 32, "bf16-mixed", "recompute"),
+        (RESNET50, "t4", 32, "fp32", "keep"),
+        (RESNET50, "rtx-4090", 64, "bf16-mixed", "keep"),
+        (RESNET50, "rtx-4090", 64, "fp32", "recompute"),
+        (GPT2_EAGER, "rtx-4090", 4, "bf16-mixed", "keep"),
+        (GPT2_EAGER, "t4", 4, "fp16-mixed", "recompute"),
+        (GPT2_CACHE, "rtx-4090", 8, "bf16-mixed", "keep"),
+    ]
+    return [_case(*row) for row in rows]
+
+
+def _expandable_segments() -> list[Case]:
+    """The allocator's other way to reserve memory (memory-model B3)."""
+    more = {"mark": "expandable", "allocator": "expandable_segments:True"}
+    return [
+        _case(GPT2, "rtx-4090", 8, "bf16-mixed", "keep", **more),
+        _case(GPT2, "rtx-4090", 12, "bf16-mixed", "recompute", **more),
+        _case(GPT2, "t4", 4, "fp32", "keep", **more),
+        _case(LLAMA_2048, "h100-80gb", 8, "bf16-mixed", "recompute", **more),
+        _case(BERT, "t4", 8, "fp16-mixed", "keep", **more),
+        _case(VIT, "rtx-4090", 64, "fp32", "keep", **more),
+    ]
+
+
+def _all() -> dict[str, Case]:
+    groups = (
+        _matrix(),
+        _accumulating(),
+        _optimizers(),
+        _pure_bf16(),
+        _other_models(),
+        _expandable_segments(),
+    )
+    return {case.name: case for group in groups for case in group}
+
+
+CASES: Final = _all()
 
 
 def case_named(name: str) -> Case:

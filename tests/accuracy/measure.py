@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.accuracy.case import CARDS, Case
-from tests.accuracy.event_list import EventList
 from tests.accuracy.cases import case_named, recording_path
+from tests.accuracy.event_list import EventList
 from tests.accuracy.nvml import Nvml
 
 FORMAT: Final = 1
@@ -261,6 +261,8 @@ def measure(case: Case, *, with_events: bool) -> tuple[dict[str, Any], dict[str,
         notes.append("made without a GPU, by the null driver: not a GPU measurement")
         if case.model.config:
             notes.append(answer_for_the_device())
+        if case.model.note:
+            notes.append(case.model.note)
     recorder = Recorder(with_events=with_events)
     with recorder.phase("setup"):
         training = Training(case)

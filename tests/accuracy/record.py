@@ -1,4 +1,4 @@
-"""Record cases: each in a process of its own, on this machine's card or an imitated one.
+"""Record cases, each in a process of its own, on this card or on an imitated one.
 
     python -m tests.accuracy.record NAME...            # on a real card
     python -m tests.accuracy.record --launcher 'run.sh --gpu {gpu} --' NAME...
