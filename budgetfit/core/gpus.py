@@ -17,7 +17,6 @@ from typing import Any, Final
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
 
-_AMPERE: Final = (8, 0)
 # Sellers add these words, users leave them out; they never tell two cards apart.
 _VENDOR_WORDS: Final = re.compile(r"nvidia|geforce|tesla|rtx|gpu|generation")
 # One widespread card for each step of memory, in ascending order; decision 0006.
@@ -133,18 +132,18 @@ def gpu_from_properties(
         sm_count: ``multi_processor_count``.
         threads_per_sm: ``max_threads_per_multi_processor``.
     """
+    names = _names_by_key().get(_key(name), ())
     same_card = [
-        _gpus_by_name()[row_name]
-        for row_name in _names_by_key().get(_key(name), ())
-        if _gpus_by_name()[row_name].compute_capability == tuple(capability)
-        and _gpus_by_name()[row_name].sm_count == sm_count
+        gpu
+        for gpu in map(_gpus_by_name().__getitem__, names)
+        if gpu.compute_capability == tuple(capability) and gpu.sm_count == sm_count
     ]
     if same_card:
         row = min(same_card, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
         return _with_memory(row, total_bytes, "this device")
     model = _with_memory(_most_like(capability, sm_count), total_bytes, "this device")
     return dataclasses.replace(
-        _scaled(model, sm_count, capability),
+        _scaled(model, sm_count),
         name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"),
         title=name,
         compute_capability=(capability[0], capability[1]),
@@ -254,21 +253,20 @@ def _most_like(capability: tuple[int, int], sm_count: int) -> Gpu:
     return min(all_gpus(), key=distance)
 
 
-def _scaled(model: Gpu, sm_count: int, capability: tuple[int, int]) -> Gpu:
+def _scaled(model: Gpu, sm_count: int) -> Gpu:
     """Return ``model`` with so many multiprocessors, and rates to match."""
     share = sm_count / model.sm_count
 
     def times(rate: float | None) -> float | None:
         return None if rate is None else rate * share
 
-    has_tf32_and_bf16 = capability >= _AMPERE
     return dataclasses.replace(
         model,
         sm_count=sm_count,
         fp32_tflops=model.fp32_tflops * share,
-        tf32_tflops=times(model.tf32_tflops) if has_tf32_and_bf16 else None,
+        tf32_tflops=times(model.tf32_tflops),
         fp16_tflops=times(model.fp16_tflops),
-        bf16_tflops=times(model.bf16_tflops) if has_tf32_and_bf16 else None,
+        bf16_tflops=times(model.bf16_tflops),
         memory_gb_per_s=model.memory_gb_per_s * share,
         source=f"rates assumed: {model.name} by multiprocessors ({model.source})",
         rates_assumed=True,

@@ -103,6 +103,12 @@ def test_a_budget_that_leaves_nothing_is_refused_with_its_parts(
     assert "the headroom 128 MiB" in str(caught.value)
 
 
+def test_a_budget_that_leaves_exactly_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="leave nothing to plan with"):
+        Budget(total_bytes=100, context_bytes=60, headroom_bytes=40)
+    assert Budget(101, 60, 40).usable_bytes == 1
+
+
 def test_headroom_as_large_as_the_card_is_refused() -> None:
     with pytest.raises(InputError, match="or less headroom"):
         plan_budget(8 * GIB, find_gpu("t4"), headroom_bytes=8 * GIB)

@@ -237,9 +237,16 @@ def test_a_slice_of_a_card_is_not_taken_for_the_card() -> None:
     assert gpu.bf16_tflops == pytest.approx(312 * 42 / 108)
 
 
-def test_an_unknown_device_before_ampere_has_no_tf32_and_no_bf16() -> None:
-    gpu = gpu_from_properties("NVIDIA TITAN RTX", 24 * GIB, (7, 5), 72, 1024)
+@pytest.mark.parametrize("capability", [(5, 2), (6, 1), (7, 0), (7, 2), (7, 5)])
+def test_an_unknown_device_before_ampere_has_no_tf32_and_no_bf16(
+    capability: tuple[int, int],
+) -> None:
+    gpu = gpu_from_properties("NVIDIA TITAN X", 24 * GIB, capability, 72, 1024)
     assert (gpu.tf32_tflops, gpu.bf16_tflops) == (None, None)
+
+
+def test_an_unknown_turing_device_gets_turing_rates() -> None:
+    gpu = gpu_from_properties("NVIDIA TITAN RTX", 24 * GIB, (7, 5), 72, 1024)
     assert gpu.fp16_tflops == pytest.approx(53.8 * 72 / 68)
 
 
