@@ -1,0 +1,112 @@
+# ruff: noqa: PLR2004 - the numbers are the sizes of the kernels' own tiles
+"""Scratch memory of the fused attention kernels: flash and memory-efficient.
+
+Sources: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` and
+``flash_attn/flash_api.cpp``; installed with the wheel, ``mem_eff_attention/
+kernel_backward.h`` (``Params::workspace_size``) and ``kernels/cutlassB.h`` (which
+kernels exist); PyTorch 2.13. Rules M26 and M27 of cuda-memory.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from budgetfit.memory.scratch_rules import (
+    KernelCard,
+    ceil_div,
+    larger,
+    round_up,
+    rule,
+)
+
+SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # 99 KiB for one block
+LOCK_BYTES = 16  # before each tile of the dq accumulator
+SPLIT_BLOCKS = 200  # keys are split into about this many blocks, over all heads
+
+
+@rule("flash_attention_backward", parts=4)
+def flash_backward(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [softmax_d, dq accumulator, expanded dk, expanded dv] in bytes.
+
+    Arguments: batch x query heads, queries, keys, head dimension, bytes per element,
+    and 1 where keys and values have fewer heads than queries.
+    """
+    rows, queries, keys, head_dim, element, grouped = arguments
+    padded = rows * round_up(queries, 128)
+    width = round_up(head_dim, 32 if head_dim <= 128 else 64)
+    expanded = rows * keys * round_up(head_dim, 8) * element if grouped else 0
+    return [padded * 4, padded * width * 4, expanded, expanded]
+
+
+class EfficientTile(NamedTuple):
+    """The block of one memory-efficient backward kernel.
+
+    ``in_registers``: dk and dv stay there until they are written, else they need a
+    buffer.
+    """
+
+    queries: int
+    keys: int
+    in_registers: bool
+
+
+def efficient_tile(
+    card: KernelCard, *, single: bool, dropout: bool, head_dim: int
+) -> EfficientTile:
+    """Return the tile of the first kernel that takes these inputs and fits the card.
+
+    ``single``: fp32 inputs. ``head_dim``: of keys or of values, the larger.
+    """
+    small = card.compute_capability in SMALL_SHARED_MEMORY
+    turing = card.compute_capability < (8, 0)
+    if single:
+        wide = head_dim > 64 and not small and not turing
+        return EfficientTile(128 if wide else 64, 64, in_registers=True)
+    if head_dim <= 64:
+        return EfficientTile(64, 64, in_registers=True)
+    if turing:
+        return EfficientTile(128, 64, in_registers=head_dim <= 128)
+    if card.compute_capability in ((8, 6), (8, 9)) and head_dim <= 96 and not dropout:
+        return EfficientTile(128, 64, in_registers=True)
+    if head_dim <= 128:
+        side = 64 if small else 128
+        return EfficientTile(side, side, in_registers=not small)
+    return EfficientTile(128, 64, in_registers=False)
+
+
+@rule("efficient_attention_backward", parts=5)
+def efficient_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [grad x out, its sum, transposed sum, delta, workspace] in bytes.
+
+    The first three only for fp32, where the kernel does not compute delta itself.
+    Arguments: batch x heads, queries, keys, head dimension of keys, of values, 1 for
+    fp32 (0 for 16 bits), 1 with dropout, 1 for a single head.
+    """
+    rows, queries, keys, head_dim, value_dim, single, dropout, one_head = arguments
+    tile = efficient_tile(
+        card,
+        single=bool(single),
+        dropout=bool(dropout),
+        head_dim=max(head_dim, value_dim),
+    )
+    delta = rows * queries * 4
+    tiles = ceil_div(queries, tile.queries) * ceil_div(head_dim, tile.keys)
+    floats = tiles * (LOCK_BYTES // 4 + tile.queries * tile.keys)
+    if not tile.in_registers:
+        splits = max(1, min(_key_splits(rows, keys, tile.keys), SPLIT_BLOCKS // rows))
+        floats += sum(
+            splits * tile.keys * round_up(width, tile.queries)
+            for width in (head_dim, value_dim)
+        )
+    workspace = rows * round_up(floats, 4) * 4
+    if single:
+        product = rows * queries * value_dim * 4
+        transposed = 0 if one_head or queries == 1 else delta
+        return larger([product, delta, transposed], [delta, workspace])
+    return [0, 0, 0, delta, workspace]
+
+
+def _key_splits(rows: int, keys: int, tile_keys: int) -> int:
+    if rows >= 256 and keys <= 2 * tile_keys:
+        return 1
+    return ceil_div(keys, tile_keys)

@@ -1,0 +1,150 @@
+"""Memory that CUDA kernels take for themselves, by rule, card and affine arguments.
+
+The door to the rules of this room: importing it registers them all. ``StepTrace`` names
+a rule and its arguments; the replay asks ``scratch_bytes``. Each rule cites its source;
+all are compared byte for byte with PyTorch's own host code in
+``tests/accuracy/op_level``.
+
+``cublas_workspace_bytes`` is here too: a workspace is scratch that stays.
+"""
+
+from __future__ import annotations
+
+import re
+
+from budgetfit.memory import attention_scratch, reduction_scratch
+from budgetfit.memory.reduction_scratch import Numbers, reduce_rows
+from budgetfit.memory.scratch_rules import (
+    PARTS,
+    RULES,
+    KernelCard,
+    ceil_div,
+    rule,
+)
+
+__all__ = [
+    "PARTS",
+    "RULES",
+    "KernelCard",
+    "attention_scratch",
+    "cublas_workspace_bytes",
+    "cublas_workspace_stays",
+    "reduction_scratch",
+    "rule",
+    "scratch_bytes",
+]
+
+SMALL_WORKSPACE_BYTES = 8_519_680  # :4096:2:16:8 in KiB
+LARGE_WORKSPACE_BYTES = 33_554_432
+
+SINGLE_BYTES = 4  # of fp32
+MANY_ROWS = 64 * 1024  # above: the weight gradients of a norm are summed in two passes
+MOST_BLOCKS = 32 * 1024  # of the first pass
+PARTIAL_ROWS = 10  # of an embedding gradient
+FEW_INDICES = 3072  # up to here an embedding backward needs no sort
+
+
+def scratch_bytes(
+    card: KernelCard, rule_name: str, arguments: tuple[int, ...]
+) -> list[int]:
+    """Return the requests of one kernel call in bytes, unrounded, in order.
+
+    The number of parts depends on the rule alone; a part that is not allocated is 0.
+
+    Raises:
+        KeyError: There is no such rule.
+    """
+    sizes = RULES[rule_name](card, arguments)
+    assert len(sizes) == PARTS[rule_name], rule_name  # noqa: S101 - invariant
+    return sizes
+
+
+def cublas_workspace_bytes(card: KernelCard, torch_version: str) -> int:
+    """Return the bytes of one cuBLAS workspace (rules M15 to M18 of cuda-memory.md).
+
+    Up to torch 2.14 each thread that multiplies matrices keeps one per stream: the
+    forward thread and the autograd thread make two. From 2.15 on every matrix product
+    allocates one and frees it again; ``cublas_workspace_stays`` tells.
+    """
+    major, minor = card.compute_capability
+    version = _version(torch_version)
+    if version <= (2, 10):
+        large = (major, minor) == (9, 0)
+    elif version <= (2, 13):
+        large = major in {9, 10, 12}
+    else:
+        large = major in {9, 10, 11, 12}
+    return LARGE_WORKSPACE_BYTES if large else SMALL_WORKSPACE_BYTES
+
+
+def cublas_workspace_stays(torch_version: str) -> bool:
+    """Say whether a workspace lives as long as its thread (M18)."""
+    return _version(torch_version) <= (2, 14)
+
+
+def _version(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"not a torch version: {text!r}; like '2.13.0+cu130'")
+    return int(match[1]), int(match[2])
+
+
+@rule("buffer", parts=1)
+def buffer(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the first argument: a temporary tensor of that many bytes."""
+    return [arguments[0]]
+
+
+@rule("norm_backward", parts=5)
+def norm_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [dgamma blocks, dbeta blocks, their sum, partial results, counters].
+
+    The weight gradients of many short rows are summed in two passes. Arguments: rows,
+    columns, bytes per element, 1 where gamma needs a gradient, 1 where beta does.
+    Source: ``LaunchGammaBetaBackwardCUDAKernel`` in ``layer_norm_kernel.cu`` (M34).
+    """
+    rows, columns, element, gamma, beta = arguments
+    if rows <= MANY_ROWS or columns // 32 >= card.sm_count // 2 or not gamma:
+        return [0, 0, 0, 0, 0]
+    height = min(ceil_div(rows, 32), MOST_BLOCKS // ceil_div(columns, 32))
+    blocks = height * columns * element
+    numbers = Numbers(
+        element, SINGLE_BYTES, 16 // element, private_accumulator=element < SINGLE_BYTES
+    )
+    _, *buffers = reduce_rows(card, height, columns, numbers)
+    return [blocks * gamma, blocks * beta, columns * element, *buffers]
+
+
+@rule("embedding_sorted", parts=2)
+def embedding_sorted(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [sorted indices, their places], made before the gradient itself.
+
+    Arguments: indices, bytes per index. Source: ``Embedding.cu``: up to 3072 indices
+    take a kernel without scratch (M35). The buffers of the sort are gone before the
+    gradient is made and are left out.
+    """
+    indices, index = arguments
+    return [indices * index] * 2 if indices > FEW_INDICES else [0, 0]
+
+
+@rule("embedding_partials", parts=9)
+def embedding_partials(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the sums of at most 10 rows each that precede the gradient, and indices.
+
+    [segment offsets, how many, partials per segment, their offsets, how many, their
+    rows, partial sums in fp32] or, where many indices share few rows, [..., the segment
+    of each partial, the gradient in fp32 if it has 16 bits] instead of the sums.
+    Arguments: indices, rows of the table, columns, bytes per index, per element.
+    Source: ``EmbeddingBackwardKernel.cu`` (M35); when rows are few: measured.
+    """
+    indices, rows, columns, index, element = arguments
+    if indices <= FEW_INDICES:
+        return [0] * 9
+    segments = min(indices, rows)
+    partials = indices // PARTIAL_ROWS + segments
+    some = segments * index
+    common = [indices * index, 8, some, some, 8, partials * index]
+    if segments < 4 * card.sm_count and partials > 4 * segments:
+        single = rows * columns * SINGLE_BYTES if element < SINGLE_BYTES else 0
+        return [*common, 0, partials * index, single]
+    return [*common, partials * columns * SINGLE_BYTES, 0, 0]

@@ -1,0 +1,1 @@
+"""What CUDA would do where a trace on fake CPU tensors does not (tracing T4)."""

@@ -1,0 +1,63 @@
+"""Scratch of the backward of fused attention, copies of its inputs included.
+
+Source: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``; rules M26 and
+M27 of cuda-memory.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from budgetfit.tracing.cuda_semantics.scratch_registry import (
+    Args,
+    Kwargs,
+    Scratch,
+    copy_of,
+    scratch,
+    temporary,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@temporary("_scaled_dot_product_flash_attention_backward")
+def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """grad_out, query, key, value, out: [batch, heads, length, head dimension]."""
+    grad, query, key, _, out = args[:5]
+    for tensor in (grad, out):
+        if not tensor.transpose(1, 2).is_contiguous():
+            yield copy_of(tensor, when="before")
+    batch, heads, length, head_dim = query.shape
+    yield scratch(
+        "flash_attention_backward",
+        batch * heads,
+        length,
+        key.shape[2],
+        head_dim,
+        query.element_size(),
+        key.shape[1] != heads,
+    )
+
+
+@temporary("_scaled_dot_product_efficient_attention_backward")
+def efficient_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """grad_out, query, key, value: [batch, heads, length, head dimension]."""
+    grad, query, key, value = args[:4]
+    dropout = args[9]
+    if not grad.transpose(1, 2).is_contiguous():
+        yield copy_of(grad, when="before")
+    batch, heads, length, head_dim = query.shape
+    yield scratch(
+        "efficient_attention_backward",
+        batch * heads,
+        length,
+        key.shape[2],
+        head_dim,
+        value.shape[3],
+        query.dtype == torch.float32,
+        dropout > 0,
+        heads == 1,
+    )

@@ -1,0 +1,87 @@
+"""The registry of ops whose CUDA kernels take memory for themselves.
+
+Like torch's FLOP registry: a function per op turns the call into the name of a rule of
+``memory.kernel_scratch`` and its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from budgetfit.memory.kernel_scratch import PARTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+When = Literal["before", "after"]
+
+
+class Scratch(NamedTuple):
+    """Memory inside one kernel call: ``parts`` buffers that all die with the call.
+
+    ``arguments`` are whole numbers, each affine in the batch size by itself. ``when``:
+    allocated before or after the op's outputs.
+    """
+
+    rule: str
+    arguments: tuple[int, ...]
+    parts: int
+    when: When
+
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Call = Callable[[Args, Kwargs, Any], Iterable[Scratch]]
+
+FUNCTIONS: dict[str, Call] = {}
+
+
+def scratch(rule: str, *arguments: int, when: When = "after") -> Scratch:
+    """Return a request by a rule of ``memory.kernel_scratch``.
+
+    Raises:
+        KeyError: There is no such rule.
+    """
+    return Scratch(rule, tuple(int(a) for a in arguments), PARTS[rule], when)
+
+
+def buffer(size_bytes: int, when: When = "after") -> Scratch:
+    """Return a temporary tensor of that many bytes."""
+    return scratch("buffer", size_bytes, when=when)
+
+
+def copy_of(tensor: Tensor, element_bytes: int = 0, when: When = "after") -> Scratch:
+    """Return a temporary copy, contiguous or of another dtype."""
+    return buffer(tensor.numel() * (element_bytes or tensor.element_size()), when)
+
+
+def temporary(*ops: str) -> Callable[[Call], Call]:
+    """Register what the CUDA kernels of these aten ops take.
+
+    Each is named like ``sum.dim_IntList``; without an overload it stands for all that
+    are not named themselves. Names, because not every torch version has every op. The
+    function gets the call's arguments, keyword arguments and outputs.
+
+    Raises:
+        ValueError: An op is registered already.
+    """
+
+    def register(function: Call) -> Call:
+        for op in ops:
+            if op in FUNCTIONS:
+                raise ValueError(f"aten.{op} has its temporaries already")
+            FUNCTIONS[op] = function
+        return function
+
+    return register
+
+
+def temporaries_of(
+    func: OpOverload, args: Args, kwargs: Kwargs, out: object
+) -> tuple[Scratch, ...]:
+    """Return what the op's CUDA kernel takes; () for an op without a rule."""
+    packet, _, overload = str(func).removeprefix("aten.").partition(".")
+    function = FUNCTIONS.get(f"{packet}.{overload}") or FUNCTIONS.get(packet)
+    return tuple(function(args, kwargs, out)) if function else ()
