@@ -97,3 +97,18 @@ def test_pages_mapped_before_the_device_was_found_full_count_in_the_peak() -> No
         allocator.malloc(60 * MIB)  # the first 20 MiB can be mapped, the last cannot
     assert state_mib(allocator) == (40, 40)
     assert allocator.peak_reserved_bytes == 80 * MIB
+
+
+def test_a_range_without_pages_is_given_up_in_favour_of_a_later_one() -> None:
+    allocator = expandable(160 * MIB)  # ranges of 180 MiB
+    blocks = [allocator.malloc(20 * MIB) for _ in range(8)]
+    middle = blocks.pop(4)
+    for block in blocks:
+        allocator.free(block)
+    allocator.empty_cache()
+    allocator.malloc(90 * MIB)  # 80 MiB on either side of the middle: a new range
+    assert state_mib(allocator) == (110, 120)
+    allocator.free(middle)
+    allocator.empty_cache()
+    allocator.malloc(30 * MIB)  # the 10 MiB left in the second range and a page
+    assert state_mib(allocator) == (120, 120)
