@@ -1,0 +1,1 @@
+"""Carry out a recipe: checkpointing, precision, optimizer and the training step."""
