@@ -78,7 +78,8 @@ class Phase(NamedTuple):
 class BlockPass(NamedTuple):
     """One block's forward or backward (recomputation included) as a stretch of events.
 
-    ``input_storage`` and ``output_storage`` index the storages of the block's first tensor
+    ``block`` indexes ``StepTrace.block_names``. ``input_storage`` and
+    ``output_storage`` index the storages of the block's first tensor
     input and output; -1 where there is none.
     """
 
@@ -116,7 +117,8 @@ class StepTrace:
     Attributes:
         batch_sizes: The batch sizes that were traced; one means sizes hold for it alone.
         layers: Module paths; ``layer`` indexes them (-1: outside every module).
-        blocks: Module paths of the chain's blocks in execution order.
+        block_names: Module paths of all candidate blocks; passes index them.
+        blocks: Those of them that ran, in execution order.
         joined: For each block, whether its output is the next block's input itself, so
             that a segment may span both (applying P2).
         fixed_bytes, bytes_per_sample: Each storage's size, affine, unrounded.
@@ -133,6 +135,7 @@ class StepTrace:
 
     batch_sizes: tuple[int, ...]
     layers: tuple[str, ...]
+    block_names: tuple[str, ...]
     blocks: tuple[str, ...]
     joined: tuple[bool, ...]
     fixed_bytes: NDArray[np.int64]
@@ -166,6 +169,7 @@ class StepTrace:
         for name in (
             "batch_sizes",
             "layers",
+            "block_names",
             "blocks",
             "joined",
             "random_blocks",

@@ -1,0 +1,318 @@
+"""StepTraces -> what each block costs when it is kept and when it is recomputed (rule C).
+
+The numbers are read off the curve of live bytes of two traces, one with everything kept and
+one with every block recomputed. What runs before, between and after the blocks becomes
+blocks of its own that can only be kept, so that a chain covers the whole step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.memory.caching_allocator import MIN_BLOCK_BYTES
+from budgetfit.memory.kernel_scratch import KernelCard
+from budgetfit.memory.replay import storage_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from budgetfit.core.block_profile import Mode
+    from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
+
+PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
+NEVER = np.iinfo(np.int64).max
+
+
+class Station(NamedTuple):
+    """A stretch of the chain: where its forward and its backward lie in the events."""
+
+    name: str
+    block: int
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+    output_bytes: int
+    joins_next: bool
+
+
+class StationBytes(NamedTuple):
+    """What one station costs in one trace; the letters of rule C."""
+
+    saved: int
+    cached: int
+    forward: int
+    backward: int
+    gradient: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCurve:
+    """A trace at one batch size as live bytes after every event.
+
+    ``after[i]`` is what is alive once ``i`` events have happened.
+    """
+
+    trace: StepTrace
+    sizes: NDArray[np.int64]
+    after: NDArray[np.int64]
+    birth: NDArray[np.int64]
+    death: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trace: StepTrace, batch_size: int, card: KernelCard) -> LiveCurve:
+        """Scale the trace to ``batch_size`` and add it up."""
+        requested = storage_bytes(trace, batch_size, card)
+        sizes = -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        events = trace.events.astype(np.int64)
+        storage = np.abs(events) - 1
+        after = np.concatenate([[0], np.cumsum(np.sign(events) * sizes[storage])])
+        birth = np.full(len(sizes), NEVER)
+        death = np.full(len(sizes), NEVER)
+        positions = np.arange(len(events))
+        birth[storage[events > 0]] = positions[events > 0]
+        death[storage[events < 0]] = positions[events < 0]
+        return cls(trace, sizes, after, birth, death)
+
+    def most(self, start: int, end: int) -> int:
+        """Return the most bytes alive from event ``start`` up to ``end``."""
+        return int(self.after[start : end + 1].max())
+
+    def phase(self, name: str, step: int, micro_step: int) -> Phase:
+        """Return one stretch of the program."""
+        return next(
+            row
+            for row in self.trace.phases
+            if (row.name, row.step, row.micro_step) == (name, step, micro_step)
+        )
+
+
+def steady_moment(trace: StepTrace) -> tuple[int, int]:
+    """Return (step, micro_step) of the last traced micro-batch: the steady one."""
+    last = [row for row in trace.phases if row.name == "backward"][-1]
+    return last.step, last.micro_step
+
+
+def stations(curve: LiveCurve) -> tuple[Station, ...]:
+    """Cut the steady micro-step into the chain's stretches, in execution order."""
+    trace = curve.trace
+    step, micro_step = steady_moment(trace)
+    forward_phase = curve.phase("forward", step, micro_step)
+    backward_phase = curve.phase("backward", step, micro_step)
+    rows = [row for row in trace.passes if (row.step, row.micro_step) == (step, micro_step)]
+    forward = [row for row in rows if row.direction == "forward"]
+    backward = {row.block: row for row in rows if row.direction == "backward"}
+    found: list[Station] = []
+    position, back = forward_phase.start, backward_phase.end
+    for index, row in enumerate(forward):
+        if row.start > position:
+            # Its backward comes after the block's own: from there to where we were.
+            begin = backward[row.block].end if row.block in backward else back
+            found.append(
+                Station(
+                    PROLOGUE if index == 0 else f"{BETWEEN}{index}",
+                    -1,
+                    (position, row.start),
+                    (begin, back) if index == 0 else (begin, begin),
+                    _output_bytes(curve, row.input_storage),
+                    joins_next=False,
+                )
+            )
+        begin, end = _backward_of(row, backward, back)
+        found.append(
+            Station(
+                trace.block_names[row.block],
+                row.block,
+                (row.start, row.end),
+                (begin, end),
+                _output_bytes(curve, row.output_storage),
+                joins_next=trace.joined[index]
+                and index + 1 < len(forward)
+                and forward[index + 1].start == row.end,
+            )
+        )
+        position, back = row.end, begin
+    found.append(
+        Station(
+            EPILOGUE,
+            -1,
+            (position, forward_phase.end),
+            (backward_phase.start, back if forward else backward_phase.end),
+            0,
+            joins_next=False,
+        )
+    )
+    return tuple(found)
+
+
+def _backward_of(
+    row: BlockPass, backward: dict[int, BlockPass], back: int
+) -> tuple[int, int]:
+    """A block without a backward (all frozen, nothing needs gradients) has an empty one."""
+    found = backward.get(row.block)
+    return (found.start, found.end) if found else (back, back)
+
+
+def _output_bytes(curve: LiveCurve, storage: int) -> int:
+    return int(curve.sizes[storage]) if storage >= 0 else 0
+
+
+def station_bytes(
+    curve: LiveCurve, chain: Sequence[Station]
+) -> tuple[int, tuple[StationBytes, ...]]:
+    """Return W and each station's S, c, f, b and g in one trace."""
+    step, micro_step = steady_moment(curve.trace)
+    forward = curve.phase("forward", step, micro_step)
+    backward = curve.phase("backward", step, micro_step)
+    static = int(curve.after[forward.start])
+    in_forward = curve.birth >= forward.start
+    prefix = cached = 0
+    measured = []
+    for station in chain:
+        start, end = station.forward
+        begin, stop = station.backward
+        # Alive at the end of this forward, gone before the backward begins.
+        passing = (
+            in_forward
+            & (curve.birth < end)
+            & (curve.death >= end)
+            & (curve.death < backward.start)
+        )
+        output = _passing_output(curve, station, backward.start, end)
+        new_cached = int(curve.sizes[passing].sum()) - output
+        total = int(curve.after[end]) - static - station.output_bytes
+        new_prefix = total - new_cached
+        grows = (
+            (curve.birth >= begin)
+            & (curve.birth < stop)
+            & (curve.death >= backward.end)
+            & (curve.birth >= backward.start)
+        )
+        measured.append(
+            StationBytes(
+                saved=new_prefix - prefix,
+                cached=new_cached - cached,
+                forward=curve.most(start, end) - static - prefix - cached,
+                backward=curve.most(begin, stop) - static - new_prefix
+                if stop > begin
+                else 0,
+                gradient=int(curve.sizes[grows].sum()),
+            )
+        )
+        prefix, cached = new_prefix, new_cached
+    return static, _above_the_base(chain, measured)
+
+
+def _passing_output(
+    curve: LiveCurve, station: Station, backward_start: int, end: int
+) -> int:
+    """A station's output is not cached; it belongs to whoever comes next."""
+    candidates = (
+        (curve.sizes == station.output_bytes)
+        & (curve.birth < end)
+        & (curve.death >= end)
+        & (curve.death < backward_start)
+        & (curve.birth >= station.forward[0])
+    )
+    return station.output_bytes if station.output_bytes and candidates.any() else 0
+
+
+def _above_the_base(
+    chain: Sequence[Station], measured: Sequence[StationBytes]
+) -> tuple[StationBytes, ...]:
+    """b counts above prefix + incoming gradient + gradients of later stations."""
+    later = 0
+    result: list[StationBytes] = []
+    for index in range(len(chain) - 1, -1, -1):
+        row = measured[index]
+        incoming = chain[index].output_bytes if index + 1 < len(chain) else 0
+        backward = row.backward - incoming - later if row.backward else 0
+        result.append(row._replace(backward=backward))
+        later += row.gradient
+    return tuple(reversed(result))
+
+
+def chain_profile(
+    kept: StepTrace,
+    recomputed: StepTrace | None,
+    batch_size: int,
+    card: KernelCard,
+    times_ns: Sequence[tuple[int, int]] = (),
+    optimizer_ns: int = 0,
+) -> ChainProfile:
+    """Return the chain at ``batch_size``: sizes from the traces, times as given.
+
+    Args:
+        kept: A trace with nothing recomputed.
+        recomputed: A trace with every block recomputed by itself; None for a chain that
+            can only be kept.
+        batch_size: Samples per micro-batch.
+        card: Sizes the kernels' scratch memory.
+        times_ns: (forward, backward) of each station, from ``timing``.
+        optimizer_ns: Time of one optimizer step.
+    """
+    curve = LiveCurve.of(kept, batch_size, card)
+    chain = stations(curve)
+    static, keep_bytes = station_bytes(curve, chain)
+    again: dict[str, StationBytes] = {}
+    if recomputed is not None:
+        other = LiveCurve.of(recomputed, batch_size, card)
+        other_chain = stations(other)
+        rows = station_bytes(other, other_chain)[1]
+        again = {s.name: row for s, row in zip(other_chain, rows, strict=True)}
+    times = times_ns or [(0, 0)] * len(chain)
+    blocks = tuple(
+        BlockProfile(
+            name=station.name,
+            options=_options(station, row, again.get(station.name), forward_ns),
+            gradient_bytes=row.gradient,
+            output_bytes=station.output_bytes,
+            forward_ns=forward_ns,
+            backward_ns=backward_ns,
+            joins_next=station.joins_next,
+        )
+        for station, row, (forward_ns, backward_ns) in zip(
+            chain, keep_bytes, times, strict=True
+        )
+    )
+    gradients = sum(row.gradient for row in keep_bytes)
+    return ChainProfile(
+        batch_size=batch_size,
+        static_bytes=static,
+        input_bytes=0,
+        optimizer_bytes=max(0, _optimizer_peak(curve) - static - gradients),
+        optimizer_ns=optimizer_ns,
+        blocks=blocks,
+    )
+
+
+def _options(
+    station: Station, keep: StationBytes, again: StationBytes | None, forward_ns: int
+) -> tuple[BlockOption, ...]:
+    def option(mode: Mode, row: StationBytes, extra_ns: int) -> BlockOption:
+        return BlockOption(
+            mode=mode,
+            saved_bytes=row.saved,
+            forward_bytes=row.forward,
+            backward_bytes=row.backward,
+            cached_bytes=row.cached,
+            extra_ns=extra_ns,
+        )
+
+    kept = option("keep", keep, 0)
+    if station.block < 0 or again is None:
+        return (kept,)
+    return (kept, option("recompute", again, forward_ns))
+
+
+def _optimizer_peak(curve: LiveCurve) -> int:
+    peaks = [
+        curve.most(row.start, row.end)
+        for row in curve.trace.phases
+        if row.name == "optimizer"
+    ]
+    return max(peaks, default=0)

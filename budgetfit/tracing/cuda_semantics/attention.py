@@ -1,0 +1,213 @@
+"""Which attention kernel CUDA would run, called on CPU tensors.
+
+``scaled_dot_product_attention`` looks at the card, the dtypes, the head size and the mask,
+and runs flash, memory-efficient, cuDNN or plain-math attention. They save and allocate very
+different bytes, so the choice is made here by CUDA's rules and the chosen aten op is traced.
+
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (``select_sdp_backend`` and the
+``check_*`` functions) and attention.cpp (``scaled_dot_product_attention``); cuda-memory
+M25-M29.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from budgetfit.tracing.cuda_semantics.target import CudaTarget
+
+Backend = Literal["flash", "efficient", "cudnn", "math"]
+
+FLASH_MAX_HEAD_DIM = 256
+CUDNN_MAX_HEAD_DIM = 128
+HALF = (torch.float16, torch.bfloat16)
+# Capabilities on which torch >= 2.11 tries cuDNN first (runtime cuDNN > 9.15).
+CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """The facts about one call that the choice depends on."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    enable_gqa: bool
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether autograd will ask for this call's backward."""
+        return torch.is_grad_enabled() and any(
+            x.requires_grad for x in (self.query, self.key, self.value)
+        )
+
+    @property
+    def grouped(self) -> bool:
+        """Whether keys have fewer heads than queries."""
+        return self.query.size(-3) != self.key.size(-3)
+
+
+def choose_backend(call: AttentionCall, target: CudaTarget) -> Backend:
+    """Return the kernel family that CUDA's dispatcher would pick."""
+    if _cudnn_first(target) and _cudnn_allowed(call):
+        return "cudnn"
+    if torch.backends.cuda.flash_sdp_enabled() and _flash_allowed(call, target):
+        return "flash"
+    if torch.backends.cuda.mem_efficient_sdp_enabled() and _efficient_allowed(
+        call, target
+    ):
+        return "efficient"
+    return "math"
+
+
+def _fused_shapes(call: AttentionCall) -> bool:
+    tensors = (call.query, call.key, call.value)
+    return all(x.dim() == 4 and x.size(-2) > 0 and x.stride(-1) == 1 for x in tensors)  # noqa: PLR2004 - [batch, heads, length, head_dim]
+
+
+def _same_head_dim(call: AttentionCall) -> bool:
+    return call.query.size(-1) == call.key.size(-1) == call.value.size(-1)
+
+
+def _flash_allowed(call: AttentionCall, target: CudaTarget) -> bool:
+    head_dim = call.query.size(-1)
+    if target.compute_capability < (8, 0) or call.query.dtype not in HALF:
+        return False
+    if call.mask is not None or not _fused_shapes(call) or not _same_head_dim(call):
+        return False
+    if head_dim > FLASH_MAX_HEAD_DIM or (call.grouped and not call.enable_gqa):
+        return False
+    if call.is_causal and call.query.size(-2) != call.key.size(-2):
+        return False
+    # Too little shared memory on consumer cards for the backward of the largest heads.
+    small = target.compute_capability in ((8, 6), (8, 9), (12, 0), (12, 1))
+    return not (
+        small
+        and call.needs_grad
+        and (192 < head_dim <= 224 or (head_dim > 224 and call.dropout_p > 0))  # noqa: PLR2004 - the kernel's own limits
+    )
+
+
+def _efficient_allowed(call: AttentionCall, target: CudaTarget) -> bool:
+    dtype = call.query.dtype
+    allowed = (*HALF, torch.float32)
+    if target.compute_capability < (8, 0):
+        allowed = (torch.float16, torch.float32)
+    if dtype not in allowed or not _fused_shapes(call) or call.grouped:
+        return False
+    alignment = _gemm_alignment(dtype, target.compute_capability)
+    return call.query.size(-1) % alignment == 0 and call.value.size(-1) % alignment == 0
+
+
+def _gemm_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
+    """Head sizes must be multiples of this (``minimum_gemm_alignment``)."""
+    half = dtype in HALF
+    tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and half)
+    alignment = 4 if capability >= (8, 0) else 1
+    return max(alignment, 128 // (16 if half else 32)) if tensor_cores else alignment
+
+
+def _cudnn_first(target: CudaTarget) -> bool:
+    return (
+        target.cudnn
+        and torch.backends.cuda.cudnn_sdp_enabled()
+        and target.torch_version >= (2, 11)
+        and target.compute_capability in CUDNN_FIRST
+    )
+
+
+def _cudnn_allowed(call: AttentionCall) -> bool:
+    head_dim = call.query.size(-1)
+    return (
+        call.query.dtype in HALF
+        and _fused_shapes(call)
+        and head_dim % 8 == 0
+        and call.value.size(-1) % 8 == 0
+        and max(head_dim, call.value.size(-1)) <= CUDNN_MAX_HEAD_DIM
+        and (not call.grouped or call.enable_gqa)
+        and not (call.mask is not None and call.mask.requires_grad)
+    )
+
+
+def run_attention(
+    call: AttentionCall, target: CudaTarget, scale: float | None
+) -> torch.Tensor:
+    """Run the chosen kernel's aten op, with the tensors CUDA would prepare for it."""
+    backend = choose_backend(call, target)
+    mask = _float_mask(call.mask, call.query.dtype)
+    aten = torch.ops.aten
+    query, key, value = call.query, call.key, call.value
+    if backend == "flash":
+        head_dim = query.size(-1)
+        scale = scale if scale is not None else head_dim**-0.5
+        query, key, value = (_pad_last(x, 8) for x in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(
+            query, key, value, call.dropout_p, call.is_causal, scale=scale
+        )[0]
+        return out if out.size(-1) == head_dim else out[..., :head_dim]
+    if backend == "cudnn":
+        return aten._scaled_dot_product_cudnn_attention(
+            query,
+            key,
+            value,
+            mask,
+            call.needs_grad,
+            call.dropout_p,
+            call.is_causal,
+            scale=scale,
+        )[0]
+    if backend == "efficient":
+        if mask is not None:
+            mask = _aligned_mask(mask).expand(
+                query.size(0), query.size(1), query.size(2), key.size(2)
+            )
+        return aten._scaled_dot_product_efficient_attention(
+            query,
+            key,
+            value,
+            mask,
+            call.needs_grad,
+            call.dropout_p,
+            call.is_causal,
+            scale=scale,
+        )[0]
+    return aten._scaled_dot_product_attention_math(
+        query,
+        key,
+        value,
+        mask,
+        call.dropout_p,
+        call.is_causal,
+        None,
+        scale=scale,
+        enable_gqa=call.enable_gqa,
+    )[0]
+
+
+def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A boolean mask becomes one that is added (``convert_boolean_attn_mask``)."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero = torch.scalar_tensor(0.0, dtype=dtype)
+    return torch.where(mask.logical_not(), float("-inf"), zero)
+
+
+def _aligned_mask(mask: torch.Tensor) -> torch.Tensor:
+    """The kernel loads 8 mask values at once: the rows are padded (``pad_bias``)."""
+    width = mask.size(-1)
+    aligned = width % 8 == 0 and all(
+        stride % 8 == 0 or size == 1
+        for size, stride in zip(mask.shape[:-1], mask.stride()[:-1], strict=True)
+    )
+    return mask if aligned else _pad_last(mask, 8)[..., :width]
+
+
+def _pad_last(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    missing = -x.size(-1) % multiple
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x

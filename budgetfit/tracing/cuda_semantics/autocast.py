@@ -1,0 +1,251 @@
+"""CUDA's autocast on CPU tensors: its op lists, at the dispatcher, with its cast cache.
+
+The CPU's own autocast casts other ops than CUDA's (softmax, layer norm, losses, exp, pow and
+sums run in fp32 under CUDA). A Python-level mode would miss what C++ and torch's own modules
+call, so the policies are registered where CUDA has them: on the dispatcher, under the key
+that CPU tensors carry. They are taken back when the trace ends.
+
+Source: ``ATen/autocast_mode.h`` (installed with torch), the ``AT_FORALL_*`` lists and
+``cached_cast``; cuda-memory M50.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# The inputs are cast to fp32.
+FP32 = frozenset(
+    """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm
+    rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
+    cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
+    margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+    multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+    upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
+    upsample_bicubic2d _upsample_bicubic2d_aa
+    """.split()  # noqa: SIM905 - a list this long reads better as words
+)
+# The inputs stay, the kernel computes and returns fp32 (through its dtype argument).
+FP32_OUTPUT = frozenset(
+    """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
+    """.split()  # noqa: SIM905
+)
+# The same, in an overload with a dtype argument of its own.
+FP32_OVERLOAD = {
+    "norm.Scalar": "ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype",
+}
+# All inputs take the widest dtype among them.
+PROMOTE = frozenset(
+    """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot
+    scatter_add
+    """.split()  # noqa: SIM905
+)
+# Refused under autocast, as CUDA does.
+BANNED = frozenset({"binary_cross_entropy"})
+
+_AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def ops_with_kernel(dispatch_key: str) -> frozenset[str]:
+    """Return the aten ops (``name`` or ``name.overload``) that autocast knows for a key."""
+    prefix = "aten::"
+    return frozenset(
+        name.removeprefix(prefix)
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(prefix)
+        and torch._C._dispatch_has_kernel_for_dispatch_key(name, dispatch_key)
+    )
+
+
+# Everything else that CUDA's autocast knows runs in the lower precision: the matrix products,
+# convolutions, cells and attention. Read from this torch, so that a new one is not missed.
+_CUDA_OPS = ops_with_kernel("AutocastCUDA")
+_CPU_ONLY_OPS = ops_with_kernel("AutocastCPU") - _CUDA_OPS
+LOWER_PRECISION = (
+    _CUDA_OPS - FP32 - FP32_OUTPUT - frozenset(FP32_OVERLOAD) - PROMOTE - BANNED
+)
+
+
+class CastCache:
+    """Autocast's cache: each fp32 leaf parameter is cast once per outermost region."""
+
+    def __init__(self) -> None:
+        self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401 - any op argument
+        """Return ``value`` in ``dtype`` if it is a tensor that autocast may touch."""
+        if (
+            not isinstance(value, torch.Tensor)
+            or not value.is_floating_point()
+            or value.dtype in (dtype, torch.float64)
+        ):
+            return value
+        if not (
+            dtype == torch.get_autocast_dtype("cpu")
+            and value.dtype == torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not value._is_view()
+            and torch.is_autocast_cache_enabled()
+        ):
+            return value.to(dtype)
+        known = self._casts.get(id(value))
+        if known is None:
+            # The parameter is kept too, as CUDA's cache does: its id stays its own.
+            known = self._casts[id(value)] = (value, value.to(dtype))
+        return known[1]
+
+    def clear(self) -> None:
+        """Drop all casts: the outermost autocast region ended."""
+        self._casts.clear()
+
+
+@contextlib.contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Give ``torch.autocast("cpu")`` CUDA's policies while the context is open.
+
+    Process-wide for that time, like every registration at the dispatcher; the earlier
+    kernels come back at the end, also after an error.
+    """
+    cache = CastCache()
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")  # noqa: TOR901
+    clear_autocast_cache = torch.clear_autocast_cache
+
+    def clear_both() -> None:
+        cache.clear()
+        clear_autocast_cache()
+
+    try:
+        # An override of a C++ kernel is announced once per process; it is meant here.
+        with _quiet_override():
+            for name in sorted(_CUDA_OPS):
+                library.impl(name, _kernel(name, cache), allow_override=True)
+            for name in sorted(_CPU_ONLY_OPS):
+                library.impl(
+                    name, torch.library.fallthrough_kernel, allow_override=True
+                )
+        # autocast.__exit__ calls this by name when the outermost region ends.
+        torch.clear_autocast_cache = clear_both
+        yield
+    finally:
+        torch.clear_autocast_cache = clear_autocast_cache
+        library._destroy()
+        cache.clear()
+
+
+@contextlib.contextmanager
+def _quiet_override() -> Iterator[None]:
+    import warnings  # noqa: PLC0415 - only here
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")
+        yield
+
+
+def _kernel(name: str, cache: CastCache) -> Callable[..., Any]:
+    """Return the autocast kernel of one op: cast by its policy, then run it plainly."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    if name in FP32:
+        return _casting(op, cache, lambda: torch.float32)
+    if name in FP32_OUTPUT:
+        return _fp32_output(op)
+    if name in FP32_OVERLOAD:
+        wide = getattr(getattr(torch.ops.aten, packet), FP32_OVERLOAD[name])
+        return _fp32_overload(op, wide)
+    if name in PROMOTE:
+        return _promoting(op, cache)
+    if name in BANNED:
+        return _refusing(name)
+    return _casting(op, cache, lambda: torch.get_autocast_dtype("cpu"))
+
+
+def _casting(
+    op: Callable[..., Any], cache: CastCache, dtype: Callable[[], torch.dtype]
+) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        wanted = dtype()
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
+            args, kwargs = tree_map(lambda x: cache.cast(x, wanted), (args, kwargs))
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _eligible(value: Any) -> bool:  # noqa: ANN401
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    )
+
+
+def _fp32_output(op: Callable[..., Any]) -> Callable[..., Any]:
+    names = [argument.name for argument in op._schema.arguments]  # type: ignore[attr-defined]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
+            if _eligible(args[0]):
+                position = names.index("dtype")
+                if position < len(args):
+                    if args[position] is None:
+                        args = (
+                            *args[:position],
+                            torch.float32,
+                            *args[position + 1 :],
+                        )
+                elif kwargs.get("dtype") is None:
+                    kwargs["dtype"] = torch.float32
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _fp32_overload(
+    op: Callable[..., Any], wide: Callable[..., Any]
+) -> Callable[..., Any]:
+    def kernel(x: torch.Tensor, p: Any = 2, *rest: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
+            if _eligible(x):
+                return wide(x, p, *rest, dtype=torch.float32, **kwargs)
+            return op(x, p, *rest, **kwargs)
+
+    return kernel
+
+
+def _promoting(op: Callable[..., Any], cache: CastCache) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        widest = torch.get_autocast_dtype("cpu")
+        for value in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if _eligible(value) and value.dtype == torch.float32:
+                widest = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
+            args, kwargs = tree_map(lambda x: cache.cast(x, widest), (args, kwargs))
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def kernel(*_args: Any, **_kwargs: Any) -> Any:  # noqa: ANN401
+        raise RuntimeError(
+            f"{name} is unsafe to autocast on CUDA. Use the loss that takes logits, for "
+            "example torch.nn.BCEWithLogitsLoss, or leave autocast around it."
+        )
+
+    return kernel

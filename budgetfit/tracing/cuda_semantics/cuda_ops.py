@@ -1,0 +1,133 @@
+"""What CUDA does differently inside single ops: in place, in scratch memory, in workspaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.tracing.cuda_semantics.temporaries import temporaries_of
+from budgetfit.tracing.storage_log import OpScratch, ScratchRow
+
+if TYPE_CHECKING:
+    from budgetfit.tracing.cuda_semantics.target import CudaTarget
+    from budgetfit.tracing.storage_log import RunOp
+
+aten = torch.ops.aten
+
+# Ops that go through a cuBLAS handle, which brings a workspace (cuda-memory M15-M18).
+CUBLAS_OPS = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.mv.default,
+        aten.addmv.default,
+        aten.dot.default,
+        aten._addmm_activation.default,
+    }
+)
+# From this version on the workspace is taken and given back by each product (M18).
+TRANSIENT_WORKSPACE_VERSION = (2, 15)
+
+
+class CudaOps:
+    """Op semantics of a CUDA card, for ``StorageLog``.
+
+    ``in_backward`` is set by the trace: the autograd engine has a thread, and so a cuBLAS
+    handle and workspace, of its own.
+    """
+
+    def __init__(self, target: CudaTarget) -> None:
+        self.target = target
+        self.in_backward = False
+        self.in_optimizer = False
+        self._workspaces: set[str] = set()
+
+    def run(
+        self,
+        run: RunOp,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Run an op as CUDA would."""
+        if func is aten.add.Tensor and self.in_backward and not kwargs:
+            summed = _accumulated_in_place(*args)
+            if summed is not None:
+                return summed
+        if func is aten._local_scalar_dense.default and self.in_optimizer:
+            # A GradScaler asks whether it found an infinity; a step that is skipped
+            # would show less memory than one that is taken.
+            return 0.0
+        return run(func, args, kwargs)
+
+    def scratch(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> OpScratch:
+        """Return the op's kernel scratch and, at a thread's first product, the workspace."""
+        lasting: list[ScratchRow] = []
+        before: list[ScratchRow] = []
+        after: list[ScratchRow] = []
+        if func in CUBLAS_OPS:
+            (before if self._transient else lasting).extend(self._workspace())
+        for scratch in temporaries_of(func, args, kwargs, out):
+            rows = [
+                ScratchRow(scratch.rule, scratch.arguments, part)
+                for part in range(scratch.parts)
+            ]
+            (before if scratch.when == "before" else after).extend(rows)
+        return OpScratch(lasting, before, after)
+
+    @property
+    def _transient(self) -> bool:
+        return self.target.torch_version >= TRANSIENT_WORKSPACE_VERSION
+
+    def _workspace(self) -> list[ScratchRow]:
+        thread = "autograd" if self.in_backward else "main"
+        if not self._transient:
+            if thread in self._workspaces:
+                return []
+            self._workspaces.add(thread)
+        return [ScratchRow("cublas_workspace", self.target.torch_version, 0)]
+
+
+def _accumulated_in_place(old: Any, new: Any) -> torch.Tensor | None:  # noqa: ANN401
+    """Add where gradients meet, in place when CUDA would (cuda-memory M49).
+
+    The autograd engine adds in place unless the tensor is a subclass or a mode is active,
+    both of which are true here. Outside the engine (grad mode on: a recomputation) the
+    model's own additions stay as they are.
+
+    Source: torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``.
+    """
+    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
+        return None
+    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+        return None
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return None
+    if _owned(old):
+        return old.add_(new)
+    return None
+
+
+def _owned(tensor: torch.Tensor) -> bool:
+    """Whether only the engine's buffer holds this tensor and its storage."""
+    return (
+        torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
+        and tensor._use_count() <= OWNED_TENSOR
+        and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+        <= OWNED_STORAGE
+    )
+
+
+# Use counts of a tensor that only the engine holds, as seen from inside a dispatch mode:
+# the buffer and the Python objects of this call.
+OWNED_TENSOR = 2
+OWNED_STORAGE = 2

@@ -1,0 +1,105 @@
+"""Places where torch's own C++ asks "is this tensor on CUDA?" and does something else.
+
+On CPU tensors the answer is no, so the branch that CUDA takes is put in its place, for fake
+tensors only; real tensors go the usual way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from budgetfit.tracing.cuda_semantics.attention import AttentionCall, run_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.tracing.cuda_semantics.target import CudaTarget
+
+aten = torch.ops.aten
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:  # noqa: FBT001 - aten's signature
+    """CUDA fuses: a bool mask is saved, not a float one (Dropout.cpp; cuda-memory M37)."""
+    if train and 0 < p < 1 and x.numel() > 0:
+        return aten.native_dropout(x, p, train)[0]
+    return aten.dropout.default.decompose(x, p, train)
+
+
+def _half_to_float(
+    fused: Callable[..., Any],
+    composite: Any,  # noqa: ANN401
+) -> Callable[..., Any]:
+    """softmax of fp16 into fp32 reads fp16 directly on CUDA (SoftMax.cpp)."""
+
+    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
+        if x.dtype == torch.float16 and dtype == torch.float32:
+            return fused(x, dim, True)  # noqa: FBT003 - aten's signature
+        return composite.decompose(x, dim, dtype)
+
+    return kernel
+
+
+def _attention(target: CudaTarget) -> Callable[..., Any]:
+    def kernel(  # noqa: PLR0913 - aten's signature
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        call = AttentionCall(
+            query=query,
+            key=key,
+            value=value,
+            mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            enable_gqa=enable_gqa,
+        )
+        return run_attention(call, target, scale)
+
+    return kernel
+
+
+def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any]:  # noqa: ANN401
+    def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if isinstance(first, FakeTensor):
+            return kernel(first, *args, **kwargs)
+        return composite.decompose(first, *args, **kwargs)
+
+    return guarded
+
+
+@contextlib.contextmanager
+def cuda_branches(target: CudaTarget) -> Iterator[None]:
+    """Take CUDA's branches on fake CPU tensors while the context is open."""
+    kernels = {
+        "dropout": (_dropout, aten.dropout.default),
+        "softmax.int": (
+            _half_to_float(aten._softmax, aten.softmax.int),
+            aten.softmax.int,
+        ),
+        "log_softmax.int": (
+            _half_to_float(aten._log_softmax, aten.log_softmax.int),
+            aten.log_softmax.int,
+        ),
+        "scaled_dot_product_attention": (
+            _attention(target),
+            aten.scaled_dot_product_attention.default,
+        ),
+    }
+    library = torch.library.Library("aten", "IMPL", "AutogradCPU")  # noqa: TOR901
+    try:
+        for name, (kernel, composite) in kernels.items():
+            library.impl(name, _only_fakes(kernel, composite))
+        yield
+    finally:
+        library._destroy()

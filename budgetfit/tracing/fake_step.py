@@ -1,0 +1,246 @@
+"""One trace: a few training steps of a fake model, logged storage by storage."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from budgetfit.core.step_trace import BlockPass, Phase
+from budgetfit.tracing.batch_shapes import resize_batch
+from budgetfit.tracing.block_tracker import BlockTracker
+from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
+from budgetfit.tracing.fake_model import fake_copy, fake_mode
+from budgetfit.tracing.known_values import KnownValues
+from budgetfit.tracing.library_questions import values_matter
+from budgetfit.tracing.storage_log import StorageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+    from budgetfit.core.step_trace import PhaseName
+    from budgetfit.tracing.cuda_semantics.target import CudaTarget
+
+
+class StepProgram(Protocol):
+    """Makes a model train: what ``applying.Run`` does, handed in by ``planning``."""
+
+    def __call__(self, model: nn.Module, on_phase: Callable[[str], None]) -> Runner:
+        """Prepare ``model`` and return what runs its micro-steps."""
+
+
+class Runner(Protocol):
+    """A model that is ready to train."""
+
+    optimizer: torch.optim.Optimizer
+
+    def step(self, batch: Any) -> Any:  # noqa: ANN401
+        """Run one micro-batch; every n-th call steps the optimizer."""
+
+
+@dataclass(slots=True)
+class RawTrace:
+    """What one run at one batch size logged, before two of them become a StepTrace."""
+
+    batch_size: int
+    log: StorageLog
+    layers: list[str]
+    blocks: list[int] = field(default_factory=list)
+    joined: list[bool] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    passes: list[BlockPass] = field(default_factory=list)
+    random_blocks: set[int] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+
+class _PhaseClock:
+    """Turns ``on_phase`` calls into stretches of events, and tells the semantics."""
+
+    def __init__(self, log: StorageLog, tracker: BlockTracker, raw: RawTrace) -> None:
+        self._log, self._tracker, self._raw = log, tracker, raw
+        self._open: tuple[PhaseName, int] = ("setup", 0)
+        self.semantics: Any = None
+        self.step, self.micro_step = -1, 0
+
+    def start(self, name: str) -> None:
+        """Close the open stretch and begin ``name``."""
+        self.close()
+        if name == "forward":
+            self._tracker.start_forward()
+        elif name == "backward":
+            self._tracker.start_backward()
+        self._open = (name, len(self._log.events))  # type: ignore[assignment]
+        if self.semantics is not None:
+            self.semantics.in_backward = name == "backward"
+            self.semantics.in_optimizer = name == "optimizer"
+
+    def close(self) -> None:
+        """End the open stretch here."""
+        name, start = self._open
+        end = len(self._log.events)
+        if name == "backward":
+            self._raw.passes += _passes(
+                self._tracker, self.step, self.micro_step, start, end
+            )
+        self._raw.phases.append(Phase(name, self.step, self.micro_step, start, end))
+        self._open = (name, end)
+
+
+def _passes(
+    tracker: BlockTracker, step: int, micro_step: int, start: int, end: int
+) -> list[BlockPass]:
+    """Return the block passes of one micro-batch, forward and backward."""
+    result = [
+        BlockPass(
+            run.block,
+            "forward",
+            step,
+            micro_step,
+            run.start,
+            run.end,
+            run.input_storage,
+            run.output_storage,
+        )
+        for run in tracker.runs
+    ]
+    # The backward runs through the stretches in reverse; each begins where its first op
+    # was seen and lasts until a lower one begins.
+    first: dict[int, int] = {}
+    for stretch, event in tracker.backward:
+        first.setdefault(stretch, event)
+    order = sorted(first.items(), key=lambda item: item[1])
+    edges = [event for _, event in order] + [end]
+    if edges:
+        edges[0] = start
+    for (stretch, _), begin, stop in zip(order, edges, edges[1:], strict=False):
+        if stretch >= 0:
+            run = tracker.runs[stretch]
+            result.append(
+                BlockPass(
+                    run.block,
+                    "backward",
+                    step,
+                    micro_step,
+                    begin,
+                    stop,
+                    run.input_storage,
+                    run.output_storage,
+                )
+            )
+    return result
+
+
+def trace_once(  # noqa: PLR0913 - one value each, all needed
+    model: nn.Module,
+    program: StepProgram,
+    batch: Any,  # noqa: ANN401 - any pytree of tensors
+    *,
+    batch_size: int,
+    blocks: Sequence[str],
+    target: CudaTarget | None,
+    micro_steps: int = 1,
+    steps: int = 2,
+) -> RawTrace:
+    """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
+
+    ``target`` says which card's semantics to take; None traces what a CPU would do.
+    ``model`` is not changed and neither is any global state.
+    """
+    with _quiet_machine(), fake_mode() as mode:
+        twin = fake_copy(model, mode)
+        semantics, imitation = imitate_cuda(target)
+        values = KnownValues()
+        log = StorageLog(semantics, values.run)
+        tracker = BlockTracker(twin, blocks, log)
+        raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
+        clock = _PhaseClock(log, tracker, raw)
+        clock.semantics = semantics
+        sized = resize_batch(_readable(batch), batch_size)
+        with imitation, values_matter(), log:
+            log.watch = tracker.see_backward_op
+            _register(twin, log)
+            runner = program(twin, clock.start)
+            for clock.step in range(steps):
+                for clock.micro_step in range(micro_steps):
+                    _run_micro_step(runner, sized, log, values)
+                    if clock.step == 0 and clock.micro_step == 0:
+                        raw.blocks = [run.block for run in tracker.runs]
+                        raw.joined = [run.joined for run in tracker.runs[1:]]
+                    _name_survivors(twin, runner, log)
+            clock.close()
+        log.close()
+        tracker.remove()
+    return raw
+
+
+def _run_micro_step(
+    runner: Runner,
+    batch: Any,  # noqa: ANN401
+    log: StorageLog,
+    values: KnownValues,
+) -> None:
+    def fresh(tensor: Any) -> Any:  # noqa: ANN401
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if tensor.device.type == "cpu":
+            values.remember(fake, tensor)
+        return fake
+
+    with log.of_category("batch"):
+        fakes = tree_map(fresh, batch)
+    runner.step(fakes)
+
+
+def _register(model: nn.Module, log: StorageLog) -> None:
+    """Weights come first, in the order in which the model was built (memory-model B4)."""
+    for parameter in model.parameters():
+        log.born(parameter, "parameters")
+    for buffer in model.buffers():
+        log.born(buffer, "buffers")
+
+
+def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:
+    """Say what outlived the micro-step: gradients and optimizer state."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            log.set_category(parameter.grad, "gradients")
+    for state in runner.optimizer.state.values():
+        for value in tree_leaves(state):
+            if isinstance(value, torch.Tensor):
+                log.set_category(value, "optimizer_state")
+
+
+def _readable(batch: Any) -> Any:  # noqa: ANN401
+    """Shapes and dtypes are all that is read, but for whole numbers that models ask about."""
+
+    def readable(tensor: Any) -> Any:  # noqa: ANN401
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        if tensor.is_floating_point() or tensor.device.type == "meta":
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+        return tensor.detach().cpu()
+
+    return tree_map(readable, batch)
+
+
+@contextlib.contextmanager
+def _quiet_machine() -> Iterator[None]:
+    """No garbage collection in the middle of a trace; random state as it was."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()

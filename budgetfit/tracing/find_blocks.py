@@ -1,0 +1,95 @@
+"""The repeated blocks of a model: what a plan keeps or recomputes (tracing T7).
+
+A block is a module that takes and returns a hidden state and stands in a row with others
+of its class. transformers marks its own with ``GradientCheckpointingLayer``; elsewhere the
+children of a ``ModuleList`` or ``Sequential`` are looked at, outermost first. A model
+without repetition has its direct children as blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+CONTAINERS = (nn.ModuleList, nn.Sequential)
+FEWEST = 2  # one block is no chain
+
+
+def find_blocks(model: nn.Module) -> tuple[str, ...]:
+    """Return the module paths of the model's blocks, in registration order.
+
+    Execution order, and whether each runs exactly once, is only known from a trace.
+    """
+    marked = _marked_layers(model)
+    if len(marked) >= FEWEST:
+        return marked
+    for search in (_repeated_children, _cells):
+        found = search(model)
+        if len(found) >= FEWEST:
+            return found
+    children = tuple(
+        name for name, child in model.named_children() if _has_parameters(child)
+    )
+    return children if len(children) >= FEWEST else ()
+
+
+def _marked_layers(model: nn.Module) -> tuple[str, ...]:
+    """transformers' own blocks, outermost ones only."""
+    try:
+        from transformers.modeling_layers import (  # noqa: PLC0415 - slow to import
+            GradientCheckpointingLayer,
+        )
+    except ImportError:
+        return ()
+    names: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in names)
+        if name and not inside and isinstance(module, GradientCheckpointingLayer):
+            names.append(name)
+    return tuple(names)
+
+
+def _repeated_children(model: nn.Module) -> tuple[str, ...]:
+    """Children of containers in which one class with parameters stands twice or more."""
+    names: list[str] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, CONTAINERS) or _inside(path, names):
+            continue
+        children = [(n, c) for n, c in module.named_children() if _has_parameters(c)]
+        classes = Counter(type(child) for _, child in children)
+        # Several Linear layers in a row are one block's inside, not a chain of blocks.
+        repeated = {
+            cls
+            for cls, count in classes.items()
+            if count >= FEWEST and any(True for c in children if _composite(c[1]))
+        }
+        names += [
+            f"{path}.{name}" if path else name
+            for name, child in children
+            if type(child) in repeated and _composite(child)
+        ]
+    return tuple(names)
+
+
+def _cells(model: nn.Module) -> tuple[str, ...]:
+    """The children of the outermost ``nn.Sequential`` with at least two of them."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Sequential) and len(module) >= FEWEST:
+            return tuple(
+                f"{path}.{name}" if path else name
+                for name, _ in module.named_children()
+            )
+    return ()
+
+
+def _inside(path: str, names: list[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in names)
+
+
+def _composite(module: nn.Module) -> bool:
+    return any(True for _ in module.children())
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())

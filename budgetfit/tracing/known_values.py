@@ -1,0 +1,187 @@
+"""Values of small whole-number tensors, carried beside their fakes (tracing T8).
+
+Models ask tensors questions: are all mask entries one, are the position ids packed, which
+tokens are images? A fake tensor has no values, so integers and booleans that come from the
+batch, or are made from constants, are computed for real beside the trace. Whatever depends
+on weights or on random numbers stays unknown, and a question about it is a ``TraceError``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LARGEST_ELEMENTS = 1 << 20  # a mask of length^2 is not worth its time
+aten = torch.ops.aten
+
+# Made from nothing but their arguments.
+CONSTANTS = frozenset(
+    {
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.full.default,
+        aten.zeros.default,
+        aten.ones.default,
+        aten.scalar_tensor.default,
+        aten.eye.default,
+        aten.tril_indices.default,
+        aten.triu_indices.default,
+        aten.lift_fresh.default,
+        aten.lift_fresh_copy.default,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+        aten.full_like.default,
+        aten.new_zeros.default,
+        aten.new_ones.default,
+        aten.new_full.default,
+    }
+)
+# Their result is a number, or has a shape that depends on values.
+ASKS_FOR_VALUES = frozenset(
+    {
+        aten._local_scalar_dense.default,
+        aten.is_nonzero.default,
+        aten.equal.default,
+        aten.nonzero.default,
+        aten.masked_select.default,
+        aten._unique2.default,
+        aten.unique_consecutive.default,
+        aten.repeat_interleave.Tensor,
+        aten.bincount.default,
+    }
+)
+LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op))
+
+
+def _whole(tensor: torch.Tensor) -> bool:
+    return (
+        not tensor.is_floating_point()
+        and not tensor.is_complex()
+        and tensor.numel() <= LARGEST_ELEMENTS
+    )
+
+
+class KnownValues:
+    """Remembers real values for fake tensors and computes those of ops on them."""
+
+    def __init__(self) -> None:
+        self._real: Any = WeakIdKeyDictionary()
+
+    def remember(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+        """Note that ``fake`` stands for ``real`` (whole numbers only)."""
+        if _whole(real) and fake.shape == real.shape:
+            self._real[fake] = real
+
+    def run(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Run an op on fakes; where all its inputs are known, know its output too.
+
+        Raises:
+            DataDependentOutputException: If the op needs a value that is not known.
+        """
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        known = bool(inputs) or func in CONSTANTS
+        if func not in LIKE:
+            known = known and all(
+                x in self._real or not isinstance(x, FakeTensor) for x in inputs
+            )
+        if func in ASKS_FOR_VALUES:
+            return self._answer(func, args, kwargs, known=known)
+        out = func(*args, **kwargs)
+        if known and any(map(_whole, _tensors(out))) and torch.Tag.nondeterministic_seeded not in func.tags:
+            self._follow(func, args, kwargs, out)
+        elif func._schema.is_mutable:
+            self._forget(func, args)
+        return out
+
+    def _answer(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        known: bool,
+    ) -> Any:  # noqa: ANN401
+        if not known:
+            return func(*args, **kwargs)  # raises, unless a fake can answer
+        real = self._compute(func, args, kwargs)
+        if not any(True for _ in _tensors(real)):
+            return real
+        leaves, spec = tree_flatten(real)
+        fakes = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+            if isinstance(x, torch.Tensor)
+            else x
+            for x in leaves
+        ]
+        for fake, value in zip(fakes, leaves, strict=True):
+            if isinstance(value, torch.Tensor):
+                self.remember(fake, value)
+        return tree_unflatten(fakes, spec)
+
+    def _follow(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> None:
+        real = self._compute(func, args, kwargs)
+        for fake, value in zip(_tensors(out), _tensors(real), strict=True):
+            self.remember(fake, value)
+
+    def _compute(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        leaves, spec = tree_flatten((args, kwargs))
+        values = [self._real.get(x, x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        if func in LIKE:  # only the shape of the first argument is read
+            values = [
+                torch.empty(x.shape, dtype=x.dtype, device="meta")
+                if isinstance(x, FakeTensor)
+                else x
+                for x in values
+            ]
+        with _disable_current_modes():
+            real_args, real_kwargs = tree_unflatten(values, spec)
+            if func in LIKE:
+                real_kwargs = {**real_kwargs, "device": "cpu"}
+            return func(*real_args, **real_kwargs)
+
+    def _forget(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+        """An unknown value was written into these tensors, and so into their aliases."""
+        written = {
+            value.untyped_storage()._cdata
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if isinstance(value, torch.Tensor)
+            and argument.alias_info is not None
+            and argument.alias_info.is_write
+        }
+        if not written or not len(self._real):
+            return
+        for fake in list(self._real.keys()):
+            if fake.untyped_storage()._cdata in written:
+                del self._real[fake]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    return (x for x in tree_leaves(value) if isinstance(x, torch.Tensor))
+
+
+__all__ = ["DataDependentOutputException", "KnownValues"]

@@ -1,0 +1,54 @@
+"""How much arithmetic and traffic one aten op is, for the roofline.
+
+FLOPs come from PyTorch's own registry (``torch.utils.flop_counter``); bytes are those of
+every distinct tensor read or written. Ops without tensors or that only make views cost
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from budgetfit.core.step_trace import RATES
+
+_RATE = {
+    torch.float32: RATES.index("fp32"),
+    torch.float16: RATES.index("fp16"),
+    torch.bfloat16: RATES.index("bf16"),
+    torch.float64: RATES.index("fp64"),
+}
+_NONE = RATES.index("none")
+
+
+def cost_of(
+    func: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,  # noqa: ANN401 - whatever the op returned
+) -> tuple[int, float, int]:
+    """Return (rate index, floating-point operations, bytes moved) of one op."""
+    tensors: list[torch.Tensor] = []
+    _collect(args, tensors)
+    _collect(tuple(kwargs.values()), tensors)
+    inputs = len(tensors)
+    _collect(out, tensors)
+    if not tensors or func.is_view:
+        return _NONE, 0.0, 0
+    moved_bytes = sum(x.numel() * x.element_size() for x in tensors)
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is None:
+        return _NONE, 0.0, moved_bytes
+    flops = float(formula(*args, **kwargs, out_val=out))
+    dtype = next((x.dtype for x in tensors[:inputs] if x.is_floating_point()), None)
+    return _RATE.get(dtype, _NONE), flops, moved_bytes
+
+
+def _collect(value: Any, into: list[torch.Tensor]) -> None:  # noqa: ANN401
+    if isinstance(value, torch.Tensor):
+        into.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect(item, into)

@@ -1,0 +1,237 @@
+"""StorageLog: every storage's birth and death, in order, while torch code runs.
+
+Storages, not tensors (tracing T3): a view costs nothing and ``weight.t()`` is the weight.
+Only weak references are kept, otherwise autograd would clone gradients instead of taking
+them. It works on fake tensors (the trace) and on real ones (``verify`` on a CPU).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.tracing.op_costs import cost_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from budgetfit.core.step_trace import Category
+
+_CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
+
+
+class ScratchRow(NamedTuple):
+    """A storage that a kernel rule sizes: rule, its arguments, which of its buffers."""
+
+    rule: str
+    arguments: tuple[int, ...]
+    part: int
+
+
+class OpRow(NamedTuple):
+    """One op's arithmetic: where in the events it ran, its rate, FLOPs and bytes moved."""
+
+    event: int
+    rate: int
+    flops: float
+    moved_bytes: int
+
+
+class OpScratch(NamedTuple):
+    """What one op takes besides its outputs.
+
+    ``lasting`` is taken before the op and never given back (workspaces); ``before`` and
+    ``after`` are taken before and after the outputs and given back at the end of the op.
+    """
+
+    lasting: Sequence[ScratchRow] = ()
+    before: Sequence[ScratchRow] = ()
+    after: Sequence[ScratchRow] = ()
+
+
+RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def run_plainly(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:  # noqa: ANN401
+    """Call the op."""
+    return func(*args, **kwargs)
+
+
+class OpSemantics(Protocol):
+    """How ops behave on the device that the log stands for."""
+
+    def run(
+        self,
+        run: RunOp,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Run the op, or what the device would do in its place."""
+
+    def scratch(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> OpScratch:
+        """Return the memory inside the op's kernels."""
+
+
+class StorageLog(TorchDispatchMode):
+    """Records allocations and frees of everything that runs inside it.
+
+    Attributes:
+        sizes: Unrounded bytes of each storage, by index.
+        categories: Index into ``CATEGORIES`` of each storage.
+        layers: Layer index of each storage, from ``current_layer``.
+        scratch: Storage index -> the rule that sizes it.
+        events: ``k + 1`` for the birth of storage k, ``-(k + 1)`` for its death.
+        ops: What was computed, for the roofline.
+        live_bytes, peak_bytes: Unrounded bytes alive now, and the most since ``reset_peak``.
+    """
+
+    def __init__(
+        self, semantics: OpSemantics | None = None, run: RunOp = run_plainly
+    ) -> None:
+        super().__init__()
+        self._run = run
+        self.sizes: list[int] = []
+        self.categories: list[int] = []
+        self.layers: list[int] = []
+        self.scratch: dict[int, ScratchRow] = {}
+        self.events: list[int] = []
+        self.ops: list[OpRow] = []
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.category = _CATEGORY["temporaries"]
+        self.current_layer: Callable[[], int] = lambda: -1
+        self.watch: Callable[[], None] | None = None
+        self._semantics = semantics
+        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the op returns
+        """Run the op and log what it allocates."""
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        if self.watch is not None:
+            self.watch()
+        semantics = self._semantics
+        if semantics is None:
+            out = self._run(func, args, kwargs)
+            self.see(out)
+            return out
+        out = semantics.run(self._run, func, args, kwargs)
+        if func.is_view:
+            self.see(out)
+            return out
+        lasting, before, after = semantics.scratch(func, args, kwargs, out)
+        for row in lasting:
+            self._allocate_scratch(row, "workspace")
+        held = [self._allocate_scratch(row, "temporaries") for row in before]
+        self.see(out)
+        held += [self._allocate_scratch(row, "temporaries") for row in after]
+        self.events.extend(-(index + 1) for index in reversed(held))
+        rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
+        if flops or moved_bytes:
+            self.ops.append(OpRow(len(self.events), rate, flops, moved_bytes))
+        return out
+
+    def see(self, out: Any) -> None:  # noqa: ANN401 - whatever an op returns
+        """Log the birth of storages in ``out`` that are not known yet."""
+        if isinstance(out, torch.Tensor):
+            self.born(out)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                self.see(item)
+
+    @contextlib.contextmanager
+    def of_category(self, category: Category) -> Iterator[None]:
+        """Give everything that is born in the context this category."""
+        before, self.category = self.category, _CATEGORY[category]
+        try:
+            yield
+        finally:
+            self.category = before
+
+    def born(self, tensor: torch.Tensor, category: Category | None = None) -> int:
+        """Log a tensor's storage if it is new; return its index (-1 without a storage)."""
+        if tensor.layout is not torch.strided:
+            return -1
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._alive.get(key)
+        if known is not None:
+            return known[0]
+        index = self._allocate(
+            storage.nbytes(),
+            self.category if category is None else _CATEGORY[category],
+        )
+        self._alive[key] = (
+            index,
+            weakref.ref(storage, lambda _, key=key: self._died(key)),
+        )
+        return index
+
+    def index_of(self, tensor: torch.Tensor) -> int:
+        """Return the index of a tensor's storage, or -1 if it is not alive in this log."""
+        known = self._alive.get(tensor.untyped_storage()._cdata)
+        return -1 if known is None else known[0]
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Take back a storage that CUDA would keep in host memory."""
+        known = self._alive.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            self.live_bytes -= self.sizes[known[0]]
+            self.sizes[known[0]] = 0
+
+    def set_category(self, tensor: torch.Tensor, category: Category) -> None:
+        """Name what a live storage turned out to be."""
+        index = self.index_of(tensor)
+        if index >= 0:
+            self.categories[index] = _CATEGORY[category]
+
+    def reset_peak(self) -> None:
+        """Start measuring the peak again, from what is alive now."""
+        self.peak_bytes = self.live_bytes
+
+    def close(self) -> None:
+        """Stop logging deaths: what is alive now outlives the trace."""
+        self._alive.clear()
+
+    def _allocate_scratch(self, row: ScratchRow, category: Category) -> int:
+        index = self._allocate(0, _CATEGORY[category])
+        self.scratch[index] = row
+        return index
+
+    def _allocate(self, size_bytes: int, category: int) -> int:
+        index = len(self.sizes)
+        self.sizes.append(size_bytes)
+        self.categories.append(category)
+        self.layers.append(self.current_layer())
+        self.events.append(index + 1)
+        self.live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return index
+
+    def _died(self, key: int) -> None:
+        known = self._alive.pop(key, None)
+        if known is not None:
+            self.events.append(-(known[0] + 1))
+            self.live_bytes -= self.sizes[known[0]]
