@@ -1,0 +1,148 @@
+"""The roofline: what each op of a trace takes on a card, from its arithmetic and bytes.
+
+An op takes as long as the slowest of three things: its floating-point operations at the
+card's rate for their dtype, the bytes it moves at the card's memory bandwidth, and its
+launch. Plans are ranked by these times, so what matters is how they compare with each
+other; absolute ones are estimates until ``verify`` has measured a step.
+"""
+
+from typing import Final, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetfit.core.gpus import Gpu
+from budgetfit.core.step_trace import RATES, PhaseName, StepTrace
+
+Nanoseconds = NDArray[np.float64]
+
+# Of the data sheet's matrix rate. The best shapes reach 0.86 (A100), 0.80 (H100) and
+# 0.78 (B200): "maximum achievable matmul FLOPS", github.com/stas00/ml-engineering,
+# compute/accelerator. A model's own shapes reach less; whole steps do well with 0.5.
+MATRIX_SHARE: Final = 0.6
+# Of the data sheet's bandwidth: STREAM-like kernels reach 0.9 to 0.92 on H100 (3.08 of
+# 3.35 TB/s), op by op somewhat less.
+BANDWIDTH_SHARE: Final = 0.85
+# One op issued from Python: launch and dispatch, measured at about 4 microseconds on an
+# H100 host. Small ops queue up behind it, so nothing is faster.
+LAUNCH_NS: Final = 4_000.0
+# fp64 results per fp32 one, by compute capability (CUDA C++ Programming Guide,
+# throughput of native arithmetic instructions): one half on data-center cards.
+_FP64_SHARES: Final = {
+    **dict.fromkeys([(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)], 1 / 2),
+    **dict.fromkeys([(6, 1), (7, 5)], 1 / 32),
+}
+_OTHER_FP64_SHARE: Final = 1 / 64
+
+
+class BlockTime(NamedTuple):
+    """One block's plain forward and its backward, recomputation included."""
+
+    forward_ns: int
+    backward_ns: int
+
+
+class StepTime(NamedTuple):
+    """One micro-batch's forward and backward, and one optimizer step."""
+
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+
+    def total_ns(self, gradient_accumulation_steps: int = 1) -> int:
+        """Return the time of a whole step of so many micro-batches."""
+        micro_batch_ns = self.forward_ns + self.backward_ns
+        return micro_batch_ns * gradient_accumulation_steps + self.optimizer_ns
+
+
+def op_times_ns(
+    trace: StepTrace, batch_size: int, gpu: Gpu, *, tf32: bool
+) -> Nanoseconds:
+    """Return how long each op takes, in nanoseconds, in the order of ``trace.ops``.
+
+    Args:
+        trace: The step; its arithmetic is affine in the batch size.
+        batch_size: Samples per micro-batch.
+        gpu: Gives the rates and the bandwidth.
+        tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
+    """
+    ops = trace.ops
+    flops = ops.flops_fixed + ops.flops_per_sample * batch_size
+    moved = ops.bytes_fixed + ops.bytes_per_sample * batch_size
+    flops_per_ns = np.array([_flops_per_ns(gpu, rate, tf32=tf32) for rate in RATES])
+    # 10^9 bytes per second are one byte per nanosecond.
+    bytes_per_ns = gpu.memory_gb_per_s * BANDWIDTH_SHARE
+    arithmetic_ns = flops / flops_per_ns[ops.rate]
+    slowest: Nanoseconds = np.maximum(arithmetic_ns, moved / bytes_per_ns)
+    return np.maximum(slowest, LAUNCH_NS)
+
+
+def stretch_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -> int:
+    """Return the time of the ops between two event positions, in whole nanoseconds.
+
+    An op belongs to where its outputs are allocated, which ``trace.ops.event`` has
+    already counted. Neighbouring stretches share no op.
+
+    Args:
+        trace: The step.
+        times_ns: What ``op_times_ns`` returned for it.
+        start: Event position at which the stretch begins, as in ``Phase``.
+        end: Event position behind it.
+    """
+    first, last = np.searchsorted(trace.ops.event, [start, end], side="right")
+    return round(float(times_ns[first:last].sum()))
+
+
+def block_times_ns(trace: StepTrace, times_ns: Nanoseconds) -> tuple[BlockTime, ...]:
+    """Return each block's times, in the order of ``trace.blocks``.
+
+    They are those of the last micro-batch of the last step, which runs as all later
+    ones do. A block that runs several times in it (a shared layer) gets the sum.
+
+    Args:
+        trace: The step.
+        times_ns: What ``op_times_ns`` returned for it.
+    """
+    last = max(((each.step, each.micro_step) for each in trace.passes), default=(0, 0))
+    found = {"forward": [0] * len(trace.blocks), "backward": [0] * len(trace.blocks)}
+    for each in trace.passes:
+        if (each.step, each.micro_step) == last:
+            took = stretch_ns(trace, times_ns, each.start, each.end)
+            found[each.direction][each.block] += took
+    return tuple(map(BlockTime, found["forward"], found["backward"]))
+
+
+def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
+    """Return the times of the last micro-batch's passes and of the last optimizer step.
+
+    Args:
+        trace: The step.
+        times_ns: What ``op_times_ns`` returned for it.
+    """
+    found = dict.fromkeys(get_args(PhaseName), 0)
+    for name in found:
+        phases = [phase for phase in trace.phases if phase.name == name]
+        last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
+        found[name] = sum(
+            stretch_ns(trace, times_ns, phase.start, phase.end)
+            for phase in phases
+            if (phase.step, phase.micro_step) == last
+        )
+    return StepTime(found["forward"], found["backward"], found["optimizer"])
+
+
+def _flops_per_ns(gpu: Gpu, rate: str, *, tf32: bool) -> float:
+    """Return the rate that a dtype's arithmetic reaches, in operations per nanosecond.
+
+    Where a card has no tensor cores for a dtype (bf16 before capability 8.0 is
+    emulated) or its rate is unknown, that is the plain fp32 rate.
+    """
+    tensor_cores = {
+        "fp32": gpu.tf32_tflops if tf32 else None,
+        "fp16": gpu.fp16_tflops,
+        "bf16": gpu.bf16_tflops,
+    }
+    tflops = tensor_cores.get(rate) or gpu.fp32_tflops
+    if rate == "fp64":
+        tflops *= _FP64_SHARES.get(gpu.compute_capability, _OTHER_FP64_SHARE)
+    return tflops * 1e3 * MATRIX_SHARE
