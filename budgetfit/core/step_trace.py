@@ -97,12 +97,13 @@ class BlockPass(NamedTuple):
 class OpTable:
     """The arithmetic of the trace, one entry per op, in order.
 
-    ``event`` is the number of events before the op; the others say how many floating-point
-    operations it does (affine), at which rate (index into ``RATES``), and how many bytes it
-    reads and writes (affine).
+    ``event`` is the number of events before the op ended, ``layer`` the module that ran;
+    the others say how many floating-point operations it does (affine), at which rate
+    (index into ``RATES``), and how many bytes it reads and writes (affine).
     """
 
     event: NDArray[np.int64]
+    layer: NDArray[np.int32]
     rate: NDArray[np.int8]
     flops_fixed: NDArray[np.float64]
     flops_per_sample: NDArray[np.float64]

@@ -148,3 +148,10 @@ def embedding_partials(card: KernelCard, arguments: tuple[int, ...]) -> list[int
         single = rows * columns * SINGLE_BYTES if element < SINGLE_BYTES else 0
         return [*common, 0, partials * index, single]
     return [*common, partials * columns * SINGLE_BYTES, 0, 0]
+
+
+@rule("cublas_workspace", parts=1)
+def cublas_workspace(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return one workspace of the torch version ``arguments`` = (major, minor)."""
+    major, minor = arguments
+    return [cublas_workspace_bytes(card, f"{major}.{minor}")]

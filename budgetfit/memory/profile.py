@@ -36,6 +36,7 @@ class Station(NamedTuple):
     block: int
     forward: tuple[int, int]
     backward: tuple[int, int]
+    output_storage: int
     output_bytes: int
     joins_next: bool
 
@@ -118,6 +119,7 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
                     -1,
                     (position, row.start),
                     (begin, back) if index == 0 else (begin, begin),
+                    row.input_storage,
                     _output_bytes(curve, row.input_storage),
                     joins_next=False,
                 )
@@ -129,6 +131,7 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
                 row.block,
                 (row.start, row.end),
                 (begin, end),
+                row.output_storage,
                 _output_bytes(curve, row.output_storage),
                 joins_next=trace.joined[index]
                 and index + 1 < len(forward)
@@ -142,6 +145,7 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
             -1,
             (position, forward_phase.end),
             (backward_phase.start, back if forward else backward_phase.end),
+            -1,
             0,
             joins_next=False,
         )
@@ -182,8 +186,10 @@ def station_bytes(
             & (curve.death >= end)
             & (curve.death < backward.start)
         )
-        output = _passing_output(curve, station, backward.start, end)
-        new_cached = int(curve.sizes[passing].sum()) - output
+        # Its output is not cached: it belongs to the station that takes it.
+        output = station.output_storage
+        handed_on = station.output_bytes if output >= 0 and passing[output] else 0
+        new_cached = int(curve.sizes[passing].sum()) - handed_on
         total = int(curve.after[end]) - static - station.output_bytes
         new_prefix = total - new_cached
         grows = (
@@ -205,20 +211,6 @@ def station_bytes(
         )
         prefix, cached = new_prefix, new_cached
     return static, _above_the_base(chain, measured)
-
-
-def _passing_output(
-    curve: LiveCurve, station: Station, backward_start: int, end: int
-) -> int:
-    """A station's output is not cached; it belongs to whoever comes next."""
-    candidates = (
-        (curve.sizes == station.output_bytes)
-        & (curve.birth < end)
-        & (curve.death >= end)
-        & (curve.death < backward_start)
-        & (curve.birth >= station.forward[0])
-    )
-    return station.output_bytes if station.output_bytes and candidates.any() else 0
 
 
 def _above_the_base(

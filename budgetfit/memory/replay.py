@@ -8,7 +8,7 @@ goes through the caching allocator in the order in which training would make it.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,10 +99,8 @@ class _Player:
     allocator: CachingAllocator
     sizes: list[int]
     events: list[int]
-
-    def __post_init__(self) -> None:
-        self.blocks: dict[int, Block | None] = {}
-        self.failed_bytes: int | None = None
+    blocks: dict[int, Block | None] = field(default_factory=dict)
+    failed_bytes: int | None = None
 
     def play(self, start: int, end: int) -> bool:
         """Play some events; False when the device is full."""

@@ -106,6 +106,7 @@ def _ops(first: RawTrace, second: RawTrace) -> OpTable:
     )
     return OpTable(
         event=np.array([op.event for op in one], np.int64),
+        layer=np.array([op.layer for op in one], np.int32),
         rate=np.array([op.rate for op in one], np.int8),
         flops_fixed=flops,
         flops_per_sample=flops_slope,

@@ -142,6 +142,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     batch: Any,  # noqa: ANN401 - any pytree of tensors
     *,
     batch_size: int,
+    batch_dim: int = 0,
     blocks: Sequence[str],
     target: CudaTarget | None,
     micro_steps: int = 1,
@@ -161,7 +162,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
         clock = _PhaseClock(log, tracker, raw)
         clock.semantics = semantics
-        sized = resize_batch(_readable(batch), batch_size)
+        sized = resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
         with imitation, values_matter(), log:
             log.watch = tracker.see_backward_op
             _register(twin, log)

@@ -38,6 +38,7 @@ class OpRow(NamedTuple):
     """One op's arithmetic: where in the events it ran, its rate, FLOPs and bytes moved."""
 
     event: int
+    layer: int
     rate: int
     flops: float
     moved_bytes: int
@@ -150,7 +151,10 @@ class StorageLog(TorchDispatchMode):
         self.events.extend(-(index + 1) for index in reversed(held))
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
         if flops or moved_bytes:
-            self.ops.append(OpRow(len(self.events), rate, flops, moved_bytes))
+            layer = self.current_layer()
+            self.ops.append(
+                OpRow(len(self.events), layer, rate, flops, moved_bytes)
+            )
         return out
 
     def see(self, out: Any) -> None:  # noqa: ANN401 - whatever an op returns

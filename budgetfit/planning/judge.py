@@ -1,0 +1,70 @@
+"""From a trace to the numbers a user sees: replay, roofline, notes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from budgetfit.core.plan import Estimate
+from budgetfit.core.precision import find_precision
+from budgetfit.memory.replay import replay
+from budgetfit.timing.roofline import op_times_ns, step_time_ns
+
+if TYPE_CHECKING:
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.gpus import Gpu
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.core.step_trace import StepTrace
+
+CONTEXT_NOTE = (
+    "process = reserved + the CUDA context, which is estimated from published reports"
+)
+TIME_NOTE = "times are a roofline estimate: good for ranking, not for a schedule"
+
+
+def judge(
+    trace: StepTrace,
+    recipe: Recipe,
+    gpu: Gpu,
+    budget: Budget | None,
+    *,
+    context_bytes: int,
+    notes: tuple[str, ...] = (),
+) -> Estimate:
+    """Replay ``trace`` at the recipe's batch size and say what it takes and if it fits.
+
+    It fits when the replay, with the device full at the budget's usable bytes, ends
+    without an out-of-memory and without emptying the allocator's cache (memory-model
+    A4). Where it does not, the numbers are those of a device without limit.
+    """
+    fits = None
+    timeline = None
+    if budget is not None:
+        timeline = replay(
+            trace, recipe.batch_size, gpu, limit_bytes=budget.usable_bytes
+        )
+        fits = timeline.failed_bytes is None and timeline.retries == 0
+    if timeline is None or not fits:
+        timeline = replay(trace, recipe.batch_size, gpu, limit_bytes=NO_LIMIT_BYTES)
+    return Estimate(
+        recipe=recipe,
+        allocated_bytes=timeline.allocated_bytes,
+        reserved_bytes=timeline.reserved_bytes,
+        process_bytes=timeline.reserved_bytes + context_bytes,
+        phase_peaks_bytes=timeline.phase_peaks_bytes,
+        at_peak_bytes=timeline.at_peak_bytes,
+        step_ms=step_ms(trace, recipe, gpu),
+        timeline=timeline,
+        notes=(*trace.notes, *notes, CONTEXT_NOTE, TIME_NOTE),
+        fits=fits,
+    )
+
+
+NO_LIMIT_BYTES = 1 << 46  # more than any card, so that "how much would it take?" has an answer
+
+
+def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:
+    """Return the roofline's time of one optimizer step, all micro-batches included."""
+    tf32 = find_precision(recipe.precision).tf32
+    times_ns = op_times_ns(trace, recipe.batch_size, gpu, tf32=tf32)
+    steps = recipe.gradient_accumulation_steps
+    return step_time_ns(trace, times_ns).total_ns(steps) / 1e6

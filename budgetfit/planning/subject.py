@@ -1,0 +1,78 @@
+"""Subject: everything that is planned for and that no recipe decides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.core.plan import ModelSummary
+from budgetfit.tracing.batch_shapes import describe_batch
+from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
+from budgetfit.tracing.find_blocks import find_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+    from budgetfit.core.gpus import Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model, what it is trained on and how, and the card it is to train on.
+
+    Attributes:
+        model: Never modified; may be on meta.
+        batch: An example batch of any size.
+        batch_dim: The dimension of its tensors that counts samples.
+        loss: ``callable(outputs, batch)``; None for the model's own.
+        optimizer: A callable that a recipe's optimizer names; None for names of
+            transformers.
+        gpu: The card.
+        blocks: Module paths of the chain, in the order in which they run.
+        name, source: What the model is called and where it came from.
+        notes: What was assumed on the way here.
+    """
+
+    model: nn.Module
+    batch: Any
+    batch_dim: int = 0
+    loss: Callable[..., Any] | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    gpu: Gpu
+    blocks: tuple[str, ...] = ()
+    name: str = ""
+    source: str = ""
+    cudnn: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> CudaTarget:
+        """The card and PyTorch that traces stand for."""
+        return CudaTarget(
+            compute_capability=self.gpu.compute_capability,
+            torch_version=installed_torch_version(),
+            cudnn=self.cudnn,
+        )
+
+    def with_found_blocks(self) -> Subject:
+        """Look for the repeated blocks of the model."""
+        return replace(self, blocks=find_blocks(self.model))
+
+    def summary(self) -> ModelSummary:
+        """Describe the model for people, and to refuse another one later."""
+        parameters = list(self.model.parameters())
+        modules = dict(self.model.named_modules())
+        types = Counter(type(modules[name]).__name__ for name in self.blocks)
+        return ModelSummary(
+            name=self.name or type(self.model).__name__,
+            parameter_count=sum(p.numel() for p in parameters),
+            trainable_count=sum(p.numel() for p in parameters if p.requires_grad),
+            blocks=self.blocks,
+            block_type=types.most_common(1)[0][0] if types else "",
+            source=self.source,
+            batch=describe_batch(self.batch),
+        )

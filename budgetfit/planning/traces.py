@@ -1,0 +1,147 @@
+"""The traces of one planning session: each program is traced once, at two batch sizes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from budgetfit.applying.run import Run
+from budgetfit.core.errors import BudgetfitError, TraceError
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
+from budgetfit.tracing.fake_step import trace_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.planning.subject import Subject
+    from budgetfit.tracing.fake_step import RawTrace
+
+# Never 1: broadcasting and squeezing differ there (tracing T6).
+TRACED_BATCH_SIZES = (2, 3)
+STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
+
+logger = logging.getLogger(__name__)
+Program = tuple[str, str, tuple[Segment, ...], bool, bool]
+
+
+class Traces:
+    """Traces recipes of one subject and remembers them.
+
+    Attributes:
+        log: What was traced, for the provenance.
+    """
+
+    def __init__(
+        self, subject: Subject, progress: Callable[[str], None] | None = None
+    ) -> None:
+        self.subject = subject
+        self.log: list[str] = []
+        self._progress = progress or (lambda _: None)
+        self._affine: dict[Program, StepTrace | None] = {}
+        self._exact: dict[tuple[Program, int], StepTrace] = {}
+
+    def of(self, recipe: Recipe, *, keep_own_checkpointing: bool = False) -> StepTrace:
+        """Return a trace that holds at the recipe's batch size, from the cache if there.
+
+        Raises:
+            TraceError: If the model cannot run on fake tensors.
+        """
+        program = _program(recipe, keep_own_checkpointing)
+        if program not in self._affine:
+            self._affine[program] = self._trace_line(recipe, program)
+        line = self._affine[program]
+        return line if line is not None else self.exact(recipe, program)
+
+    def exact(self, recipe: Recipe, program: Program | None = None) -> StepTrace:
+        """Return a trace of this recipe at its own batch size, or any that holds there."""
+        program = program or _program(recipe, keep_own_checkpointing=False)
+        line = self._affine.get(program)
+        if line is not None:
+            return line
+        key = (program, recipe.batch_size)
+        if key not in self._exact:
+            raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
+            self._exact[key] = step_trace(raw, self.subject.blocks)
+        return self._exact[key]
+
+    def _trace_line(self, recipe: Recipe, program: Program) -> StepTrace | None:
+        raws = [
+            self._trace(recipe, size, own_checkpointing=program[4])
+            for size in TRACED_BATCH_SIZES
+        ]
+        try:
+            return affine_trace(*raws, self.subject.blocks)
+        except NotAffineError as error:
+            self.log.append(f"every batch size is traced for itself: {error}")
+            return None
+
+    def _trace(
+        self, recipe: Recipe, batch_size: int, *, own_checkpointing: bool
+    ) -> RawTrace:
+        micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
+        traced = replace(
+            recipe, batch_size=batch_size, gradient_accumulation_steps=micro_steps
+        )
+        wrapped = len(recipe.wrapped_blocks)
+        self._progress(
+            f"tracing batch {batch_size}, {recipe.precision}, {wrapped} of "
+            f"{len(self.subject.blocks)} blocks recomputed"
+        )
+
+        def program(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
+            return Run(
+                model,
+                traced,
+                loss=self.subject.loss,
+                optimizer=self.subject.optimizer,
+                on_phase=on_phase,
+                keep_own_checkpointing=own_checkpointing,
+            )
+
+        try:
+            raw = trace_once(
+                self.subject.model,
+                program,
+                self.subject.batch,
+                batch_size=batch_size,
+                batch_dim=self.subject.batch_dim,
+                blocks=self.subject.blocks,
+                target=self.subject.target,
+                micro_steps=micro_steps,
+            )
+        except BudgetfitError:
+            raise
+        except Exception as error:
+            raise _trace_error(self.subject.model, error) from error
+        self.log.append(
+            f"traced {recipe.precision} at batch {batch_size}, {wrapped} blocks "
+            f"recomputed: {len(raw.log.events)} events"
+        )
+        return raw
+
+
+def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:  # noqa: FBT001
+    """What a trace depends on, beyond the batch size."""
+    return (
+        recipe.precision,
+        recipe.optimizer,
+        recipe.segments,
+        recipe.gradient_accumulation_steps > 1,
+        keep_own_checkpointing,
+    )
+
+
+def _trace_error(model: nn.Module, error: Exception) -> TraceError:
+    text = " ".join(str(error).split())[:300]
+    return TraceError(
+        f"{type(model).__name__} cannot run on fake tensors: "
+        f"{type(error).__name__}: {text}. Pass an example batch that the model's "
+        "forward accepts (batch=...), and a loss= if it returns none.",
+        module=type(model).__name__,
+        op=getattr(error, "func", "") and str(getattr(error, "func", "")),
+    )
