@@ -1,0 +1,171 @@
+"""Small models of several architectures, with dropout, and a batch for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+VOCABULARY = 64
+BLOCKS = 6
+
+
+def gpt2() -> nn.Module:
+    """Dropout 0.1 in attention, residuals and embeddings; caches on by default."""
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_positions=32,
+            n_embd=32,
+            n_layer=BLOCKS,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def llama() -> nn.Module:
+    """Grouped attention, attention dropout."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=BLOCKS,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            attention_dropout=0.1,
+        )
+    )
+
+
+def t5() -> nn.Module:
+    """Two chains of blocks; a position bias made by the first block, used by all."""
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCABULARY,
+            d_model=32,
+            d_kv=8,
+            d_ff=64,
+            num_layers=BLOCKS,
+            num_heads=4,
+            decoder_start_token_id=0,
+            # A cache lays keys out differently, and the products round differently.
+            use_cache=False,
+        )
+    )
+
+
+def vit() -> nn.Module:
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=BLOCKS,
+            num_attention_heads=2,
+            intermediate_size=64,
+            image_size=16,
+            patch_size=4,
+            hidden_dropout_prob=0.1,
+            num_labels=4,
+        )
+    )
+
+
+class Block(nn.Module):
+    """A plain residual block with dropout, that returns a tuple."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(
+        self, hidden_states: torch.Tensor, scale: float = 1.0
+    ) -> tuple[torch.Tensor, float]:
+        inner = self.dropout(torch.tanh(self.up(hidden_states)))
+        return hidden_states + scale * self.down(inner), scale
+
+
+class Stack(nn.Module):
+    """A ModuleList whose parent hands each block another argument, all by keyword."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width) for _ in range(BLOCKS))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x, _ = layer(hidden_states=x, scale=1.0 + number)
+        return nn.functional.cross_entropy(self.head(x), labels)
+
+
+def stack() -> nn.Module:
+    return Stack()
+
+
+def sequential() -> nn.Module:
+    """A flat Sequential; its blocks are leaves."""
+    layers = [
+        layer
+        for _ in range(BLOCKS // 2)
+        for layer in (nn.Linear(16, 16), nn.Dropout(0.1))
+    ]
+    return nn.Sequential(*layers, nn.Linear(16, 4))
+
+
+def text_batch(samples: int = 4, length: int = 16) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(1, VOCABULARY, (samples, length), generator=generator)
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def batch_for(name: str, samples: int = 4) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, 4, (samples,), generator=generator)
+    if name == "vit":
+        pixels = torch.randn(samples, 3, 16, 16, generator=generator)
+        return {"pixel_values": pixels, "labels": labels}
+    if name == "stack":
+        return {"x": torch.randn(samples, 16, generator=generator), "labels": labels}
+    if name == "sequential":
+        return {"input": torch.randn(samples, 16, generator=generator)}
+    return text_batch(samples)
+
+
+MAKERS: dict[str, Any] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "t5": t5,
+    "vit": vit,
+    "stack": stack,
+    "sequential": sequential,
+}
+
+# Names of neighbouring blocks that make one chain.
+CHAIN: dict[str, tuple[str, ...]] = {
+    "gpt2": tuple(f"transformer.h.{i}" for i in range(BLOCKS)),
+    "llama": tuple(f"model.layers.{i}" for i in range(BLOCKS)),
+    "t5": tuple(f"decoder.block.{i}" for i in range(BLOCKS)),
+    "vit": tuple(f"vit.layers.{i}" for i in range(BLOCKS)),
+    "stack": tuple(f"layers.{i}" for i in range(BLOCKS)),
+    "sequential": tuple(str(i) for i in range(BLOCKS)),
+}
+
+
+def make(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MAKERS[name]().train()

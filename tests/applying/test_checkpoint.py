@@ -1,0 +1,549 @@
+# ruff: noqa: ANN401, SLF001 - the tests look inside
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from budgetfit.applying import checkpoint as under_test
+from budgetfit.applying.call_model import loss_of
+from budgetfit.applying.checkpoint import apply_segments
+from budgetfit.core.errors import InputError
+from budgetfit.core.recipe import Segment
+from tests.applying.live_bytes import LiveBytes
+from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
+
+SINGLES = tuple((i,) for i in range(BLOCKS))
+SEGMENTATIONS = {
+    "every block": SINGLES,
+    "some blocks": ((1,), (4,)),
+    "pairs and threes": ((0, 1), (2, 3, 4)),
+    "one over all": (tuple(range(BLOCKS)),),
+    "mixed lengths": ((0,), (1, 2, 3), (5,)),
+}
+Gradients = dict[str, torch.Tensor | None]
+
+
+def segments_of(name: str, positions: tuple[tuple[int, ...], ...]) -> list[Segment]:
+    return [Segment(tuple(CHAIN[name][i] for i in part)) for part in positions]
+
+
+def backward(
+    model: nn.Module, batch: Any, *, autocast: bool = False, seed: int = 1
+) -> tuple[float, Gradients]:
+    torch.manual_seed(seed)
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        loss = loss_of(model, batch, None)
+    loss.backward()
+    return loss.item(), {name: item.grad for name, item in model.named_parameters()}
+
+
+def assert_same(planned: Gradients, plain: Gradients) -> None:
+    for name, expected in plain.items():
+        got = planned[name]
+        if expected is None:
+            assert got is None, name
+        else:
+            assert got is not None
+            assert torch.equal(got, expected), name
+
+
+class Counter:
+    """Counts how often each block's inside runs, in forward and recomputation."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        self.counts = dict.fromkeys(names, 0)
+        for name in names:
+            block = model.get_submodule(name)
+            inside = next(item for item in block.modules() if not any(item.children()))
+
+            def count(*_: object, name: str = name) -> None:
+                self.counts[name] += 1
+
+            inside.register_forward_pre_hook(count)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16 autocast"])
+@pytest.mark.parametrize("positions", SEGMENTATIONS.values(), ids=SEGMENTATIONS)
+@pytest.mark.parametrize("name", MAKERS)
+def test_gradients_equal_the_plain_models_bit_for_bit(
+    name: str, positions: tuple[tuple[int, ...], ...], autocast: bool
+) -> None:
+    batch = batch_for(name)
+    plain_loss, plain = backward(make(name), batch, autocast=autocast)
+    model = make(name)
+    apply_segments(model, segments_of(name, positions))
+    loss, planned = backward(model, batch, autocast=autocast)
+    assert loss == plain_loss
+    assert_same(planned, plain)
+
+
+@pytest.mark.parametrize("positions", SEGMENTATIONS.values(), ids=SEGMENTATIONS)
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "sequential"])
+def test_blocks_in_segments_run_twice_and_others_once(
+    name: str, positions: tuple[tuple[int, ...], ...]
+) -> None:
+    model = make(name)
+    counter = Counter(model, CHAIN[name])
+    apply_segments(model, segments_of(name, positions))
+    backward(model, batch_for(name))
+    inside = {CHAIN[name][i] for part in positions for i in part}
+    assert counter.counts == {
+        block: 2 if block in inside else 1 for block in CHAIN[name]
+    }
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_keys_hooks_signatures_and_modules_stay(name: str) -> None:
+    model = make(name)
+    hooked = []
+    for block in CHAIN[name]:
+        model.get_submodule(block).register_forward_hook(
+            lambda *_: hooked.append(1)  # once per forward, not in recomputation
+        )
+    keys = list(model.state_dict())
+    modules = list(model.named_modules())
+    signatures = [str(inspect.signature(item.forward)) for _, item in modules]
+    apply_segments(model, segments_of(name, ((0,), (1, 2, 3))))
+    assert list(model.state_dict()) == keys
+    assert list(model.named_modules()) == modules
+    assert [str(inspect.signature(item.forward)) for _, item in modules] == signatures
+    backward(model, batch_for(name))
+    assert len(hooked) == BLOCKS
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_undo_gives_back_every_attribute(name: str) -> None:
+    model = make(name)
+    before = [dict(item.__dict__) for item in model.modules()]
+    use_cache = getattr(getattr(model, "config", None), "use_cache", None)
+    undo = apply_segments(model, segments_of(name, ((0,), (1, 2, 3))))
+    assert [dict(item.__dict__) for item in model.modules()] != before
+    undo()
+    undo()  # a second time does nothing
+    assert [dict(item.__dict__) for item in model.modules()] == before
+    assert getattr(getattr(model, "config", None), "use_cache", None) == use_cache
+
+
+def test_generation_caches_are_off_until_undone() -> None:
+    model: Any = make("gpt2")
+    assert model.config.use_cache
+    undo = apply_segments(model, [])
+    assert not model.config.use_cache
+    assert model(**batch_for("gpt2")).past_key_values is None
+    undo()
+    assert model.config.use_cache
+
+
+def test_a_cache_asked_for_in_the_batch_is_kept_from_recomputed_blocks() -> None:
+    model = make("llama")
+    batch = batch_for("llama")
+    plain = backward(make("llama"), batch)[1]
+    apply_segments(model, segments_of("llama", ((0, 1), (2, 3, 4, 5))))
+    assert_same(backward(model, {**batch, "use_cache": True})[1], plain)
+
+
+def test_transformers_blocks_get_their_own_flag_and_no_new_forward() -> None:
+    model: Any = make("llama")
+    apply_segments(model, segments_of("llama", ((1,), (3,))))
+    flags = [layer.gradient_checkpointing for layer in model.model.layers]
+    assert flags == [False, True, False, True, False, False]
+    assert not any("forward" in layer.__dict__ for layer in model.model.layers)
+
+
+def test_a_block_kept_in_evaluation_mode_is_recomputed_all_the_same() -> None:
+    # transformers heeds its flag only in training mode.
+    name = "gpt2"
+    plain_model, model = make(name), make(name)
+    for item in (plain_model, model):
+        item.get_submodule(CHAIN[name][1]).eval()
+    counter = Counter(model, CHAIN[name])
+    apply_segments(model, segments_of(name, ((1,),)))
+    planned = backward(model, batch_for(name))[1]
+    assert counter.counts[CHAIN[name][1]] == 2
+    assert_same(planned, backward(plain_model, batch_for(name))[1])
+
+
+def test_a_users_own_checkpointing_is_off_outside_the_segments_until_undone() -> None:
+    model: Any = make("gpt2")
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    own = model.transformer.h[0]._gradient_checkpointing_func
+    counter = Counter(model, CHAIN["gpt2"])
+    undo = apply_segments(model, segments_of("gpt2", ((2,), (3, 4))))
+    backward(model, batch_for("gpt2"))
+    assert list(counter.counts.values()) == [1, 1, 2, 2, 2, 1]
+    undo()
+    assert all(block.gradient_checkpointing for block in model.transformer.h)
+    assert model.transformer.gradient_checkpointing
+    assert model.transformer.h[2]._gradient_checkpointing_func is own
+
+
+def test_a_users_own_checkpointing_can_be_kept() -> None:
+    model: Any = make("gpt2")
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    counter = Counter(model, CHAIN["gpt2"])
+    apply_segments(model, [], keep_own_checkpointing=True)
+    backward(model, batch_for("gpt2"))
+    assert list(counter.counts.values()) == [2] * BLOCKS
+
+
+def test_a_plan_over_an_applied_plan_replaces_it_until_undone() -> None:
+    model = make("stack")
+    apply_segments(model, segments_of("stack", SINGLES))
+    counter = Counter(model, CHAIN["stack"])
+    inner = apply_segments(model, segments_of("stack", ((0, 1),)))
+    backward(model, batch_for("stack"))
+    assert list(counter.counts.values()) == [2, 2, 1, 1, 1, 1]
+    inner()
+    backward(model, batch_for("stack"))
+    assert list(counter.counts.values()) == [4, 4, 3, 3, 3, 3]
+
+
+def test_unknown_blocks_are_refused_with_the_nearest_names() -> None:
+    model = make("stack")
+    before = [dict(item.__dict__) for item in model.modules()]
+    with pytest.raises(InputError, match=r"no block 'layer\.1'.*Did you mean.*layers"):
+        apply_segments(model, [Segment(("layers.0",)), Segment(("layer.1",))])
+    assert [dict(item.__dict__) for item in model.modules()] == before
+
+
+def test_a_module_under_two_names_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.append(model[0])
+    with pytest.raises(InputError, match="'0' and '1' are one and the same module"):
+        apply_segments(model, [Segment(("0", "1"))])
+
+
+def test_modes_that_cannot_be_applied_are_refused() -> None:
+    with pytest.raises(InputError, match="mode 'offload' cannot be applied"):
+        apply_segments(make("stack"), [Segment(("layers.0",), mode="offload")])
+
+
+def test_without_gradients_blocks_run_once_and_nothing_is_held() -> None:
+    model = make("stack")
+    counter = Counter(model, CHAIN["stack"])
+    apply_segments(model, segments_of("stack", ((0, 1), (2,))))
+    with torch.no_grad():
+        loss_free = model(**batch_for("stack"))
+    assert not loss_free.requires_grad
+    assert list(counter.counts.values()) == [1] * BLOCKS
+
+
+def test_blocks_that_draw_numbers_lose_them_when_said_not_to() -> None:
+    # The fault that random_blocks exists to prevent: shows that it does something.
+    name = "stack"
+    plain = backward(make(name), batch_for(name))[1]
+    for positions in (SINGLES, ((0, 1, 2),)):
+        model = make(name)
+        apply_segments(model, segments_of(name, positions), random_blocks=())
+        planned = backward(model, batch_for(name))[1]
+        with pytest.raises(AssertionError):
+            assert_same(planned, plain)
+        model = make(name)
+        apply_segments(model, segments_of(name, positions), random_blocks=CHAIN[name])
+        assert_same(backward(model, batch_for(name))[1], plain)
+
+
+def test_generators_are_after_the_step_where_the_plain_model_leaves_them() -> None:
+    backward(make("stack"), batch_for("stack"))
+    plain = torch.get_rng_state()
+    model = make("stack")
+    apply_segments(model, segments_of("stack", ((0, 1, 2), (3,))))
+    backward(model, batch_for("stack"))
+    assert torch.equal(torch.get_rng_state(), plain)
+
+
+def test_tensors_behind_keywords_reach_torch_by_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Torch keeps only the generators of devices among the positional tensors.
+    seen: list[bool] = []
+
+    def spy(function: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(any(isinstance(item, torch.Tensor) for item in args))
+        return checkpoint(function, *args, **kwargs)
+
+    monkeypatch.setattr(under_test, "checkpoint", spy)
+    model = make("stack")  # its parent passes everything by keyword
+    apply_segments(model, segments_of("stack", SINGLES))
+    backward(model, batch_for("stack"))
+    llama: Any = make("llama")
+    apply_segments(llama, segments_of("llama", SINGLES))
+    hidden = torch.randn(2, 3, 32)
+    embeddings = llama.model.rotary_emb(hidden, torch.arange(3)[None])
+    llama.model.layers[0](hidden_states=hidden, position_embeddings=embeddings)
+    assert seen == [True] * (BLOCKS + 1)
+
+
+class Parent(nn.Module):
+    """Calls three blocks with whatever happens between them."""
+
+    def __init__(self, between: Any = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(16) for _ in range(3))
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x, _ = layer(x)
+            if self.between is not None:
+                x = self.between(number, x)
+        return x.square().sum()
+
+
+def three(between: Any = None) -> Parent:
+    torch.manual_seed(0)
+    return Parent(between)
+
+
+ALL_THREE = [Segment(("layers.0", "layers.1", "layers.2"))]
+
+
+def draw(_: int, x: torch.Tensor) -> torch.Tensor:
+    torch.rand(3)  # the parent's own use of the generator
+    return x
+
+
+BETWEEN = {
+    "another tensor": lambda _, x: x * 2,
+    "written in place": lambda _, x: x.add_(1),
+    "a view": lambda _, x: x[:],
+    "random numbers": draw,
+    "a skip": lambda number, x: x + 1 if number == 1 else x,
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_a_parent_that_does_something_between_blocks_gets_exact_gradients(
+    between: Any,
+) -> None:
+    x = torch.randn(4, 16)
+    plain = backward(three(between), (x,))[1]
+    model = three(between)
+    apply_segments(model, ALL_THREE)
+    assert_same(backward(model, (x,))[1], plain)
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 2])
+def test_a_parent_that_leaves_a_block_out_gets_exact_gradients(skipped: int) -> None:
+    def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(model.layers):
+            if number != skipped:
+                x, _ = layer(x)
+        return x.square().sum()
+
+    results = []
+    for segments in ([], ALL_THREE):
+        model: Any = three()
+        apply_segments(model, segments)
+        torch.manual_seed(1)
+        run(model, torch.ones(2, 16)).backward()
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    assert_same(results[1], results[0])
+
+
+def test_an_exception_between_blocks_leaves_nothing_behind() -> None:
+    interrupt = [True]
+
+    def between(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 1 and interrupt[0]:
+            raise KeyboardInterrupt
+        return x
+
+    model = three(between)
+    apply_segments(model, ALL_THREE)
+    x = torch.randn(4, 16, requires_grad=True)
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    weight = torch.ones(3, requires_grad=True)
+    assert (weight * weight).grad_fn._saved_self is weight  # no hook is on
+    alive = weakref.ref(x)
+    del x
+    assert alive() is None
+    interrupt[0] = False
+    x = torch.randn(4, 16)
+    planned = backward(model, (x,))[1]
+    assert_same(planned, backward(three(), (x,))[1])
+
+
+def test_an_exception_inside_a_block_leaves_nothing_behind() -> None:
+    model = three()
+    handle = model.layers[1].down.register_forward_hook(lambda *_: 1 / 0)
+    apply_segments(model, ALL_THREE)
+    x = torch.randn(4, 16)
+    with pytest.raises(ZeroDivisionError):
+        model(x)
+    handle.remove()
+    assert_same(backward(model, (x,))[1], backward(three(), (x,))[1])
+
+
+def test_two_forwards_before_one_backward_keep_their_own_recordings() -> None:
+    first, second = torch.randn(4, 16), torch.randn(2, 16)
+    results = []
+    for segments in ([], ALL_THREE):
+        model = three()
+        apply_segments(model, segments)
+        torch.manual_seed(1)
+        (model(first) + 2 * model(second)).backward()
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    assert_same(results[1], results[0])
+
+
+def test_a_graph_that_is_kept_can_be_used_twice_and_differentiated_again() -> None:
+    x = torch.randn(4, 16)
+    results = []
+    for segments in ([], ALL_THREE):
+        model = three()
+        apply_segments(model, segments)
+        torch.manual_seed(1)
+        loss = model(x)
+        loss.backward(retain_graph=True)
+        grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        sum(grad.square().sum() for grad in grads).backward()
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    assert_same(results[1], results[0])
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_segment_inside_a_checkpoint_of_the_user_gives_exact_gradients(
+    early_stop: bool,
+) -> None:
+    x = torch.randn(4, 16, requires_grad=True)
+    plain = backward(three(), (x,))[1]
+    model = three()
+    apply_segments(model, ALL_THREE)
+    torch.manual_seed(1)
+    checkpoint(model, x, use_reentrant=False, early_stop=early_stop).backward()
+    assert_same({name: p.grad for name, p in model.named_parameters()}, plain)
+
+
+def test_a_checkpoint_of_the_user_inside_a_segment_gives_exact_gradients() -> None:
+    x = torch.randn(4, 16)
+    plain = backward(three(), (x,))[1]
+    model = three()
+    up = model.layers[1].up
+    inner = up.forward
+    up.forward = lambda x: checkpoint(inner, x, use_reentrant=False)  # type: ignore[method-assign]
+    apply_segments(model, ALL_THREE)
+    assert_same(backward(model, (x,))[1], plain)
+
+
+def test_a_block_that_does_less_the_second_time_is_refused() -> None:
+    model = three()
+    calls = []
+
+    def changing(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        calls.append(1)
+        x = x.sin() if len(calls) == 1 else x + 1
+        return x * x, 1.0
+
+    model.layers[2].forward = changing  # type: ignore[method-assign]
+    apply_segments(model, ALL_THREE)
+    loss = model(torch.randn(4, 16))
+    # A block saves 2 tensors in each Linear, 1 in tanh, 1 in dropout; the very first
+    # Linear 1, since its input needs no gradient: 5 + 6. The product saves 2, sin 1.
+    with pytest.raises(CheckpointError, match=r"saved 13 tensors, the forward 14"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("check", "raises"), [("default", True), ("none", False)])
+def test_a_recomputation_of_another_shape_is_refused_unless_unchecked(
+    check: str, raises: bool
+) -> None:
+    model = three()
+    calls = []
+
+    def changing(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        calls.append(1)
+        other = torch.ones(1, 16) if len(calls) == 1 else torch.ones(16)
+        return x * other, 1.0
+
+    model.layers[2].forward = changing  # type: ignore[method-assign]
+    apply_segments(model, ALL_THREE, determinism_check=check)
+    loss = model(torch.randn(4, 16))
+    if raises:
+        with pytest.raises(CheckpointError, match="must do the same"):
+            loss.backward()
+    else:
+        loss.backward()
+
+
+def test_an_input_overwritten_after_the_segment_is_refused_by_autograd() -> None:
+    model = three()
+    apply_segments(model, ALL_THREE)
+    x = torch.randn(4, 16, requires_grad=True) * 1
+    loss = model(x)
+    x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_deep_copy_of_an_applied_model_is_a_model_of_its_own() -> None:
+    x = torch.randn(4, 16)
+    for segments in (ALL_THREE, [Segment(("layers.1",))]):
+        model = three()
+        apply_segments(model, segments)
+        twin = copy.deepcopy(model)
+        counter = Counter(twin, ("layers.1",))
+        gradients = backward(twin, (x,))[1]
+        assert all(item.grad is None for item in model.parameters())
+        assert counter.counts == {"layers.1": 2}
+        assert_same(gradients, backward(three(), (x,))[1])
+
+
+def kept_and_peak(run: Any) -> tuple[int, int, int]:
+    """Bytes kept after the forward, at the peak, and after everything is dropped."""
+    with LiveBytes() as meter:
+        loss = run()
+        kept = meter.live_bytes
+        loss.backward()
+        peak = meter.peak_bytes
+        del loss
+        left = meter.live_bytes
+    return kept, peak, left
+
+
+def test_a_segment_keeps_what_torchs_checkpoint_over_the_same_blocks_keeps() -> None:
+    x = torch.randn(64, 16)
+    own, reference = three(), three()
+    apply_segments(own, ALL_THREE, random_blocks=())
+    for item in (own, reference):
+        item.eval()
+        for parameter in item.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for layer in reference.layers:
+            x, _ = layer(x)
+        return x
+
+    def run_reference() -> torch.Tensor:
+        out = checkpoint(layers, x, use_reentrant=False, preserve_rng_state=False)
+        return out.square().sum()
+
+    expected = kept_and_peak(run_reference)
+    assert kept_and_peak(lambda: own(x)) == expected
+    # One boundary of 64 x 16 floats, and the loss's 4 bytes.
+    assert expected[0] == 64 * 16 * 4 + 4
+
+
+@pytest.mark.parametrize("name", ["t5", "llama", "stack"])
+def test_a_graph_without_backward_is_freed_whole(name: str) -> None:
+    # T5's position bias comes out of one block and goes into the next: a recording that
+    # held it would hold its graph, and so itself, for ever.
+    model = make(name)
+    apply_segments(model, segments_of(name, ((0, 1, 2), (3, 4, 5))))
+    batch = batch_for(name)
+    with LiveBytes() as meter:
+        before = meter.live_bytes
+        loss = loss_of(model, batch, None)
+        assert meter.live_bytes > before
+        del loss
+        assert meter.live_bytes == before
