@@ -21,22 +21,22 @@ class Card:
     Attributes:
         gpu: budgetfit's canonical name.
         null_driver: What the null driver calls it.
-        title_part: What ``torch.cuda.get_device_name`` of the real card contains.
+        title: ``torch.cuda.get_device_name`` of the real card.
         has_bf16: Compute capability 8.0 or later.
     """
 
     gpu: str
     null_driver: str
-    title_part: str
+    title: str
     has_bf16: bool = True
 
 
 CARDS: Final = {
     card.gpu: card
     for card in (
-        Card(gpu="t4", null_driver="t4", title_part="T4", has_bf16=False),
-        Card(gpu="rtx-4090", null_driver="rtx4090", title_part="RTX 4090"),
-        Card(gpu="h100-80gb", null_driver="h100", title_part="H100 80GB"),
+        Card(gpu="t4", null_driver="t4", title="Tesla T4", has_bf16=False),
+        Card(gpu="rtx-4090", null_driver="rtx4090", title="NVIDIA GeForce RTX 4090"),
+        Card(gpu="h100-80gb", null_driver="h100", title="NVIDIA H100 80GB HBM3"),
     )
 }
 

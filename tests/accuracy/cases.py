@@ -207,5 +207,5 @@ def recording_path(recording: dict[str, Any], folder: Path = RECORDINGS) -> Path
     A recording made with cuDNN stands beside the one made without it.
     """
     suffix = "-cudnn" if recording["software"]["cudnn_enabled"] else ""
-    origin = recording["origin"].replace(" ", "-")
-    return folder / origin / f"{recording['name']}{suffix}.json"
+    folder = folder / recording["origin"].replace(" ", "-")
+    return folder / f"{recording['name']}{suffix}.json"

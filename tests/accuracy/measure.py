@@ -1,54 +1,41 @@
-"""Run one case in this process, in plain PyTorch, and write what it took.
+"""Run one case in this process and write what it took.
 
-Nothing of budgetfit is imported: the loop below is what a user would write by hand, in
-the order of applying rule P4. A process measures one case, because a recording starts
-with an empty allocator. ``record.py`` starts this file; it is not meant to be typed.
+A process measures one case, because a recording starts with an empty allocator.
+``record.py`` starts this file; it is not meant to be typed.
 """
 
 import argparse
-import importlib
 import json
-import os
-import platform
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from tests.accuracy.case import CARDS, Case
+from tests.accuracy.case import Case
 from tests.accuracy.cases import case_named, recording_path
 from tests.accuracy.event_list import EventList
-from tests.accuracy.nvml import Nvml
-
-FORMAT: Final = 1
-NULL_DEVICE_NAME: Final = "NullCUDA"  # what the null driver calls its device
-NULL_DRIVER: Final = "null driver"
-GPU: Final = "gpu"
-STEPS: Final = 3
-AUTOCAST: Final = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-OPTIMIZERS: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
-    "adamw_torch_fused": partial(torch.optim.AdamW, lr=1e-4, fused=True),
-    "adamw_torch": partial(torch.optim.AdamW, lr=1e-4, foreach=True),
-    "sgd": partial(torch.optim.SGD, lr=1e-3, foreach=True),
-}
-
-
-def origin() -> str:
-    """What stands behind the CUDA device; found out from it, never passed in."""
-    if torch.cuda.get_device_properties(0).name == NULL_DEVICE_NAME:
-        return NULL_DRIVER
-    if os.environ.get("NULLCUDA_CC"):
-        msg = "the null driver's settings are there, but the device is another one"
-        raise RuntimeError(msg)
-    return GPU
+from tests.accuracy.nvml import open_nvml
+from tests.accuracy.provenance import (
+    answer_for_the_device,
+    choose_cudnn,
+    describe_card,
+    describe_software,
+    origin,
+    refuse_a_wrong_card,
+)
+from tests.accuracy.training import Training
+from tests.accuracy.well_formed import (
+    FEWEST_STEPS,
+    FORMAT,
+    GPU,
+    NULL_DRIVER,
+    faults,
+    phases_of,
+)
 
 
 class Recorder:
@@ -59,9 +46,7 @@ class Recorder:
         self.setup: list[dict[str, Any]] = []
         self.steps: list[list[dict[str, Any]]] = []
         self.events = EventList() if with_events else None
-        self.nvml: Nvml | None = None
-        if origin() == GPU:
-            self.nvml = Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+        self.nvml = open_nvml() if origin() == GPU else None
         torch.cuda.synchronize()  # creates the context: nothing of ours is on it yet
         self.process_bytes_at_start = self._process_bytes()
 
@@ -94,181 +79,36 @@ class Recorder:
             self.events.collect({"step": len(self.steps) - 1, **where})
 
 
-def answer_for_the_device() -> str:
-    """Answer one question of transformers that the null driver cannot; say so.
-
-    Without an attention mask, transformers reads from the position ids, on the device,
-    whether several sequences are packed into one row. They are not, and a GPU answers
-    None; the null driver's zeros would be read as "packed" and cost a large mask.
-    """
-    from transformers import masking_utils  # noqa: PLC0415
-
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None  # noqa: ARG005
-    return (
-        "transformers' question whether sequences are packed was answered with no, "
-        "as a GPU does: the null driver holds no position ids to read"
-    )
+def notes_before(case: Case) -> list[str]:
+    """What a reader must know of this recording; prepares the null driver for it."""
+    if origin() == GPU:
+        return []
+    notes = ["made without a GPU, by the null driver: not a GPU measurement"]
+    if case.model.config:
+        notes.append(answer_for_the_device())
+    if case.model.note:
+        notes.append(case.model.note)
+    return notes
 
 
-def build_model(case: Case) -> nn.Module:
-    """The case's model on the card, in training mode, recomputing what it asks for."""
-    wanted = case.model
-    if wanted.config:
-        transformers = importlib.import_module("transformers")
-        transformers.logging.set_verbosity_error()
-        config = getattr(transformers, wanted.config)(**wanted.settings)
-        build = partial(getattr(transformers, wanted.builder), config)
-    else:
-        plain_models = importlib.import_module("tests.accuracy.plain_models")
-        build = partial(getattr(plain_models, wanted.builder), **wanted.settings)
-    with torch.device("cuda"):
-        model: nn.Module = build()
-    if case.precision == "bf16":
-        model.to(torch.bfloat16)
-    model.train()
-    if case.checkpointing == "recompute":
-        recompute_every_block(model, wanted.blocks)
-    return model
-
-
-def recompute_every_block(model: nn.Module, blocks: tuple[str, ...]) -> None:
-    """Non-reentrant checkpointing of every block: the model's own, or around it."""
-    if not blocks:
-        with warnings.catch_warnings():  # transformers 5.23 renamed the method
-            warnings.simplefilter("ignore", FutureWarning)
-            model.gradient_checkpointing_enable(  # type: ignore[operator]
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
-        return
-    for path in blocks:
-        for block in model.get_submodule(path).children():
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def build_batch(case: Case) -> dict[str, torch.Tensor]:
-    """The batch, made on the card, each input a tensor of its own."""
-    batch = {}
-    for wanted in case.model.inputs:
-        shape = (case.batch_size, *wanted.shape)
-        if wanted.dtype == "int64":
-            batch[wanted.name] = torch.randint(wanted.high, shape, device="cuda")
-        else:
-            dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
-            batch[wanted.name] = torch.randn(shape, device="cuda", dtype=dtype)
-    return batch
-
-
-class Training:
-    """A case's training program, as a user would write it by hand."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.model = build_model(case)
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = OPTIMIZERS[case.optimizer](parameters)
-        self.scaler = torch.amp.GradScaler(
-            "cuda", enabled=case.precision == "fp16-mixed"
-        )
-        self.batch = build_batch(case)
-
-    def step(self, recorder: Recorder) -> None:
-        """One optimizer step, phase by phase, in the order of applying rule P4."""
-        dtype = AUTOCAST.get(self.case.precision)
-        accumulation = self.case.gradient_accumulation_steps
-        for micro_step in range(accumulation):
-            with recorder.phase("forward", micro_step):
-                with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
-                    out = self.model(**self.batch)
-                    loss = out.loss
-                loss = loss / accumulation
-            with recorder.phase("backward", micro_step):
-                self.scaler.scale(loss).backward()
-                del out, loss
-        with recorder.phase("optimizer", accumulation - 1):
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-
-
-def describe_card(recorder: Recorder) -> dict[str, Any]:
-    """The card as torch sees it, and which one it imitates, if any."""
-    properties = torch.cuda.get_device_properties(0)
-    imitated = os.environ.get("NULLCUDA_GPU")
-    names = {card.null_driver: card.gpu for card in CARDS.values()}
-    return {
-        "name": properties.name,
-        "imitates": names[imitated] if imitated else None,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "sm_count": properties.multi_processor_count,
-        "threads_per_sm": properties.max_threads_per_multi_processor,
-        "total_bytes": properties.total_memory,
-        "driver": None if recorder.nvml is None else recorder.nvml.driver_version,
-    }
-
-
-def describe_software() -> dict[str, Any]:
-    """Versions, and the switches that decide which kernels run."""
-    transformers = sys.modules.get("transformers")
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn_enabled": torch.backends.cudnn.enabled,
-        "cudnn_version": torch.backends.cudnn.version(),
-        "transformers": None if transformers is None else transformers.__version__,
-        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "sdpa": [
-            name
-            for name, enabled in (
-                ("flash", torch.backends.cuda.flash_sdp_enabled()),
-                ("efficient", torch.backends.cuda.mem_efficient_sdp_enabled()),
-                ("math", torch.backends.cuda.math_sdp_enabled()),
-                ("cudnn", torch.backends.cuda.cudnn_sdp_enabled()),
-            )
-            if enabled
-        ],
-    }
-
-
-def refuse_a_wrong_card(case: Case) -> None:
-    """Raise unless this process has the case's card, real or imitated."""
-    card = CARDS[case.gpu]
-    name = torch.cuda.get_device_properties(0).name
-    if origin() == NULL_DRIVER:
-        fits, name = os.environ.get("NULLCUDA_GPU") == card.null_driver, "null driver"
-    else:
-        fits = card.title_part in name
-    if not fits:
-        msg = f"{case.name} is for {case.gpu}, but this process runs on {name}"
-        raise RuntimeError(msg)
-
-
-def choose_cudnn(*, enabled: bool) -> None:
-    """Switch cuDNN on or off everywhere, attention included."""
-    if enabled and origin() == NULL_DRIVER:
-        msg = "cuDNN does not run on the null driver: its workspaces are a GPU's"
-        raise RuntimeError(msg)
-    torch.backends.cudnn.enabled = enabled
-    torch.backends.cuda.enable_cudnn_sdp(enabled)
+def notes_after(training: Training) -> list[str]:
+    """What happened on the way: a scaler that skipped steps created no states."""
+    scaler = training.scaler
+    if origin() == NULL_DRIVER or not scaler.is_enabled():
+        return []
+    return [f"the GradScaler ended with a scale of {scaler.get_scale():.0f}"]
 
 
 def measure(case: Case, *, with_events: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The recording of a case, and its event list (empty unless asked for)."""
     refuse_a_wrong_card(case)
-    notes = []
-    if origin() == NULL_DRIVER:
-        notes.append("made without a GPU, by the null driver: not a GPU measurement")
-        if case.model.config:
-            notes.append(answer_for_the_device())
-        if case.model.note:
-            notes.append(case.model.note)
+    notes = notes_before(case)
     recorder = Recorder(with_events=with_events)
     with recorder.phase("setup"):
         training = Training(case)
-    for _ in range(STEPS):
+    for _ in range(FEWEST_STEPS):
         recorder.start_step()
-        training.step(recorder)
+        training.step(recorder.phase)
     weights = list(training.model.parameters())
     config = getattr(training.model, "config", None)
     recording = {
@@ -276,7 +116,7 @@ def measure(case: Case, *, with_events: bool) -> tuple[dict[str, Any], dict[str,
         "name": case.name,
         "origin": origin(),
         "date": datetime.now(UTC).date().isoformat(),
-        "card": describe_card(recorder),
+        "card": describe_card(recorder.nvml),
         "software": describe_software(),
         "case": case.as_dict(),
         "parameter_count": sum(weight.numel() for weight in weights),
@@ -286,9 +126,26 @@ def measure(case: Case, *, with_events: bool) -> tuple[dict[str, Any], dict[str,
         "process_bytes_at_start": recorder.process_bytes_at_start,
         "setup": recorder.setup,
         "steps": recorder.steps,
-        "notes": notes,
+        "notes": notes + notes_after(training),
     }
     return recording, recorder.events.as_dict() if recorder.events else {}
+
+
+def write(recording: dict[str, Any], path: Path, events: dict[str, Any]) -> None:
+    """Write a recording, indented, or one with events, on one line.
+
+    Raises:
+        ValueError: When the recording is not what a recording must be.
+    """
+    if wrong := faults(recording):
+        msg = f"{recording['name']} is not written: {'; '.join(wrong)}"
+        raise ValueError(msg)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if events:
+        text = json.dumps({**recording, "events": events}, separators=(",", ":"))
+    else:
+        text = json.dumps(recording, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -303,17 +160,15 @@ def main() -> int:
     case = case_named(options.name)
     recording, events = measure(case, with_events=options.events is not None)
     path = recording_path(recording, options.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(recording, indent=1) + "\n", encoding="utf-8")
+    write(recording, path, {})
     if options.events is not None:
-        options.events.mkdir(parents=True, exist_ok=True)
-        target = options.events / path.name
-        text = json.dumps({**recording, "events": events}, separators=(",", ":"))
-        target.write_text(text + "\n", encoding="utf-8")
-    peak = max(p["peak_allocated_bytes"] for step in recording["steps"] for p in step)
-    reserved = max(p["peak_reserved_bytes"] for s in recording["steps"] for p in s)
+        write(recording, options.events / path.name, events)
+    allocated, reserved = (
+        max(phase[f"peak_{footprint}_bytes"] for phase in phases_of(recording))
+        for footprint in ("allocated", "reserved")
+    )
     sys.stdout.write(
-        f"{case.name}: {recording['origin']}, peak allocated {peak:,}, "
+        f"{case.name}: {recording['origin']}, peak allocated {allocated:,}, "
         f"reserved {reserved:,} bytes\n"
     )
     return 0

@@ -7,6 +7,8 @@ import ctypes
 import os
 from typing import Final
 
+import torch
+
 _NOT_AVAILABLE: Final = 2**64 - 1
 _MOST_PROCESSES: Final = 256
 _VERSION_LENGTH: Final = 80
@@ -76,3 +78,14 @@ class Nvml:
         if status != 0:
             msg = f"NVML answered with error {status}"
             raise OSError(msg)
+
+
+def open_nvml() -> Nvml | None:
+    """The current CUDA device in NVML; None where the library is missing or refuses.
+
+    A recording without process bytes is still a recording.
+    """
+    try:
+        return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,124 @@
+"""The recorded truth is what it says it is."""
+
+import copy
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from budgetfit.core.gpus import find_gpu
+from tests.accuracy.cases import CASES, RECORDINGS, recording_path
+from tests.accuracy.well_formed import faults, phases_of
+
+GIB = 2**30
+PATHS = sorted(RECORDINGS.rglob("*.json"))
+SOME = RECORDINGS / "null-driver" / "gpt2-124m-bf16-mixed-keep-b8-rtx-4090.json"
+
+
+def read(path: Path) -> dict[str, Any]:
+    recording: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return recording
+
+
+each_recording = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+@each_recording
+def test_a_recording_is_well_formed_and_lies_where_it_belongs(path: Path) -> None:
+    recording = read(path)
+    assert faults(recording) == []
+    assert recording_path(recording) == path
+
+
+@each_recording
+def test_a_recording_shows_the_card_that_its_case_names(path: Path) -> None:
+    recording = read(path)
+    card, case = recording["card"], CASES[recording["name"]]
+    gpu = find_gpu(case.gpu)
+    if recording["origin"] == "null driver":
+        assert card["imitates"] == case.gpu
+        memory_bytes = case.imitated_memory_gib * GIB or gpu.total_bytes
+        assert card["total_bytes"] == memory_bytes
+    else:
+        assert card["total_bytes"] == pytest.approx(gpu.total_bytes, rel=0.02)
+    assert card["compute_capability"] == "{}.{}".format(*gpu.compute_capability)
+    assert card["sm_count"] == gpu.sm_count
+    assert card["threads_per_sm"] == gpu.threads_per_sm
+
+
+@each_recording
+def test_a_recording_is_large_enough_for_errors_to_show(path: Path) -> None:
+    recording = read(path)
+    peak_bytes = max(phase["peak_allocated_bytes"] for phase in phases_of(recording))
+    assert peak_bytes > GIB
+
+
+@each_recording
+def test_a_recording_came_through_without_allocation_retries(path: Path) -> None:
+    assert read(path)["alloc_retries"] == 0
+
+
+def test_every_case_is_recorded_on_the_null_driver() -> None:
+    recorded = {path.stem for path in PATHS if path.parent.name == "null-driver"}
+    assert recorded == set(CASES)
+
+
+@pytest.mark.parametrize("gpu", ["t4", "rtx-4090", "h100-80gb"])
+@pytest.mark.parametrize("family", ["gpt2-124m", "llama-1.1b", "bert-base", "vit-base"])
+def test_each_model_is_recorded_in_every_precision_of_a_card(
+    family: str, gpu: str
+) -> None:
+    found = {
+        (case.precision, case.checkpointing)
+        for case in CASES.values()
+        if case.family.startswith(family) and case.gpu == gpu
+    }
+    precisions = ["fp32", "fp16-mixed"] + ["bf16-mixed"] * (gpu != "t4")
+    assert found >= set(itertools.product(precisions, ["keep", "recompute"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"origin": "gpu"}, "a device NullCUDA is not of origin gpu"),
+        ({"name": "no-such-case"}, "no case is called no-such-case"),
+        ({"format": 0}, "format 0 is not 1"),
+        ({"parameter_bytes": 10**15}, "less is allocated after the setup"),
+    ],
+)
+def test_a_false_recording_is_found_out(change: dict[str, Any], words: str) -> None:
+    assert words in " ".join(faults(read(SOME) | change))
+
+
+def test_a_device_that_is_not_the_null_driver_cannot_imitate_a_card() -> None:
+    recording = read(SOME)
+    recording["card"]["name"] = "NVIDIA GeForce RTX 4090"
+    recording["origin"] = "gpu"
+    assert faults(recording) == [
+        "a card is imitated on the null driver, and only there"
+    ]
+
+
+def test_a_missing_phase_a_missing_step_and_a_wrong_order_are_found_out() -> None:
+    without_phase, without_step, swapped = (copy.deepcopy(read(SOME)) for _ in range(3))
+    del without_phase["steps"][1][0]
+    del without_step["steps"][0]
+    swapped["steps"][2].reverse()
+    assert faults(without_phase) == ["step 1 does not have the phases of a step"]
+    assert faults(without_step) == ["fewer than 3 steps"]
+    assert faults(swapped) == ["step 2 does not have the phases of a step"]
+
+
+def test_sizes_that_cannot_be_are_found_out() -> None:
+    recording = read(SOME)
+    backward = recording["steps"][2][1]
+    backward["peak_allocated_bytes"] = backward["peak_reserved_bytes"] + 512
+    assert faults(recording) == ["backward: allocated bytes are out of order"]
+
+
+def test_a_case_that_was_changed_later_is_found_out() -> None:
+    recording = read(SOME)
+    recording["case"]["batch_size"] += 1
+    assert faults(recording) == ["the case has changed since the recording was made"]
