@@ -11,6 +11,7 @@ from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
 from budgetfit.tracing.fake_step import trace_once
+from budgetfit.tracing.steady_step import repeat_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,12 @@ class Traces:
             self._affine[program] = self._trace_line(recipe, program)
         line = self._affine[program]
         return line if line is not None else self.exact(recipe, program)
+
+    def once(
+        self, recipe: Recipe, *, keep_own_checkpointing: bool = False
+    ) -> StepTrace:
+        """Return a trace at the recipe's own batch size and no other."""
+        return self.exact(recipe, _program(recipe, keep_own_checkpointing))
 
     def exact(self, recipe: Recipe, program: Program | None = None) -> StepTrace:
         """Return a trace of this recipe at its own batch size, or any that holds there."""
@@ -118,6 +125,7 @@ class Traces:
             raise
         except Exception as error:
             raise _trace_error(self.subject.model, error) from error
+        repeat_step(raw)
         self.log.append(
             f"traced {recipe.precision} at batch {batch_size}, {wrapped} blocks "
             f"recomputed: {len(raw.log.events)} events"

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.core.step_trace import PhaseName
+    from budgetfit.core.step_trace import Direction
+    from budgetfit.tracing.block_tracker import ForwardRun
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
 
 
@@ -51,6 +52,7 @@ class RawTrace:
     batch_size: int
     log: StorageLog
     layers: list[str]
+    step_start: int = 0
     blocks: list[int] = field(default_factory=list)
     joined: list[bool] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
@@ -64,9 +66,9 @@ class _PhaseClock:
 
     def __init__(self, log: StorageLog, tracker: BlockTracker, raw: RawTrace) -> None:
         self._log, self._tracker, self._raw = log, tracker, raw
-        self._open: tuple[PhaseName, int] = ("setup", 0)
+        self._open = Phase("setup", -1, 0, 0, 0)
         self.semantics: Any = None
-        self.step, self.micro_step = -1, 0
+        self.step, self.micro_step = 0, 0
 
     def start(self, name: str) -> None:
         """Close the open stretch and begin ``name``."""
@@ -75,64 +77,47 @@ class _PhaseClock:
             self._tracker.start_forward()
         elif name == "backward":
             self._tracker.start_backward()
-        self._open = (name, len(self._log.events))  # type: ignore[assignment]
+        position = len(self._log.events)
+        self._open = Phase(name, self.step, self.micro_step, position, position)  # type: ignore[arg-type]
         if self.semantics is not None:
             self.semantics.in_backward = name == "backward"
             self.semantics.in_optimizer = name == "optimizer"
 
     def close(self) -> None:
         """End the open stretch here."""
-        name, start = self._open
-        end = len(self._log.events)
-        if name == "backward":
-            self._raw.passes += _passes(
-                self._tracker, self.step, self.micro_step, start, end
-            )
-        self._raw.phases.append(Phase(name, self.step, self.micro_step, start, end))
-        self._open = (name, end)
+        phase = self._open._replace(end=len(self._log.events))
+        if phase.name == "backward":
+            self._raw.passes += _passes(self._tracker, phase)
+        self._raw.phases.append(phase)
 
 
-def _passes(
-    tracker: BlockTracker, step: int, micro_step: int, start: int, end: int
-) -> list[BlockPass]:
-    """Return the block passes of one micro-batch, forward and backward."""
-    result = [
-        BlockPass(
+def _passes(tracker: BlockTracker, phase: Phase) -> list[BlockPass]:
+    """Return the block passes of the micro-batch whose backward this is."""
+
+    def block_pass(run: ForwardRun, direction: Direction, start: int, end: int) -> BlockPass:
+        return BlockPass(
             run.block,
-            "forward",
-            step,
-            micro_step,
-            run.start,
-            run.end,
+            direction,
+            phase.step,
+            phase.micro_step,
+            start,
+            end,
             run.input_storage,
             run.output_storage,
         )
-        for run in tracker.runs
-    ]
+
+    result = [block_pass(run, "forward", run.start, run.end) for run in tracker.runs]
     # The backward runs through the stretches in reverse; each begins where its first op
     # was seen and lasts until a lower one begins.
     first: dict[int, int] = {}
     for stretch, event in tracker.backward:
         first.setdefault(stretch, event)
     order = sorted(first.items(), key=lambda item: item[1])
-    edges = [event for _, event in order] + [end]
-    if edges:
-        edges[0] = start
-    for (stretch, _), begin, stop in zip(order, edges, edges[1:], strict=False):
+    edges = [event for _, event in order] + [phase.end]
+    edges[0] = phase.start
+    for (stretch, _), start, end in zip(order, edges, edges[1:], strict=False):
         if stretch >= 0:
-            run = tracker.runs[stretch]
-            result.append(
-                BlockPass(
-                    run.block,
-                    "backward",
-                    step,
-                    micro_step,
-                    begin,
-                    stop,
-                    run.input_storage,
-                    run.output_storage,
-                )
-            )
+            result.append(block_pass(tracker.runs[stretch], "backward", start, end))
     return result
 
 
@@ -146,12 +131,13 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     blocks: Sequence[str],
     target: CudaTarget | None,
     micro_steps: int = 1,
-    steps: int = 2,
+    steps: int = 1,
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
     ``target`` says which card's semantics to take; None traces what a CPU would do.
-    ``model`` is not changed and neither is any global state.
+    ``model`` is not changed and neither is any global state. One step is enough:
+    ``steady_step.repeat_step`` makes the second out of it.
     """
     with _quiet_machine(), fake_mode() as mode:
         twin = fake_copy(model, mode)
@@ -167,6 +153,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
             log.watch = tracker.see_backward_op
             _register(twin, log)
             runner = program(twin, clock.start)
+            raw.step_start = len(log.events)
             for clock.step in range(steps):
                 for clock.micro_step in range(micro_steps):
                     _run_micro_step(runner, sized, log, values)

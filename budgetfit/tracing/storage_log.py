@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.step_trace import Category
 
+_DEVICE = torch.ops.prim.device.default
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
@@ -129,6 +130,8 @@ class StorageLog(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401 - whatever the op returns
         """Run the op and log what it allocates."""
         kwargs = kwargs or {}
+        if func is _DEVICE:  # asked for at every turn: answered without a dispatch
+            return getattr(args[0], "fake_device", None) or func(*args, **kwargs)
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if self.watch is not None:

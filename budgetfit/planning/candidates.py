@@ -1,0 +1,71 @@
+"""Which precisions and optimizers a request leaves open, and the checks of what it fixes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from budgetfit.core.errors import InputError
+from budgetfit.core.precision import automatic_precision, find_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.core.gpus import Gpu
+
+
+def precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
+    """Return the policies to compare, by name.
+
+    Raises:
+        InputError: If a policy is unknown or the card has no hardware for it.
+    """
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    if not names:
+        raise InputError(
+            'The list of precisions is empty. Use for example precision="bf16-mixed".'
+        )
+    found = []
+    for name in names:
+        policy = (
+            automatic_precision(gpu.compute_capability)
+            if name == "auto"
+            else find_precision(name)
+        )
+        if policy.needs_capability > gpu.compute_capability:
+            major, minor = policy.needs_capability
+            have = ".".join(map(str, gpu.compute_capability))
+            raise InputError(
+                f"precision={policy.name!r} needs compute capability {major}.{minor}, "
+                f"and {gpu.title} has {have}: it would only be emulated. "
+                'Use precision="fp16-mixed".'
+            )
+        if policy.name not in found:
+            found.append(policy.name)
+    return tuple(found)
+
+
+def check_batch(batch_size: int | None, effective_batch_size: int | None) -> None:
+    """Refuse sizes that cannot be trained with, before anything is traced.
+
+    Raises:
+        InputError: If a size is below 1 or the micro-batch does not divide the
+            effective batch.
+    """
+    for name, value in (
+        ("batch_size", batch_size),
+        ("effective_batch_size", effective_batch_size),
+    ):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(
+                f"{name} must be a whole number of at least 1, for example 8; "
+                f"got {value!r}."
+            )
+    if batch_size and effective_batch_size and effective_batch_size % batch_size:
+        divisors = [d for d in range(1, batch_size + 1) if effective_batch_size % d == 0]
+        raise InputError(
+            f"batch_size {batch_size} does not divide effective_batch_size "
+            f"{effective_batch_size}, and the effective batch is never changed. The "
+            f"next smaller one that does is {divisors[-1]}."
+        )

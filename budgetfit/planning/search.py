@@ -1,0 +1,197 @@
+"""The loop that ends with a judged recipe: profile, solve, apply to a fake copy, replay.
+
+The solver bounds live bytes by a formula; what fits is for the replay of the recipe as it
+is applied to say (architecture rule 1). Where the judge finds too much, the solver's budget
+shrinks by the excess and the loop goes round again (solver S7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from budgetfit.core.errors import InputError
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.planning.chains import Chains, every_block
+from budgetfit.planning.judge import judge
+from budgetfit.solvers.batch_size import choose_batch_size
+from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
+from budgetfit.solvers.problem import Problem, Solution
+from budgetfit.solvers.uniform_segments import chen_segments, fastest_uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.plan import Estimate
+    from budgetfit.solvers.batch_size import BatchCandidate, Objective
+
+MOST_ROUNDS = 8
+# The excess shrinks the next budget; a little more keeps rounding from eating a round.
+STEP_BYTES = 8 << 20
+
+Checkpointing = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asked for, beyond the subject and the budget.
+
+    ``checkpointing`` is a policy's name or block names; ``batch_size`` None is solved for.
+    """
+
+    checkpointing: Checkpointing = "auto"
+    objective: Objective = "throughput"
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A recipe that the judge let pass, or None, and how the search went."""
+
+    estimate: Estimate | None
+    explanation: str = ""
+    rounds: tuple[str, ...] = ()
+
+
+def solver_for(
+    request: Request, blocks: Sequence[str]
+) -> Callable[[Problem], Solution]:
+    """Return what decides on segments under a checkpointing policy.
+
+    Raises:
+        InputError: If a policy or a block is not known.
+    """
+    policy = request.checkpointing
+    if policy == "auto":
+        return lowest_peak if request.objective == "memory" else _fastest
+    if policy == "sqrt":
+        return lambda problem: _fixed(problem, chen_segments(problem.chain))
+    segments = fixed_segments(policy, blocks)
+    return lambda problem: _fixed(problem, segments)
+
+
+def fixed_segments(policy: Checkpointing, blocks: Sequence[str]) -> tuple[Segment, ...]:
+    """Return the segments of a policy that needs no solving.
+
+    Raises:
+        InputError: If the policy or one of the named blocks is not known.
+    """
+    if isinstance(policy, str):
+        if policy in ("none", "as-is"):
+            return ()
+        if policy == "full":
+            return every_block(tuple(blocks))
+        raise InputError(
+            f"{policy!r} is not a checkpointing policy. Use one of: auto, none, full, "
+            'sqrt, as-is, or a list of block names such as ["model.layers.0"].'
+        )
+    unknown = [name for name in policy if name not in blocks]
+    if unknown:
+        known = ", ".join(blocks[:3]) or "none"
+        raise InputError(
+            f"{unknown[0]!r} is not a block of this model. Its blocks are {known} ..."
+            if len(blocks) > 3  # noqa: PLR2004 - as many as are shown
+            else f"{unknown[0]!r} is not a block of this model. Its blocks: {known}."
+        )
+    return tuple(Segment((name,)) for name in blocks if name in policy)
+
+
+def _fastest(problem: Problem) -> Solution:
+    """Exact labels; where they explode, the best single segment length, said so."""
+    solution = chain_dp(problem)
+    if solution.segments is None and not solution.proven_optimal:
+        return fastest_uniform(problem)
+    return solution
+
+
+def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
+    from budgetfit.memory.chain_peak import chain_peak_bytes  # noqa: PLC0415
+
+    fits = chain_peak_bytes(problem.chain, segments) <= problem.budget_bytes
+    return Solution(
+        segments=segments if fits else None,
+        proven_optimal=False,
+        explanation="As asked for; nothing was decided",
+    )
+
+
+def search(chains: Chains, request: Request, budget: Budget) -> Found:
+    """Return the best recipe under the request that the judge lets pass.
+
+    ``estimate`` is None when nothing fits, not even batch 1.
+    """
+    blocks = chains.traces.subject.blocks
+    solve = solver_for(request, blocks)
+    usable = budget.usable_bytes
+    rounds: list[str] = []
+    limit = _first_limit(chains, solve, request, usable)
+    for _ in range(MOST_ROUNDS):
+        best = _choose(chains, solve, request, limit)
+        if best is None:
+            break
+        recipe = chains.setting.recipe(best.batch_size, best.solution.segments or ())
+        estimate = judged(chains, recipe, budget)
+        rounds.append(
+            f"solved within {limit} bytes: batch {recipe.batch_size}, "
+            f"{len(recipe.wrapped_blocks)} blocks recomputed; formula "
+            f"{best.peak_bytes}, replay allocated {estimate.allocated_bytes}, "
+            f"reserved {estimate.reserved_bytes}: "
+            f"{'fits' if estimate.fits else 'does not fit'} in {usable}"
+        )
+        if estimate.fits:
+            return Found(
+                estimate=estimate,
+                explanation=best.solution.explanation,
+                rounds=tuple(rounds),
+            )
+        excess = max(estimate.reserved_bytes - usable, 0)
+        below = min(limit, best.peak_bytes or limit)
+        limit = min(limit - excess, below - 1, limit - STEP_BYTES)
+    return Found(estimate=None, rounds=tuple(rounds))
+
+
+def _choose(
+    chains: Chains,
+    solve: Callable[[Problem], Solution],
+    request: Request,
+    limit_bytes: int,
+) -> BatchCandidate | None:
+    return choose_batch_size(
+        chains.at,
+        solve,
+        budget_bytes=limit_bytes,
+        objective=request.objective,
+        effective_batch_size=chains.setting.effective_batch_size,
+        batch_sizes=None if request.batch_size is None else [request.batch_size],
+    ).best
+
+
+def _first_limit(
+    chains: Chains,
+    solve: Callable[[Problem], Solution],
+    request: Request,
+    usable_bytes: int,
+) -> int:
+    """Leave room for what the allocator reserves beyond live bytes.
+
+    Guessed from the programs that are traced already; saves rounds, decides nothing.
+    """
+    best = _choose(chains, solve, request, usable_bytes)
+    if best is None:
+        return usable_bytes
+    return usable_bytes - chains.reserve_bytes(best.batch_size)
+
+
+def judged(chains: Chains, recipe: Recipe, budget: Budget | None) -> Estimate:
+    """Apply a recipe to a fake copy, trace it and let the replay judge it."""
+    traces = chains.traces
+    context_bytes = budget.context_bytes if budget is not None else 0
+    return judge(
+        traces.exact(recipe),
+        recipe,
+        traces.subject.gpu,
+        budget,
+        context_bytes=context_bytes,
+        notes=traces.subject.notes,
+    )
