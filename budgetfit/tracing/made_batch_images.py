@@ -1,0 +1,74 @@
+"""Images and videos of the size that a transformers model was configured for."""
+
+import torch
+from torch import Tensor
+
+from budgetfit.tracing.made_batch_request import BatchRequest
+from budgetfit.tracing.made_batch_text import first_field
+
+_DEFAULT_PIXELS = 224  # ImageNet's training crop
+_DEFAULT_MASK_PIXELS = 512  # ADE20K's training crop, what segmentation models see
+_DEFAULT_FRAMES = 16
+_MASKED_PART = 0.4  # BEiT's share of masked patches
+
+
+def images(request: BatchRequest, config: object, *, for_masks: bool = False) -> Tensor:
+    """Return float ``[batch, channels, height, width]`` as the config describes it."""
+    vision = _vision_config(config)
+    channels = _channels(vision)
+    height, width = _image_size(vision, for_masks=for_masks)
+    request.notes.append(f"images of {channels} x {height} x {width} pixels")
+    return request.floats((request.batch_size, channels, height, width))
+
+
+def videos(request: BatchRequest, config: object) -> Tensor:
+    """Return float ``[batch, frames, channels, height, width]``."""
+    vision = _vision_config(config)
+    frames = first_field(vision, "num_frames", "frames_per_clip") or _DEFAULT_FRAMES
+    height, width = _image_size(vision, for_masks=False)
+    channels = _channels(vision)
+    request.notes.append(
+        f"videos of {frames} frames of {channels} x {height} x {width} pixels"
+    )
+    return request.floats((request.batch_size, frames, channels, height, width))
+
+
+def masked_patches(request: BatchRequest, config: object) -> Tensor:
+    """Return bool ``[batch, patches]``, as many masked in every row."""
+    vision = _vision_config(config)
+    height, width = _image_size(vision, for_masks=False)
+    patch = first_field(vision, "patch_size") or 16
+    rows, columns = (patch, patch) if isinstance(patch, int) else tuple(patch)[-2:]
+    patches = (height // rows) * (width // columns)
+    frames = first_field(vision, "num_frames")
+    if frames is not None:
+        patches *= frames // (first_field(vision, "tubelet_size") or 1)
+    # The same patches in each row: VideoMAE reshapes what is masked into a rectangle.
+    order = torch.randperm(patches, generator=request.generator, device="cpu")
+    is_masked = order < max(1, int(patches * _MASKED_PART))
+    return is_masked.expand(request.batch_size, patches).clone()
+
+
+def _vision_config(config: object) -> object:
+    return first_field(config, "vision_config", "image_config", "encoder") or config
+
+
+def _channels(config: object) -> int:
+    channels = first_field(
+        config, "num_channels", "in_channels", "in_chans", "num_input_channels"
+    )
+    return channels if isinstance(channels, int) else 3
+
+
+def _image_size(config: object, *, for_masks: bool) -> tuple[int, int]:
+    size = first_field(config, "image_size", "img_size", "crop_size")
+    if size is None and (backbone := first_field(config, "backbone_config")):
+        size = first_field(backbone, "image_size")
+    if isinstance(size, dict):
+        size = (size["height"], size["width"]) if "height" in size else None
+    if isinstance(size, (list, tuple)) and len(size) in (1, 2):
+        return int(size[0]), int(size[-1])
+    if isinstance(size, int):
+        return size, size
+    pixels = _DEFAULT_MASK_PIXELS if for_masks else _DEFAULT_PIXELS
+    return pixels, pixels

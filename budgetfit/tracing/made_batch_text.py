@@ -1,0 +1,173 @@
+"""Token ids that a transformers model accepts, and their usual length."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from budgetfit.core.errors import InputError
+from budgetfit.tracing.made_batch_request import BatchRequest
+
+# What a config field holds is known only to the model that reads it.
+ConfigValue: TypeAlias = Any
+
+# TRL's SFTConfig.max_length: what a fine-tuning run gets that asks for nothing.
+_DEFAULT_LENGTH = 1024
+# Without positions to limit them, encoder-decoders are trained at T5's length.
+_DEFAULT_SEQ2SEQ_LENGTH = 512
+
+_LENGTH_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_ctx",
+)
+
+
+def text_length(request: BatchRequest, config: object) -> int:
+    """Return tokens per row: the user's wish, else the model's usual length.
+
+    Raises:
+        InputError: The wish is below 1 or exceeds a learned table of positions.
+    """
+    limit, is_hard = _positions(request.model, config)
+    if request.max_length is None:
+        usual = _DEFAULT_LENGTH
+        if limit is None and getattr(config, "is_encoder_decoder", False):
+            usual = _DEFAULT_SEQ2SEQ_LENGTH
+        length = usual if limit is None else min(usual, limit)
+        why = "all that the model has positions for" if length == limit else "a default"
+        request.notes.append(
+            f"text rows of {length} tokens ({why}); max_length= changes it"
+        )
+        return length
+    if request.max_length < 1:
+        raise InputError(f"max_length must be at least 1, not {request.max_length}.")
+    if limit is not None and request.max_length > limit:
+        model_name = type(request.model).__name__
+        if is_hard:
+            raise InputError(
+                f"max_length {request.max_length} is too long: {model_name} has "
+                f"{limit} positions. Use max_length={limit} or less."
+            )
+        request.notes.append(
+            f"max_length {request.max_length} is beyond the {limit} positions that "
+            f"{model_name} was configured for"
+        )
+    return request.max_length
+
+
+def token_ids(
+    request: BatchRequest, config: object, length: int, rows: int = 0
+) -> Tensor:
+    """Return int64 ``[rows or batch_size, length]`` of ordinary tokens.
+
+    Special tokens are left out: padding would change attention masks, an image token
+    would ask for an image.
+    """
+    ordinary = _ordinary_tokens(request.model, config)
+    shape = (rows or request.batch_size, length)
+    return ordinary[request.integers(shape, 0, len(ordinary))]
+
+
+def source_ids(request: BatchRequest, config: object, length: int) -> Tensor:
+    """Return ``token_ids``, each row of an encoder-decoder's ended by one EOS.
+
+    BART's classification head reads its answer there and refuses rows that have none.
+    """
+    ids = token_ids(request, config, length)
+    end = getattr(config, "eos_token_id", None)
+    if getattr(config, "is_encoder_decoder", False) and isinstance(end, int):
+        ids[:, -1] = end
+    return ids
+
+
+def text_config(model: nn.Module) -> ConfigValue:
+    """Return the part of a model's config that describes its text."""
+    config: Any = model.config
+    for name in ("text_config", "encoder", "decoder"):
+        part = getattr(config, name, None)
+        if getattr(part, "vocab_size", None) is not None:
+            return part
+    return config
+
+
+def first_field(config: object, *names: str) -> ConfigValue:
+    """Return the first of these config fields that is set; None without any."""
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _ordinary_tokens(model: nn.Module, config: object) -> Tensor:
+    vocabulary = min(_vocabulary_sizes(model, config), default=_DEFAULT_LENGTH)
+    special = {token for token in _special_tokens(config) if 0 <= token < vocabulary}
+    tokens = torch.arange(vocabulary, device="cpu")
+    if len(special) < vocabulary:
+        keep = torch.ones(vocabulary, dtype=torch.bool, device="cpu")
+        keep[torch.tensor(sorted(special), dtype=torch.int64, device="cpu")] = False
+        tokens = tokens[keep]
+    return tokens
+
+
+def _vocabulary_sizes(model: nn.Module, config: object) -> Iterator[int]:
+    """Yield every limit on a valid token, of inputs and of labels."""
+    for part in _with_parts(config):
+        for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size"):
+            size = getattr(part, name, None)
+            if isinstance(size, int) and size > 0:
+                yield size
+    embedding = _input_embedding(model)
+    if isinstance(embedding, nn.Embedding):
+        yield embedding.num_embeddings
+
+
+def _input_embedding(model: nn.Module) -> nn.Module | None:
+    try:
+        return model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError, TypeError):
+        return None  # models of bytes or hashes have none
+
+
+def _special_tokens(config: object) -> Iterator[int]:
+    for part in _with_parts(config):
+        for name, value in vars(part).items():
+            if name.endswith(("_token_id", "_token_index")):
+                values = value if isinstance(value, list) else [value]
+                yield from (item for item in values if isinstance(item, int))
+
+
+def _with_parts(config: object) -> Iterator[object]:
+    """Yield a config and the text configs inside it."""
+    yield config
+    for name in ("text_config", "encoder", "decoder"):
+        part = getattr(config, name, None)
+        if part is not None and hasattr(part, "model_type"):
+            yield part
+
+
+def _positions(model: nn.Module, config: object) -> tuple[int | None, bool]:
+    """Return the usable positions of a text model, and whether a table enforces them.
+
+    Rotary and relative positions reach further than the config says, tables do not.
+    """
+    limit = first_field(config, *_LENGTH_FIELDS)
+    if not isinstance(limit, int) or limit < 1:
+        return None, False
+    for name, module in model.named_modules():
+        is_positions = re.search(r"pos|wpe", name.rpartition(".")[2])
+        if not isinstance(module, nn.Embedding) or not is_positions:
+            continue
+        if not limit <= module.num_embeddings <= limit + 2:  # OPT and BART add two
+            continue
+        if module.num_embeddings == limit and module.padding_idx is not None:
+            # RoBERTa counts its positions from behind the padding token.
+            return limit - module.padding_idx - 1, True
+        return limit, True
+    return limit, False

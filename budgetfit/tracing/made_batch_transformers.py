@@ -1,0 +1,199 @@
+"""Argumentses for transformers models: inputs by modality, labels by task.
+
+What a model reads is named by its ``main_input_name``; what it is trained for, by the
+library's own table of auto classes, or by the end of its class name.
+"""
+
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from budgetfit.core.errors import InputError
+from budgetfit.tracing import made_batch_audio, made_batch_images, made_batch_text
+from budgetfit.tracing.made_batch_labels import CHOICES, LABELS, Arguments
+from budgetfit.tracing.made_batch_request import BatchRequest, forward_arguments
+
+# Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
+# what is more specific stands higher.
+_AUTO_TABLES = {
+    "speech to text": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "CTC": "MODEL_FOR_CTC_MAPPING_NAMES",
+    "sequence to sequence": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "masked LM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "image and text LM": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "causal LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "sequence classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "token classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "question answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "multiple choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+    "next sentence": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES",
+    "image classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "video classification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
+    "audio classification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "audio frame classification": "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES",
+    "speaker recognition": "MODEL_FOR_AUDIO_XVECTOR_MAPPING_NAMES",
+    "semantic segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "masked images": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES",
+    "image and text contrast": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+}
+
+# For classes outside the tables: other heads, remote code, models of one's own.
+_NAME_ENDS = {
+    "ForCausalLM": "causal LM",
+    "LMHeadModel": "causal LM",
+    "DoubleHeadsModel": "causal LM",
+    "ForMaskedLM": "masked LM",
+    "ForConditionalGeneration": "sequence to sequence",
+    "EncoderDecoderModel": "sequence to sequence",
+    "DualEncoderModel": "image and text contrast",
+    "ForSequenceClassification": "sequence classification",
+    "ForTokenClassification": "token classification",
+    "ForQuestionAnswering": "question answering",
+    "ForQuestionAnsweringSimple": "question answering",
+    "ForMultipleChoice": "multiple choice",
+    "ForImageClassification": "image classification",
+    "ForVideoClassification": "video classification",
+    "ForAudioClassification": "audio classification",
+    "ForSemanticSegmentation": "semantic segmentation",
+    "ForCTC": "CTC",
+    "ForPreTraining": "pretraining",
+}
+
+
+def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
+    """Return keyword arguments for the model, and whether it answers with a loss.
+
+    Raises:
+        InputError: The model reads something that cannot be made up.
+    """
+    model: Any = request.model
+    task = _task_of(type(model))
+    batch = _inputs(request, task)
+    takes, needs = forward_arguments(model)
+    if getattr(model.config, "is_encoder_decoder", False) and task is None:
+        _add_decoder_input(request, batch, takes)
+    returns_loss = False
+    if task is not None:
+        labels = LABELS[task](request, batch)
+        returns_loss = labels is not None and takes.issuperset(labels)
+        if labels is not None and returns_loss:
+            batch.update(labels)
+    missing = [name for name in needs if name not in batch]
+    if missing:
+        raise _cannot_make(model, f"it needs {', '.join(missing)}")
+    if not returns_loss:
+        request.notes.append(
+            f"no labels: {type(model).__name__} returns no loss for a made batch"
+        )
+    if getattr(model.config, "use_cache", False) and "use_cache" in takes:
+        request.notes.append(
+            "config.use_cache is on: training keeps keys and values that only "
+            "generation needs; set model.config.use_cache = False"
+        )
+    return batch, returns_loss
+
+
+def _task_of(model_class: type[nn.Module]) -> str | None:
+    """Return the task of the nearest class that transformers knows, else None."""
+    for parent in model_class.__mro__:
+        name = parent.__name__
+        if name == "PreTrainedModel":
+            return None
+        if (task := _tasks_by_class().get(name)) is not None:
+            return task
+        for end, task in _NAME_ENDS.items():
+            if name.endswith(end):
+                return task
+    return None
+
+
+@cache
+def _tasks_by_class() -> dict[str, str]:
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
+
+    tasks: dict[str, str] = {}
+    for task, table in _AUTO_TABLES.items():
+        for names in getattr(modeling_auto, table, {}).values():
+            for name in (names,) if isinstance(names, str) else names:
+                tasks.setdefault(name, task)
+    return tasks
+
+
+def _inputs(request: BatchRequest, task: str | None) -> Arguments:
+    """Return what the model reads, without labels."""
+    model: Any = request.model
+    main = model.main_input_name
+    main = main[0] if isinstance(main, (list, tuple)) else main
+    if task == "image and text contrast":
+        return {**_text_inputs(request), **_image_inputs(request, task)}
+    if main == "input_ids":
+        if task == "image and text LM":
+            request.notes.append(
+                "text only: pass batch= with images to plan for image tokens"
+            )
+        return _choices(request) if task == "multiple choice" else _text_inputs(request)
+    if main == "pixel_values":
+        return _image_inputs(request, task)
+    if main == "pixel_values_videos":
+        return {main: made_batch_images.videos(request, model.config)}
+    if main == "input_values":
+        return {main: made_batch_audio.waves(request, model.config)}
+    if main == "input_features":
+        return {main: made_batch_audio.spectrograms(request, model.config)}
+    raise _cannot_make(model, f"it reads {main}")
+
+
+def _text_inputs(request: BatchRequest) -> Arguments:
+    config = made_batch_text.text_config(request.model)
+    length = made_batch_text.text_length(request, config)
+    return {"input_ids": made_batch_text.source_ids(request, config, length)}
+
+
+def _choices(request: BatchRequest) -> Arguments:
+    config = made_batch_text.text_config(request.model)
+    length = made_batch_text.text_length(request, config)
+    rows = request.batch_size * CHOICES
+    ids = made_batch_text.token_ids(request, config, length, rows)
+    return {"input_ids": ids.view(request.batch_size, CHOICES, length)}
+
+
+def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
+    config = request.model.config
+    takes, needs = forward_arguments(request.model)
+    is_video = task == "video classification" or "num_frames" in vars(config)
+    if is_video:
+        batch = {"pixel_values": made_batch_images.videos(request, config)}
+    else:
+        for_masks = task == "semantic segmentation"
+        pixels = made_batch_images.images(request, config, for_masks=for_masks)
+        batch = {"pixel_values": pixels}
+    if "bool_masked_pos" in needs:
+        batch["bool_masked_pos"] = made_batch_images.masked_patches(request, config)
+    reads_text = task is None or task == "image and text LM"
+    if "input_ids" in takes and reads_text:
+        batch.update(_text_inputs(request))
+    return batch
+
+
+def _add_decoder_input(
+    request: BatchRequest, batch: Arguments, takes: frozenset[str]
+) -> None:
+    """Give a headless encoder-decoder a target to read: without labels none is made."""
+    if "decoder_input_ids" not in takes:
+        return
+    config = made_batch_text.text_config(request.model)
+    if "input_ids" in batch:
+        length = batch["input_ids"].shape[-1]
+        ids = made_batch_text.token_ids(request, config, length)
+    else:
+        ids = made_batch_audio.transcripts(request, request.model.config)
+    batch["decoder_input_ids"] = ids
+
+
+def _cannot_make(model: nn.Module, reason: str) -> InputError:
+    return InputError(
+        f"No batch can be made for {type(model).__name__}: {reason}. Pass one that "
+        f"your data loader gives, for example "
+        'batch={"input_ids": torch.zeros(2, 128, dtype=torch.long), ...}.'
+    )
