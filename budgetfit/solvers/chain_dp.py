@@ -18,8 +18,8 @@ s in front of a label r, with F and B from memory-model rule C:
 At the first block nothing is in front, and the labels are the whole front of peak and
 time. One pass answers for every budget up to the given one and settles ties exactly:
 least time, then lowest peak, then fewest wrapped blocks. Plans that agree in all of
-these come down to index order: of equal labels the one stays whose first step keeps its
-block, else whose first segment is shorter. The same problem always gives the same plan.
+these come down to index order: of equal labels the one stays that wraps its first
+block, in the shortest segment. The same problem always gives the same plan.
 """
 
 from dataclasses import dataclass, replace

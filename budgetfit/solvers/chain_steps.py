@@ -37,13 +37,13 @@ class ChainStep(NamedTuple):
 
 
 def chain_steps(problem: Problem) -> list[list[ChainStep]]:
-    """Return, for each block, the steps that start there; keeping it is the first."""
+    """Return, for each block, the steps that start there: segments, then keeping it."""
     chain = problem.chain
     incoming = incoming_bytes(chain)
     return [
         [
-            _one_block(start, block.keep, incoming[start], wrapped=0),
             *_segments(problem, start, incoming),
+            _one_block(start, block.keep, incoming[start], wrapped=0),
         ]
         for start, block in enumerate(chain.blocks)
     ]

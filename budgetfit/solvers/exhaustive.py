@@ -57,16 +57,16 @@ def exhaustive(problem: Problem) -> Solution:
 def all_plans(problem: Problem, start: int = 0) -> Iterator[tuple[Segment, ...]]:
     """Yield every way to keep or recompute the blocks from block ``start`` on.
 
-    Keeping a block comes before wrapping it, a short segment before a long one.
+    Wrapping a block comes before keeping it, a short segment before a long one.
     """
     if start == len(problem.chain.blocks):
         yield ()
         return
-    yield from all_plans(problem, start + 1)
     for length in range(1, problem.longest_segment(start) + 1):
         first = segment(problem.chain, start, length)
         for others in all_plans(problem, start + length):
             yield (first, *others)
+    yield from all_plans(problem, start + 1)
 
 
 def count_plans(problem: Problem) -> int:

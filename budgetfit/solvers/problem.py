@@ -94,7 +94,8 @@ def describe(chain: ChainProfile, segments: Sequence[Segment]) -> str:
         else f"{min(lengths)} to {max(lengths)}"
     )
     plural = "s" if len(segments) > 1 else ""
+    verb = "is" if wrapped_count(segments) == 1 else "are"
     return (
-        f"{wrapped_count(segments)} of {wrappable} blocks are recomputed, "
+        f"{wrapped_count(segments)} of {wrappable} blocks {verb} recomputed, "
         f"in {len(segments)} segment{plural} of {size}"
     )

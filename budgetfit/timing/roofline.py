@@ -6,13 +6,14 @@ launch. Plans are ranked by these times, so what matters is how they compare wit
 other; absolute ones are estimates until ``verify`` has measured a step.
 """
 
+from collections import Counter
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.gpus import Gpu
-from budgetfit.core.step_trace import RATES, PhaseName, StepTrace
+from budgetfit.core.step_trace import RATES, Direction, PhaseName, StepTrace
 
 Nanoseconds = NDArray[np.float64]
 
@@ -104,12 +105,15 @@ def block_times_ns(trace: StepTrace, times_ns: Nanoseconds) -> tuple[BlockTime, 
         times_ns: What ``op_times_ns`` returned for it.
     """
     last = max(((each.step, each.micro_step) for each in trace.passes), default=(0, 0))
-    found = {"forward": [0] * len(trace.blocks), "backward": [0] * len(trace.blocks)}
+    found: Counter[tuple[str, Direction]] = Counter()
     for each in trace.passes:
         if (each.step, each.micro_step) == last:
             took = stretch_ns(trace, times_ns, each.start, each.end)
-            found[each.direction][each.block] += took
-    return tuple(map(BlockTime, found["forward"], found["backward"]))
+            found[trace.block_names[each.block], each.direction] += took
+    return tuple(
+        BlockTime(found[name, "forward"], found[name, "backward"])
+        for name in trace.blocks
+    )
 
 
 def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:

@@ -1,0 +1,221 @@
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.errors import InputError
+from budgetfit.solvers import Solve
+from budgetfit.solvers.batch_size import (
+    LARGEST_BATCH_SIZE,
+    BatchCandidate,
+    BatchChoice,
+    Objective,
+    choose_batch_size,
+)
+from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
+from budgetfit.solvers.problem import Problem, Solution
+from tests.solvers.chains import block, chain_of, option
+
+STATIC = 1000
+
+
+def profile_at(
+    batch_size: int, *, optimizer_ns: int = 600, overhead_ns: int = 0
+) -> ChainProfile:
+    """Four blocks whose bytes and times grow with the batch.
+
+    Keeping all takes 1000 + 40 per sample, recomputing all 1000 + 14 per sample. A
+    forward is 10 ns per sample, a backward 20, and recomputing 10 more.
+    """
+    keep = option("keep", 10 * batch_size, 10 * batch_size, 0)
+    recompute = option(
+        "recompute", batch_size, 10 * batch_size, 9 * batch_size, extra=10 * batch_size
+    )
+    blocks = [
+        replace(
+            block(f"layers.{number}", keep, recompute, output=batch_size),
+            forward_ns=10 * batch_size + overhead_ns,
+            backward_ns=20 * batch_size,
+        )
+        for number in range(4)
+    ]
+    chain = chain_of(
+        *blocks, static=STATIC, input_bytes=batch_size, optimizer_ns=optimizer_ns
+    )
+    return replace(chain, batch_size=batch_size)
+
+
+def choose(
+    budget_bytes: int,
+    objective: Objective = "throughput",
+    solve: Solve = chain_dp,
+    profile: Callable[[int], ChainProfile] = profile_at,
+    **others: Any,  # noqa: ANN401 - the keywords of choose_batch_size
+) -> BatchChoice:
+    return choose_batch_size(
+        profile, solve, budget_bytes=budget_bytes, objective=objective, **others
+    )
+
+
+def test_the_largest_batch_is_found_to_the_sample() -> None:
+    # Recomputing all four takes 1000 + 3 inputs, and 10 for the block at work.
+    found = choose(STATIC + 13 * 37, "batch_size", max_segment=1)
+    assert found.best.batch_size == 37
+    assert found.best.gradient_accumulation_steps == 1
+    one_less = choose(STATIC + 13 * 37 - 1, "batch_size", max_segment=1)
+    assert one_less.best.batch_size == 36
+
+
+def test_the_largest_batch_need_not_be_the_fastest() -> None:
+    # 37 samples leave room for one kept block: 3 * 40 + 30 ns each, and 240 / 37 of the
+    # optimizer step. 8 samples are all kept: 4 * 30 ns each, and 240 / 8.
+    def choose_with(optimizer_ns: int, objective: Objective) -> BatchCandidate | None:
+        return choose(
+            STATIC + 13 * 37,
+            objective,
+            max_segment=1,
+            profile=lambda size: profile_at(size, optimizer_ns=optimizer_ns),
+        ).best
+
+    fastest = choose_with(240, "throughput")
+    assert (fastest.batch_size, fastest.ns_per_sample) == (8, 150)
+    largest = choose_with(240, "batch_size")
+    assert (largest.batch_size, largest.ns_per_sample) == (37, 150 + Fraction(240, 37))
+    # Where the optimizer step is long, the largest batch is the fastest.
+    assert choose_with(10**6, "throughput").batch_size == 37
+
+
+def test_throughput_compares_small_sizes_multiples_of_eight_and_the_largest() -> None:
+    found = choose(STATIC + 13 * 37, max_segment=1)
+    sizes = [each.batch_size for each in found.considered]
+    assert sizes == sorted(sizes)
+    assert {1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 37} <= set(sizes)
+    by_hand = min(
+        (each for each in found.considered if each.ns_per_sample is not None),
+        key=lambda each: each.ns_per_sample,
+    )
+    assert found.best == by_hand
+
+
+def test_time_per_sample_is_all_micro_batches_and_one_optimizer_step() -> None:
+    # Everything fits: 4 * 30 per sample, 600 for the optimizer, over 8 samples.
+    found = choose(10**6, effective_batch_size=8, batch_sizes=[2])
+    assert found.best.gradient_accumulation_steps == 4
+    assert found.best.ns_per_sample == Fraction(4 * (4 * 30 * 2) + 600, 8)
+    assert found.best.peak_bytes == STATIC + 4 * 10 * 2
+    assert found.best.solution.segments == ()
+
+
+def test_only_divisors_of_the_effective_batch_are_tried() -> None:
+    found = choose(10**6, effective_batch_size=12)
+    assert [each.batch_size for each in found.considered] == [1, 2, 3, 4, 6, 12]
+    steps = [each.gradient_accumulation_steps for each in found.considered]
+    assert steps == [12, 6, 4, 3, 2, 1]
+
+
+def test_divisors_end_at_the_first_that_does_not_fit_but_for_the_whole_batch() -> None:
+    found = choose(STATIC + 13 * 3, "batch_size", effective_batch_size=12)
+    assert [each.batch_size for each in found.considered] == [1, 2, 3, 4, 12]
+    assert found.best.batch_size == 3
+
+
+def test_the_whole_batch_may_fit_where_accumulating_smaller_ones_does_not() -> None:
+    # Accumulated gradients are alive all the time (rule C3): 500 bytes here.
+    def accumulating(batch_size: int) -> ChainProfile:
+        chain = profile_at(batch_size)
+        extra = 500 if batch_size < 4 else 0
+        return replace(chain, static_bytes=chain.static_bytes + extra)
+
+    found = choose(STATIC + 160, effective_batch_size=4, profile=accumulating)
+    assert [each.batch_size for each in found.considered] == [1, 4]
+    assert found.best.batch_size == 4
+    assert found.best.gradient_accumulation_steps == 1
+
+
+def test_a_launch_bound_model_prefers_the_larger_batch() -> None:
+    found = choose(
+        10**6,
+        effective_batch_size=16,
+        profile=lambda size: profile_at(size, overhead_ns=1000),
+    )
+    assert found.best.batch_size == 16
+
+
+def test_of_equally_fast_batches_the_one_of_lower_peak_is_taken() -> None:
+    found = choose(10**6, effective_batch_size=16)
+    assert len({each.ns_per_sample for each in found.considered}) == 1
+    assert found.best.batch_size == 1
+
+
+def test_memory_takes_the_lowest_peak() -> None:
+    found = choose(10**6, "memory", solve=lowest_peak)
+    assert [each.batch_size for each in found.considered] == [1]
+    assert found.best.peak_bytes == STATIC + 13
+    divided = choose(10**6, "memory", solve=lowest_peak, effective_batch_size=6)
+    assert divided.best.batch_size == 1
+    assert divided.best.gradient_accumulation_steps == 6
+
+
+def test_given_batch_sizes_are_the_only_ones_tried() -> None:
+    found = choose(10**6, "batch_size", batch_sizes=[6])
+    assert [each.batch_size for each in found.considered] == [6]
+    assert found.best.gradient_accumulation_steps == 1
+
+
+@pytest.mark.parametrize("objective", ["throughput", "batch_size", "memory"])
+def test_where_nothing_fits_there_is_no_best_but_what_was_tried(
+    objective: Objective,
+) -> None:
+    found = choose(STATIC, objective)
+    assert found.best is None
+    assert [each.batch_size for each in found.considered] == [1]
+    assert found.considered[0].peak_bytes is None
+    assert found.considered[0].ns_per_sample is None
+    assert choose(STATIC, objective, effective_batch_size=4).best is None
+
+
+def test_a_model_that_never_fills_the_card_ends_at_the_largest_batch_there_is() -> None:
+    found = choose(10**12, "batch_size")
+    assert found.best.batch_size == LARGEST_BATCH_SIZE
+    assert len(found.considered) == 17  # 2**0 to 2**16
+
+
+def test_a_larger_budget_is_never_slower_and_never_has_a_smaller_batch() -> None:
+    before_size, before_time = 0, None
+    for budget_bytes in range(STATIC + 13, STATIC + 600, 29):
+        largest = choose(budget_bytes, "batch_size").best.batch_size
+        assert largest >= before_size
+        time = choose(budget_bytes, effective_batch_size=48).best.ns_per_sample
+        assert before_time is None or time <= before_time
+        before_size, before_time = largest, time
+
+
+def test_each_batch_size_is_solved_once_with_its_own_chain_and_the_budget() -> None:
+    asked = []
+
+    def solve(problem: Problem) -> Solution:
+        asked.append((problem.chain.batch_size, problem.budget_bytes))
+        assert problem.max_segment == 3
+        return Solution(segments=(), proven_optimal=False, explanation="")
+
+    choose(777, solve=solve, effective_batch_size=8, max_segment=3)
+    assert asked == [(1, 777), (2, 777), (4, 777), (8, 777)]
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"effective_batch_size": 0}, "effective_batch_size must be at least 1"),
+        ({"batch_sizes": [0]}, "batch_size must be at least 1, for example 8; got 0"),
+        (
+            {"effective_batch_size": 64, "batch_sizes": [6]},
+            "does not divide effective_batch_size 64. The next smaller one .* is 4.",
+        ),
+    ],
+)
+def test_impossible_sizes_are_refused(others: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        choose(10**6, **others)

@@ -1,0 +1,57 @@
+from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.chain_steps import chain_steps, incoming_bytes
+from budgetfit.solvers.exhaustive import all_plans
+from budgetfit.solvers.problem import Problem
+from tests.solvers.chains import chain_of, equal_blocks, option, random_chain, seeded
+
+KEEP = option("keep", saved=10, forward=14, backward=3)
+RECOMPUTE = option("recompute", saved=1, forward=5, backward=12, extra=4)
+
+
+def test_steps_put_together_are_the_chain_formula() -> None:
+    rnd = seeded(3)
+    for _ in range(150):
+        chain = random_chain(rnd, rnd.randint(1, 5))
+        problem = Problem(chain=chain, budget_bytes=0)
+        steps = chain_steps(problem)
+        gradients = sum(each.gradient_bytes for each in chain.blocks)
+        plain_ns = sum(each.forward_ns + each.backward_ns for each in chain.blocks)
+        for plan in all_plans(problem):
+            lengths = {segment.blocks[0]: len(segment.blocks) for segment in plan}
+            prefix, cached, time_ns, start = chain.static_bytes, 0, plain_ns, 0
+            peak = prefix + gradients + chain.optimizer_bytes
+            while start < len(chain.blocks):
+                wrapped = lengths.get(chain.blocks[start].name, 0)
+                step = next(each for each in steps[start] if each.wrapped == wrapped)
+                peak = max(
+                    peak,
+                    prefix + cached + step.forward_bytes,
+                    prefix + step.backward_bytes,
+                )
+                prefix += step.saved_bytes
+                cached += step.cached_bytes
+                time_ns += step.extra_ns
+                start = step.stop
+            assert peak == chain_peak_bytes(chain, plan)
+            assert time_ns == chain_time_ns(chain, plan)
+
+
+def test_ever_longer_segments_come_before_keeping() -> None:
+    chain = chain_of(*equal_blocks(3, KEEP, RECOMPUTE))
+    steps = chain_steps(Problem(chain=chain, budget_bytes=0))
+    assert [[step.wrapped for step in row] for row in steps] == [
+        [1, 2, 3, 0],
+        [1, 2, 0],
+        [1, 0],
+    ]
+    assert [[step.stop for step in row] for row in steps] == [
+        [1, 2, 3, 1],
+        [2, 3, 2],
+        [3, 3],
+    ]
+
+
+def test_incoming_is_the_output_gradient_and_all_later_weight_gradients() -> None:
+    chain = chain_of(*equal_blocks(3, KEEP, gradient=5, output=7))
+    assert incoming_bytes(chain) == [7 + 10, 7 + 5, 0]
+    assert incoming_bytes(chain_of(*equal_blocks(1, KEEP, gradient=5))) == [0]

@@ -1,0 +1,62 @@
+import pytest
+
+from budgetfit.core.errors import InputError
+from budgetfit.core.recipe import Segment
+from budgetfit.solvers.problem import (
+    Problem,
+    describe,
+    longest_segment,
+    segment,
+    wrapped_count,
+)
+from tests.solvers.chains import block, chain_of, equal_blocks, option, single
+
+KEEP = option("keep", saved=20, forward=24, backward=4)
+RECOMPUTE = option("recompute", saved=1, forward=16, backward=23, extra=1)
+MIXED = chain_of(
+    block("<prologue>", KEEP),
+    block("layers.0", KEEP, RECOMPUTE),
+    block("layers.1", KEEP, RECOMPUTE),
+    block("layers.2", KEEP, RECOMPUTE, joins_next=False),
+    block("layers.3", KEEP, RECOMPUTE),
+    block("<epilogue>", KEEP),
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "lengths"),
+    [(None, [0, 3, 2, 1, 1, 0]), (2, [0, 2, 2, 1, 1, 0]), (1, [0, 1, 1, 1, 1, 0])],
+)
+def test_segments_are_as_long_as_blocks_join_and_the_limit_allows(
+    limit: int | None, lengths: list[int]
+) -> None:
+    assert [longest_segment(MIXED, start, limit) for start in range(6)] == lengths
+    problem = Problem(chain=MIXED, budget_bytes=0, max_segment=limit)
+    assert [problem.longest_segment(start) for start in range(6)] == lengths
+
+
+def test_a_segment_of_no_blocks_is_refused() -> None:
+    with pytest.raises(InputError, match="max_segment is the most blocks in one"):
+        Problem(chain=MIXED, budget_bytes=0, max_segment=0)
+
+
+def test_a_segment_is_named_by_its_blocks() -> None:
+    assert segment(MIXED, 1, 2) == Segment(("layers.0", "layers.1"))
+
+
+def test_wrapped_blocks_are_counted_in_all_segments() -> None:
+    assert wrapped_count([segment(MIXED, 1, 2), segment(MIXED, 4, 1)]) == 3
+
+
+def test_a_plan_is_described_in_plain_words() -> None:
+    assert describe(MIXED, ()) == "All 4 blocks are kept"
+    assert describe(MIXED, [segment(MIXED, 1, 1)]) == (
+        "1 of 4 blocks is recomputed, in 1 segment of 1"
+    )
+    assert describe(MIXED, [segment(MIXED, 1, 2), segment(MIXED, 4, 1)]) == (
+        "3 of 4 blocks are recomputed, in 2 segments of 1 to 2"
+    )
+    equal = chain_of(*equal_blocks(3, KEEP, RECOMPUTE))
+    assert describe(equal, single(0, 1)) == (
+        "2 of 3 blocks are recomputed, in 2 segments of 1"
+    )
