@@ -3,7 +3,7 @@
 Small chains are solved by trying everything and by exact labels; the last column is how
 many times faster the labels are, and both answers are compared. Deep chains are solved
 by labels alone, at 12, 30 and 50 % of what keeping everything takes. The targets (solver
-design) are 0.1 s for up to 126 equal blocks, and 1 s for 48 that all differ.
+notes) are 0.1 s for up to 126 equal blocks and 1 s for 48 that all differ.
 """
 
 import random
