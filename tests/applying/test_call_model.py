@@ -1,0 +1,114 @@
+# ruff: noqa: ANN401 - any output, any batch
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.applying.call_model import arguments_for, loss_of
+from budgetfit.core.errors import InputError
+
+X, Y, MASK = torch.ones(2, 3), torch.zeros(2), torch.ones(2)
+
+
+class Model(nn.Module):
+    """Returns what ``output`` makes of one trained number."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.output = output
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: Any = None,  # noqa: ARG002
+        labels: Any = None,  # noqa: ARG002
+    ) -> Any:
+        return self.output(self.weight * x)
+
+
+class TakesAll(nn.Module):
+    def forward(self, *parts: Any, **named: Any) -> Any:
+        return parts, named
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "for_loss", "taken"),
+    [
+        (nn.Linear(3, 1), (X, Y), False, 2),  # without a loss all go to the model
+        (nn.Linear(3, 1), (X, Y), True, 1),  # (inputs, targets)
+        (nn.Linear(3, 1), [X], True, 1),  # an autoencoder
+        (nn.Linear(3, 1), (X, Y, MASK), True, 1),
+        (Model(None), (X, Y), True, 1),  # the optional mask is not the target
+        (Model(None), (X, MASK, Y), True, 2),
+        (nn.Bilinear(3, 3, 1), (X, X), True, 2),
+        (TakesAll(), (X, MASK, Y), True, 2),
+    ],
+)
+def test_tuples_fill_arguments_by_position_and_leave_targets_to_the_loss(
+    model: nn.Module, batch: Any, for_loss: bool, taken: int
+) -> None:
+    args, kwargs = arguments_for(model, batch, for_loss=for_loss)
+    assert len(args) == taken
+    assert not kwargs
+
+
+def test_mappings_fill_arguments_by_name() -> None:
+    batch = {"x": X, "target": Y}
+    assert set(arguments_for(Model(None), batch, for_loss=True)[1]) == {"x"}
+    assert set(arguments_for(Model(None), batch, for_loss=False)[1]) == set(batch)
+    assert set(arguments_for(TakesAll(), batch, for_loss=True)[1]) == set(batch)
+
+
+def test_anything_else_is_the_one_argument() -> None:
+    assert arguments_for(nn.Linear(3, 1), X, for_loss=False) == ((X,), {})
+
+
+@pytest.mark.parametrize(
+    ("output", "batch", "expected"),
+    [
+        (lambda y: {"loss": y.sum(), "logits": y}, {"x": X}, 12.0),
+        (lambda y: (y.sum(), y), {"x": X, "labels": Y}, 12.0),
+        (lambda y: y.sum(), X, 12.0),
+        (lambda y: (y.sum().double(),), X, 12.0),
+        (lambda y: y, X, 2.0),  # the mean
+        (lambda y: (y, {"a": 2 * y, "b": torch.arange(3)}), X, 3.0),  # of 2 and 4
+        (lambda y: {"loss": None, "logits": y}, {"x": X}, 2.0),
+    ],
+)
+def test_the_models_own_loss_is_found(output: Any, batch: Any, expected: float) -> None:
+    assert loss_of(Model(output), batch, None).item() == expected
+
+
+def test_outputs_with_a_loss_attribute_are_asked_for_it() -> None:
+    class Output:
+        def __init__(self, y: torch.Tensor) -> None:
+            self.loss = y.sum()
+
+    assert loss_of(Model(Output), X, None).item() == 12.0
+
+
+def test_a_users_loss_gets_the_outputs_and_the_whole_batch() -> None:
+    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (outputs.sum(1) - batch[1]).sum()
+
+    assert loss_of(Model(lambda y: y), (X, Y + 1), loss).item() == 12.0 - 2.0
+
+
+@pytest.mark.parametrize(
+    ("output", "loss", "text"),
+    [
+        (lambda y: {"loss": y}, None, r"scalar tensor, got a tensor of shape \(2, 3\)"),
+        (lambda y: y, lambda outputs, _: outputs.sum().item(), "got float"),
+        (lambda y: y.detach(), None, "does not depend on any trainable parameter"),
+        (lambda _: "text", None, "returned str without a loss"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(
+    output: Any, loss: Any, text: str
+) -> None:
+    with pytest.raises(InputError, match=text):
+        loss_of(Model(output), X, loss)

@@ -1,0 +1,138 @@
+# ruff: noqa: ANN401 - optimizers' arguments
+from __future__ import annotations
+
+import functools
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import optimizer as torch_optimizer
+from transformers import Trainer, TrainingArguments
+
+from budgetfit.applying.optimizer import (
+    OPTIMIZER_NAMES,
+    make_optimizer,
+    qualified_name,
+)
+from budgetfit.core.errors import InputError
+
+Parameter = torch.nn.Parameter
+
+
+def parameters() -> list[Parameter]:
+    return [Parameter(torch.ones(4, 4)), Parameter(torch.ones(4))]
+
+
+def my_sgd(trained: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(trained, lr=0.5, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_names_build_what_transformers_trainer_builds(name: str) -> None:
+    defaults = {item.name: item.default for item in fields(TrainingArguments)}
+    arguments: Any = SimpleNamespace(**{**defaults, "optim": name})
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    expected = kind([{"params": parameters(), "weight_decay": 0.0}], **options)
+    made = make_optimizer(name, parameters(), device_type="cpu")
+    assert type(made) is type(expected)
+    ours, theirs = made.param_groups[0], expected.param_groups[0]
+    assert {key: ours[key] for key in ours if key != "params"} == {
+        key: theirs[key] for key in theirs if key != "params"
+    }
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_every_name_trains(name: str) -> None:
+    trained = parameters()
+    optimizer = make_optimizer(name, trained, lr=0.1, device_type="cpu")
+    for parameter in trained:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert all((parameter < 1).all() for parameter in trained)
+
+
+@pytest.mark.parametrize(
+    ("name", "foreach", "fused"),
+    [
+        ("adamw_torch", True, None),
+        ("adamw_torch_fused", None, True),
+        ("sgd", True, None),
+        ("adagrad", True, None),
+        ("rmsprop", True, None),
+    ],
+)
+def test_on_cuda_and_on_fakes_the_choice_is_said(
+    name: str, foreach: bool | None, fused: bool | None
+) -> None:
+    with FakeTensorMode():
+        fakes = parameters()
+    for made in (
+        make_optimizer(name, parameters(), device_type="cuda"),
+        make_optimizer(name, fakes, device_type="cpu"),
+    ):
+        group = made.param_groups[0]
+        assert (group["foreach"], group.get("fused")) == (foreach, fused)
+    on_cpu = make_optimizer(name, parameters(), device_type="cpu").param_groups[0]
+    assert on_cpu["foreach"] is None
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD]
+)
+def test_said_choices_are_those_that_torch_would_make(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch's own rule, told that CPU tensors are on a device that has foreach.
+    monkeypatch.setattr(
+        torch_optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]
+    )
+    choice = torch_optimizer._default_to_fused_or_foreach(  # noqa: SLF001
+        parameters(), differentiable=False, use_fused=False
+    )
+    made = make_optimizer(kind, parameters(), device_type="cuda")
+    assert choice == (False, made.param_groups[0]["foreach"])
+
+
+def test_callables_keep_their_own_choices() -> None:
+    loop = functools.partial(torch.optim.AdamW, foreach=False)
+    adafactor = torch.optim.Adafactor  # torch's default here is the loop
+    assert not make_optimizer(loop, parameters(), device_type="cuda").param_groups[0][
+        "foreach"
+    ]
+    made = make_optimizer(adafactor, parameters(), device_type="cuda")
+    assert made.param_groups[0]["foreach"] is None
+
+
+def test_frozen_parameters_are_left_out_and_a_frozen_model_is_refused() -> None:
+    frozen = Parameter(torch.ones(2), requires_grad=False)
+    made = make_optimizer(my_sgd, [*parameters(), frozen], device_type="cpu")
+    assert len(made.param_groups[0]["params"]) == 2
+    with pytest.raises(InputError, match="no trainable parameter"):
+        make_optimizer("sgd", [frozen], device_type="cpu")
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"Did you mean 'adamw_torch'.*sgd"):
+        make_optimizer("adamw_torhc", parameters(), device_type="cpu")
+    with pytest.raises(InputError, match="5 is not an optimizer"):
+        make_optimizer(5, parameters(), device_type="cpu")  # type: ignore[arg-type]
+
+
+def test_names_that_need_another_library_say_so() -> None:
+    with pytest.raises(InputError, match="'adamw_bnb_8bit' needs a library"):
+        make_optimizer("adamw_bnb_8bit", parameters(), device_type="cpu")
+
+
+def test_a_callable_that_returns_no_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match="returned list, which is no"):
+        make_optimizer(list, parameters(), device_type="cpu")  # type: ignore[arg-type]
+
+
+def test_callables_are_known_by_their_qualified_name() -> None:
+    assert qualified_name(my_sgd) == f"{__name__}.my_sgd"
+    assert qualified_name(functools.partial(my_sgd)) == f"{__name__}.my_sgd"
+    assert qualified_name(torch.optim.SGD) == "torch.optim.sgd.SGD"
+    assert qualified_name(functools.partial) == "functools.partial"

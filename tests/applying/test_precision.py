@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.applying.precision import (
+    apply_precision,
+    autocast_context,
+    cast_batch,
+    make_scaler,
+)
+from budgetfit.core.errors import InputError
+from budgetfit.core.precision import PRECISIONS, Precision, find_precision
+
+BF16 = find_precision("bf16")
+CPU = torch.device("cpu")
+
+
+class Model(nn.Module):
+    """Tied and frozen parameters, float, integer and complex buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.full((3,), 1 / 3), requires_grad=False)
+        self.register_buffer("frequencies", torch.full((3,), 1 / 3))
+        self.register_buffer("hidden", torch.full((3,), 1 / 3), persistent=False)
+        self.register_buffer("counts", torch.arange(3))
+        self.register_buffer("waves", torch.ones(3, dtype=torch.complex64))
+        self.norm = nn.BatchNorm1d(4)
+
+
+def dtypes(model: nn.Module) -> dict[str, torch.dtype]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.dtype for name, tensor in tensors}
+
+
+def objects(model: nn.Module) -> list[int]:
+    return [id(item) for item in (*model.parameters(), *model.buffers())]
+
+
+def test_bf16_casts_floats_in_place_and_nothing_else() -> None:
+    model = Model()
+    before = objects(model)
+    apply_precision(model, BF16, "cpu")
+    found = dtypes(model)
+    assert found.pop("counts") == torch.int64
+    assert found.pop("norm.num_batches_tracked") == torch.int64
+    assert found.pop("waves") == torch.complex64
+    assert set(found.values()) == {torch.bfloat16}
+    assert objects(model) == before
+    assert model.tied.weight is model.first.weight
+
+
+def test_undo_gives_dtypes_back_and_keeps_what_was_trained() -> None:
+    model = Model()
+    before, ids = dtypes(model), objects(model)
+    undo = apply_precision(model, BF16, "cpu")
+    with torch.no_grad():
+        model.first.weight.fill_(0.5)
+    model.norm(torch.ones(2, 4, dtype=torch.bfloat16))  # moves its running statistics
+    undo()
+    assert dtypes(model) == before
+    assert objects(model) == ids
+    assert torch.equal(model.first.weight, torch.full((4, 4), 0.5))
+    # Not written to: exact. 1/3 rounded to bf16 and back would be 0.333984375.
+    assert torch.equal(model.frequencies, torch.full((3,), 1 / 3))
+    assert torch.equal(model.hidden, torch.full((3,), 1 / 3))
+    # Momentum 0.1 of a mean of 1.
+    assert model.norm.running_mean[0].item() == pytest.approx(0.1, rel=2**-8)
+
+
+def test_gradients_are_cast_with_their_parameters() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.grad = torch.ones(2, 2)
+    undo = apply_precision(model, BF16, "cpu")
+    assert model.weight.grad.dtype == torch.bfloat16
+    undo()
+    assert model.weight.grad.dtype == torch.float32
+
+
+def test_mixed_policies_make_the_weights_fp32_and_as_is_leaves_them() -> None:
+    model = nn.Linear(2, 2, dtype=torch.bfloat16)
+    apply_precision(model, find_precision("as-is"), "cpu")
+    assert model.weight.dtype == torch.bfloat16
+    undo = apply_precision(model, find_precision("bf16-mixed"), "cpu")
+    assert model.weight.dtype == torch.float32
+    undo()
+    assert model.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("weights", ["fp32", "as-is"])
+def test_fp16_weights_with_a_scaler_are_refused_with_the_reason(weights: str) -> None:
+    model = nn.Linear(2, 2, dtype=torch.float16)
+    policy = Precision(
+        name="fp16-mixed", weights=weights, autocast="fp16", grad_scaler=True
+    )
+    with pytest.raises(InputError, match="Attempting to unscale FP16 gradients"):
+        apply_precision(model, policy, "cpu")
+    assert model.weight.dtype == torch.float16
+    model.requires_grad_(requires_grad=False)
+    apply_precision(model, policy, "cpu")  # frozen weights have no gradients
+
+
+def test_tf32_is_switched_on_cuda_alone_and_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    model = nn.Linear(1, 1)
+    apply_precision(model, find_precision("tf32"), "cpu")
+    assert torch.get_float32_matmul_precision() == before
+    undo = apply_precision(model, find_precision("tf32"), "cuda")
+    assert torch.get_float32_matmul_precision() == "high"
+    inner = apply_precision(model, find_precision("fp32"), "cuda")
+    assert torch.get_float32_matmul_precision() == "highest"
+    inner()
+    assert torch.get_float32_matmul_precision() == "high"
+    undo()
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_autocast_and_scaler_follow_the_policy(name: str) -> None:
+    policy = find_precision(name)
+    expected = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(name)
+    with autocast_context(policy, "cpu"):
+        assert torch.is_autocast_enabled("cpu") == (expected is not None)
+        if expected is not None:
+            assert torch.get_autocast_dtype("cpu") == expected
+    assert (make_scaler(policy, "cpu") is not None) == (name == "fp16-mixed")
+
+
+def test_batches_get_the_weights_dtype_where_they_are_floats() -> None:
+    batch = {"x": [torch.ones(2), torch.ones(2, dtype=torch.int64)], "n": 3}
+    moved = cast_batch(batch, BF16, CPU)
+    assert [item.dtype for item in moved["x"]] == [torch.bfloat16, torch.int64]
+    assert moved["n"] == 3
+    kept = cast_batch(torch.ones(2).double(), find_precision("as-is"), CPU)
+    assert kept.dtype == torch.float64
+    assert cast_batch(torch.ones(2).double(), PRECISIONS["fp32"], CPU).dtype == (
+        torch.float32
+    )
