@@ -1,0 +1,1 @@
+"""Other libraries' words for a plan: one file per library."""

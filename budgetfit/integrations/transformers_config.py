@@ -1,0 +1,201 @@
+"""Finding a transformers config: on this machine, or on the hub."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import errors as hub_errors
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from budgetfit.core.errors import InputError
+
+_WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5"})
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_EXAMPLES = (
+    "Give a folder, a config.json, a hub id such as HuggingFaceTB/SmolLM2-1.7B, or a "
+    "factory such as package.module:build or model.py:build."
+)
+
+
+def is_local_path(text: str) -> bool:
+    """Whether a text means this machine: it exists here, or only a path looks so."""
+    return (
+        Path(text).expanduser().exists()
+        or text.startswith((".", "/", "~"))
+        or text.endswith((".json", ".py", *_WEIGHTS))
+        or _HUB_ID.fullmatch(text) is None
+    )
+
+
+def config_file(text: str) -> Path:
+    """Return the JSON file that a path means, without opening it.
+
+    Raises:
+        InputError: There is none, or the path is that of something else.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        file = path / "config.json"
+        if file.is_file():
+            return file
+        if (path / "adapter_config.json").is_file():
+            raise InputError(
+                f"{text} holds an adapter and no model: give the base model that its "
+                "adapter_config.json names."
+            )
+        raise InputError(f"{text} has no config.json. {_EXAMPLES}")
+    if path.suffix in _WEIGHTS:
+        raise InputError(
+            f"{text} holds weights, which planning does not read: give the config.json "
+            "beside it."
+        )
+    if path.suffix == ".py":
+        raise InputError(
+            f"{text} needs the name of the function that builds the model, for example "
+            f"{text}:build."
+        )
+    if not path.is_file():
+        raise InputError(f"There is no file or folder {text}. {_EXAMPLES}")
+    return path
+
+
+def read_fields(file: Path) -> dict[str, Any]:
+    """Return the fields of a JSON file.
+
+    Raises:
+        InputError: The file cannot be read or is not a JSON object.
+    """
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{file} is not valid JSON: {error.msg} at line {error.lineno}, column "
+            f"{error.colno}."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read: {one_line(error)}") from error
+    if not isinstance(fields, dict):
+        raise InputError(
+            f"{file} holds a {type(fields).__name__} where a config is an object, for "
+            'example {"model_type": "llama", ...}.'
+        )
+    return fields
+
+
+def config_from_fields(
+    fields: dict[str, Any], file: Path, *, trust_remote_code: bool
+) -> transformers.PreTrainedConfig:
+    """Return the config that the fields of a local file describe.
+
+    Raises:
+        InputError: transformers does not know the model, or refuses the fields.
+    """
+    model_type = fields.get("model_type")
+    has_code = "AutoConfig" in fields.get("auto_map", {})
+    if has_code and trust_remote_code:
+        return _auto_config(str(file.parent), trust_remote_code=True)
+    if model_type is None:
+        raise InputError(
+            f"{file} has no model_type, so it does not say which model it describes. "
+            'Add one, for example "model_type": "llama".'
+        )
+    if model_type not in CONFIG_MAPPING:
+        raise _unknown_model_type(model_type, str(file), has_code=has_code)
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(fields)
+    except Exception as error:
+        raise InputError(
+            f"{file} is not a config that transformers {transformers.__version__} "
+            f"accepts for {model_type}: {one_line(error)}"
+        ) from error
+
+
+def hub_config(
+    hub_id: str, *, trust_remote_code: bool
+) -> transformers.PreTrainedConfig:
+    """Return the config of a hub id: the one place that uses the network.
+
+    Raises:
+        InputError: There is no such model, it is gated, or the hub is out of reach.
+    """
+    return _auto_config(hub_id, trust_remote_code=trust_remote_code)
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an exception says, in one line that ends in a full stop."""
+    words = " ".join(str(error).split()) or "it says nothing"
+    text = f"{type(error).__name__}: {words}"
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _auto_config(
+    source: str, *, trust_remote_code: bool
+) -> transformers.PreTrainedConfig:
+    try:
+        # False and not None: None would ask on the terminal whether to run code.
+        config = transformers.AutoConfig.from_pretrained(
+            source, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:
+        raise InputError(_why_not(source, error)) from error
+    return config  # type: ignore[no-any-return]
+
+
+def _why_not(hub_id: str, error: Exception) -> str:
+    """Say what to do about a config that transformers could not get."""
+    causes = tuple(_causes(error))
+    if any(isinstance(cause, hub_errors.GatedRepoError) for cause in causes):
+        return (
+            f"{hub_id} is gated: accept its terms at https://hf.co/{hub_id} and log in "
+            "(hf auth login), or give a config.json."
+        )
+    if any(isinstance(cause, hub_errors.RepositoryNotFoundError) for cause in causes):
+        return (
+            f"There is no model {hub_id} on the hub, nor a file or folder of that name "
+            f"here. {_EXAMPLES} A private model needs a login (hf auth login)."
+        )
+    missing_file = (hub_errors.RemoteEntryNotFoundError,)
+    if any(isinstance(cause, missing_file) for cause in causes):
+        return f"{hub_id} has no config.json on the hub. {_EXAMPLES}"
+    if "trust_remote_code" in str(error):
+        return (
+            f"{hub_id} brings its own code. Read it at https://hf.co/{hub_id}, then "
+            "allow it with trust_remote_code (on the command line: "
+            "--trust-remote-code)."
+        )
+    if isinstance(error, OSError):
+        return (
+            f"The config of {hub_id} could not be fetched, and there is no file or "
+            f"folder of that name here: {one_line(error)} Without a network, give a "
+            "folder or a config.json."
+        )
+    return f"The config of {hub_id} cannot be used: {one_line(error)}"
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
+
+
+def _unknown_model_type(model_type: str, file: str, *, has_code: bool) -> InputError:
+    if has_code:
+        return InputError(
+            f"{file} describes a {model_type}, which is code of its own. Read it, then "
+            "allow it with trust_remote_code (on the command line: "
+            "--trust-remote-code)."
+        )
+    near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING.keys(), n=3)
+    hint = f"Did you mean {', '.join(near)}?" if near else "Check the spelling."
+    return InputError(
+        f"{file} has model_type {model_type!r}, which transformers "
+        f"{transformers.__version__} does not know. {hint} A newer model needs a newer "
+        "transformers: pip install --upgrade transformers."
+    )

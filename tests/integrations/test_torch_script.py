@@ -1,0 +1,417 @@
+"""Exported scripts are run: they train as a plain loop and recompute as planned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers
+
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES, make_optimizer
+from budgetfit.core.recipe import Segment
+from budgetfit.integrations.torch_script import torch_script
+from tests.reporting.sample_plans import (
+    sample_estimate,
+    sample_model,
+    sample_plan,
+    sample_recipe,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from budgetfit.core.plan import Plan
+
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 4,
+    "n_embd": 32,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "attention_dropout": 0.1,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+T5 = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "num_layers": 2,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "vocab_size": 64,
+    "decoder_start_token_id": 0,
+}
+BLOCKS = {
+    "gpt2": [f"transformer.h.{number}" for number in range(4)],
+    "llama": [f"model.layers.{number}" for number in range(4)],
+    "t5": ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"],
+}
+IDS = ((2, 8), "int64")
+TEXT_BATCH = {"input_ids": IDS, "labels": IDS}
+
+
+def tiny_plan(
+    config: dict[str, Any],
+    folder: Path,
+    *groups: tuple[int, ...],
+    precision: str = "fp32",
+    optimizer: str = "adamw_torch",
+) -> Plan:
+    """Four blocks; 2 micro-batches of 3 samples; ``groups`` number the segments."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    blocks = BLOCKS[config["model_type"]]
+    recipe = sample_recipe(
+        batch_size=3,
+        gradient_accumulation_steps=2,
+        precision=precision,
+        optimizer=optimizer,
+        segments=tuple(
+            Segment(tuple(blocks[number] for number in group)) for group in groups
+        ),
+    )
+    model = sample_model(source=str(path), batch=TEXT_BATCH, blocks=tuple(blocks))
+    return sample_plan(model=model, estimate=sample_estimate(recipe))
+
+
+def opened(plan: Plan) -> SimpleNamespace:
+    """The script's functions, in a module of their own."""
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(compile(torch_script(plan), "train.py", "exec"), names)  # noqa: S102
+    return SimpleNamespace(**names)
+
+
+def plain_losses(script: SimpleNamespace, autocast: torch.dtype | None) -> list[float]:
+    """Train two steps without any checkpointing: what the script must equal."""
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[script.CONFIG["model_type"]]
+    kind = getattr(transformers, script.CONFIG["architectures"][0])
+    model = kind(config.from_dict(script.CONFIG)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.0)
+    data = script.batches(model)
+    losses = []
+    for _ in range(2):
+        total = 0.0
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+                loss = model(**next(data)).loss / 2
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses
+
+
+RUN = ("--steps", "2", "--device", "cpu")
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA, T5], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize(
+    "groups",
+    [(), ((0,), (3,)), ((0, 1), (2, 3)), ((0, 1), (3,))],
+    ids=["kept", "single", "long", "mixed"],
+)
+def test_the_script_trains_exactly_as_a_plain_loop(
+    config: dict[str, Any], groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    script = opened(tiny_plan(config, tmp_path, *groups))
+
+    assert script.main(RUN) == pytest.approx(plain_losses(script, None), rel=1e-6)
+
+
+@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1, 2),)], ids=["single", "long"])
+def test_bf16_autocast_is_restored_in_the_recomputation(
+    groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    script = opened(tiny_plan(GPT2, tmp_path, *groups, precision="bf16-mixed"))
+
+    expected = plain_losses(script, torch.bfloat16)
+    assert script.main(RUN) == pytest.approx(expected, rel=1e-6)
+
+
+def counted(script: SimpleNamespace, names: list[str]) -> dict[str, int]:
+    """Count how often each block really computes in one step of the script."""
+    counts = dict.fromkeys(names, 0)
+    build: Callable[[], torch.nn.Module] = script.build_model
+
+    def build_counting() -> torch.nn.Module:
+        model = build()
+        for name in names:
+            # A layer inside the block: hooks of the block itself stay outside of
+            # transformers' own checkpoint.
+            inner = next(iter(model.get_submodule(name).children()))
+
+            def count(*_: object, name: str = name) -> None:
+                counts[name] += 1
+
+            inner.register_forward_pre_hook(count)
+        return model
+
+    script.main.__globals__["build_model"] = build_counting
+    script.main(("--steps", "1", "--device", "cpu"))
+    return counts
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1),)], ids=["single", "long"])
+def test_exactly_the_planned_blocks_run_twice(
+    config: dict[str, Any], groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    script = opened(tiny_plan(config, tmp_path, *groups))
+
+    counts = counted(script, BLOCKS[config["model_type"]])
+
+    # 2 micro-batches; blocks 0 and 1 are recomputed
+    assert list(counts.values()) == [4, 4, 2, 2]
+
+
+def test_a_segment_keeps_only_its_first_input(tmp_path: Path) -> None:
+    script = opened(tiny_plan(LLAMA, tmp_path, (0, 1)))
+    model = script.build_model().train()
+    script.recompute(model)
+    saved = []
+
+    def hold(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    ids = torch.randint(64, (3, 8))
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+        model.model(input_ids=ids)
+    everything = len(saved)
+    saved.clear()
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+        script.build_model().train().model(input_ids=ids)
+
+    # inner hooks hold what is inside the segment: half of the four blocks
+    assert everything < 0.6 * len(saved)
+
+
+def test_fp16_scales_the_loss_and_unscales_before_clipping(tmp_path: Path) -> None:
+    plan = tiny_plan(GPT2, tmp_path, (0,), precision="fp16-mixed")
+    source = torch_script(plan)
+
+    assert source.index("scaler.unscale_") < source.index("clip_grad_norm_")
+    assert source.index("clip_grad_norm_") < source.index("scaler.step(")
+    losses = opened(plan).main(RUN)
+    assert all(2 < loss < 6 for loss in losses)  # around ln(64) = 4.16
+
+
+def test_pure_bf16_casts_the_weights_once(tmp_path: Path) -> None:
+    plan = tiny_plan(LLAMA, tmp_path, (0, 1), precision="bf16")
+
+    assert "autocast(device.type" not in torch_script(plan)
+    assert all(2 < loss < 6 for loss in opened(plan).main(RUN))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "as-is"])
+def test_other_precisions_have_neither_autocast_nor_scaler(
+    precision: str, tmp_path: Path
+) -> None:
+    source = torch_script(tiny_plan(GPT2, tmp_path, precision=precision))
+
+    assert "torch.autocast(" not in source
+    assert (
+        "scaler"
+        not in source.split("def main")[1].replace("model, optimizer", "")[600:]
+    )
+    assert ('set_float32_matmul_precision("high")' in source) == (precision == "tf32")
+
+
+def test_training_continues_from_what_was_saved(tmp_path: Path) -> None:
+    script = opened(tiny_plan(GPT2, tmp_path, (0,), precision="fp16-mixed"))
+    path = str(tmp_path / "state.pt")
+
+    script.main((*RUN, "--save", path))
+    state = torch.load(path, weights_only=True)
+    resumed = script.main((*RUN, "--resume", path))
+
+    assert set(state) == {"model", "optimizer", "scaler"}
+    assert state["scaler"]["scale"] > 0
+    assert len(resumed) == 2
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_every_optimizer_is_the_one_that_apply_builds(
+    name: str, tmp_path: Path
+) -> None:
+    script = opened(tiny_plan(GPT2, tmp_path, optimizer=name))
+    parameters = [torch.nn.Parameter(torch.zeros(4))]
+
+    made = script.make_optimizer(parameters, 5e-5)
+    applied = make_optimizer(name, parameters, device_type="cpu")
+
+    assert type(made) is type(applied)
+    assert made.defaults == applied.defaults
+
+
+def test_a_callable_optimizer_is_imported_by_its_name(tmp_path: Path) -> None:
+    script = opened(tiny_plan(GPT2, tmp_path, optimizer="torch.optim.adam.Adam"))
+
+    made = script.make_optimizer([torch.nn.Parameter(torch.zeros(4))], 0.1)
+
+    assert type(made) is torch.optim.Adam
+
+
+def test_an_optimizer_that_cannot_be_imported_is_left_to_fill_in(
+    tmp_path: Path,
+) -> None:
+    script = opened(tiny_plan(GPT2, tmp_path, optimizer="__main__.<lambda>"))
+
+    with pytest.raises(SystemExit, match=r"Fill in make_optimizer.*<lambda>"):
+        script.main(RUN)
+
+
+def test_a_live_transformers_model_is_built_from_its_config(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(**GPT2, attn_implementation="eager")
+    live = transformers.GPT2LMHeadModel(config)
+    plan = tiny_plan(GPT2, tmp_path)
+    plan = sample_plan(
+        estimate=plan.estimate,
+        model=sample_model(source="", batch=TEXT_BATCH),
+        source=SimpleNamespace(model=live),
+    )
+
+    made = opened(plan).build_model()
+
+    assert type(made) is transformers.GPT2LMHeadModel
+    assert made.config.n_embd == 32
+    assert made.config._attn_implementation == "eager"  # noqa: SLF001
+
+
+def test_a_model_from_a_file_is_built_by_its_function(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\n\n\ndef make():\n"
+        "    layers = [torch.nn.Linear(4, 4) for _ in range(3)]\n"
+        "    return torch.nn.Sequential(*layers)\n"
+    )
+    recipe = sample_recipe(
+        batch_size=2,
+        precision="fp32",
+        gradient_accumulation_steps=1,
+        segments=(Segment(("0",)), Segment(("1", "2"))),
+    )
+    plan = sample_plan(
+        estimate=sample_estimate(recipe),
+        model=sample_model(
+            source=f"{path}:make",
+            blocks=("0", "1", "2"),
+            batch={"0": ((5, 4), "float32")},
+        ),
+    )
+
+    losses = opened(plan).main(RUN)
+
+    assert len(losses) == 2
+    assert all(loss == loss for loss in losses)  # noqa: PLR0124 - not NaN
+
+
+def test_a_model_from_a_package_is_imported(tmp_path: Path) -> None:
+    plan = tiny_plan(GPT2, tmp_path)
+    plan = sample_plan(
+        estimate=plan.estimate, model=sample_model(source="torch.nn:Identity")
+    )
+
+    assert isinstance(opened(plan).build_model(), torch.nn.Identity)
+
+
+def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
+    source = torch_script(sample_plan(model=sample_model(source="org/model-1.0")))
+
+    assert 'MODEL = "org/model-1.0"' in source
+    assert 'parser.add_argument("--pretrained", action="store_true")' in source
+    assert "build_model(pretrained=options.pretrained)" in source
+    compile(source, "train.py", "exec")
+
+
+def test_a_model_from_memory_is_left_to_fill_in() -> None:
+    script = opened(sample_plan(model=sample_model(source="")))
+
+    with pytest.raises(SystemExit, match=r"Fill in build_model.*1711376384 param"):
+        script.main(RUN)
+
+
+def test_names_cannot_break_the_script() -> None:
+    name = 'a"""b\\N{x}\n\'c'
+    plan = sample_plan(model=sample_model(name=name, source=""))
+
+    script = opened(plan)
+
+    with pytest.raises(SystemExit, match="with 1711376384 parameters"):
+        script.build_model()
+
+
+def test_masks_and_class_labels_have_values_that_a_model_takes(
+    tmp_path: Path,
+) -> None:
+    plan = tiny_plan(GPT2, tmp_path)
+    batch = {
+        "input_ids": ((4, 8), "int64"),
+        "attention_mask": ((4, 8), "torch.int64"),
+        "token_type_ids": ((4, 8), "int64"),
+        "labels": ((4,), "int64"),
+        "scale": ((1,), "float32"),
+    }
+    plan = sample_plan(
+        estimate=plan.estimate, model=sample_model(source="", batch=batch)
+    )
+    config = SimpleNamespace(vocab_size=50, num_labels=3, text_config=None)
+    model = torch.nn.Embedding(40, 2)
+    model.config = config  # type: ignore[assignment]
+
+    made = next(opened(plan).batches(model))
+
+    # samples: 4 rows became BATCH_SIZE = 3; the tensor without them stays
+    assert [tuple(tensor.shape) for tensor in made.values()] == [
+        (3, 8),
+        (3, 8),
+        (3, 8),
+        (3,),
+        (1,),
+    ]
+    assert made["input_ids"].max() < 40  # the smaller of config and embedding
+    assert made["attention_mask"].eq(1).all()
+    assert made["token_type_ids"].eq(0).all()
+    assert made["labels"].max() < 3
+
+
+def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(torch_script(tiny_plan(LLAMA, tmp_path, (0, 1), (2,))))
+
+    result = subprocess.run(  # noqa: S603 - our own interpreter and script
+        [sys.executable, "-I", str(path), "--steps", "1", "--device", "cpu"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("step 1  loss 4.")
+    assert "budgetfit." not in path.read_text()
