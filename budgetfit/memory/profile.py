@@ -1,8 +1,8 @@
-"""StepTraces -> what each block costs when it is kept and when it is recomputed (rule C).
+"""StepTraces -> what each block costs when kept and when recomputed (rule C).
 
-The numbers are read off the curve of live bytes of two traces, one with everything kept and
-one with every block recomputed. What runs before, between and after the blocks becomes
-blocks of its own that can only be kept, so that a chain covers the whole step.
+The numbers are read off the curve of live bytes of two traces, one with everything kept
+and one with every block recomputed. What runs before, between and after the blocks
+becomes blocks of its own that can only be kept, so that a chain covers the whole step.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.memory.caching_allocator import MIN_BLOCK_BYTES
-from budgetfit.memory.kernel_scratch import KernelCard
 from budgetfit.memory.replay import storage_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from budgetfit.core.block_profile import Mode
-    from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
+    from budgetfit.core.step_trace import BlockPass, Phase
+    from budgetfit.memory.kernel_scratch import KernelCard
 
 PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
 NEVER = np.iinfo(np.int64).max
@@ -104,7 +104,9 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
     step, micro_step = steady_moment(trace)
     forward_phase = curve.phase("forward", step, micro_step)
     backward_phase = curve.phase("backward", step, micro_step)
-    rows = [row for row in trace.passes if (row.step, row.micro_step) == (step, micro_step)]
+    rows = [
+        row for row in trace.passes if (row.step, row.micro_step) == (step, micro_step)
+    ]
     forward = [row for row in rows if row.direction == "forward"]
     backward = {row.block: row for row in rows if row.direction == "backward"}
     found: list[Station] = []
@@ -156,7 +158,7 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
 def _backward_of(
     row: BlockPass, backward: dict[int, BlockPass], back: int
 ) -> tuple[int, int]:
-    """A block without a backward (all frozen, nothing needs gradients) has an empty one."""
+    """Return where a block's backward lies; empty where nothing needs gradients."""
     found = backward.get(row.block)
     return (found.start, found.end) if found else (back, back)
 
@@ -216,7 +218,7 @@ def station_bytes(
 def _above_the_base(
     chain: Sequence[Station], measured: Sequence[StationBytes]
 ) -> tuple[StationBytes, ...]:
-    """b counts above prefix + incoming gradient + gradients of later stations."""
+    """Let b count above prefix + incoming gradient + gradients of later stations."""
     later = 0
     result: list[StationBytes] = []
     for index in range(len(chain) - 1, -1, -1):
@@ -228,7 +230,7 @@ def _above_the_base(
     return tuple(reversed(result))
 
 
-def chain_profile(
+def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
     kept: StepTrace,
     recomputed: StepTrace | None,
     batch_size: int,

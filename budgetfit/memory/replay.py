@@ -1,8 +1,8 @@
 """THE JUDGE: plays a StepTrace at a batch size on a card and says what memory it takes.
 
 Every number a user sees comes from here (architecture rule 1). Sizes are scaled to the
-batch, kernels' scratch memory is asked of the card's rules, and each allocation and free
-goes through the caching allocator in the order in which training would make it.
+batch, kernels' scratch memory is asked of the card's rules, and each allocation and
+free goes through the caching allocator in the order in which training would make it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from budgetfit.core.gpus import Gpu
-    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.core.step_trace import BlockPass, StepTrace
 
 LARGEST_LAYERS = 12  # shown at the peak
 STEADY_REPEATS = 1  # the last traced step is played once more: memory has settled then
@@ -62,7 +62,7 @@ def storage_bytes(
 
 
 class Stretch(NamedTuple):
-    """Events ``start`` to ``end`` of a trace, all in one phase and one block (or none)."""
+    """Events ``start`` to ``end``: all in one phase and in one block (or none)."""
 
     step: int
     micro_step: int
@@ -74,7 +74,7 @@ class Stretch(NamedTuple):
 
 def stretches(trace: StepTrace) -> Iterator[Stretch]:
     """Cut the trace at every edge of a phase and of a block's pass."""
-    inside = defaultdict(list)
+    inside: dict[tuple[str, int, int], list[BlockPass]] = defaultdict(list)
     for row in trace.passes:
         inside[(row.direction, row.step, row.micro_step)].append(row)
     for phase in trace.phases:
@@ -189,7 +189,7 @@ def _schedule(trace: StepTrace) -> list[Stretch]:
 
 
 def _closed(events: NDArray[np.int32]) -> bool:
-    """Whether everything that these events allocate they also free, and nothing else."""
+    """Whether these events free what they allocate, and nothing else."""
     return bool(
         (np.sort(events[events > 0]) == np.sort(-events[events < 0])).all()
         if (events > 0).sum() == (events < 0).sum()
@@ -222,7 +222,7 @@ def _at_peak(
         actor.play(position, position + 1)
         if actor.allocator.allocated_bytes >= peak_bytes:
             break
-    categories = dict.fromkeys(CATEGORIES, 0)
+    categories: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     layers: dict[str, int] = defaultdict(int)
     for event, block in actor.blocks.items():
         if block is None:

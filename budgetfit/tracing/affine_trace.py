@@ -6,7 +6,7 @@ Rounding to the allocator's 512 bytes happens in the replay, after scaling.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,11 @@ def affine_trace(first: RawTrace, second: RawTrace, blocks: Sequence[str]) -> St
             {k: (v.rule, v.part) for k, v in first.log.scratch.items()},
             {k: (v.rule, v.part) for k, v in second.log.scratch.items()},
         ),
-        ("ops", [op.event for op in first.log.ops], [op.event for op in second.log.ops]),
+        (
+            "ops",
+            [op.event for op in first.log.ops],
+            [op.event for op in second.log.ops],
+        ),
     )
     for what, one, other in pairs:
         if one != other:
@@ -61,7 +65,7 @@ def _build(
     log = first.log
     fixed, slope = _lines(first, second, log.sizes, second.log.sizes)
     scratch_index = np.full(len(log.sizes), -1, np.int32)
-    scratch = []
+    scratch: list[KernelScratch] = []
     for storage, row in log.scratch.items():
         scratch_index[storage] = len(scratch)
         constants, slopes = _lines(
@@ -121,9 +125,10 @@ def _lines(
     at_first: Sequence[float],
     at_second: Sequence[float],
     dtype: type = np.int64,
-) -> tuple[NDArray, NDArray]:
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return intercepts and slopes of the lines through two batch sizes."""
-    one, other = np.array(at_first, dtype), np.array(at_second, dtype)
+    one: NDArray[Any] = np.array(at_first, dtype)
+    other: NDArray[Any] = np.array(at_second, dtype)
     span = second.batch_size - first.batch_size
     if span == 0:
         return one, np.zeros_like(one)

@@ -1,9 +1,9 @@
 """BlockTracker: which layer and which block runs, forward, recomputed or backward.
 
-Forward and recomputation are seen by hooks on the modules of the fake copy. The backward
-pass runs no module; there, autograd nodes tell: nodes get rising sequence numbers as the
-forward creates them and run in falling order, so a node's number says which stretch of the
-forward it belongs to.
+Forward and recomputation are seen by hooks on the modules of the fake copy. The
+backward pass runs no module; there, autograd nodes tell: nodes get rising sequence
+numbers as the forward creates them and run in falling order, so a node's number says
+which stretch of the forward it belongs to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from budgetfit.tracing.storage_log import StorageLog
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class ForwardRun:
     """One run of a block's forward: events and autograd sequence numbers at its edges.
 
-    ``joined`` says that the input is the output of the run before, the very same tensor.
+    ``joined`` says that the input is the output of the run before, the very same
+    tensor.
     """
 
     block: int
@@ -97,7 +98,7 @@ class BlockTracker:
             self.backward.append((run, len(self._log.events)))
 
     def _run_of(self, sequence: int) -> int:
-        """Index of the run whose forward made this node; ~k lies before run k's start."""
+        """Return the run whose forward made this node; ~k: before run k's start."""
         position = bisect.bisect_right(self._node_runs, sequence) - 1
         if position >= 0 and sequence < self.runs[position].sequence_end:
             return position
@@ -106,7 +107,7 @@ class BlockTracker:
     # -- layers -----------------------------------------------------------------------
 
     def current_layer(self) -> int:
-        """Return the innermost module that runs, or whose backward runs; -1 for none."""
+        """Return the innermost module that runs, or whose backward does; -1: none."""
         if self._stack:
             return self._stack[-1]
         if self._forward:
@@ -130,7 +131,7 @@ class BlockTracker:
 
     def _note_sequence(self) -> None:
         if self._forward:
-            self._sequences.append(torch.autograd._get_sequence_nr())
+            self._sequences.append(torch._C._autograd._get_sequence_nr())
             self._sequence_layers.append(self._stack[-1] if self._stack else -1)
 
     def start_block(self, block: int, value: torch.Tensor | None) -> None:
@@ -142,7 +143,7 @@ class BlockTracker:
             ForwardRun(
                 block=block,
                 start=len(self._log.events),
-                sequence_start=torch.autograd._get_sequence_nr(),
+                sequence_start=torch._C._autograd._get_sequence_nr(),
                 input_storage=-1 if value is None else self._log.index_of(value),
                 joined=before is not None and before() is value,
             )
@@ -155,7 +156,7 @@ class BlockTracker:
         run = next((r for r in reversed(self.runs) if r.block == block), None)
         if run is not None and run.end < 0:
             run.end = len(self._log.events)
-            run.sequence_end = torch.autograd._get_sequence_nr()
+            run.sequence_end = torch._C._autograd._get_sequence_nr()
             run.output_storage = -1 if value is None else self._log.index_of(value)
             run.output = None if value is None else weakref.ref(value)
 

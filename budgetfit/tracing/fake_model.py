@@ -13,14 +13,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from budgetfit.core.errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a deep copy of ``model`` whose parameters and buffers are fake CPU tensors.
+    """Return a deep copy of ``model`` with fake parameters and buffers on the CPU.
 
-    The model may live on the CPU, on CUDA or on meta; it is not changed. Tied parameters
-    stay tied and ``requires_grad`` stays.
+    The model may live on the CPU, on CUDA or on meta; it is not changed. Tied
+    parameters stay tied and ``requires_grad`` stays.
 
     Raises:
         TraceError: If the model cannot be deep-copied.
@@ -30,8 +30,9 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
             twin = copy.deepcopy(model)
     except Exception as error:
         raise TraceError(
-            f"The model cannot be copied: {type(error).__name__}: {error}. Remove what "
-            "cannot be deep-copied (locks, generators, open files) from its attributes.",
+            f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
+            "what cannot be deep-copied (locks, generators, open files) from its "
+            "attributes.",
             module=type(model).__name__,
             op="deepcopy",
         ) from error
@@ -45,36 +46,34 @@ def _on_cpu(model: nn.Module, mode: FakeTensorMode) -> None:
     ``Module.to`` on fake parameters fails with "Couldn't swap", and a model from meta
     comes out of the copy on meta and without its ``Parameter`` type.
     """
-    made: dict[int, torch.Tensor] = {}
+    parameters: dict[nn.Parameter, nn.Parameter] = {}
+    buffers: dict[torch.Tensor, torch.Tensor] = {}
 
-    def twin_of(tensor: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]):  # noqa: ANN202
-        if id(tensor) not in made:
-            with mode:
-                empty = torch.empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype
-                )
-                made[id(tensor)] = make(empty)
-        return made[id(tensor)]
+    def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+        with mode:
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype
+            )
 
-    keep: list[torch.Tensor] = []  # ids stay taken while we compare them
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:
-                keep.append(parameter)
-                module._parameters[name] = twin_of(
-                    parameter,
-                    lambda x, p=parameter: nn.Parameter(
-                        x, requires_grad=p.requires_grad
-                    ),
+            if parameter is None:
+                continue
+            if parameter not in parameters:
+                parameters[parameter] = nn.Parameter(
+                    empty_like(parameter), requires_grad=parameter.requires_grad
                 )
+            module._parameters[name] = parameters[parameter]
         for name, buffer in module._buffers.items():
-            if buffer is not None:
-                keep.append(buffer)
-                module._buffers[name] = twin_of(buffer, lambda x: x)
+            if buffer is None:
+                continue
+            if buffer not in buffers:
+                buffers[buffer] = empty_like(buffer)
+            module._buffers[name] = buffers[buffer]
 
 
 @contextlib.contextmanager
 def fake_mode() -> Iterator[FakeTensorMode]:
-    """A fresh fake mode that accepts the small real tensors that models make in forward."""
+    """Enter a fake mode that takes the small real tensors that models make."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from budgetfit.core.step_trace import BlockPass, Phase
-from budgetfit.tracing.batch_shapes import resize_batch
+from budgetfit.core.step_trace import CATEGORIES, BlockPass, Phase
+from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
 from budgetfit.tracing.block_tracker import BlockTracker
 from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
 from budgetfit.tracing.fake_model import fake_copy, fake_mode
@@ -64,8 +64,11 @@ class RawTrace:
 class _PhaseClock:
     """Turns ``on_phase`` calls into stretches of events, and tells the semantics."""
 
-    def __init__(self, log: StorageLog, tracker: BlockTracker, raw: RawTrace) -> None:
-        self._log, self._tracker, self._raw = log, tracker, raw
+    def __init__(
+        self, model: nn.Module, log: StorageLog, tracker: BlockTracker, raw: RawTrace
+    ) -> None:
+        self._model, self._log = model, log
+        self._tracker, self._raw = tracker, raw
         self._open = Phase("setup", -1, 0, 0, 0)
         self.semantics: Any = None
         self.step, self.micro_step = 0, 0
@@ -79,6 +82,7 @@ class _PhaseClock:
             self._tracker.start_backward()
         position = len(self._log.events)
         self._open = Phase(name, self.step, self.micro_step, position, position)  # type: ignore[arg-type]
+        self._log.category_of(name)
         if self.semantics is not None:
             self.semantics.in_backward = name == "backward"
             self.semantics.in_optimizer = name == "optimizer"
@@ -88,13 +92,21 @@ class _PhaseClock:
         phase = self._open._replace(end=len(self._log.events))
         if phase.name == "backward":
             self._raw.passes += _passes(self._tracker, phase)
+            self._name_gradients()
         self._raw.phases.append(phase)
+
+    def _name_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                self._log.set_category(parameter.grad, "gradients")
 
 
 def _passes(tracker: BlockTracker, phase: Phase) -> list[BlockPass]:
     """Return the block passes of the micro-batch whose backward this is."""
 
-    def block_pass(run: ForwardRun, direction: Direction, start: int, end: int) -> BlockPass:
+    def block_pass(
+        run: ForwardRun, direction: Direction, start: int, end: int
+    ) -> BlockPass:
         return BlockPass(
             run.block,
             direction,
@@ -146,13 +158,14 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         log = StorageLog(semantics, values.run)
         tracker = BlockTracker(twin, blocks, log)
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
-        clock = _PhaseClock(log, tracker, raw)
+        clock = _PhaseClock(twin, log, tracker, raw)
         clock.semantics = semantics
         sized = resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
         with imitation, values_matter(), log:
             log.watch = tracker.see_backward_op
             _register(twin, log)
             runner = program(twin, clock.start)
+            _register(twin, log)  # a dtype policy may have replaced them
             raw.step_start = len(log.events)
             for clock.step in range(steps):
                 for clock.micro_step in range(micro_steps):
@@ -163,6 +176,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
                     _name_survivors(twin, runner, log)
             clock.close()
         log.close()
+        _tell_saved_from_passing(raw)
         tracker.remove()
     return raw
 
@@ -173,51 +187,64 @@ def _run_micro_step(
     log: StorageLog,
     values: KnownValues,
 ) -> None:
-    def fresh(tensor: Any) -> Any:  # noqa: ANN401
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
+    def fresh(tensor: torch.Tensor) -> torch.Tensor:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         if tensor.device.type == "cpu":
             values.remember(fake, tensor)
         return fake
 
     with log.of_category("batch"):
-        fakes = tree_map(fresh, batch)
+        fakes = change_tensors(batch, fresh)
     runner.step(fakes)
 
 
 def _register(model: nn.Module, log: StorageLog) -> None:
     """Weights come first, in the order in which the model was built (memory-model B4)."""
-    for parameter in model.parameters():
-        log.born(parameter, "parameters")
-    for buffer in model.buffers():
-        log.born(buffer, "buffers")
+    for kind, category in (("_parameters", "parameters"), ("_buffers", "buffers")):
+        for layer, module in enumerate(model.modules()):
+            for tensor in getattr(module, kind).values():
+                if tensor is not None:
+                    log.name(tensor, category, layer)  # type: ignore[arg-type]
 
 
 def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:
-    """Say what outlived the micro-step: gradients and optimizer state."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            log.set_category(parameter.grad, "gradients")
-    for state in runner.optimizer.state.values():
+    """Say what outlived the step: optimizer state, and to whose parameter it belongs."""
+    layers = {
+        parameter: layer
+        for layer, module in enumerate(model.modules())
+        for parameter in module._parameters.values()
+        if parameter is not None
+    }
+    for parameter, state in runner.optimizer.state.items():
         for value in tree_leaves(state):
             if isinstance(value, torch.Tensor):
-                log.set_category(value, "optimizer_state")
+                log.name(value, "optimizer_state", layers.get(parameter, -1))
 
 
 def _readable(batch: Any) -> Any:  # noqa: ANN401
-    """Shapes and dtypes are all that is read, but for whole numbers that models ask about."""
+    """Keep shapes and dtypes, and the whole numbers that models may ask about."""
 
-    def readable(tensor: Any) -> Any:  # noqa: ANN401
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
+    def readable(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_floating_point() or tensor.device.type == "meta":
             return torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
             )
         return tensor.detach().cpu()
 
-    return tree_map(readable, batch)
+    return change_tensors(batch, readable)
+
+
+def _tell_saved_from_passing(raw: RawTrace) -> None:
+    """What a forward makes and frees again is temporary; what stays are activations."""
+    activations, temporaries = (
+        CATEGORIES.index(name) for name in ("activations", "temporaries")
+    )
+    categories = raw.log.categories
+    for phase in raw.phases:
+        if phase.name == "forward":
+            for event in raw.log.events[phase.start : phase.end]:
+                if event < 0 and categories[-event - 1] == activations:
+                    categories[-event - 1] = temporaries
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """The repeated blocks of a model: what a plan keeps or recomputes (tracing T7).
 
-A block is a module that takes and returns a hidden state and stands in a row with others
-of its class. transformers marks its own with ``GradientCheckpointingLayer``; elsewhere the
-children of a ``ModuleList`` or ``Sequential`` are looked at, outermost first. A model
-without repetition has its direct children as blocks.
+A block is a module that takes and returns a hidden state and stands in a row with
+others of its class. transformers marks its own with ``GradientCheckpointingLayer``;
+elsewhere the children of a ``ModuleList`` or ``Sequential`` are looked at, outermost
+first. A model without repetition has its direct children as blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def _marked_layers(model: nn.Module) -> tuple[str, ...]:
-    """transformers' own blocks, outermost ones only."""
+    """Transformers' own blocks, outermost ones only."""
     try:
         from transformers.modeling_layers import (  # noqa: PLC0415 - slow to import
             GradientCheckpointingLayer,
@@ -51,7 +51,7 @@ def _marked_layers(model: nn.Module) -> tuple[str, ...]:
 
 
 def _repeated_children(model: nn.Module) -> tuple[str, ...]:
-    """Children of containers in which one class with parameters stands twice or more."""
+    """Children of containers that hold one class with parameters twice or more."""
     names: list[str] = []
     for path, module in model.named_modules():
         if not isinstance(module, CONTAINERS) or _inside(path, names):

@@ -1,9 +1,10 @@
 """Values of small whole-number tensors, carried beside their fakes (tracing T8).
 
-Models ask tensors questions: are all mask entries one, are the position ids packed, which
-tokens are images? A fake tensor has no values, so integers and booleans that come from the
-batch, or are made from constants, are computed for real beside the trace. Whatever depends
-on weights or on random numbers stays unknown, and a question about it is a ``TraceError``.
+Models ask tensors questions: are all mask entries one, are the position ids packed,
+which tokens are images? A fake tensor has no values, so integers and booleans that come
+from the batch, or are made from constants, are computed for real beside the trace.
+Whatever depends on weights or on random numbers stays unknown, and a question about it
+is a ``TraceError``.
 """
 
 from __future__ import annotations
@@ -101,7 +102,11 @@ class KnownValues:
         if func in ASKS_FOR_VALUES:
             return self._answer(func, args, kwargs, known=known)
         out = func(*args, **kwargs)
-        if known and any(map(_whole, _tensors(out))) and torch.Tag.nondeterministic_seeded not in func.tags:
+        if (
+            known
+            and any(map(_whole, _tensors(out)))
+            and torch.Tag.nondeterministic_seeded not in func.tags
+        ):
             self._follow(func, args, kwargs, out)
         elif func._schema.is_mutable:
             self._forget(func, args)
@@ -150,7 +155,9 @@ class KnownValues:
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
         leaves, spec = tree_flatten((args, kwargs))
-        values = [self._real.get(x, x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        values = [
+            self._real.get(x, x) if isinstance(x, torch.Tensor) else x for x in leaves
+        ]
         if func in LIKE:  # only the shape of the first argument is read
             values = [
                 torch.empty(x.shape, dtype=x.dtype, device="meta")
@@ -165,7 +172,7 @@ class KnownValues:
             return func(*real_args, **real_kwargs)
 
     def _forget(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
-        """An unknown value was written into these tensors, and so into their aliases."""
+        """Unlearn what was written to: these tensors and their aliases."""
         written = {
             value.untyped_storage()._cdata
             for value, argument in zip(args, func._schema.arguments, strict=False)

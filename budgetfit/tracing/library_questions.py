@@ -1,8 +1,8 @@
 """Libraries that behave differently when they notice fake tensors, told not to.
 
-transformers skips looking at masks and position ids when it believes that a graph is being
-traced, and then builds attention masks of length^2 that a real step does not have. Here the
-values are known (``known_values``), so it may ask.
+transformers skips looking at masks and position ids when it believes that a graph is
+being traced, and then builds attention masks of length^2 that a real step does not
+have. Here the values are known (``known_values``), so it may ask.
 """
 
 from __future__ import annotations

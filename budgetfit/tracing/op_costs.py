@@ -1,8 +1,8 @@
 """How much arithmetic and traffic one aten op is, for the roofline.
 
-FLOPs come from PyTorch's own registry (``torch.utils.flop_counter``); bytes are those of
-every distinct tensor read or written. Ops without tensors or that only make views cost
-nothing.
+FLOPs come from PyTorch's own registry (``torch.utils.flop_counter``); bytes are those
+of every distinct tensor read or written. Ops without tensors or that only make views
+cost nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def cost_of(
     if formula is None:
         return _NONE, 0.0, moved_bytes
     flops = float(formula(*args, **kwargs, out_val=out))
-    dtype = next((x.dtype for x in tensors[:inputs] if x.is_floating_point()), None)
-    return _RATE.get(dtype, _NONE), flops, moved_bytes
+    for x in tensors[:inputs]:
+        if x.is_floating_point():
+            return _RATE.get(x.dtype, _NONE), flops, moved_bytes
+    return _NONE, flops, moved_bytes
 
 
 def _collect(value: Any, into: list[torch.Tensor]) -> None:  # noqa: ANN401

@@ -1,9 +1,9 @@
 """The second step of a training run, made from the first.
 
 The first step creates what then stays: optimizer state, workspaces, scalers. The second
-does all the same except for that, so it is the first step's events without the births of
-what survived them. Tracing it as well would double the time and show nothing new; the test
-suite compares both for every kind of optimizer.
+does all the same except for that, so it is the first step's events without the births
+of what survived them. Tracing it as well would double the time and show nothing new;
+the test suite compares both for every kind of optimizer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """StorageLog: every storage's birth and death, in order, while torch code runs.
 
-Storages, not tensors (tracing T3): a view costs nothing and ``weight.t()`` is the weight.
-Only weak references are kept, otherwise autograd would clone gradients instead of taking
-them. It works on fake tensors (the trace) and on real ones (``verify`` on a CPU).
+Storages, not tensors (tracing T3): a view costs nothing and ``weight.t()`` is the
+weight. Only weak references are kept, otherwise autograd would clone gradients instead
+of taking them. It works on fake tensors (the trace) and on real ones (``verify`` on a
+CPU).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -36,7 +38,7 @@ class ScratchRow(NamedTuple):
 
 
 class OpRow(NamedTuple):
-    """One op's arithmetic: where in the events it ran, its rate, FLOPs and bytes moved."""
+    """One op's arithmetic: where in the events, its rate, FLOPs and bytes moved."""
 
     event: int
     layer: int
@@ -49,7 +51,8 @@ class OpScratch(NamedTuple):
     """What one op takes besides its outputs.
 
     ``lasting`` is taken before the op and never given back (workspaces); ``before`` and
-    ``after`` are taken before and after the outputs and given back at the end of the op.
+    ``after`` are taken before and after the outputs and given back at the end of the
+    op.
     """
 
     lasting: Sequence[ScratchRow] = ()
@@ -99,7 +102,8 @@ class StorageLog(TorchDispatchMode):
         scratch: Storage index -> the rule that sizes it.
         events: ``k + 1`` for the birth of storage k, ``-(k + 1)`` for its death.
         ops: What was computed, for the roofline.
-        live_bytes, peak_bytes: Unrounded bytes alive now, and the most since ``reset_peak``.
+        live_bytes, peak_bytes: Unrounded bytes alive now, and the most since
+        ``reset_peak``.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class StorageLog(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._run = run
+        self._backward = False
         self.sizes: list[int] = []
         self.categories: list[int] = []
         self.layers: list[int] = []
@@ -155,9 +160,7 @@ class StorageLog(TorchDispatchMode):
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
         if flops or moved_bytes:
             layer = self.current_layer()
-            self.ops.append(
-                OpRow(len(self.events), layer, rate, flops, moved_bytes)
-            )
+            self.ops.append(OpRow(len(self.events), layer, rate, flops, moved_bytes))
         return out
 
     def see(self, out: Any) -> None:  # noqa: ANN401 - whatever an op returns
@@ -178,7 +181,7 @@ class StorageLog(TorchDispatchMode):
             self.category = before
 
     def born(self, tensor: torch.Tensor, category: Category | None = None) -> int:
-        """Log a tensor's storage if it is new; return its index (-1 without a storage)."""
+        """Log a tensor's storage if it is new; return its index (-1: it has none)."""
         if tensor.layout is not torch.strided:
             return -1
         storage = tensor.untyped_storage()
@@ -188,16 +191,16 @@ class StorageLog(TorchDispatchMode):
             return known[0]
         index = self._allocate(
             storage.nbytes(),
-            self.category if category is None else _CATEGORY[category],
+            self._category_now() if category is None else _CATEGORY[category],
         )
         self._alive[key] = (
             index,
-            weakref.ref(storage, lambda _, key=key: self._died(key)),
+            weakref.ref(storage, functools.partial(self._died, key)),
         )
         return index
 
     def index_of(self, tensor: torch.Tensor) -> int:
-        """Return the index of a tensor's storage, or -1 if it is not alive in this log."""
+        """Return the index of a tensor's storage, or -1 if this log has none alive."""
         known = self._alive.get(tensor.untyped_storage()._cdata)
         return -1 if known is None else known[0]
 
@@ -208,11 +211,23 @@ class StorageLog(TorchDispatchMode):
             self.live_bytes -= self.sizes[known[0]]
             self.sizes[known[0]] = 0
 
+    def name(self, tensor: torch.Tensor, category: Category, layer: int) -> None:
+        """Say what a tensor's storage is and to which layer it belongs."""
+        index = self.born(tensor, category)
+        if index >= 0:
+            self.categories[index] = _CATEGORY[category]
+            self.layers[index] = layer
+
     def set_category(self, tensor: torch.Tensor, category: Category) -> None:
-        """Name what a live storage turned out to be."""
+        """Say what a live storage turned out to be."""
         index = self.index_of(tensor)
         if index >= 0:
             self.categories[index] = _CATEGORY[category]
+
+    def category_of(self, phase: str) -> None:
+        """From here on storages are born in this phase of the step."""
+        self._backward = phase == "backward"
+        self.category = _CATEGORY["activations" if phase == "forward" else "temporaries"]
 
     def reset_peak(self) -> None:
         """Start measuring the peak again, from what is alive now."""
@@ -221,6 +236,12 @@ class StorageLog(TorchDispatchMode):
     def close(self) -> None:
         """Stop logging deaths: what is alive now outlives the trace."""
         self._alive.clear()
+
+    def _category_now(self) -> int:
+        # In the backward pass only a recomputation builds a graph.
+        if self._backward and torch.is_grad_enabled():
+            return _CATEGORY["activations"]
+        return self.category
 
     def _allocate_scratch(self, row: ScratchRow, category: Category) -> int:
         index = self._allocate(0, _CATEGORY[category])
@@ -237,7 +258,7 @@ class StorageLog(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return index
 
-    def _died(self, key: int) -> None:
+    def _died(self, key: int, _: object) -> None:
         known = self._alive.pop(key, None)
         if known is not None:
             self.events.append(-(known[0] + 1))

@@ -1,12 +1,13 @@
 """Which attention kernel CUDA would run, called on CPU tensors.
 
-``scaled_dot_product_attention`` looks at the card, the dtypes, the head size and the mask,
-and runs flash, memory-efficient, cuDNN or plain-math attention. They save and allocate very
-different bytes, so the choice is made here by CUDA's rules and the chosen aten op is traced.
+``scaled_dot_product_attention`` looks at the card, the dtypes, the head size and the
+mask, and runs flash, memory-efficient, cuDNN or plain-math attention. They save and
+allocate very different bytes, so the choice is made here by CUDA's rules and the chosen
+aten op is traced.
 
-Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (``select_sdp_backend`` and the
-``check_*`` functions) and attention.cpp (``scaled_dot_product_attention``); cuda-memory
-M25-M29.
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (``select_sdp_backend`` and
+the ``check_*`` functions) and attention.cpp (``scaled_dot_product_attention``);
+cuda-memory M25-M29.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _flash_allowed(call: AttentionCall, target: CudaTarget) -> bool:
 
 def _efficient_allowed(call: AttentionCall, target: CudaTarget) -> bool:
     dtype = call.query.dtype
-    allowed = (*HALF, torch.float32)
+    allowed: tuple[torch.dtype, ...] = (*HALF, torch.float32)
     if target.compute_capability < (8, 0):
         allowed = (torch.float16, torch.float32)
     if dtype not in allowed or not _fused_shapes(call) or call.grouped:

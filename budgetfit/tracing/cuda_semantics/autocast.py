@@ -1,9 +1,10 @@
 """CUDA's autocast on CPU tensors: its op lists, at the dispatcher, with its cast cache.
 
-The CPU's own autocast casts other ops than CUDA's (softmax, layer norm, losses, exp, pow and
-sums run in fp32 under CUDA). A Python-level mode would miss what C++ and torch's own modules
-call, so the policies are registered where CUDA has them: on the dispatcher, under the key
-that CPU tensors carry. They are taken back when the trace ends.
+The CPU's own autocast casts other ops than CUDA's (softmax, layer norm, losses, exp,
+pow and sums run in fp32 under CUDA). A Python-level mode would miss what C++ and
+torch's own modules call, so the policies are registered where CUDA has them: on the
+dispatcher, under the key that CPU tensors carry. They are taken back when the trace
+ends.
 
 Source: ``ATen/autocast_mode.h`` (installed with torch), the ``AT_FORALL_*`` lists and
 ``cached_cast``; cuda-memory M50.
@@ -12,6 +13,7 @@ Source: ``ATen/autocast_mode.h`` (installed with torch), the ``AT_FORALL_*`` lis
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +64,7 @@ _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 def ops_with_kernel(dispatch_key: str) -> frozenset[str]:
-    """Return the aten ops (``name`` or ``name.overload``) that autocast knows for a key."""
+    """Return the aten ops (``name.overload``) that autocast knows for a key."""
     prefix = "aten::"
     return frozenset(
         name.removeprefix(prefix)
@@ -72,8 +74,9 @@ def ops_with_kernel(dispatch_key: str) -> frozenset[str]:
     )
 
 
-# Everything else that CUDA's autocast knows runs in the lower precision: the matrix products,
-# convolutions, cells and attention. Read from this torch, so that a new one is not missed.
+# Everything else that CUDA's autocast knows runs in the lower precision: the matrix
+# products, convolutions, cells and attention. Read from this torch, so that a new one
+# is not missed.
 _CUDA_OPS = ops_with_kernel("AutocastCUDA")
 _CPU_ONLY_OPS = ops_with_kernel("AutocastCPU") - _CUDA_OPS
 LOWER_PRECISION = (
@@ -123,7 +126,7 @@ def cuda_autocast() -> Iterator[None]:
     kernels come back at the end, also after an error.
     """
     cache = CastCache()
-    library = torch.library.Library("aten", "IMPL", "AutocastCPU")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     clear_autocast_cache = torch.clear_autocast_cache
 
     def clear_both() -> None:
@@ -150,8 +153,6 @@ def cuda_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_override() -> Iterator[None]:
-    import warnings  # noqa: PLC0415 - only here
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")
         yield
@@ -244,8 +245,8 @@ def _promoting(op: Callable[..., Any], cache: CastCache) -> Callable[..., Any]:
 def _refusing(name: str) -> Callable[..., Any]:
     def kernel(*_args: Any, **_kwargs: Any) -> Any:  # noqa: ANN401
         raise RuntimeError(
-            f"{name} is unsafe to autocast on CUDA. Use the loss that takes logits, for "
-            "example torch.nn.BCEWithLogitsLoss, or leave autocast around it."
+            f"{name} is unsafe to autocast on CUDA. Use the loss that takes logits, "
+            "for example torch.nn.BCEWithLogitsLoss, or leave autocast around it."
         )
 
     return kernel

@@ -1,4 +1,4 @@
-"""What CUDA does differently inside single ops: in place, in scratch memory, in workspaces."""
+"""What CUDA does differently inside single ops: in place, scratch, workspaces."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TRANSIENT_WORKSPACE_VERSION = (2, 15)
 class CudaOps:
     """Op semantics of a CUDA card, for ``StorageLog``.
 
-    ``in_backward`` is set by the trace: the autograd engine has a thread, and so a cuBLAS
-    handle and workspace, of its own.
+    ``in_backward`` is set by the trace: the autograd engine has a thread, and so a
+    cuBLAS handle and workspace, of its own.
     """
 
     def __init__(self, target: CudaTarget) -> None:
@@ -70,7 +70,7 @@ class CudaOps:
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
     ) -> OpScratch:
-        """Return the op's kernel scratch and, at a thread's first product, the workspace."""
+        """Return the op's scratch and, at a thread's first product, the workspace."""
         lasting: list[ScratchRow] = []
         before: list[ScratchRow] = []
         after: list[ScratchRow] = []
@@ -100,9 +100,9 @@ class CudaOps:
 def _accumulated_in_place(old: Any, new: Any) -> torch.Tensor | None:  # noqa: ANN401
     """Add where gradients meet, in place when CUDA would (cuda-memory M49).
 
-    The autograd engine adds in place unless the tensor is a subclass or a mode is active,
-    both of which are true here. Outside the engine (grad mode on: a recomputation) the
-    model's own additions stay as they are.
+    The autograd engine adds in place unless the tensor is a subclass or a mode is
+    active, both of which are true here. Outside the engine (grad mode on: a
+    recomputation) the model's own additions stay as they are.
 
     Source: torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``.
     """
@@ -119,15 +119,16 @@ def _accumulated_in_place(old: Any, new: Any) -> torch.Tensor | None:  # noqa: A
 
 def _owned(tensor: torch.Tensor) -> bool:
     """Whether only the engine's buffer holds this tensor and its storage."""
+    uses: int = tensor._use_count()  # type: ignore[attr-defined]
     return (
         torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
-        and tensor._use_count() <= OWNED_TENSOR
+        and uses <= OWNED_TENSOR
         and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
         <= OWNED_STORAGE
     )
 
 
-# Use counts of a tensor that only the engine holds, as seen from inside a dispatch mode:
-# the buffer and the Python objects of this call.
+# Use counts of a tensor that only the engine holds, as seen from inside a dispatch
+# mode: the buffer and the Python objects of this call.
 OWNED_TENSOR = 2
 OWNED_STORAGE = 2

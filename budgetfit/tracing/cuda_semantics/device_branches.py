@@ -1,7 +1,7 @@
 """Places where torch's own C++ asks "is this tensor on CUDA?" and does something else.
 
-On CPU tensors the answer is no, so the branch that CUDA takes is put in its place, for fake
-tensors only; real tensors go the usual way.
+On CPU tensors the answer is no, so the branch that CUDA takes is put in its place, for
+fake tensors only; real tensors go the usual way.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:  # noqa: FBT001 - aten's signature
-    """CUDA fuses: a bool mask is saved, not a float one (Dropout.cpp; cuda-memory M37)."""
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """CUDA fuses: a bool mask is saved, no float one (Dropout.cpp; cuda-memory M37)."""
     if train and 0 < p < 1 and x.numel() > 0:
         return aten.native_dropout(x, p, train)[0]
     return aten.dropout.default.decompose(x, p, train)
@@ -33,24 +33,24 @@ def _half_to_float(
     fused: Callable[..., Any],
     composite: Any,  # noqa: ANN401
 ) -> Callable[..., Any]:
-    """softmax of fp16 into fp32 reads fp16 directly on CUDA (SoftMax.cpp)."""
+    """Softmax of fp16 into fp32 reads fp16 directly on CUDA (SoftMax.cpp)."""
 
     def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
         if x.dtype == torch.float16 and dtype == torch.float32:
-            return fused(x, dim, True)  # noqa: FBT003 - aten's signature
+            return fused(x, dim, True)
         return composite.decompose(x, dim, dtype)
 
     return kernel
 
 
 def _attention(target: CudaTarget) -> Callable[..., Any]:
-    def kernel(  # noqa: PLR0913 - aten's signature
+    def kernel(  # noqa: PLR0913, PLR0917 - aten's signature
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
-        is_causal: bool = False,  # noqa: FBT001, FBT002
+        is_causal: bool = False,
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
@@ -96,7 +96,7 @@ def cuda_branches(target: CudaTarget) -> Iterator[None]:
             aten.scaled_dot_product_attention.default,
         ),
     }
-    library = torch.library.Library("aten", "IMPL", "AutogradCPU")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL", "AutogradCPU")
     try:
         for name, (kernel, composite) in kernels.items():
             library.impl(name, _only_fakes(kernel, composite))

@@ -15,7 +15,7 @@ def installed_torch_version() -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaTarget:
-    """What decides which kernels run; sizes of scratch memory are decided in the replay.
+    """What decides which kernels run. How much they take is for the replay to say.
 
     Attributes:
         compute_capability: Of the card.
