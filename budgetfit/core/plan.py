@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,14 @@ from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe
 
 FORMAT = 1  # of a saved plan; raised when a field changes its meaning
+
+# How ``print`` shows the answers. Rendering lives at the front door, which sets this.
+TEXT: dict[str, Callable[[Any], str]] = {}
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - one of the answers here
+    render = TEXT.get(type(value).__name__)
+    return repr(value) if render is None else render(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,9 @@ class Estimate:
     notes: tuple[str, ...] = ()
     fits: bool | None = None
 
+    def __str__(self) -> str:
+        return _text(self)
+
     @property
     def samples_per_s(self) -> float:
         """Samples per second of the roofline estimate."""
@@ -116,6 +128,9 @@ class Plan:
     warnings: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
     source: Any = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return _text(self)
 
     @property
     def fits(self) -> bool:
@@ -223,6 +238,9 @@ class Verification:
     expected_recomputed_blocks: int
     out_of_memory: str | None = None
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return _text(self)
 
     @property
     def allocated_error(self) -> float | None:

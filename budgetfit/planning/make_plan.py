@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from budgetfit.core.plan import Estimate, Plan
-from budgetfit.planning.chains import Chains, Setting, every_block
+from budgetfit.core.plan import Estimate, Layer, Plan
+from budgetfit.core.errors import InputError
+from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
-from budgetfit.planning.search import Found, Request, judged, search
+from budgetfit.planning.layer_table import layer_table
+from budgetfit.planning.search import Found, Request, fixed_segments, search
 from budgetfit.planning.traces import Traces
 from budgetfit.planning.what_if import alternatives, does_not_fit
 from budgetfit.solvers.uniform_segments import chen_segments
@@ -41,7 +44,8 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         TraceError: If the model cannot be traced.
     """
     started = time.perf_counter()
-    traces = Traces(subject, progress)
+    traces = settled(Traces(subject, progress), precisions[0], optimizer)
+    subject = traces.subject
     found: list[tuple[Chains, Found]] = []
     for precision in precisions:
         chains = Chains(
@@ -106,16 +110,43 @@ def make_estimate(
     )
 
 
-def segments_of(
-    subject: Subject, policy: str, setting: Setting, batch_size: int
+def policy_recipe(
+    subject: Subject,
+    policy: str | tuple[str, ...],
+    setting: Setting,
+    batch_size: int,
 ) -> Recipe:
-    """Return the recipe of a named checkpointing policy, Chen's included."""
+    """Return the recipe of a checkpointing policy, with nothing left to solve.
+
+    Raises:
+        InputError: For ``auto``, which is a question for ``plan``, or an unknown policy.
+    """
+    if policy == "auto":
+        raise InputError(
+            "checkpointing='auto' is a decision, and an estimate takes none. Use plan, "
+            "or one of: as-is, none, full, sqrt, or block names."
+        )
     if policy == "sqrt":
         chains = Chains(Traces(subject), setting)
-        segments = chen_segments(chains.at(batch_size))
-    else:
-        segments = every_block(subject.blocks) if policy == "full" else ()
-    return setting.recipe(batch_size, segments)
+        return setting.recipe(batch_size, chen_segments(chains.at(batch_size)))
+    return setting.recipe(batch_size, fixed_segments(policy, subject.blocks))
+
+
+def make_layers(
+    subject: Subject,
+    precisions: Sequence[str],
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Layer, ...]:
+    """Return the layer table, from one kept trace under each precision."""
+    traces = Traces(subject, progress)
+    recipes = {
+        name: Setting(precision=name, optimizer="sgd").recipe(2) for name in precisions
+    }
+    return layer_table(
+        subject.model,
+        subject.blocks,
+        {name: traces.of(recipe) for name, recipe in recipes.items()},
+    )
 
 
 def versions() -> dict[str, str]:
@@ -145,4 +176,23 @@ def _say(progress: Callable[[str], None] | None, text: str) -> None:
         progress(text)
 
 
-__all__ = ["judged", "make_estimate", "make_plan", "segments_of", "versions"]
+def settled(traces: Traces, precision: str, optimizer: str) -> Traces:
+    """Return traces whose blocks really run once per forward, in that order.
+
+    Blocks that never run, or several times (shared layers), cannot be wrapped.
+    """
+    subject = traces.subject
+    recipe = Setting(precision=precision, optimizer=optimizer).recipe(2)
+    ran = traces.of(recipe).blocks
+    once = tuple(name for name in ran if ran.count(name) == 1)
+    if once == subject.blocks:
+        return traces
+    notes = subject.notes
+    left_out = len(subject.blocks) - len(once)
+    if left_out:
+        notes = (
+            *notes,
+            f"{left_out} of {len(subject.blocks)} blocks do not run exactly once per "
+            "forward and are always kept",
+        )
+    return Traces(replace(subject, blocks=once, notes=notes), traces.progress)

@@ -42,7 +42,7 @@ class Traces:
     ) -> None:
         self.subject = subject
         self.log: list[str] = []
-        self._progress = progress or (lambda _: None)
+        self.progress = progress or (lambda _: None)
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
 
@@ -95,7 +95,7 @@ class Traces:
             recipe, batch_size=batch_size, gradient_accumulation_steps=micro_steps
         )
         wrapped = len(recipe.wrapped_blocks)
-        self._progress(
+        self.progress(
             f"tracing batch {batch_size}, {recipe.precision}, {wrapped} of "
             f"{len(self.subject.blocks)} blocks recomputed"
         )

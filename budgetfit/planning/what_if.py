@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion, TraceError
 from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS
-from budgetfit.core.recipe import Recipe
 from budgetfit.planning.chains import Chains, every_block
 from budgetfit.planning.search import Request, judged, search
 from budgetfit.solvers.chain_dp import lowest_peak
@@ -18,6 +17,7 @@ from budgetfit.solvers.problem import Problem
 if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Segment
     from budgetfit.planning.chains import Setting
 
 PRACTICES = (
@@ -76,24 +76,25 @@ def does_not_fit(chains: Chains, request: Request, budget: Budget) -> DoesNotFit
         needed_bytes=least.reserved_bytes,
         usable_bytes=budget.usable_bytes,
         largest=largest,
-        suggestions=tuple(_suggestions(chains, size, budget)),
+        suggestions=tuple(_suggestions(chains, size, least.recipe.segments, budget)),
     )
 
 
-def _suggestions(chains: Chains, batch_size: int, budget: Budget) -> list[Suggestion]:
-    """Try what changes training, and keep what would fit."""
+def _suggestions(
+    chains: Chains, batch_size: int, segments: tuple[Segment, ...], budget: Budget
+) -> list[Suggestion]:
+    """Try what changes training, and keep what would fit; one trace each."""
     found = []
     for text, setting, size in _candidates(chains, batch_size):
+        recipe = setting.recipe(size, segments)
         try:
-            estimate = smallest(Chains(chains.traces, setting), size, budget)
+            estimate = judged(Chains(chains.traces, setting), recipe, budget)
         except (InputError, TraceError):
             continue  # the model cannot run that way, so it is no advice
         if estimate.fits:
             found.append(
                 Suggestion(
-                    text=text,
-                    recipe=estimate.recipe,
-                    peak_bytes=estimate.reserved_bytes,
+                    text=text, recipe=recipe, peak_bytes=estimate.reserved_bytes
                 )
             )
     return found
@@ -127,5 +128,3 @@ def _candidates(
             ]
     return rows
 
-
-__all__ = ["Recipe", "alternatives", "does_not_fit", "smallest"]

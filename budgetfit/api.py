@@ -1,0 +1,365 @@
+"""plan, estimate, apply, verify: parse arguments into values, hand on, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.applying.run import Run
+from budgetfit.arguments import (
+    PlanSource,
+    check_objective,
+    find_card,
+    make_subject,
+    optimizer_name,
+)
+from budgetfit.core.errors import InputError
+from budgetfit.core.plan import Estimate, Layer, ModelSummary, Plan, Verification
+from budgetfit.core.recipe import Recipe
+from budgetfit.planning.candidates import check_batch, precisions
+from budgetfit.planning.chains import Setting
+from budgetfit.planning.make_plan import (
+    make_estimate,
+    make_layers,
+    make_plan,
+    policy_recipe,
+)
+from budgetfit.planning.search import Request, fixed_segments
+from budgetfit.tracing.batch_shapes import batch_size_of
+from budgetfit.verification import verify_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import nn
+    from transformers import PretrainedConfig
+
+    Model = nn.Module | PretrainedConfig | str
+    Loss = Callable[[Any, Any], torch.Tensor]
+    Optimizer = str | Callable[..., torch.optim.Optimizer]
+    Progress = Callable[[str], None]
+
+__all__ = ["apply", "estimate", "estimate_settings", "layers", "plan", "verify"]
+
+LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
+
+
+def plan(  # noqa: PLR0913 - the contract of interface 2.1
+    model: Model,
+    vram: int | str | None = None,
+    *,
+    gpu: str | None = None,
+    batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    max_length: int | None = None,
+    loss: Loss | None = None,
+    precision: str | Sequence[str] = "auto",
+    optimizer: Optimizer = "adamw_torch_fused",
+    batch_size: int | None = None,
+    effective_batch_size: int | None = None,
+    checkpointing: str | Sequence[str] = "auto",
+    objective: str = "throughput",
+    headroom: int | str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the training settings that fit a VRAM budget and serve the objective best.
+
+    Needs no GPU and no weights; the model is not changed.
+
+    Args:
+        model: Any ``torch.nn.Module`` (on CPU, CUDA or meta), a transformers config, or
+            text: a hub id, a folder or ``config.json``, ``package.module:factory`` or
+            ``file.py:factory``. Text never downloads weights.
+        vram: Bytes, or text such as ``"24GB"`` (10^9) or ``"24GiB"`` (2^30).
+        gpu: A card, for example ``"rtx-4090"``; see ``budgetfit gpus``.
+        batch: An example batch of any batch size; made from the model if left out.
+        max_length: Sequence length of a made text batch.
+        loss: ``loss(outputs, batch) -> scalar``; the model's own if left out.
+        precision: ``auto``, ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``, ``bf16``,
+            ``as-is``, or a list of them to compare.
+        optimizer: transformers' ``optim`` name or a function of the parameters.
+        batch_size: Samples per micro-batch; solved for if left out.
+        effective_batch_size: Samples per optimizer step; never changed.
+        checkpointing: ``auto``, ``none``, ``full``, ``sqrt``, ``as-is`` or block names.
+        objective: ``throughput``, ``batch_size`` or ``memory``.
+        headroom: Kept free on top of the predicted process.
+        trust_remote_code: Let a hub model's own code run.
+        progress: Called with a line for each longer piece of work.
+
+    Returns:
+        The plan; ``print`` it, ``save`` it, ``apply`` it.
+
+    Raises:
+        InputError: Something cannot be what was meant; nothing was traced or changed.
+        DoesNotFitError: No settings fit; says what is needed and what would help.
+        TraceError: The model cannot run on fake tensors.
+    """
+    check_objective(objective)
+    check_batch(batch_size, effective_batch_size)
+    card = find_card(vram, gpu)
+    budget = card.budget(headroom)
+    chosen = precisions(precision, card.gpu)
+    name = optimizer_name(optimizer)
+    subject, source = make_subject(
+        model,
+        card,
+        batch=batch,
+        max_length=max_length,
+        loss=loss,
+        optimizer=optimizer,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    policy = checkpointing if isinstance(checkpointing, str) else tuple(checkpointing)
+    if policy not in ("auto", "sqrt"):
+        fixed_segments(policy, subject.blocks)
+    made = make_plan(
+        subject,
+        budget,
+        Request(checkpointing=policy, objective=objective, batch_size=batch_size),  # type: ignore[arg-type]
+        precisions=chosen,
+        optimizer=name,
+        effective_batch_size=effective_batch_size,
+        progress=progress,
+    )
+    asked = {"vram": vram, "gpu": gpu, "max_length": max_length}
+    return replace(made, source=source, provenance={**made.provenance, "asked": asked})
+
+
+def estimate(  # noqa: PLR0913 - the contract of interface 2.1
+    model: Model,
+    recipe: Recipe | None = None,
+    *,
+    gpu: str | None = None,
+    vram: int | str | None = None,
+    batch: Any = None,  # noqa: ANN401
+    max_length: int | None = None,
+    loss: Loss | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    headroom: int | str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Estimate:
+    """Predict the memory of one given recipe: will what I have now fit?
+
+    ``recipe=None`` means as it is: the model's dtypes and its own checkpointing,
+    ``adamw_torch_fused``, the example batch's own size. No decision is taken. The other
+    arguments are those of ``plan``; ``optimizer`` is the function that the recipe names,
+    if it names one.
+
+    Raises:
+        InputError: Something cannot be what was meant.
+        TraceError: The model cannot run on fake tensors.
+    """
+    card = find_card(vram, gpu)
+    name = recipe.optimizer if recipe is not None else "adamw_torch_fused"
+    subject, source = make_subject(
+        model,
+        card,
+        batch=batch,
+        max_length=max_length,
+        loss=loss,
+        optimizer=optimizer if optimizer is not None else name,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    as_is = recipe is None
+    if recipe is None:
+        size = batch_size_of(source.batch, batch_dim=source.batch_dim)
+        recipe = Recipe(batch_size=size, precision="as-is")
+    return make_estimate(
+        subject,
+        recipe,
+        card.budget(headroom),
+        context_bytes=card.context_bytes,
+        keep_own_checkpointing=as_is,
+        progress=progress,
+    )
+
+
+def estimate_settings(  # noqa: PLR0913 - the options of the command line
+    model: Model,
+    *,
+    vram: int | str | None = None,
+    gpu: str | None = None,
+    headroom: int | str | None = None,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    effective_batch_size: int | None = None,
+    precision: str = "as-is",
+    optimizer: str = "adamw_torch_fused",
+    checkpointing: str | Sequence[str] = "as-is",
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Estimate, ModelSummary]:
+    """Predict settings given by name, as the command line has them.
+
+    Raises:
+        InputError: Something cannot be what was meant.
+        TraceError: The model cannot run on fake tensors.
+    """
+    check_batch(batch_size, effective_batch_size)
+    card = find_card(vram, gpu)
+    (chosen,) = precisions(precision, card.gpu)
+    subject, source = make_subject(
+        model,
+        card,
+        max_length=max_length,
+        optimizer=optimizer,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    size = batch_size or batch_size_of(source.batch, batch_dim=source.batch_dim)
+    check_batch(size, effective_batch_size)
+    policy = checkpointing if isinstance(checkpointing, str) else tuple(checkpointing)
+    setting = Setting(
+        precision=chosen,
+        optimizer=optimizer,
+        effective_batch_size=effective_batch_size,
+    )
+    found = make_estimate(
+        subject,
+        policy_recipe(subject, policy, setting, size),
+        card.budget(headroom),
+        context_bytes=card.context_bytes,
+        keep_own_checkpointing=policy == "as-is",
+        progress=progress,
+    )
+    return found, subject.summary()
+
+
+def layers(
+    model: Model,
+    *,
+    gpu: str | None = None,
+    batch: Any = None,  # noqa: ANN401
+    max_length: int | None = None,
+    loss: Loss | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Layer, ...]:
+    """Return what each layer takes under each dtype policy.
+
+    Without ``gpu`` attention and scratch memory are those of an RTX 4090.
+
+    Raises:
+        InputError: Something cannot be what was meant.
+        TraceError: The model cannot run on fake tensors.
+    """
+    card = find_card(None, gpu or "rtx-4090")
+    subject, _ = make_subject(
+        model,
+        card,
+        batch=batch,
+        max_length=max_length,
+        loss=loss,
+        optimizer="adamw_torch_fused",
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    wanted = [
+        name
+        for name in LAYER_PRECISIONS
+        if precisions("auto", card.gpu) and _runs_on(name, card.gpu)
+    ]
+    return make_layers(subject, wanted, progress=progress)
+
+
+def _runs_on(precision: str, gpu: Any) -> bool:  # noqa: ANN401 - a Gpu
+    try:
+        precisions(precision, gpu)
+    except InputError:
+        return False
+    return True
+
+
+def apply(plan: Plan, model: nn.Module | None = None) -> Run:
+    """Make the model train by the plan: checkpointing, precision, optimizer, accumulation.
+
+    Args:
+        plan: From ``plan()``, or loaded from disk.
+        model: Needed where the plan has none: it was loaded, or made from a config.
+
+    Returns:
+        What trains; ``run.step(batch)`` for each micro-batch, ``run.undo()`` for the
+        plain model.
+
+    Raises:
+        InputError: If there is no model, or it is not the one that was planned.
+    """
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    model = model if model is not None else (source.model if source else None)
+    if model is None:
+        raise InputError(
+            "This plan has no model with weights to train: it was loaded from disk or "
+            "made from a config. Hand one in: budgetfit.apply(plan, model)."
+        )
+    check_same_model(plan, model)
+    return Run(
+        model,
+        plan.recipe,
+        loss=source.loss if source else None,
+        optimizer=source.optimizer if source else None,
+    )
+
+
+def check_same_model(plan: Plan, model: nn.Module) -> None:
+    """Refuse a model that is not the planned one.
+
+    Raises:
+        InputError: If parameter counts differ or a planned block is missing.
+    """
+    count = sum(p.numel() for p in model.parameters())
+    modules = dict(model.named_modules())
+    missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
+    if count != plan.model.parameter_count or missing:
+        what = (
+            f"has no block {missing[0]!r}"
+            if missing
+            else f"has {count:,} parameters, not {plan.model.parameter_count:,}"
+        )
+        raise InputError(
+            f"The plan was made for {plan.model.name}, and this model {what}. "
+            "Plan again for this model."
+        )
+
+
+def verify(  # noqa: PLR0913 - the contract of interface 2.1
+    plan: Plan,
+    model: nn.Module | str | None = None,
+    *,
+    batch: Any = None,  # noqa: ANN401
+    steps: int = 3,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Verification:
+    """Run real steps of the plan and compare them with the prediction.
+
+    At least three steps with the optimizer. On CUDA the allocated, reserved and process
+    peaks are measured per phase; an out-of-memory is a result, not a crash. With
+    ``device="cpu"`` gradients are compared with the unmodified model's, and live bytes
+    with a replay under CPU semantics; VRAM is then not checked.
+
+    Args:
+        plan: From ``plan()``, or loaded from disk.
+        model: Needed where the plan has none.
+        batch: The batch to run; the planned one, with the longest samples, if left out.
+        steps: Optimizer steps, at least 3.
+        device: ``"cuda"`` or ``"cpu"``; CUDA if left out.
+        trust_remote_code: Let a hub model's own code run.
+        progress: Called with a line for each longer piece of work.
+
+    Raises:
+        InputError: No CUDA device and none asked for, too few steps, or another model.
+    """
+    return verify_plan(
+        plan,
+        model,
+        batch=batch,
+        steps=steps,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )

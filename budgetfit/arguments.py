@@ -1,0 +1,197 @@
+"""What a user typed, turned into values once; everything behind the door gets good ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.applying.optimizer import qualified_name
+from budgetfit.core.budget import Budget, context_bytes, plan_budget
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.errors import InputError
+from budgetfit.core.gpus import (
+    Gpu,
+    find_gpu,
+    generic_gpu,
+    gpu_from_properties,
+)
+from budgetfit.core.units import parse_bytes
+from budgetfit.integrations.model_source import resolve_model
+from budgetfit.planning.subject import Subject
+from budgetfit.tracing.batch_shapes import batch_size_of
+from budgetfit.tracing.made_batch import batch_dimension, make_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OBJECTIVES = ("throughput", "batch_size", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """The live things that a plan was made for; ``apply`` and ``verify`` use them.
+
+    ``model`` is None where a config or hub id was planned: it has no weights to train.
+    ``materialise(device)`` then builds one with random weights, enough to verify memory.
+    """
+
+    model: nn.Module | None
+    materialise: Callable[..., nn.Module] | None
+    batch: Any
+    batch_dim: int
+    loss: Callable[..., Any] | None
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The card, the limit on it, and what was assumed."""
+
+    gpu: Gpu
+    total_bytes: int | None
+    notes: tuple[str, ...] = ()
+
+    def budget(self, headroom: int | str | None) -> Budget:
+        """Return what is left for the allocator."""
+        headroom_bytes = None
+        if headroom is not None:
+            headroom_bytes = headroom if headroom == 0 else parse_bytes(headroom)
+        total = self.gpu.total_bytes if self.total_bytes is None else self.total_bytes
+        return plan_budget(total, self.gpu, headroom_bytes)
+
+    @property
+    def context_bytes(self) -> int:
+        """Estimated bytes of the CUDA context."""
+        return context_bytes(self.gpu)
+
+
+def find_card(vram: int | str | None, gpu: str | None) -> Card:
+    """Return the card from ``gpu`` and the limit from ``vram`` (interface 2.1).
+
+    Raises:
+        InputError: If neither is given and this machine has no CUDA device.
+    """
+    limit = None if vram is None else parse_bytes(vram)
+    if gpu is not None:
+        card = find_gpu(gpu)
+        if limit is not None and limit > card.total_bytes:
+            have = format_bytes(card.total_bytes)
+            note = (
+                f"{card.title} has {have}, less than the {format_bytes(limit)} asked for: "
+                f"planned for {have}"
+            )
+            return Card(gpu=card, total_bytes=card.total_bytes, notes=(note,))
+        return Card(gpu=card, total_bytes=limit)
+    if torch.cuda.is_available():
+        card = this_card()
+        return Card(gpu=card, total_bytes=limit)
+    if limit is None:
+        raise InputError(
+            "Say how much memory to plan for: this machine has no CUDA device. For "
+            'example vram="24GB" or gpu="rtx-4090" (--vram 24GB, --gpu rtx-4090).'
+        )
+    card = generic_gpu(limit)
+    note = f"no card named: planned for {card.title}; name yours with gpu= (--gpu)"
+    return Card(gpu=card, total_bytes=limit, notes=(note,))
+
+
+def this_card() -> Gpu:
+    """Return the CUDA device of this machine."""
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return gpu_from_properties(
+        device.name,
+        device.total_memory,
+        (device.major, device.minor),
+        device.multi_processor_count,
+        device.max_threads_per_multi_processor,
+    )
+
+
+def make_subject(  # noqa: PLR0913 - one value each, all needed
+    model: nn.Module | Any,  # noqa: ANN401 - a config or text as well
+    card: Card,
+    *,
+    batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    max_length: int | None = None,
+    loss: Callable[..., Any] | None = None,
+    optimizer: str | Callable[..., torch.optim.Optimizer],
+    trust_remote_code: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Subject, PlanSource]:
+    """Return what is planned for, and the live things to hand on.
+
+    Raises:
+        InputError: If the model, batch or loss is not what was expected.
+    """
+    if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+        raise InputError(
+            f"max_length must be a whole number of at least 1, for example 1024; got "
+            f"{max_length!r}."
+        )
+    if loss is not None and not callable(loss):
+        raise InputError("loss must be a function: loss(outputs, batch) -> scalar.")
+    if progress is not None:
+        progress("reading the model")
+    resolved = resolve_model(model, trust_remote_code=trust_remote_code)
+    if not any(p.requires_grad for p in resolved.model.parameters()):
+        raise InputError(
+            f"{resolved.name} has no trainable parameter, so there is nothing to train. "
+            "Check requires_grad."
+        )
+    notes = [*card.notes, *resolved.notes]
+    if batch is None:
+        made = make_batch(resolved.model, max_length=max_length)
+        batch, batch_dim = made.batch, made.batch_dim
+        notes += made.notes
+        if loss is None and not made.returns_loss:
+            notes.append(
+                "the model returns no loss: planned with the mean of its float outputs; "
+                "pass loss= for the real one"
+            )
+    else:
+        batch_dim = batch_dimension(resolved.model)
+        batch_size_of(batch, batch_dim=batch_dim)
+    function = None if isinstance(optimizer, str) else optimizer
+    subject = Subject(
+        model=resolved.model,
+        batch=batch,
+        batch_dim=batch_dim,
+        loss=loss,
+        optimizer=function,
+        gpu=card.gpu,
+        name=resolved.name,
+        source=resolved.source,
+        notes=tuple(notes),
+    ).with_found_blocks()
+    source = PlanSource(
+        model=resolved.model if isinstance(model, nn.Module) else None,
+        materialise=resolved.materialise,
+        batch=batch,
+        batch_dim=batch_dim,
+        loss=loss,
+        optimizer=function,
+    )
+    return subject, source
+
+
+def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str:
+    """Return transformers' name, or the qualified name of a callable."""
+    if isinstance(optimizer, str):
+        return optimizer
+    if not callable(optimizer):
+        raise InputError(
+            f"optimizer must be a name such as 'adamw_torch_fused' or a function of the "
+            f"parameters; got {optimizer!r}."
+        )
+    return qualified_name(optimizer)
+
+
+def check_objective(objective: str) -> None:
+    """Refuse an objective that there is not."""
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"{objective!r} is not an objective. Use one of: {', '.join(OBJECTIVES)}."
+        )
