@@ -510,7 +510,11 @@ def kept_and_peak(run: Any) -> tuple[int, int, int]:
     return kept, peak, left
 
 
-def test_a_segment_keeps_what_torchs_checkpoint_over_the_same_blocks_keeps() -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_segment_keeps_what_torchs_checkpoint_over_the_same_blocks_keeps(
+    autocast: bool,
+) -> None:
+    # With autocast a block saves no boundary itself, only the boundary's bf16 copy.
     x = torch.randn(64, 16)
     own, reference = three(), three()
     apply_segments(own, ALL_THREE, random_blocks=())
@@ -528,10 +532,24 @@ def test_a_segment_keeps_what_torchs_checkpoint_over_the_same_blocks_keeps() -> 
         out = checkpoint(layers, x, use_reentrant=False, preserve_rng_state=False)
         return out.square().sum()
 
-    expected = kept_and_peak(run_reference)
-    assert kept_and_peak(lambda: own(x)) == expected
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+        expected = kept_and_peak(run_reference)
+        assert kept_and_peak(lambda: own(x)) == expected
     # One boundary of 64 x 16 floats, and the loss's 4 bytes.
     assert expected[0] == 64 * 16 * 4 + 4
+
+
+@pytest.mark.parametrize("between", [None, *BETWEEN.values()], ids=[None, *BETWEEN])
+def test_a_graph_without_backward_is_freed_whatever_the_parent_does(
+    between: Any,
+) -> None:
+    model = three(between)
+    apply_segments(model, ALL_THREE)
+    with LiveBytes() as meter:
+        loss = model(torch.randn(4, 16))
+        assert meter.live_bytes > 0
+        del loss
+        assert meter.live_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["t5", "llama", "stack"])

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 # A GradScaler asks for values, which fake tensors do not have.
 NO_ITEM = [name for name in PRECISIONS if not PRECISIONS[name].grad_scaler]
+# Every model, and every precision.
+COMBINATIONS = [
+    *((name, "bf16-mixed") for name in MAKERS),
+    *(("gpt2", name) for name in PRECISIONS if name != "bf16-mixed"),
+]
 PAIRS = (Segment(("layers.0", "layers.1")), Segment(("layers.3",)))
 
 
@@ -184,8 +189,7 @@ def test_outputs_and_graph_do_not_outlive_the_forward_and_backward() -> None:
     assert not reported.requires_grad
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("name", "precision"), COMBINATIONS)
 def test_every_precision_trains_every_model(name: str, precision: str) -> None:
     settings = Recipe(
         batch_size=4, precision=precision, segments=(Segment(CHAIN[name][1:4]),)
@@ -195,8 +199,7 @@ def test_every_precision_trains_every_model(name: str, precision: str) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed", "bf16"])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("name", "precision"), COMBINATIONS)
 def test_planned_training_equals_plain_training_bit_for_bit(
     name: str, precision: str
 ) -> None:
@@ -205,18 +208,19 @@ def test_planned_training_equals_plain_training_bit_for_bit(
     models = []
     for chosen in ((), segments):
         settings = Recipe(batch_size=4, precision=precision, segments=chosen)
-        run = Run(make(name), settings)
+        run = gentle(Run(make(name), settings))
         torch.manual_seed(5)
+        before = [item.detach().clone() for item in run.model.parameters()]
         for _ in range(2):
             run.step(batch_for(name))
+        assert not all(map(torch.equal, before, run.model.parameters()))
         models.append(run.model)
     plain, planned = models
     for (key, a), b in zip(plain.named_parameters(), planned.parameters(), strict=True):
         assert torch.equal(a, b), key
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("name", "precision"), COMBINATIONS)
 def test_undo_gives_the_plain_model_back_with_trained_values(
     name: str, precision: str
 ) -> None:
