@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from budgetfit.memory import attention_scratch, reduction_scratch
+from budgetfit.memory import attention_scratch, index_scratch, reduction_scratch
 from budgetfit.memory.reduction_scratch import Numbers, reduce_rows
 from budgetfit.memory.scratch_rules import (
     PARTS,
@@ -29,6 +29,7 @@ __all__ = [
     "attention_scratch",
     "cublas_workspace_bytes",
     "cublas_workspace_stays",
+    "index_scratch",
     "reduction_scratch",
     "rule",
     "scratch_bytes",
@@ -39,9 +40,10 @@ LARGE_WORKSPACE_BYTES = 33_554_432
 
 SINGLE_BYTES = 4  # of fp32
 MANY_ROWS = 64 * 1024  # above: the weight gradients of a norm are summed in two passes
+GROUP_BYTES = 60
+GROUP_PADDING_BYTES = 24  # arrays of 8 bytes a group are aligned to 16
+GROUP_WORKSPACE_BYTES = 512
 MOST_BLOCKS = 32 * 1024  # of the first pass
-PARTIAL_ROWS = 10  # of an embedding gradient
-FEW_INDICES = 3072  # up to here an embedding backward needs no sort
 
 
 def scratch_bytes(
@@ -115,39 +117,18 @@ def norm_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     return [blocks * gamma, blocks * beta, columns * element, *buffers]
 
 
-@rule("embedding_sorted", parts=2)
-def embedding_sorted(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return [sorted indices, their places], made before the gradient itself.
+@rule("grouped_matmul", parts=2)
+def grouped_matmul(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [problem descriptions, workspace] of a bf16 grouped product (CUTLASS).
 
-    Arguments: indices, bytes per index. Source: ``Embedding.cu``: up to 3072 indices
-    take a kernel without scratch (M35). The buffers of the sort are gone before the
-    gradient is made and are left out.
+    Argument: groups. Source: ``GroupMM.cu``: Hopper alone has this kernel, other cards
+    multiply one group after the other.
     """
-    indices, index = arguments
-    return [indices * index] * 2 if indices > FEW_INDICES else [0, 0]
-
-
-@rule("embedding_partials", parts=9)
-def embedding_partials(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return the sums of at most 10 rows each that precede the gradient, and indices.
-
-    [segment offsets, how many, partials per segment, their offsets, how many, their
-    rows, partial sums in fp32] or, where many indices share few rows, [..., the segment
-    of each partial, the gradient in fp32 if it has 16 bits] instead of the sums.
-    Arguments: indices, rows of the table, columns, bytes per index, per element.
-    Source: ``EmbeddingBackwardKernel.cu`` (M35); when rows are few: measured.
-    """
-    indices, rows, columns, index, element = arguments
-    if indices <= FEW_INDICES:
-        return [0] * 9
-    segments = min(indices, rows)
-    partials = indices // PARTIAL_ROWS + segments
-    some = segments * index
-    common = [indices * index, 8, some, some, 8, partials * index]
-    if segments < 4 * card.sm_count and partials > 4 * segments:
-        single = rows * columns * SINGLE_BYTES if element < SINGLE_BYTES else 0
-        return [*common, 0, partials * index, single]
-    return [*common, partials * columns * SINGLE_BYTES, 0, 0]
+    if card.compute_capability != (9, 0):
+        return [0, 0]
+    groups = arguments[0]
+    descriptions = groups * GROUP_BYTES + groups % 2 * GROUP_PADDING_BYTES
+    return [descriptions, card.sm_count * GROUP_WORKSPACE_BYTES]
 
 
 @rule("cublas_workspace", parts=1)

@@ -6,7 +6,7 @@ Like torch's FLOP registry: a function per op turns the call into the name of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from budgetfit.memory.kernel_scratch import PARTS
@@ -37,6 +37,9 @@ Call = Callable[[Args, Kwargs, Any], Iterable[Scratch]]
 
 FUNCTIONS: dict[str, Call] = {}
 
+Size = Callable[[Args, Kwargs, Any], int]
+KEPT: dict[str, Size] = {}
+
 
 def scratch(rule: str, *arguments: int, when: When = "after") -> Scratch:
     """Return a request by a rule of ``memory.kernel_scratch``.
@@ -55,6 +58,11 @@ def buffer(size_bytes: int, when: When = "after") -> Scratch:
 def copy_of(tensor: Tensor, element_bytes: int = 0, when: When = "after") -> Scratch:
     """Return a temporary copy, contiguous or of another dtype."""
     return buffer(tensor.numel() * (element_bytes or tensor.element_size()), when)
+
+
+def contiguous_copies(*tensors: Tensor, when: When = "after") -> Iterator[Scratch]:
+    """Return copies of those that are not contiguous."""
+    return (copy_of(t, when=when) for t in tensors if not t.is_contiguous())
 
 
 def temporary(*ops: str) -> Callable[[Call], Call]:
@@ -85,3 +93,27 @@ def temporaries_of(
     packet, _, overload = str(func).removeprefix("aten.").partition(".")
     function = FUNCTIONS.get(f"{packet}.{overload}") or FUNCTIONS.get(packet)
     return tuple(function(args, kwargs, out)) if function else ()
+
+
+def kept_output(*ops: str) -> Callable[[Size], Size]:
+    """Register the bytes of the storage behind the only output of these aten ops."""
+
+    def register(function: Size) -> Size:
+        for op in ops:
+            if op in KEPT:
+                raise ValueError(f"aten.{op} has its output's size already")
+            KEPT[op] = function
+        return function
+
+    return register
+
+
+def output_bytes_of(
+    func: OpOverload, args: Args, kwargs: Kwargs, out: object
+) -> int | None:
+    """Return the bytes behind the op's output where CUDA's storage is a larger one.
+
+    None: as large as the trace's. The size is affine in the batch size.
+    """
+    function = KEPT.get(str(func).removeprefix("aten.").partition(".")[0])
+    return function(args, kwargs, out) if function else None

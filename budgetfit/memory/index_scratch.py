@@ -1,0 +1,182 @@
+"""Scratch memory of sorts, scans and scattered gradients, CUB's storage included.
+
+Sizes of CUB's temporary storage depend on the tile of the kernel, tuned by architecture
+and type. The tiles were read off the 2.13.0 binary; those of reference cards that CUB
+tunes alike (8.6 and 8.9; 9.0, 10.0 and 12.0) are shared. Not represented: keys of 1 or
+2 bytes before 9.0, whose kernel asks for the occupancy of the real card.
+
+Sources: ``aten/src/ATen/native/cuda/`` ``Indexing.cu``, ``Sort.cu``,
+``EmbeddingBackwardKernel.cu``; rules M35 and M39 of cuda-memory.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from budgetfit.memory.scratch_rules import (
+    KernelCard,
+    block_bytes,
+    ceil_div,
+    larger,
+    round_up,
+    rule,
+)
+
+INDEX_BYTES = 8
+SINGLE_BYTES = 4
+ALIGNMENT = 256
+SLACK = ALIGNMENT - 1
+HISTOGRAM_BYTES = 2048  # of one pass over 8 bits
+TILE_BYTES = 1024  # of 256 counters
+DIGIT_BITS = 8
+SCAN_PADDING = 32  # tile descriptors
+ONE_TILE_SORT = {8: 2304, 4: 4864}  # most keys, by size, that one thread block sorts
+SMALL_SORT = 4096  # longest row that one thread block of Sort.cu sorts
+
+
+class Tiles(NamedTuple):
+    """Items per tile by key size: sorts of pairs, and picking the first of equal keys.
+
+    ``with_same`` are values of the size of 4-byte keys; all others are 8 bytes wide.
+    """
+
+    sort: dict[int, int]
+    with_same: int
+    unique: dict[int, int]
+
+
+TURING = Tiles({4: 2816, 8: 2816}, 11744, {4: 704, 8: 320})
+AMPERE = Tiles({4: 3072, 8: 3840}, 6528, {4: 2816, 8: 1344})
+ADA = Tiles({4: 3072, 8: 3840}, 6528, {4: 704, 8: 320})
+HOPPER = Tiles({1: 5632, 2: 5632, 4: 5376, 8: 4608}, 6528, {4: 7008, 8: 4928})
+
+
+def tiles_of(card: KernelCard) -> Tiles:
+    """Return the tuning of a card."""
+    capability = card.compute_capability
+    if capability < (8, 0):
+        return TURING
+    if capability == (8, 0):
+        return AMPERE
+    return ADA if capability < (9, 0) else HOPPER
+
+
+def scan_bytes(items: int, element_bytes: int) -> int:
+    """Return the temporary storage of a running sum."""
+    tile, state = (896, 16) if element_bytes > SINGLE_BYTES else (1920, 8)
+    return _descriptors(ceil_div(items, tile), state)
+
+
+def unique_bytes(card: KernelCard, items: int, key_bytes: int) -> int:
+    """Return the temporary storage of picking the first of equal neighbours."""
+    return _descriptors(ceil_div(items, tiles_of(card).unique[key_bytes]), 16)
+
+
+def _descriptors(tiles: int, state_bytes: int) -> int:
+    return round_up((tiles + SCAN_PADDING) * state_bytes, ALIGNMENT) + 2 * SLACK + 1
+
+
+def radix_sort_bytes(
+    card: KernelCard, items: int, key_bytes: int, value_bytes: int, bits: int
+) -> int:
+    """Return the temporary storage of sorting pairs by the lowest ``bits`` of a key."""
+    if value_bytes == key_bytes and items <= ONE_TILE_SORT.get(key_bytes, 0):
+        return 1
+    tiles = tiles_of(card)
+    tile = tiles.sort.get(key_bytes)
+    if value_bytes == SINGLE_BYTES:
+        tile = tiles.with_same
+    passes = ceil_div(bits, DIGIT_BITS)
+    buffers = [round_up(items * size, ALIGNMENT) for size in (key_bytes, value_bytes)]
+    size = sum(buffers) if passes > 1 else 0
+    if tile is None:
+        return size
+    counters = passes * HISTOGRAM_BYTES + ceil_div(items, tile) * TILE_BYTES
+    return size + counters + 2 * SLACK + 1
+
+
+@rule("scan", parts=1)
+def scan(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of a running sum. Arguments: items, bytes per item."""
+    return [scan_bytes(*arguments)]
+
+
+@rule("sort", parts=5)
+def sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [places, storage] or, for several long rows, [..., row and place, keys].
+
+    Arguments: rows, their length, bytes per key.
+    """
+    rows, length, key = arguments
+    items = rows * length
+    if length <= SMALL_SORT:
+        return [length * INDEX_BYTES, 0, 0, 0, 0]
+    storage = radix_sort_bytes(card, items, key, INDEX_BYTES, key * 8)
+    if rows == 1:
+        return [items * INDEX_BYTES, storage, 0, 0, 0]
+    return [0, storage, items * INDEX_BYTES, items * INDEX_BYTES, items * key]
+
+
+@rule("index_put_accumulate", parts=5)
+def index_put(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [flat, sorted, original indices, places, storage].
+
+    Arguments: indices, positions that they choose from.
+    """
+    indices, positions = arguments
+    each = indices * INDEX_BYTES
+    bits = (positions - 1).bit_length()
+    storage = radix_sort_bytes(card, indices, INDEX_BYTES, INDEX_BYTES, bits)
+    return [each, each, each, each, storage]
+
+
+@rule("masked_scatter", parts=2)
+def masked_scatter(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [running count of the mask, storage]. Argument: elements."""
+    return [arguments[0] * INDEX_BYTES, scan_bytes(arguments[0], INDEX_BYTES)]
+
+
+FEW_INDICES = 3072  # up to here an embedding backward needs no sort
+PARTIAL_ROWS = 10  # rows that one partial sum covers
+FULL_PARTIALS = 4  # more partials than so many per row: they are added atomically
+
+
+@rule("embedding_sorted", parts=2)
+def embedding_sorted(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [sorted indices, their places], made before the gradient itself.
+
+    Arguments: indices, bytes per index.
+    """
+    indices, index = arguments
+    return [indices * index] * 2 if indices > FEW_INDICES else [0, 0]
+
+
+@rule("embedding_partials", parts=13)
+def embedding_partials(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the worst of three moments: sorting, finding the segments, summing them.
+
+    A segment is one row's share of the sorted indices; it is summed in fp32 by parts of
+    10. The sort is over when the gradient is made: [what it takes beyond the gradient].
+    Then [starts, their count, places, storage]. Then [starts, count, partials per
+    segment, their offsets, their count, first of each partial, sums, 0], and where many
+    indices share few rows [the segment of each partial] instead of sums, with a
+    gradient in fp32 where the gradient has 16 bits.
+
+    Arguments: indices, rows of the table, columns, bytes per index, per element.
+    """
+    indices, rows, columns, index, element = arguments
+    if indices <= FEW_INDICES:
+        return [0] * 13
+    segments = min(indices, rows)
+    partials = indices // PARTIAL_ROWS + segments
+    starts = indices * index
+    storage = radix_sort_bytes(card, indices, index, index, rows.bit_length())
+    gradient = rows * columns * element
+    sorting = [max(0, block_bytes(starts, storage) - block_bytes(gradient))]
+    finding = [starts, 8, starts, unique_bytes(card, indices, index)]
+    some, each = segments * index, partials * index
+    if segments < 4 * card.sm_count and partials > FULL_PARTIALS * segments:
+        single = rows * columns * SINGLE_BYTES if element < SINGLE_BYTES else 0
+        return larger(sorting, finding, [starts, 8, some, some, 8, each, each, single])
+    sums = partials * columns * SINGLE_BYTES
+    return larger(sorting, finding, [starts, 8, some, some, 8, each, sums, 0])

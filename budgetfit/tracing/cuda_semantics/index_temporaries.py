@@ -1,0 +1,133 @@
+"""Scratch of embeddings, indexing, sorts and scans.
+
+Sources: ``Embedding.cu``, ``Indexing.cu``, ``Sort.cpp``, ``ScanKernels.cpp`` in
+``aten/src/ATen/native/cuda`` and ``TensorAdvancedIndexing.cpp``; rules M35 and M39 of
+cuda-memory.md. Whatever depends on values (``nonzero``, boolean masks, ``unique``) has
+no rule.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch._prims_common import check_contiguous_sizes_strides
+
+from budgetfit.tracing.cuda_semantics.scratch_registry import (
+    Args,
+    Kwargs,
+    Scratch,
+    buffer,
+    contiguous_copies,
+    copy_of,
+    scratch,
+    temporary,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+INDEX_BYTES = 8
+
+
+@temporary("embedding_dense_backward")
+def embedding_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Sorted indices and partial sums for more than 3072 of them (M35)."""
+    grad, indices, rows = args[:3]
+    yield from contiguous_copies(grad, indices, when="before")
+    count, index = indices.numel(), indices.element_size()
+    yield scratch("embedding_sorted", count, index, when="before")
+    yield scratch(
+        "embedding_partials", count, rows, grad.shape[-1], index, grad.element_size()
+    )
+
+
+def _expanded(indices: Sequence[Tensor | None]) -> tuple[torch.Size, int]:
+    """Return the common shape of the indices and how many must be copied to it.
+
+    The kernel walks all indices with the same strides.
+    """
+    given = [index for index in indices if index is not None]
+    shape = torch.broadcast_shapes(*(index.shape for index in given))
+    strides = [_expanded_stride(index, shape) for index in given]
+    if len(set(strides)) == 1:
+        return shape, 0
+    return shape, sum(
+        not check_contiguous_sizes_strides(shape, stride) for stride in strides
+    )
+
+
+def _expanded_stride(index: Tensor, shape: torch.Size) -> tuple[int, ...]:
+    missing = len(shape) - index.dim()
+    return (0,) * missing + tuple(
+        0 if size == 1 and whole != 1 else stride
+        for size, stride, whole in zip(
+            index.shape, index.stride(), shape[missing:], strict=True
+        )
+    )
+
+
+@temporary("index.Tensor", "_unsafe_index.Tensor")
+def index(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Indices of different strides become contiguous."""
+    shape, copied = _expanded(args[1])
+    for _ in range(copied):
+        yield buffer(prod(shape) * INDEX_BYTES, when="before")
+
+
+@temporary("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def index_put(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Accumulation sorts the indices; the values become contiguous."""
+    tensor, indices, values = args[:3]
+    accumulate = len(args) > 3 and args[3]  # noqa: PLR2004 - the fourth argument
+    shape, copied = _expanded(indices)
+    if not accumulate:
+        for _ in range(copied):
+            yield buffer(prod(shape) * INDEX_BYTES)
+        return
+    chosen = [size for size, i in zip(tensor.shape, indices, strict=False) if i is None]
+    last = max(k for k, i in enumerate(indices) if i is not None)
+    rest = [*chosen, *tensor.shape[len(indices) :]]
+    wanted = prod(shape) * prod(rest)
+    if values.numel() != wanted or not values.is_contiguous():
+        yield buffer(wanted * values.element_size())
+    inner = prod(tensor.shape[last + 1 :])
+    positions = tensor.numel() // max(inner, 1)
+    yield scratch("index_put_accumulate", prod(shape), positions)
+
+
+@temporary("masked_scatter", "masked_scatter_")
+def masked_scatter(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """A running count of the mask in 8 bytes an element, and the mask in full."""
+    tensor, mask = args[:2]
+    yield scratch("masked_scatter", tensor.numel())
+    if mask.shape != tensor.shape or not mask.is_contiguous():
+        yield buffer(tensor.numel())
+
+
+@temporary("cumsum", "cumprod", "logcumsumexp")
+def running_sum(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
+    """A cast or a contiguous copy of the input; CUB for a single row."""
+    tensor, dim = args[:2]
+    if tensor.dtype != out.dtype:
+        yield copy_of(tensor, out.element_size())
+    else:
+        yield from contiguous_copies(tensor)
+    if tensor.dim() and tensor.shape[dim] == tensor.numel() > 0:
+        yield scratch("scan", tensor.numel(), out.element_size())
+
+
+@temporary("sort.default", "sort.stable")
+def sort(args: Args, kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Places, and what the radix sort takes."""
+    tensor = args[0]
+    stable = "stable" in kwargs
+    dim = kwargs.get("dim", args[1] if len(args) > 1 and not stable else -1)
+    if not tensor.dim():
+        return
+    length = tensor.shape[dim]
+    rows = tensor.numel() // max(length, 1)
+    yield scratch("sort", rows, length, tensor.element_size())
