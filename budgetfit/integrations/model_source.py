@@ -13,6 +13,7 @@ from budgetfit.integrations.resolved_model import ResolvedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+    from typing_extensions import TypeIs
 
 __all__ = ["ResolvedModel", "resolve_model"]
 
@@ -36,17 +37,17 @@ def resolve_model(
     """
     if isinstance(model, nn.Module):
         return _module(model)
-    if isinstance(model, (str, os.PathLike)):
-        text = os.fspath(model).strip()
-        if is_factory_text(text):
-            return load_factory(text)
-        # Only where it is needed: importing it takes seconds.
+    text = os.fspath(model).strip() if isinstance(model, (str, os.PathLike)) else ""
+    if is_factory_text(text):
+        return load_factory(text)
+    # transformers only where it is needed: importing it takes seconds.
+    if text:
         from budgetfit.integrations.transformers import (  # noqa: PLC0415
             load_model_on_meta,
         )
 
         return load_model_on_meta(text, trust_remote_code=trust_remote_code)
-    if any(parent.__name__ == "PreTrainedConfig" for parent in type(model).__mro__):
+    if _is_config(model):
         from budgetfit.integrations.transformers import (  # noqa: PLC0415
             model_from_config,
         )
@@ -57,6 +58,10 @@ def resolve_model(
         "config, or text such as HuggingFaceTB/SmolLM2-1.7B, path/to/config.json or "
         "package.module:build."
     )
+
+
+def _is_config(model: object) -> TypeIs[PreTrainedConfig]:
+    return any(parent.__name__ == "PreTrainedConfig" for parent in type(model).__mro__)
 
 
 def _module(model: nn.Module) -> ResolvedModel:
@@ -74,4 +79,4 @@ def _what(model: object) -> str:
         return f"the class {model.__name__} (make one: {model.__name__}(...))"
     if callable(model):
         return f"the function {getattr(model, '__name__', model)} (call it)"
-    return f"a {type(model).__name__}"
+    return "empty text" if model == "" else f"a {type(model).__name__}"

@@ -70,26 +70,21 @@ def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
             model = _module(factory, text)
         return model.to(device=device, dtype=dtype)
 
-    notes: tuple[str, ...] = ()
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             model = factory()
-        is_built = isinstance(model, nn.Module)
-    except Exception as error:  # noqa: BLE001, whatever it is, the CPU decides
-        is_built = False
-        notes = (
-            f"{text} was called on the CPU: on meta it raises {type(error).__name__}",
-        )
-    if not is_built:
+        why = "" if isinstance(model, nn.Module) else "it returns no module"
+    except (Exception, SystemExit) as error:  # noqa: BLE001, the CPU decides
+        why = f"it raises {type(error).__name__}"
+    if why:
         with torch.random.fork_rng(devices=[]):
             model = _module(factory, text)
-    where = "on the CPU" if notes else "without weights"
     return ResolvedModel(
         model=model,
         name=type(model).__name__,
-        source=f"from {text}, built {where}",
+        source=f"from {text}, {'built on the CPU' if why else 'no weights allocated'}",
         materialise=materialise,
-        notes=notes,
+        notes=(f"{text} was called on the CPU: on meta {why}",) if why else (),
     )
 
 
@@ -170,7 +165,7 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:  # noqa: 
 
 @contextmanager
 def _undone_on_failure(place: str) -> Iterator[None]:
-    """Lead ``sys.path`` with the code's folder; after a failure, take all of it back."""
+    """Lead ``sys.path`` with the code's folder; take it all back after a failure."""
     is_file = place.endswith(".py")
     folder = Path(place).expanduser().resolve().parent if is_file else Path.cwd()
     path_before = list(sys.path)
@@ -187,6 +182,8 @@ def _undone_on_failure(place: str) -> Iterator[None]:
             if modules_before.get(name) is module:
                 continue
             # Libraries stay: some, like numpy, cannot be imported twice.
+            if name.startswith("budgetfit."):
+                continue
             if name.startswith("budgetfit_factory_") or _is_in(module, folder):
                 del sys.modules[name]
                 if name in modules_before:

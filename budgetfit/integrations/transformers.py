@@ -27,7 +27,7 @@ from budgetfit.integrations.transformers_config import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 # Tried in this order for a config that names no architecture: what a model of several
@@ -93,7 +93,7 @@ def model_from_config(
         InputError: The config describes no model that can be built here.
     """
     config = copy.deepcopy(config)
-    name = name or config.name_or_path.rpartition("/")[2]
+    name = name or (config.name_or_path or "").rpartition("/")[2]
     source = source or f"from a {type(config).__name__}, no weights loaded"
     if config.model_type == "timm_wrapper":
         return _resolved(timm_builder(vars(config)), name, source, ())
@@ -106,7 +106,7 @@ def model_from_config(
 
 
 def _resolved(
-    materialise: Materialise, name: str, source: str, notes: Iterator[str] | Any
+    materialise: Materialise, name: str, source: str, notes: Sequence[str]
 ) -> ResolvedModel:
     try:
         model = materialise("meta")

@@ -138,12 +138,11 @@ def _auto_config(
 ) -> transformers.PreTrainedConfig:
     try:
         # False and not None: None would ask on the terminal whether to run code.
-        config = transformers.AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             source, trust_remote_code=trust_remote_code
         )
     except Exception as error:
         raise InputError(_why_not(source, error)) from error
-    return config  # type: ignore[no-any-return]
 
 
 def _why_not(hub_id: str, error: Exception) -> str:
