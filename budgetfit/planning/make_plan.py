@@ -14,7 +14,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
 from budgetfit.planning.layer_table import layer_table
-from budgetfit.planning.search import Found, Request, fixed_segments, search
+from budgetfit.planning.search import Found, Request, fixed_segments, rank, search
 from budgetfit.planning.traces import Traces
 from budgetfit.planning.what_if import alternatives, does_not_fit
 from budgetfit.solvers.uniform_segments import chen_segments
@@ -57,10 +57,14 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
             ),
         )
         found.append((chains, search(chains, request, budget)))
-    fitting = [row for row in found if row[1].estimate is not None]
-    if not fitting:
+    rated = [
+        (rank(row.estimate, request.objective), index)
+        for index, (_, row) in enumerate(found)
+        if row.estimate is not None
+    ]
+    if not rated:
         raise does_not_fit(found[0][0], request, budget)
-    chains, best = min(fitting, key=lambda row: _rank(row[1], request))
+    chains, best = found[min(rated)[1]]
     assert best.estimate is not None  # noqa: S101 - filtered above
     _say(progress, "judging the alternatives")
     others = alternatives(chains, request, budget, best.estimate)
@@ -158,17 +162,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             result[name] = "not installed"
     return result
-
-
-def _rank(found: Found, request: Request) -> tuple[float, ...]:
-    estimate = found.estimate
-    assert estimate is not None  # noqa: S101 - only fitting ones are ranked
-    per_sample = estimate.step_ms / estimate.recipe.effective_batch_size
-    return {
-        "throughput": (per_sample, estimate.reserved_bytes),
-        "batch_size": (-estimate.recipe.batch_size, per_sample),
-        "memory": (estimate.reserved_bytes, per_sample),
-    }[request.objective]
 
 
 def _say(progress: Callable[[str], None] | None, text: str) -> None:

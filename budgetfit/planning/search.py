@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from budgetfit.core.errors import InputError
-from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.recipe import Segment
+from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.planning.chains import Chains, every_block
 from budgetfit.planning.judge import judge
 from budgetfit.solvers.batch_size import choose_batch_size
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Recipe
     from budgetfit.solvers.batch_size import BatchCandidate, Objective
 
 MOST_ROUNDS = 8
 # The excess shrinks the next budget; a little more keeps rounding from eating a round.
 STEP_BYTES = 8 << 20
+LEFT_OVER = 0.02  # of the usable bytes: not worth another round
 
 Checkpointing = str | tuple[str, ...]
 
@@ -106,8 +109,6 @@ def _fastest(problem: Problem) -> Solution:
 
 
 def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
-    from budgetfit.memory.chain_peak import chain_peak_bytes  # noqa: PLC0415
-
     fits = chain_peak_bytes(problem.chain, segments) <= problem.budget_bytes
     return Solution(
         segments=segments if fits else None,
@@ -119,36 +120,72 @@ def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
 def search(chains: Chains, request: Request, budget: Budget) -> Found:
     """Return the best recipe under the request that the judge lets pass.
 
-    ``estimate`` is None when nothing fits, not even batch 1.
+    The solver's limit starts where the traced programs suggest; it shrinks by the excess
+    while the judge refuses, and grows by what was left over after he agreed, until two
+    per cent or less are. ``estimate`` is None when nothing fits, not even batch 1.
     """
-    blocks = chains.traces.subject.blocks
-    solve = solver_for(request, blocks)
+    solve = solver_for(request, chains.traces.subject.blocks)
     usable = budget.usable_bytes
     rounds: list[str] = []
-    limit = _first_limit(chains, solve, request, usable)
+    seen: set[Recipe] = set()
+    best: tuple[Estimate, str] | None = None
+    limit, refused = _first_limit(chains, solve, request, usable), usable + 1
     for _ in range(MOST_ROUNDS):
-        best = _choose(chains, solve, request, limit)
-        if best is None:
+        chosen = _choose(chains, solve, request, limit)
+        if chosen is None:
             break
-        recipe = chains.setting.recipe(best.batch_size, best.solution.segments or ())
-        estimate = judged(chains, recipe, budget)
-        rounds.append(
-            f"solved within {limit} bytes: batch {recipe.batch_size}, "
-            f"{len(recipe.wrapped_blocks)} blocks recomputed; formula "
-            f"{best.peak_bytes}, replay allocated {estimate.allocated_bytes}, "
-            f"reserved {estimate.reserved_bytes}: "
-            f"{'fits' if estimate.fits else 'does not fit'} in {usable}"
+        recipe = chains.setting.recipe(
+            chosen.batch_size, chosen.solution.segments or ()
         )
+        if recipe in seen:
+            break
+        seen.add(recipe)
+        estimate = judged(chains, recipe, budget)
+        rounds.append(_round(limit, chosen, estimate, usable))
+        slack = usable - estimate.reserved_bytes
         if estimate.fits:
-            return Found(
-                estimate=estimate,
-                explanation=best.solution.explanation,
-                rounds=tuple(rounds),
-            )
-        excess = max(estimate.reserved_bytes - usable, 0)
-        below = min(limit, best.peak_bytes or limit)
-        limit = min(limit - excess, below - 1, limit - STEP_BYTES)
-    return Found(estimate=None, rounds=tuple(rounds))
+            if best is None or _better(estimate, best[0], request):
+                best = (estimate, chosen.solution.explanation)
+            if slack <= usable * LEFT_OVER or limit >= usable:
+                break
+            limit = min(limit + slack, usable, refused - 1)
+        elif best is not None:
+            break  # growing was too much
+        else:
+            refused = limit
+            below = min(limit, chosen.peak_bytes or limit)
+            limit = min(limit + min(slack, 0), below - 1, limit - STEP_BYTES)
+    if best is None:
+        return Found(estimate=None, rounds=tuple(rounds))
+    return Found(estimate=best[0], explanation=best[1], rounds=tuple(rounds))
+
+
+def _better(new: Estimate, old: Estimate, request: Request) -> bool:
+    return rank(new, request.objective) < rank(old, request.objective)
+
+
+def rank(estimate: Estimate, objective: Objective) -> tuple[float, ...]:
+    """Return what to minimise for an objective."""
+    recipe = estimate.recipe
+    per_sample = estimate.step_ms / recipe.effective_batch_size
+    return {
+        "throughput": (per_sample, estimate.reserved_bytes),
+        "batch_size": (-recipe.batch_size, per_sample),
+        "memory": (estimate.reserved_bytes, per_sample),
+    }[objective]
+
+
+def _round(
+    limit_bytes: int, chosen: BatchCandidate, estimate: Estimate, usable_bytes: int
+) -> str:
+    recipe = estimate.recipe
+    verdict = "fits" if estimate.fits else "does not fit"
+    return (
+        f"solved within {limit_bytes} bytes: batch {recipe.batch_size}, "
+        f"{len(recipe.wrapped_blocks)} blocks recomputed; formula {chosen.peak_bytes}, "
+        f"replay allocated {estimate.allocated_bytes}, reserved "
+        f"{estimate.reserved_bytes}: {verdict} in {usable_bytes}"
+    )
 
 
 def _choose(

@@ -215,10 +215,15 @@ def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:
         for parameter in module._parameters.values()
         if parameter is not None
     }
-    for parameter, state in runner.optimizer.state.items():
-        for value in tree_leaves(state):
-            if isinstance(value, torch.Tensor):
-                log.name(value, "optimizer_state", layers.get(parameter, -1))
+    for group in runner.optimizer.param_groups:
+        on_card = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            state = runner.optimizer.state.get(parameter, {})
+            for value in tree_leaves(state):
+                if isinstance(value, torch.Tensor):
+                    log.name(value, "optimizer_state", layers.get(parameter, -1))
+            if "step" in state and not on_card and isinstance(state["step"], torch.Tensor):
+                log.ignore(state["step"])  # counted in host memory (cuda-memory M43)
 
 
 def _readable(batch: Any) -> Any:  # noqa: ANN401

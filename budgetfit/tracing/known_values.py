@@ -64,11 +64,10 @@ LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op
 
 
 def _whole(tensor: torch.Tensor) -> bool:
-    return (
-        not tensor.is_floating_point()
-        and not tensor.is_complex()
-        and tensor.numel() <= LARGEST_ELEMENTS
-    )
+    """Whole numbers, and single numbers such as an optimizer's step count."""
+    if tensor.is_floating_point():
+        return tensor.numel() == 1
+    return not tensor.is_complex() and tensor.numel() <= LARGEST_ELEMENTS
 
 
 class KnownValues:
@@ -102,13 +101,11 @@ class KnownValues:
         if func in ASKS_FOR_VALUES:
             return self._answer(func, args, kwargs, known=known)
         out = func(*args, **kwargs)
-        if (
-            known
-            and any(map(_whole, _tensors(out)))
-            and torch.Tag.nondeterministic_seeded not in func.tags
-        ):
+        writes = func._schema.is_mutable
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if known and not random and (writes or any(map(_whole, _tensors(out)))):
             self._follow(func, args, kwargs, out)
-        elif func._schema.is_mutable:
+        elif writes:
             self._forget(func, args)
         return out
 
@@ -174,11 +171,10 @@ class KnownValues:
     def _forget(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
         """Unlearn what was written to: these tensors and their aliases."""
         written = {
-            value.untyped_storage()._cdata
+            tensor.untyped_storage()._cdata
             for value, argument in zip(args, func._schema.arguments, strict=False)
-            if isinstance(value, torch.Tensor)
-            and argument.alias_info is not None
-            and argument.alias_info.is_write
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(value)
         }
         if not written or not len(self._real):
             return

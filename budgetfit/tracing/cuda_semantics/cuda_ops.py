@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from budgetfit.tracing.cuda_semantics.temporaries import temporaries_of
 from budgetfit.tracing.storage_log import OpScratch, ScratchRow
@@ -58,9 +59,12 @@ class CudaOps:
             if summed is not None:
                 return summed
         if func is aten._local_scalar_dense.default and self.in_optimizer:
-            # A GradScaler asks whether it found an infinity; a step that is skipped
-            # would show less memory than one that is taken.
-            return 0.0
+            try:
+                return run(func, args, kwargs)
+            except DataDependentOutputException:
+                # A GradScaler asks whether it found an infinity; a step that is
+                # skipped would show less memory than one that is taken.
+                return 0.0
         return run(func, args, kwargs)
 
     def scratch(
