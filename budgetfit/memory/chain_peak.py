@@ -54,11 +54,22 @@ class _Step(NamedTuple):
         return [first if holds_input else first + self.saved_bytes, *others]
 
     @property
-    def backward_options(self) -> tuple[BlockOption, ...]:
-        """The option that each block's backward runs with."""
+    def backward_bytes(self) -> list[int]:
+        """Most bytes alive above ``held_bytes`` in each block's backward.
+
+        Inside a segment a block runs as if kept, or with less: recomputed tensors can
+        be freed a moment earlier than kept ones. Recomputed alone, it was measured.
+        """
         if len(self.blocks) == 1:
-            return self.options
-        return tuple(block.keep for block in self.blocks)
+            return [self.options[0].backward_bytes]
+        rows = zip(self.blocks, self.options, self.held_bytes, strict=True)
+        return [
+            min(
+                block.keep.backward_bytes,
+                alone.saved_bytes + alone.backward_bytes - held,
+            )
+            for block, alone, held in rows
+        ]
 
 
 def chain_points(
@@ -133,10 +144,10 @@ def _backward(
         if len(step.blocks) > 1:
             points += _recomputation(step, live + incoming)
         live += sum(step.held_bytes)
-        rows = zip(step.blocks, step.backward_options, step.held_bytes, strict=True)
-        for back, (block, option, held) in enumerate(reversed(list(rows)), 1):
-            used = incoming + option.backward_bytes
-            points.append(ChainPoint(f"backward {block.name}", live + used))
+        rows = zip(step.blocks, step.backward_bytes, step.held_bytes, strict=True)
+        for back, (block, used, held) in enumerate(reversed(list(rows)), 1):
+            label = f"backward {block.name}"
+            points.append(ChainPoint(label, live + incoming + used))
             live += block.gradient_bytes - held
             incoming = chain.block_input_bytes(step.start + len(step.blocks) - back)
     return points, live

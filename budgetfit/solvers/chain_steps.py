@@ -94,10 +94,11 @@ def _segments(problem: Problem, start: int, incoming: list[int]) -> Iterator[Cha
         own_input = 0 if length == 1 else input_bytes
         forward = max(forward, cached + own_input + option.forward_bytes)
         recompute = max(recompute, held + inner_cached + keep.forward_bytes)
+        alone = held + option.saved_bytes + option.backward_bytes
         held += keep.saved_bytes
         if length == 1 and keep.saved_bytes < input_bytes:
             held += input_bytes
-        backward = max(backward, held + arriving + keep.backward_bytes)
+        backward = max(backward, min(held + keep.backward_bytes, alone) + arriving)
         cached += option.cached_bytes
         inner_cached += keep.cached_bytes
         extra_ns += option.extra_ns

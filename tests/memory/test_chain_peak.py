@@ -123,6 +123,16 @@ def test_a_first_block_that_does_not_save_its_input_has_it_held_for_it() -> None
     assert points["backward layers.0"] == 3 + 5 + 5 + 2
 
 
+def test_a_block_in_a_segment_needs_no_more_than_recomputed_alone() -> None:
+    # Measured alone: 1 + 10 above what is before it, where keeping has 10 + 3.
+    alone = option("recompute", saved=1, forward=5, backward=10)
+    chain = chain_of(*equal_blocks(2, KEEP, alone), static=100)
+    points = dict(chain_points(chain, [Segment(("layers.0", "layers.1"))]))
+    assert points["recompute layers.1"] == 100 + 10 + 14
+    assert points["backward layers.1"] == 100 + 10 + 1 + 10
+    assert points["backward layers.0"] == 100 + 1 + 1 + 10
+
+
 def test_one_block_has_no_incoming_gradient() -> None:
     chain = chain_of(*equal_blocks(1, KEEP, output=50))
     assert dict(chain_points(chain, ()))["backward layers.0"] == 10 + 3
@@ -224,7 +234,7 @@ class Ledger:
                 yield from self.recomputation(step)
                 options = [self.blocks[number].keep for number in step]
             for number, used in reversed(list(zip(step, options, strict=True))):
-                yield from self.backward(number, used)
+                yield from self.backward(number, used, inside=len(step) > 1)
             self.free("input")
         self.free("incoming")
         yield self.at(self.optimizer_bytes)
@@ -240,8 +250,15 @@ class Ledger:
                 self.alive["input", number] = input_bytes
         self.free("cast")
 
-    def backward(self, number: int, used: BlockOption) -> Iterator[int]:
-        yield self.at(used.backward_bytes)
+    def backward(
+        self, number: int, used: BlockOption, *, inside: bool
+    ) -> Iterator[int]:
+        peak = self.at(used.backward_bytes)
+        if inside:
+            alone = self.chosen(number)
+            own = self.alive["saved", number] + self.alive.get(("input", number), 0)
+            peak = min(peak, self.at(alone.saved_bytes + alone.backward_bytes - own))
+        yield peak
         del self.alive["saved", number]
         self.free("incoming")
         self.alive["gradient", number] = self.blocks[number].gradient_bytes
