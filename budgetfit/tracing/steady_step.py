@@ -11,7 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.storage_log import OpRow
 
 
 def repeat_step(raw: RawTrace) -> None:
@@ -52,8 +55,23 @@ def repeat_step(raw: RawTrace) -> None:
         for row in raw.passes
     ]
     log.ops += [
-        op._replace(event=moved(op.event)) for op in log.ops if op.event >= begin
+        op._replace(event=moved(op.event))
+        for op in _repeated_ops(log.ops, log.events, begin, freed)
     ]
+
+
+def _repeated_ops(
+    ops: list[OpRow], events: list[int], begin: int, freed: set[int]
+) -> Iterator[OpRow]:
+    """Return the ops from ``begin`` on, but for those that only made what stays."""
+    position = begin
+    for op in ops:
+        if op.event < begin:
+            continue
+        born = [event - 1 for event in events[position : op.event] if event > 0]
+        position = op.event
+        if not born or not freed.isdisjoint(born):
+            yield op
 
 
 def _twin(raw: RawTrace, storage: int) -> int:
