@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -14,17 +16,20 @@ if TYPE_CHECKING:
 def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  # noqa: ANN401
     """Return ``value`` with every tensor replaced by ``change(tensor)``.
 
-    Containers are made anew (a mapping becomes a ``dict``, a named tuple stays one),
-    all else is passed on as it is.
+    Containers are made anew (a mapping becomes a ``dict``; named tuples and dataclasses
+    stay what they are), all else is passed on as it is. A ``PackedSequence`` keeps its
+    ``batch_sizes``, which belong on the CPU.
     """
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
         return {key: map_tensors(item, change) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(item, change) for item in value)
+        return _map_sequence(value, change)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = _fields_of(value)
+        changed = {name: map_tensors(part, change) for name, part in parts.items()}
+        return dataclasses.replace(value, **changed)
     return value
 
 
@@ -38,3 +43,22 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for item in _fields_of(value).values():
+            yield from tensors_in(item)
+
+
+def _fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the fields that the constructor takes."""
+    return {
+        item.name: getattr(value, item.name)
+        for item in dataclasses.fields(value)
+        if item.init
+    }
+
+
+def _map_sequence(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  # noqa: ANN401
+    items = [map_tensors(item, change) for item in value]
+    if isinstance(value, PackedSequence):
+        items[1] = value.batch_sizes
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

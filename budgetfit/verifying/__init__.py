@@ -1,0 +1,1 @@
+"""Measure real training steps and compare them with the prediction."""

@@ -1,0 +1,47 @@
+"""Leave a model as it was found, whatever is measured with it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+
+@contextmanager
+def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Give weights, buffers, gradients, modes and random generators back at the end.
+
+    The values wait in CPU memory, so that a card measures the run and not the copy.
+    Gradients are set aside: a run would drop them.
+
+    Args:
+        model: Whose state is kept.
+        device: Where it will run; its generator is kept besides the CPU's.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    gradients = [tensor.grad for tensor in tensors]
+    modes = [(module, module.training) for module in model.modules()]
+    cards = [_index(device)] if device.type == "cuda" else []
+    for tensor in tensors:
+        tensor.grad = None
+    try:
+        with torch.random.fork_rng(devices=cards):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value, gradient in zip(tensors, values, gradients, strict=True):
+                tensor.data.copy_(value)
+                tensor.grad = gradient
+        for module, training in modes:
+            module.training = training
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

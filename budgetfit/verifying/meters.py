@@ -1,0 +1,83 @@
+"""Read memory peaks: from CUDA's allocator, or from a counter of live bytes."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from budgetfit.verifying.process_memory import process_bytes
+
+if TYPE_CHECKING:
+    from budgetfit.verifying.protocols import LiveBytes
+
+
+class Meter(Protocol):
+    """Reads peaks; one for each kind of device."""
+
+    process_bytes: int | None
+    notes: list[str]
+
+    def start_phase(self) -> None:
+        """Start a new peak."""
+
+    def peaks(self) -> tuple[int, int] | None:
+        """Return the peak allocated and reserved bytes since; None if unknown."""
+
+    def finish_step(self) -> None:
+        """Wait for the device and read what the process holds."""
+
+
+class CudaMeter:
+    """Reads the caching allocator's own counters."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.process_bytes: int | None = None
+        self.notes: list[str] = []
+        gc.collect()
+        torch.cuda.empty_cache()  # what earlier work cached is not this run's
+
+    def start_phase(self) -> None:
+        """Start a new peak; the counters are the host's, nothing is waited for."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peaks(self) -> tuple[int, int] | None:
+        """Return the peak allocated and reserved bytes of the phase."""
+        return (
+            torch.cuda.max_memory_allocated(self.device),
+            torch.cuda.max_memory_reserved(self.device),
+        )
+
+    def finish_step(self) -> None:
+        """Wait for the card and read what the process holds of it."""
+        torch.cuda.synchronize(self.device)
+        held, source = process_bytes(self.device)
+        self.process_bytes = max(self.process_bytes or 0, held)
+        note = f"The process's memory was {source}."
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+class CpuMeter:
+    """Reads a counter of live bytes, if there is one."""
+
+    def __init__(self, counter: LiveBytes | None) -> None:
+        self.counter = counter
+        self.process_bytes: int | None = None
+        self.notes = ["VRAM was not checked: these steps ran on the CPU."]
+        if counter is None:
+            self.notes.append("Live bytes were not counted.")
+
+    def start_phase(self) -> None:
+        """Start a new peak."""
+        if self.counter is not None:
+            self.counter.reset_peak()
+
+    def peaks(self) -> tuple[int, int] | None:
+        """Return the peak of live bytes; a CPU reserves nothing."""
+        return (self.counter.peak_bytes, -1) if self.counter is not None else None
+
+    def finish_step(self) -> None:
+        """Nothing to wait for."""

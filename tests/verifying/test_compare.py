@@ -1,0 +1,203 @@
+# ruff: noqa: ANN401 - options of a run
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from budgetfit.applying.run import Run
+from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.verifying.compare import (
+    GradientCheck,
+    build_verification,
+    check_gradients,
+    largest_error,
+)
+from budgetfit.verifying.real_step import MeasuredPhase, RealSteps
+from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+
+def compare(
+    name: str, recipe: Recipe, model: nn.Module | None = None, **options: Any
+) -> GradientCheck:
+    model = model if model is not None else make(name)
+
+    def maker(chosen: Recipe, **more: Any) -> Callable[..., Run]:
+        return lambda on_phase: Run(model, chosen, on_phase=on_phase, **more)
+
+    return check_gradients(
+        model,
+        maker(recipe, **options),
+        maker(replace(recipe, segments=())),
+        batch_for(name),
+        blocks=CHAIN[name],
+    )
+
+
+def segments(name: str) -> tuple[Segment, ...]:
+    chain = CHAIN[name]
+    return (Segment(chain[:1]), Segment(chain[2:5]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_planned_gradients_are_the_plain_models(name: str, precision: str) -> None:
+    recipe = Recipe(batch_size=4, precision=precision, segments=segments(name))
+    found = compare(name, recipe)
+    assert found.match
+    assert found.max_error == 0.0
+    assert found.recomputed_blocks == 4
+
+
+def test_a_plan_that_changes_gradients_is_found_out() -> None:
+    # The planted fault: dropout's generator is not kept.
+    recipe = Recipe(batch_size=4, segments=segments("stack"))
+    found = compare("stack", recipe, random_blocks=())
+    assert not found.match
+    assert found.max_error > 0.01
+    assert found.parameter.startswith("layers.")
+    assert found.noise == 0.0
+
+
+def test_comparing_changes_neither_weights_nor_generators_nor_forwards() -> None:
+    model = make("stack")
+    before = {name: item.clone() for name, item in model.state_dict().items()}
+    inside = [dict(item.__dict__) for item in model.modules()]
+    generator = torch.get_rng_state()
+    compare("stack", Recipe(batch_size=4, segments=segments("stack")), model)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert [dict(item.__dict__) for item in model.modules()] == inside
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(item.grad is None for item in model.parameters())
+
+
+def test_noise_of_the_plain_model_is_forgiven_and_more_is_not() -> None:
+    check = GradientCheck(
+        max_error=2e-4, parameter="w", noise=1e-4, recomputed_blocks=0
+    )
+    assert check.match
+    assert not replace(check, noise=1e-6).match
+    assert replace(check, max_error=1e-5, noise=0.0).match
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("planned", "plain", "error"),
+    [
+        ([3.0, 4.0], [3.0, 4.0], 0.0),
+        ([3.0, 4.5], [3.0, 4.0], 0.1),  # 0.5 over the norm 5
+        ([0.0], [0.0], 0.0),
+        ([1.0], [0.0], INF),
+        ([INF, 1.0], [INF, 1.0], 0.0),
+        ([NAN, 1.0], [NAN, 1.0], 0.0),
+        ([NAN, 4.5], [NAN, 5.0], 0.1),
+        ([NAN], [1.0], INF),
+        (None, [1.0], INF),
+        ([1.0], None, INF),
+        (None, None, 0.0),
+    ],
+)
+def test_errors_are_relative_to_the_plain_models_norm(
+    planned: list[float] | None, plain: list[float] | None, error: float
+) -> None:
+    def tensor(values: list[float] | None) -> torch.Tensor | None:
+        return None if values is None else torch.tensor(values)
+
+    same = torch.ones(2)
+    found, name = largest_error(
+        [("same", same), ("w", tensor(planned))], {"same": same, "w": tensor(plain)}
+    )
+    assert found == pytest.approx(error)
+    assert name == ("w" if error else "")
+
+
+def point(step: int, phase: str, peak: int, micro_step: int = 0) -> TimelinePoint:
+    return TimelinePoint(
+        step=step,
+        micro_step=micro_step,
+        phase=phase,
+        block="",
+        allocated_bytes=peak,
+        reserved_bytes=2 * peak,
+    )
+
+
+TIMELINE = MemoryTimeline(
+    points=(
+        point(-1, "setup", 1),
+        point(0, "forward", 10),
+        point(0, "forward", 30),
+        point(0, "forward", 20, micro_step=1),
+        point(1, "forward", 50),
+    ),
+    allocated_bytes=50,
+    reserved_bytes=100,
+    at_peak_bytes={"parameters": 50},
+)
+
+MEASURED = RealSteps(
+    device="cuda",
+    device_name="A card",
+    steps=3,
+    phases=tuple(
+        MeasuredPhase(
+            step=step, phase="forward", allocated_bytes=40 + step, reserved_bytes=90
+        )
+        for step in range(3)
+    ),
+    process_bytes=500,
+    step_ms=(9.0, 1.0, 2.0),
+    notes=("a note",),
+)
+
+
+def test_prediction_and_measurement_stand_side_by_side() -> None:
+    check = build_verification(
+        MEASURED,
+        timeline=TIMELINE,
+        predicted_process_bytes=480,
+        predicted_step_ms=1.5,
+        gradients=GradientCheck(
+            max_error=1e-7, parameter="w", noise=0.0, recomputed_blocks=4
+        ),
+        expected_recomputed_blocks=4,
+        notes=("another",),
+    )
+    rows = [
+        (row.predicted_allocated_bytes, row.measured_allocated_bytes)
+        for row in check.phases
+    ]
+    # The largest stretch of the phase; the third step is like the last predicted one.
+    assert rows == [(30, 40), (50, 41), (50, 42)]
+    assert [row.predicted_reserved_bytes for row in check.phases] == [60, 100, 100]
+    assert check.step_ms == 2.0  # the median
+    assert (check.predicted_process_bytes, check.measured_process_bytes) == (480, 500)
+    assert check.passed
+    assert check.notes == ("a note", "another")
+
+
+def test_without_a_comparison_gradients_are_unknown() -> None:
+    check = build_verification(
+        replace(MEASURED, phases=(), step_ms=(), out_of_memory="CUDA out of memory."),
+        timeline=TIMELINE,
+        predicted_process_bytes=None,
+        predicted_step_ms=1.5,
+        gradients=None,
+        expected_recomputed_blocks=0,
+    )
+    assert check.gradients_match is None
+    assert check.max_gradient_error is None
+    assert check.step_ms == 0.0
+    assert not check.passed

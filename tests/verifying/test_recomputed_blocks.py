@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from budgetfit.applying.run import Run
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.verifying.recomputed_blocks import RecomputedBlocks
+from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def recomputed(model: nn.Module, name: str, *segments: tuple[str, ...]) -> set[str]:
+    seen = RecomputedBlocks()
+    recipe = Recipe(batch_size=4, segments=tuple(map(Segment, segments)))
+    run = Run(model, recipe, on_phase=seen.on_phase)
+    with seen.watching(model, CHAIN[name]):
+        run.step(batch_for(name))
+    return seen.seen
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_blocks_of_the_segments_are_seen_and_no_others(name: str) -> None:
+    # A Dropout has an inside neither of its own nor of children: the last block of the
+    # segment (2, 3, 4) in the Sequential is a Linear, whose forward must run again.
+    chain = CHAIN[name]
+    expected = {chain[0], chain[2], chain[3], chain[4]}
+    assert recomputed(make(name), name, chain[:1], chain[2:5]) == expected
+    assert recomputed(make(name), name) == set()
+
+
+def test_a_users_own_checkpointing_is_seen_where_it_is_kept() -> None:
+    model = make("gpt2")
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    seen = RecomputedBlocks()
+    run = Run(
+        model, Recipe(batch_size=4), on_phase=seen.on_phase, keep_own_checkpointing=True
+    )
+    with seen.watching(model, CHAIN["gpt2"]):
+        run.step(batch_for("gpt2"))
+    assert seen.seen == set(CHAIN["gpt2"])
+
+
+def test_a_module_that_blocks_share_says_nothing_about_either() -> None:
+    model = make("stack")
+    model.layers[1].dropout = model.layers[0].dropout
+    first, second = CHAIN["stack"][:2]
+    assert recomputed(model, "stack", (first,)) == {first}
+    assert second not in recomputed(model, "stack", (first,))
+
+
+def test_watching_leaves_no_hooks_and_no_forwards_behind() -> None:
+    for name in ("stack", "sequential"):
+        model = make(name)
+        before = [dict(item.__dict__) for item in model.modules()]
+        recipe = Recipe(batch_size=4, segments=(Segment(CHAIN[name][:2]),))
+        with Run(model, recipe):
+            inner = [dict(item.__dict__) for item in model.modules()]
+            plain = [item.__dict__.get("forward") for item in model.modules()]
+            wrapped = [getattr(item, "__wrapped__", None) for item in plain]
+            with RecomputedBlocks().watching(model, CHAIN[name]):
+                pass
+            assert [dict(item.__dict__) for item in model.modules()] == inner
+            assert [getattr(item, "__wrapped__", None) for item in plain] == wrapped
+        assert [dict(item.__dict__) for item in model.modules()] == before
