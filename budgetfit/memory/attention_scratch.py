@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from budgetfit.memory.scratch_rules import (
     KernelCard,
     ceil_div,
@@ -20,8 +22,49 @@ from budgetfit.memory.scratch_rules import (
 )
 
 SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # 99 KiB for one block
+SEED_BYTES = 16
+MOST_SPLITS = 128  # of the keys, in flash attention
 LOCK_BYTES = 16  # before each tile of the dq accumulator
 SPLIT_BLOCKS = 200  # keys are split into about this many blocks, over all heads
+
+
+@rule("flash_attention_forward", parts=3)
+def flash_forward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [logsumexp of the splits, outputs of the splits, random state] in bytes.
+
+    Few rows over many keys are split among the idle SMs; not with dropout, which keeps
+    a second random state. Arguments: batch x heads, queries, keys, head dimension, 1
+    with dropout.
+    """
+    rows, queries, keys, head_dim, dropout = arguments
+    if dropout:
+        return [0, 0, SEED_BYTES]
+    block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+    splits = flash_splits(
+        rows * ceil_div(queries, 64), 2 * card.sm_count, ceil_div(keys, block)
+    )
+    if splits <= 1:
+        return [0, 0, 0]
+    width = round_up(head_dim, 32 if head_dim <= 128 else 64)
+    each = splits * rows * queries * 4
+    return [each, each * width, 0]
+
+
+def flash_splits(blocks: int, slots: int, key_blocks: int) -> int:
+    """Return how many parts the keys are split into (``num_splits_heuristic``).
+
+    ``blocks`` run without a split, ``slots`` can run at once.
+    """
+    if blocks >= np.float32(0.8) * np.float32(slots):
+        return 1
+    efficiency: dict[int, np.float32] = {}
+    for splits in range(1, min(MOST_SPLITS, slots, key_blocks) + 1):
+        size = ceil_div(key_blocks, splits)
+        if splits == 1 or size != ceil_div(key_blocks, splits - 1):
+            waves = np.float32(blocks * splits) / np.float32(slots)
+            efficiency[splits] = waves / np.ceil(waves)
+    best = float(max(efficiency.values()))
+    return next(n for n, value in efficiency.items() if float(value) >= 0.85 * best)
 
 
 @rule("flash_attention_backward", parts=4)

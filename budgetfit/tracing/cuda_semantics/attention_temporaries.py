@@ -1,4 +1,4 @@
-"""Scratch of the backward of fused attention, copies of its inputs included.
+"""Scratch of fused attention, copies of its inputs included.
 
 Source: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``; rules M26 and
 M27 of cuda-memory.md.
@@ -14,6 +14,7 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Args,
     Kwargs,
     Scratch,
+    buffer,
     copy_of,
     scratch,
     temporary,
@@ -21,6 +22,24 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+@temporary("_scaled_dot_product_flash_attention")
+def flash_forward(args: Args, kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Results of each part of the keys, where they are split."""
+    query, key = args[:2]
+    dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004
+    batch, heads, length, head_dim = query.shape
+    yield scratch(
+        "flash_attention_forward",
+        batch * heads,
+        length,
+        key.shape[2],
+        head_dim,
+        bool(dropout),
+    )
 
 
 @temporary("_scaled_dot_product_flash_attention_backward")
@@ -61,3 +80,15 @@ def efficient_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Sc
         dropout > 0,
         heads == 1,
     )
+
+
+@temporary("_safe_softmax")
+def safe_softmax(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
+    """The mask of what is minus infinity, its rows, and a zero for them.
+
+    Source: ``aten/src/ATen/native/transformers/attention.cpp``.
+    """
+    tensor, dim = args[:2]
+    yield buffer(tensor.numel())
+    yield buffer(tensor.numel() // max(tensor.shape[dim], 1))
+    yield buffer(out.element_size())

@@ -21,6 +21,7 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
     buffer,
     contiguous_copies,
     copy_of,
+    flattens,
     scratch,
     temporary,
 )
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX_BYTES = 8
+
+
+@temporary("embedding")
+def embedding(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """The indices in one row, copied if they do not lie so."""
+    if not flattens(args[1]):
+        yield copy_of(args[1], when="before")
 
 
 @temporary("embedding_dense_backward")

@@ -70,15 +70,19 @@ def _columns(tensor: Tensor, weight: Tensor, outputs: tuple[int, ...]) -> Scratc
     return buffer(patch * prod(outputs) * tensor.element_size())
 
 
+def _depthwise(tensor: Tensor, groups: int) -> bool:
+    return groups > 1 and groups == tensor.shape[1]
+
+
 @temporary("convolution")
 def convolution(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
-    """The patches of a sample, unless the kernel is a point; depthwise ones do not."""
+    """The patches of a sample, unless the kernel is a point; depthwise has none."""
     tensor, weight, _, stride, padding, _, transposed, _, groups = args[:9]
-    if transposed or groups > 1:
+    if transposed or (groups > 1 and not _depthwise(tensor, groups)):
         return
     yield from contiguous_copies(tensor, when="before")
     point = prod(weight.shape[2:]) == 1 and max(stride) == 1 and max(padding) == 0
-    if not point:
+    if groups == 1 and not point:
         yield _columns(tensor, weight, tuple(out.shape[2:]))
 
 
@@ -86,10 +90,34 @@ def convolution(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
 def convolution_backward(
     args: Args, _kwargs: Kwargs, _out: object
 ) -> Iterator[Scratch]:
-    """The same patches."""
+    """The same patches. A depthwise one drops the input's copy before its gradient."""
     grad, tensor, weight = args[:3]
-    transposed, groups = args[7], args[9]
-    if transposed or groups > 1:
+    transposed, groups, mask = args[7], args[9], args[10]
+    if transposed or (groups > 1 and not _depthwise(tensor, groups)):
         return
-    yield from contiguous_copies(grad, tensor, when="before")
-    yield _columns(tensor, weight, tuple(grad.shape[2:]))
+    copies = [t for t in (grad, tensor) if not t.is_contiguous()]
+    if groups > 1 and mask[0]:
+        copies = copies[:1]
+    yield from contiguous_copies(*copies, when="before")
+    if groups == 1:
+        yield _columns(tensor, weight, tuple(grad.shape[2:]))
+
+
+@temporary(
+    "upsample_bilinear2d_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_nearest2d_backward",
+    "upsample_linear1d_backward",
+    "upsample_trilinear3d_backward",
+)
+def upsample_backward(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
+    """A contiguous gradient, unless the size stays; ``UpSample*.cu``."""
+    if args[0].shape != out.shape:
+        yield from contiguous_copies(args[0])
+
+
+@temporary("roll")
+def roll(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """One dimension after the other; ``TensorTransformations.cu``."""
+    if len(args[1]) > 1:
+        yield copy_of(args[0], when="before")

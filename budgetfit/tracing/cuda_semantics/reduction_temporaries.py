@@ -18,6 +18,7 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Scratch,
     buffer,
     copy_of,
+    flattens,
     scratch,
     temporary,
 )
@@ -78,21 +79,19 @@ def reduction(
     ``accumulate_bytes``: of the numbers that threads exchange; 0: as sums do, fp32 for
     16 bits and the dtype itself for all else.
     """
-    half = data.dtype in HALVES
-    accumulate_bytes = accumulate_bytes or (
-        SINGLE_BYTES if half else data.dtype.itemsize
-    )
+    if not accumulate_bytes:
+        half = data.dtype in HALVES
+        accumulate_bytes = SINGLE_BYTES if half else data.dtype.itemsize
     ndim = len(data.shape)
     every = dims is None or dims == []
     chosen = range(ndim) if every else [dims] if isinstance(dims, int) else dims
     mask = sum(1 << d for d in {d % max(ndim, 1) for d in chosen or ()})
-    fits = accumulate_bytes <= out_dtype.itemsize
     return scratch(
         "reduction",
         data.dtype.itemsize,
         accumulate_bytes,
         input_vector,
-        not fits or (half and out_dtype == data.dtype),
+        accumulate_bytes > out_dtype.itemsize,
         mask,
         data.offset,
         *data.shape,
@@ -158,7 +157,7 @@ def places(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
     """Indices of extrema; without a dimension, of the flattened tensor."""
     tensor, dim = args[0], args[1] if len(args) > 1 else None
     data = Input.of(tensor)
-    if dim is None and not (tensor.is_contiguous() or tensor.dim() == 1):
+    if dim is None and not flattens(tensor):
         yield copy_of(tensor)
         data = Input.contiguous(data.dtype, [tensor.numel()])
     yield reduction(data, dim, accumulate_bytes=PAIR_BYTES, out_dtype=out.dtype)

@@ -7,6 +7,7 @@ Like torch's FLOP registry: a function per op turns the call into the name of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from budgetfit.memory.kernel_scratch import PARTS
@@ -63,6 +64,16 @@ def copy_of(tensor: Tensor, element_bytes: int = 0, when: When = "after") -> Scr
 def contiguous_copies(*tensors: Tensor, when: When = "after") -> Iterator[Scratch]:
     """Return copies of those that are not contiguous."""
     return (copy_of(t, when=when) for t in tensors if not t.is_contiguous())
+
+
+def flattens(tensor: Tensor) -> bool:
+    """Say whether ``tensor.view(-1)`` needs no copy."""
+    steps = [
+        (size, stride)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size != 1
+    ]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(steps))
 
 
 def temporary(*ops: str) -> Callable[[Call], Call]:
