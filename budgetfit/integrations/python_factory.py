@@ -47,7 +47,11 @@ def load_factory(text: str) -> ResolvedModel:
         InputError: No such file, module or name; the code raises, or returns no module.
     """
     place, _, attribute = text.rpartition(":")
-    with _undone_on_failure(place), redirect_stdout(sys.stderr):
+    with (
+        _undone_on_failure(place),
+        redirect_stdout(sys.stderr),
+        torch.random.fork_rng(devices=[]),
+    ):
         factory = _attribute(_import(place), attribute, place)
         if isinstance(factory, nn.Module):
             return ResolvedModel(
@@ -71,14 +75,13 @@ def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
         return model.to(device=device, dtype=dtype)
 
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.device("meta"):
             model = factory()
         why = "" if isinstance(model, nn.Module) else "it returns no module"
     except (Exception, SystemExit) as error:  # noqa: BLE001, the CPU decides
         why = f"it raises {type(error).__name__}"
     if why:
-        with torch.random.fork_rng(devices=[]):
-            model = _module(factory, text)
+        model = _module(factory, text)
     return ResolvedModel(
         model=model,
         name=type(model).__name__,

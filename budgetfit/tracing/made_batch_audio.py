@@ -46,12 +46,12 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
     return request.floats((request.batch_size, columns, mels))
 
 
-def ctc_labels(request: BatchRequest, config: object, sound: Tensor) -> Tensor:
+def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
     """Return int64 ``[batch, tokens]``: CTC needs two frames for each token."""
     frames = _frames(request, sound)
     length = min(request.max_length or _TRANSCRIPT_TOKENS, max(1, frames // 2))
     request.notes.append(f"transcripts of {length} tokens")
-    return token_ids(request, config, length)
+    return token_ids(request, length)
 
 
 def transcripts(request: BatchRequest, config: object) -> Tensor:
@@ -59,10 +59,10 @@ def transcripts(request: BatchRequest, config: object) -> Tensor:
     decoder = first_field(config, "decoder", "text_config") or config
     limit = first_field(decoder, "max_target_positions")
     if limit is None:
-        return token_ids(request, config, text_length(request, decoder))
+        return token_ids(request, text_length(request, decoder))
     length = min(request.max_length or limit, limit)
     request.notes.append(f"transcripts of {length} tokens; max_length= changes it")
-    return token_ids(request, config, length)
+    return token_ids(request, length)
 
 
 def frame_labels(request: BatchRequest, config: object, sound: Tensor) -> Tensor:

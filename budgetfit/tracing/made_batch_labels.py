@@ -33,7 +33,7 @@ def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
     else:
         length = ids.shape[1]
         request.notes.append(f"targets of {length} tokens, as long as the sources")
-    labels = made_batch_text.token_ids(request, config, length)
+    labels = made_batch_text.token_ids(request, length)
     return _with_decoder_input(request, labels)
 
 
@@ -140,8 +140,7 @@ def _class_per_frame(request: BatchRequest, batch: Arguments) -> Arguments:
 
 def _ctc(request: BatchRequest, batch: Arguments) -> Arguments:
     sound = next(iter(batch.values()))
-    config = request.model.config
-    return {"labels": made_batch_audio.ctc_labels(request, config, sound)}
+    return {"labels": made_batch_audio.ctc_labels(request, sound)}
 
 
 def _masked_patches(request: BatchRequest, _: Arguments) -> Arguments:

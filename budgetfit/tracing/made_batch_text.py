@@ -15,6 +15,7 @@ ConfigValue: TypeAlias = Any
 
 # TRL's SFTConfig.max_length: what a fine-tuning run gets that asks for nothing.
 _DEFAULT_LENGTH = 1024
+_DEFAULT_VOCABULARY = 1024  # models of characters and hashes: any number is a token
 # Without positions to limit them, encoder-decoders are trained at T5's length.
 _DEFAULT_SEQ2SEQ_LENGTH = 512
 
@@ -61,25 +62,24 @@ def text_length(request: BatchRequest, config: object) -> int:
     return request.max_length
 
 
-def token_ids(
-    request: BatchRequest, config: object, length: int, rows: int = 0
-) -> Tensor:
+def token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
     """Return int64 ``[rows or batch_size, length]`` of ordinary tokens.
 
     Special tokens are left out: padding would change attention masks, an image token
     would ask for an image.
     """
-    ordinary = _ordinary_tokens(request.model, config)
+    ordinary = _ordinary_tokens(request.model)
     shape = (rows or request.batch_size, length)
     return ordinary[request.integers(shape, 0, len(ordinary))]
 
 
-def source_ids(request: BatchRequest, config: object, length: int) -> Tensor:
+def source_ids(request: BatchRequest, length: int) -> Tensor:
     """Return ``token_ids``, each row of an encoder-decoder's ended by one EOS.
 
     BART's classification head reads its answer there and refuses rows that have none.
     """
-    ids = token_ids(request, config, length)
+    ids = token_ids(request, length)
+    config = request.model.config
     end = getattr(config, "eos_token_id", None)
     if getattr(config, "is_encoder_decoder", False) and isinstance(end, int):
         ids[:, -1] = end
@@ -105,9 +105,11 @@ def first_field(config: object, *names: str) -> ConfigValue:
     return None
 
 
-def _ordinary_tokens(model: nn.Module, config: object) -> Tensor:
-    vocabulary = min(_vocabulary_sizes(model, config), default=_DEFAULT_LENGTH)
-    special = {token for token in _special_tokens(config) if 0 <= token < vocabulary}
+def _ordinary_tokens(model: nn.Module) -> Tensor:
+    vocabulary = min(_vocabulary_sizes(model), default=_DEFAULT_VOCABULARY)
+    special = {
+        token for token in _special_tokens(model.config) if 0 <= token < vocabulary
+    }
     tokens = torch.arange(vocabulary, device="cpu")
     if len(special) < vocabulary:
         keep = torch.ones(vocabulary, dtype=torch.bool, device="cpu")
@@ -116,9 +118,9 @@ def _ordinary_tokens(model: nn.Module, config: object) -> Tensor:
     return tokens
 
 
-def _vocabulary_sizes(model: nn.Module, config: object) -> Iterator[int]:
+def _vocabulary_sizes(model: nn.Module) -> Iterator[int]:
     """Yield every limit on a valid token, of inputs and of labels."""
-    for part in _with_parts(config):
+    for part in _with_parts(model.config):
         for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size"):
             size = getattr(part, name, None)
             if isinstance(size, int) and size > 0:

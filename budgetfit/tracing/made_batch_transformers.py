@@ -86,12 +86,24 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
         request.notes.append(
             f"no labels: {type(model).__name__} returns no loss for a made batch"
         )
-    if getattr(model.config, "use_cache", False) and "use_cache" in takes:
+    if "use_cache" in takes and _keeps_cache(model.config):
         request.notes.append(
             "config.use_cache is on: training keeps keys and values that only "
             "generation needs; set model.config.use_cache = False"
         )
     return batch, returns_loss
+
+
+def _keeps_cache(config: Any) -> bool:  # noqa: ANN401, its fields differ by model
+    """Whether a forward pass fills a cache for generation; encoders ignore the flag."""
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
+
+    is_encoder = (
+        config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "is_encoder_decoder", False)
+    )
+    return bool(getattr(config, "use_cache", False)) and not is_encoder
 
 
 def _task_of(model_class: type[nn.Module]) -> str | None:
@@ -147,14 +159,14 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
 def _text_inputs(request: BatchRequest) -> Arguments:
     config = made_batch_text.text_config(request.model)
     length = made_batch_text.text_length(request, config)
-    return {"input_ids": made_batch_text.source_ids(request, config, length)}
+    return {"input_ids": made_batch_text.source_ids(request, length)}
 
 
 def _choices(request: BatchRequest) -> Arguments:
     config = made_batch_text.text_config(request.model)
     length = made_batch_text.text_length(request, config)
     rows = request.batch_size * CHOICES
-    ids = made_batch_text.token_ids(request, config, length, rows)
+    ids = made_batch_text.token_ids(request, length, rows)
     return {"input_ids": ids.view(request.batch_size, CHOICES, length)}
 
 
@@ -182,10 +194,9 @@ def _add_decoder_input(
     """Give a headless encoder-decoder a target to read: without labels none is made."""
     if "decoder_input_ids" not in takes:
         return
-    config = made_batch_text.text_config(request.model)
     if "input_ids" in batch:
         length = batch["input_ids"].shape[-1]
-        ids = made_batch_text.token_ids(request, config, length)
+        ids = made_batch_text.token_ids(request, length)
     else:
         ids = made_batch_audio.transcripts(request, request.model.config)
     batch["decoder_input_ids"] = ids
