@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from budgetfit.core.gpus import Gpu, find_gpu
-from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
-from budgetfit.memory.replay import replay
+from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.memory.profile import chain_profile
+from budgetfit.memory.replay import kernel_card, replay
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.judge import NO_LIMIT_BYTES
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
-from tests.accuracy.case import Case
 from tests.accuracy.training import build_model
+
+if TYPE_CHECKING:
+    from budgetfit.core.memory_timeline import MemoryTimeline
+    from budgetfit.core.step_trace import StepTrace
+    from tests.accuracy.case import Case
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case: predicted against recorded peaks over all steps, in bytes."""
+    """One case: predicted against recorded peaks over all steps, in bytes.
+
+    ``formula_allocated`` is what the solver's chain formula says (rule C).
+    """
 
     case: Case
     predicted_allocated: int
     recorded_allocated: int
     predicted_reserved: int
     recorded_reserved: int
+    formula_allocated: int
 
     @property
     def allocated_error(self) -> float:
@@ -39,23 +48,28 @@ class Comparison:
         """Signed: above zero means predicted too much."""
         return self.predicted_reserved / self.recorded_reserved - 1
 
+    @property
+    def formula_error(self) -> float:
+        """The chain formula against the judge, signed."""
+        return self.formula_allocated / self.predicted_allocated - 1
+
 
 def subject_of(case: Case, *, cudnn: bool) -> Subject:
     """The case's model on meta, with a batch that has only shapes and small integers."""
-    model = build_model(case.model, "meta")
     batch = {
         wanted.name: torch.zeros((2, *wanted.shape), dtype=getattr(torch, wanted.dtype))
         for wanted in case.model.inputs
     }
-    subject = Subject(
-        model=model, batch=batch, gpu=find_gpu(case.gpu), cudnn=cudnn
+    return Subject(
+        model=build_model(case.model, "meta"),
+        batch=batch,
+        gpu=find_gpu(case.gpu),
+        cudnn=cudnn,
     ).with_found_blocks()
-    return subject
 
 
-def recipe_of(case: Case, subject: Subject) -> Recipe:
+def recipe_of(case: Case, subject: Subject, *, recompute: bool) -> Recipe:
     """The case's settings as a recipe."""
-    recompute = case.checkpointing == "recompute"
     return Recipe(
         batch_size=case.batch_size,
         gradient_accumulation_steps=case.gradient_accumulation_steps,
@@ -65,11 +79,8 @@ def recipe_of(case: Case, subject: Subject) -> Recipe:
     )
 
 
-def predict(case: Case, *, cudnn: bool = False) -> MemoryTimeline:
-    """Trace the case at its batch size and replay it on its card."""
-    subject = subject_of(case, cudnn=cudnn)
-    recipe = recipe_of(case, subject)
-    trace = Traces(subject).once(recipe)
+def judge(case: Case, subject: Subject, trace: StepTrace) -> MemoryTimeline:
+    """Replay a trace of the case on its card, without a limit."""
     return replay(
         trace,
         case.batch_size,
@@ -80,17 +91,30 @@ def predict(case: Case, *, cudnn: bool = False) -> MemoryTimeline:
 
 
 def compare(case: Case, recording: dict[str, Any]) -> Comparison:
-    """Predict a recorded case."""
-    timeline = predict(case, cudnn=recording["software"]["cudnn_enabled"])
+    """Predict a recorded case by tracing it at its own batch size."""
+    recompute = case.checkpointing == "recompute"
+    subject = subject_of(case, cudnn=recording["software"]["cudnn_enabled"])
+    traces = Traces(subject)
+    kept = traces.once(recipe_of(case, subject, recompute=False))
+    recipe = recipe_of(case, subject, recompute=recompute)
+    trace = traces.once(recipe) if recompute else kept
+    chain = chain_profile(
+        kept,
+        trace if recompute else None,
+        case.batch_size,
+        kernel_card(subject.gpu),
+    )
+    steps = [
+        point
+        for point in judge(case, subject, trace).points
+        if point.phase != "setup"
+    ]
     phases = [phase for step in recording["steps"] for phase in step]
-    steps = [point for point in timeline.points if point.phase != "setup"]
     return Comparison(
         case=case,
         predicted_allocated=max(point.allocated_bytes for point in steps),
         recorded_allocated=max(phase["peak_allocated_bytes"] for phase in phases),
         predicted_reserved=max(point.reserved_bytes for point in steps),
         recorded_reserved=max(phase["peak_reserved_bytes"] for phase in phases),
+        formula_allocated=chain_peak_bytes(chain, recipe.segments),
     )
-
-
-__all__ = ["Comparison", "Gpu", "compare", "predict"]

@@ -94,12 +94,13 @@ class Training:
         for micro_step in range(accumulation):
             with phase("forward", micro_step):
                 with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
-                    out = self.model(**self.batch)
-                    loss = out.loss
+                    # Nothing else of the outputs outlives this line: kept logits
+                    # would live through the backward.
+                    loss = self.model(**self.batch).loss
                 loss = loss / accumulation
             with phase("backward", micro_step):
                 self.scaler.scale(loss).backward()
-                del out, loss
+                del loss
         with phase("optimizer", accumulation - 1):
             self.scaler.step(self.optimizer)
             self.scaler.update()

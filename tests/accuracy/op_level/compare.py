@@ -10,7 +10,11 @@ from torch.utils._pytree import tree_leaves
 
 from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
 from budgetfit.memory.scratch_rules import block_bytes
-from budgetfit.tracing.cuda_semantics.temporaries import Scratch, temporaries_of
+from budgetfit.tracing.cuda_semantics.temporaries import (
+    Scratch,
+    output_bytes_of,
+    temporaries_of,
+)
 from tests.accuracy.op_level.op_call import decode, op_named, strided
 
 
@@ -52,7 +56,7 @@ def fake_call(case: dict[str, Any]) -> tuple[tuple[Scratch, ...], tuple[int, ...
         return strided(dtype, *layout, device="cpu")
 
     with FakeTensorMode():
-        args = decode(case["args"], make)
+        args = decode(args, make)
         kwargs = {key: decode(value, make) for key, value in case["kwargs"].items()}
         func = op_named(case["op"])
         out = func(*args, **kwargs)
@@ -63,7 +67,9 @@ def fake_call(case: dict[str, Any]) -> tuple[tuple[Scratch, ...], tuple[int, ...
             if isinstance(leaf, torch.Tensor) and _storage(leaf) not in old
         }
         requests = temporaries_of(func, tuple(args), kwargs, out)
-    return requests, tuple(sorted(size for size in new.values() if size))
+        whole = output_bytes_of(func, tuple(args), kwargs, out)
+    sizes = new.values() if whole is None else [whole]
+    return requests, tuple(sorted(size for size in sizes if size))
 
 
 def predicted(

@@ -1,12 +1,14 @@
 """One aten call as plain JSON, and back: what the recorder and the test both speak.
 
-A tensor is ``{"dtype": "float32", "shape": [...]}`` with ``"stride"`` where it is not
-contiguous and ``"offset"`` where it does not begin its storage, ``"host"`` if it is
-no device memory at all. Everything else is itself.
+A tensor is text: ``float32[8,768]``, with its strides after ``:`` where it is not
+contiguous, its place in the storage after ``+`` where it does not begin it, and a ``@``
+at the end if it is no device memory. ``=bfloat16`` is a dtype. Everything else is
+itself.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,39 +16,57 @@ import torch
 
 Make = Callable[[torch.dtype, list[int], list[int], int], torch.Tensor]
 
+PATTERN = re.compile(r"(\w+)\[([\d,]*)\](?::([\d,]*))?(?:\+(\d+))?(@?)")
 
-def encode(value: Any) -> Any:
+
+def encode(value: object) -> object:
     """Return a value as JSON-ready data."""
     if isinstance(value, torch.Tensor):
-        data = {"dtype": str(value.dtype).split(".")[1], "shape": list(value.shape)}
+        text = f"{_name(value.dtype)}[{_joined(value.shape)}]"
         if not value.is_contiguous():
-            data["stride"] = list(value.stride())
+            text += f":{_joined(value.stride())}"
         if value.storage_offset():
-            data["offset"] = value.storage_offset()
-        if value.device.type == "cpu":
-            data["host"] = True
-        return data
+            text += f"+{value.storage_offset()}"
+        return text + "@" * (value.device.type == "cpu")
     if isinstance(value, torch.dtype):
-        return {"dtype": str(value).split(".")[1]}
+        return f"={_name(value)}"
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {key: encode(item) for key, item in value.items()}
     return value
 
 
-def decode(data: Any, make: Make) -> Any:
-    """Return the value of JSON data; ``make`` builds the tensors."""
-    if isinstance(data, dict):
-        dtype = getattr(torch, data["dtype"])
-        if "shape" not in data:
-            return dtype
-        shape = data["shape"]
-        stride = data.get("stride") or contiguous(shape)
-        if data.get("host"):
-            return strided(dtype, shape, stride, 0, "cpu")
-        return make(dtype, shape, stride, data.get("offset", 0))
+def decode(data: Any, make: Make) -> Any:  # noqa: ANN401 - whatever the op takes
+    """Return the value of JSON data; ``make`` builds the tensors on the device."""
     if isinstance(data, list):
         return [decode(item, make) for item in data]
-    return data
+    if isinstance(data, dict):
+        return {key: decode(item, make) for key, item in data.items()}
+    if not isinstance(data, str):
+        return data
+    if data.startswith("="):
+        return getattr(torch, data[1:])
+    match = PATTERN.fullmatch(data)
+    assert match is not None, data
+    dtype, shape = getattr(torch, match[1]), _numbers(match[2])
+    stride = contiguous(shape) if match[3] is None else _numbers(match[3])
+    offset = int(match[4] or 0)
+    if match[5]:
+        return strided(dtype, shape, stride, offset, "cpu")
+    return make(dtype, shape, stride, offset)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _joined(numbers: torch.Size | tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
 
 
 def contiguous(shape: list[int]) -> list[int]:
@@ -63,8 +83,7 @@ def strided(
 ) -> torch.Tensor:
     """Return a tensor in a storage of its own; integers are 0, to be valid indices."""
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    whole = dtype.is_floating_point or dtype.is_complex
-    new = torch.empty if whole else torch.zeros
+    new = torch.empty if dtype.is_floating_point else torch.zeros
     return new(max(extent, 0), dtype=dtype, device=device).as_strided(
         shape, stride, offset
     )

@@ -1,12 +1,13 @@
 """Record what the CUDA kernel of one op asks of the caching allocator.
 
-Runs on a card, or on PyTorch's own host code without one::
+Runs on a card, or on PyTorch's own CUDA host code without one (the null driver)::
 
-    python -m tests.accuracy.op_level.record_ops FAMILY CARD OUT.json
+    python -m tests.accuracy.op_level.record_ops FAMILY CARD
 
-FAMILY names a generator of ``op_families``. A request is a positive number of bytes, as
-asked for; ``-k`` frees the k-th request. Recordings of several cards are put together
-by ``merge_recordings``.
+FAMILY names a generator of ``op_families``; CARD is what the recording calls this card.
+``recordings/FAMILY.json`` gets the card's requests beside those of other cards. A
+request is a positive number of bytes, as asked for; ``-k`` frees the k-th request. What
+is never freed is the op's output.
 """
 
 from __future__ import annotations
@@ -23,74 +24,96 @@ import torch
 from tests.accuracy.op_level.op_call import decode, encode, op_named, strided
 from tests.accuracy.op_level.op_families import FAMILIES
 
-NULL_DRIVER = "NullCUDA"
+NULL_DRIVER_DEVICE = "NullCUDA"
+RECORDINGS = Path(__file__).parent / "recordings"
 
 
 def requests_of(op: str, args: list[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Return the requests and frees of one call; what stays is the op's output."""
+    """Return the requests and frees of one call."""
 
-    def make(dtype: torch.dtype, *layout: Any) -> torch.Tensor:
-        return strided(dtype, *layout, device="cuda")
+    def make(
+        dtype: torch.dtype, shape: list[int], stride: list[int], offset: int
+    ) -> torch.Tensor:
+        return strided(dtype, shape, stride, offset, "cuda")
 
-    inputs = decode(args, make)
-    named = {key: decode(value, make) for key, value in kwargs.items()}
+    inputs, named = decode(args, make), decode(kwargs, make)
     memory = torch.cuda.memory
-    memory._record_memory_history(max_entries=10**6, context=None, clear_history=True)
+    memory._record_memory_history(  # noqa: SLF001 - the documented way to record
+        max_entries=10**6, context=None, clear_history=True
+    )
     out = op_named(op)(*inputs, **named)
-    trace = memory._snapshot()["device_traces"][0]
-    memory._record_memory_history(enabled=None)
+    trace = memory._snapshot()["device_traces"][0]  # noqa: SLF001
+    memory._record_memory_history(enabled=None)  # noqa: SLF001
     requests: list[int] = []
-    place: dict[int, int] = {}
-    count = 0
+    number: dict[int, int] = {}  # of the request at an address
     for event in trace:
         if event["action"] == "alloc":
-            count += 1
-            place[event["addr"]] = count
+            number[event["addr"]] = 1 + sum(request > 0 for request in requests)
             requests.append(event["size"])
         elif event["action"] == "free_completed":
-            requests.append(-place.pop(event["addr"]))
+            requests.append(-number.pop(event["addr"]))
     del out
     return requests
 
 
-def record(family: str) -> dict[str, Any]:
-    """Return the recording of every case of a family on this machine's card."""
-    torch.backends.cudnn.enabled = False
+def try_requests(op: str, args: list[Any], kwargs: dict[str, Any]) -> list[int] | None:
+    """Return None where this card has no such kernel or too little memory."""
+    try:
+        return requests_of(op, args, kwargs)
+    except RuntimeError as error:  # out of memory is one
+        print(op, args, str(error).splitlines()[0], file=sys.stderr)
+        torch.cuda.empty_cache()
+        return None
+
+
+def card_properties() -> dict[str, Any]:
+    """Return what this card is, and what stands behind it."""
     properties = torch.cuda.get_device_properties(0)
-    for dtype in (torch.float32, torch.bfloat16):  # the workspace is there before
-        one = torch.ones(8, 8, device="cuda", dtype=dtype)
-        torch.mm(one, one)
-    gc.disable()
-    cases = []
-    for op, args, kwargs in FAMILIES[family]():
-        data = encode(args), {key: encode(value) for key, value in kwargs.items()}
-        try:
-            requests = requests_of(op, *data)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            print(op, data, str(error).splitlines()[0], file=sys.stderr)
-            requests = None
-            torch.cuda.empty_cache()
-        cases.append(
-            {"op": op, "args": data[0], "kwargs": data[1], "requests": requests}
-        )
+    null = properties.name == NULL_DRIVER_DEVICE
     return {
-        "origin": "null driver" if properties.name == NULL_DRIVER else "gpu",
+        "origin": "null driver" if null else "gpu",
         "device": properties.name,
         "compute_capability": [properties.major, properties.minor],
         "sm_count": properties.multi_processor_count,
         "threads_per_sm": properties.max_threads_per_multi_processor,
         "torch": torch.__version__,
-        "cases": cases,
     }
 
 
+def record(family: str, card: str) -> None:
+    """Add this card's requests to the recording of a family."""
+    torch.backends.cudnn.enabled = False
+    for dtype in (torch.float32, torch.bfloat16):  # cuBLAS makes its workspace now
+        one = torch.ones(8, 8, device="cuda", dtype=dtype)
+        torch.mm(one, one)
+    gc.disable()
+    path = RECORDINGS / f"{family}.json"
+    old = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    known = {json.dumps(row[:3]): row[3] for row in old.get("cases", [])}
+    rows = []
+    for call in FAMILIES[family]():
+        op, args, kwargs = encode(call)
+        by_card = known.get(json.dumps([op, args, kwargs]), {})
+        by_card[card] = try_requests(op, args, kwargs)
+        rows.append([op, args, kwargs, by_card])
+    cards = old.get("cards", {}) | {card: card_properties()}
+    write(path, cards, rows)
+
+
+def write(path: Path, cards: dict[str, Any], rows: list[list[Any]]) -> None:
+    """Write a recording: one case a line."""
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    text = f'{{"cards": {json.dumps(cards, indent=1)},\n"cases": [\n{lines}\n]}}\n'
+    path.write_text(text, "utf-8")
+
+
 def main() -> None:
-    """Record one family and write it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Record one family on this machine's card."""
+    parser = argparse.ArgumentParser(description="Record the requests of single ops.")
     parser.add_argument("family", choices=sorted(FAMILIES))
-    parser.add_argument("out", type=Path)
+    parser.add_argument("card")
     options = parser.parse_args()
-    options.out.write_text(json.dumps(record(options.family)), encoding="utf-8")
+    record(options.family, options.card)
 
 
 if __name__ == "__main__":
