@@ -65,6 +65,8 @@ class CudaOps:
                 # A GradScaler asks whether it found an infinity; a step that is
                 # skipped would show less memory than one that is taken.
                 return 0.0
+        if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            return _grouped_product(*args, **kwargs)
         return run(func, args, kwargs)
 
     def scratch(
@@ -101,6 +103,25 @@ class CudaOps:
         return [ScratchRow("cublas_workspace", self.target.torch_version, 0)]
 
 
+def _grouped_product(
+    one: torch.Tensor, other: torch.Tensor, offsets: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the output of a grouped product in fp32 or fp16, which fakes refuse.
+
+    CUDA multiplies group by group into one tensor, whose rows start at 16 bytes.
+    Source: ``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``.
+    """
+    rows, columns = one.shape[-2], other.shape[-1]
+    alignment = 16 // one.element_size()
+    width = -(-columns // alignment) * alignment
+    if one.dim() != other.dim():  # rows or columns are dealt out to the groups
+        return torch.empty_strided((rows, columns), (width, 1), dtype=one.dtype)
+    groups = one.shape[0] if offsets is None else offsets.shape[0]
+    return torch.empty_strided(
+        (groups, rows, columns), (rows * width, width, 1), dtype=one.dtype
+    )
+
+
 def _accumulated_in_place(old: Any, new: Any) -> torch.Tensor | None:  # noqa: ANN401
     """Add where gradients meet, in place when CUDA would (cuda-memory M49).
 
@@ -134,5 +155,5 @@ def _owned(tensor: torch.Tensor) -> bool:
 
 # Use counts of a tensor that only the engine holds, as seen from inside a dispatch
 # mode: the buffer and the Python objects of this call.
-OWNED_TENSOR = 2
+OWNED_TENSOR = 4
 OWNED_STORAGE = 2
