@@ -176,7 +176,7 @@ def _search(problem: Problem, most_labels: int) -> _Search | Solution:
                 explanation=f"More than {most_labels:,} labels; nothing is proven.",
             )
         labels.insert(0, found)
-    if labels[0].cost.size == 0 or optimizer > available:
+    if labels[0].cost.size == 0:
         return Solution(
             segments=None,
             proven_optimal=True,

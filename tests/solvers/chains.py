@@ -111,7 +111,7 @@ def random_chain(
             option(
                 "keep",
                 saved,
-                max(saved, x[number]) + x[number + 1] + rnd.randint(0, 8),
+                max(saved, x[number]) + x[number + 1] + rnd.choice([0, 3, 8, 40]),
                 rnd.randint(0, 12),
                 cached=cached(),
             )
@@ -122,7 +122,7 @@ def random_chain(
                 option(
                     "recompute",
                     x[number],
-                    ends + rnd.randint(0, 8),
+                    ends + rnd.choice([0, 3, 8, 40]),
                     rnd.randint(0, 25),
                     cached=cached(),
                     extra=extra,

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,10 +43,16 @@ def test_they_come_in_ascending_order(labels: list[Label]) -> None:
     assert found == sorted(found)
 
 
-def test_many_labels_that_differ_in_all_three() -> None:
+@pytest.mark.parametrize("costs", [4, 40, 400])
+def test_many_labels_of_which_most_stay(costs: int) -> None:
+    # What one number gives the others take, but for a little: hardly one beats another.
     rng = np.random.default_rng(0)
-    labels = [tuple(row) for row in rng.integers(0, 400, (1500, 3)).tolist()]
-    assert sorted(kept(labels)) == survivors(labels)
+    cost, forward = rng.integers(0, costs, 800), rng.integers(0, 400, 800)
+    backward = 800 - forward - cost * (400 // costs) + rng.integers(0, 20, 800)
+    labels = [tuple(row) for row in np.stack([backward, cost, forward], 1).tolist()]
+    staying = survivors(labels)
+    assert len(staying) > 200
+    assert sorted(kept(labels)) == staying
 
 
 def test_where_one_number_follows_from_another_the_staircase_is_left() -> None:
