@@ -190,7 +190,8 @@ def _train(
         if not is_out_of_memory(error):
             raise
         record.end_phase()
-        return str(error).split("\n", 1)[0]
+        # What follows is advice on fragmentation, the same in every such error.
+        return str(error).split("\n", 1)[0].split(" If reserved but", 1)[0]
     finally:
         if run is not None:
             run.undo()
