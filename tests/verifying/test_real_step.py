@@ -103,8 +103,8 @@ def test_fewer_than_three_steps_are_refused_with_the_reason() -> None:
 
 def test_out_of_memory_is_a_result() -> None:
     error = torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2 GiB. If reserved but unallocated memory"
-        " is large, try this.\nMore"
+        "CUDA out of memory. Tried to allocate 2 GiB. If reserved but not used"
+        " memory is large, try this.\nMore"
     )
     script = Script({"forward": 1, "backward": 2}, fails=error)
     measured = run_real_steps(
