@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import transformers
+from huggingface_hub import constants as hub_constants
 from huggingface_hub import errors as hub_errors
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -123,7 +127,11 @@ def hub_config(
     Raises:
         InputError: There is no such model, it is gated, or the hub is out of reach.
     """
-    return _auto_config(hub_id, trust_remote_code=trust_remote_code)
+    return _auto_config(
+        hub_id,
+        trust_remote_code=trust_remote_code,
+        local_files_only=_is_hub_out_of_reach(),
+    )
 
 
 def one_line(error: BaseException) -> str:
@@ -133,13 +141,26 @@ def one_line(error: BaseException) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
+def _is_hub_out_of_reach() -> bool:
+    """Whether the hub's name has no address: its client would retry that for 24 s."""
+    if getproxies():
+        return False  # the proxy resolves names
+    try:
+        socket.getaddrinfo(urlsplit(hub_constants.ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False
+
+
 def _auto_config(
-    source: str, *, trust_remote_code: bool
+    source: str, *, trust_remote_code: bool, local_files_only: bool = False
 ) -> transformers.PreTrainedConfig:
     try:
         # False and not None: None would ask on the terminal whether to run code.
         return transformers.AutoConfig.from_pretrained(
-            source, trust_remote_code=trust_remote_code
+            source,
+            trust_remote_code=trust_remote_code,
+            local_files_only=local_files_only,
         )
     except Exception as error:
         raise InputError(_why_not(source, error)) from error
@@ -167,11 +188,15 @@ def _why_not(hub_id: str, error: Exception) -> str:
             "allow it with trust_remote_code (on the command line: "
             "--trust-remote-code)."
         )
+    unreached = (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled)
     if isinstance(error, OSError):
+        why = one_line(error)
+        if any(isinstance(cause, unreached) for cause in causes):
+            why = "the hub is out of reach and its cache here does not have it."
         return (
             f"The config of {hub_id} could not be fetched, and there is no file or "
-            f"folder of that name here: {one_line(error)} Without a network, give a "
-            "folder or a config.json."
+            f"folder of that name here: {why} Without a network, give a folder or a "
+            "config.json."
         )
     return f"The config of {hub_id} cannot be used: {one_line(error)}"
 

@@ -273,18 +273,28 @@ def test_a_model_that_transformers_has_too_is_built_without_the_code(
     assert not (own_code.parent / "ran").exists()
 
 
+@pytest.mark.parametrize("in_reach", [True, False])
 def test_a_hub_id_asks_for_its_config_and_for_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, in_reach: bool
 ) -> None:
     asked = []
+
+    def getaddrinfo(*_: object) -> list[str]:
+        if in_reach:
+            return ["an address"]
+        raise OSError("Name or service not known")
 
     def from_pretrained(name: str, **options: object) -> transformers.LlamaConfig:
         asked.append((name, options))
         return transformers.LlamaConfig(**LLAMA)
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("budgetfit.integrations.transformers_config.getproxies", dict)
     resolved = load_model_on_meta("org/tiny-llama")
-    assert asked == [("org/tiny-llama", {"trust_remote_code": False})]
+    # Out of reach, the cache is asked at once instead of after 24 s of retries.
+    options = {"trust_remote_code": False, "local_files_only": not in_reach}
+    assert asked == [("org/tiny-llama", options)]
     assert resolved.name == "tiny-llama"
     assert "org/tiny-llama on the hub, no weights loaded" in resolved.source
 
@@ -303,12 +313,15 @@ def hub_error(kind: type[Exception]) -> Exception:
             "no model org/name on the hub, nor a file",
         ),
         (hub_errors.RemoteEntryNotFoundError, "org/name has no config.json on the hub"),
+        (hub_errors.LocalEntryNotFoundError, "the hub is out of reach and its cache"),
         (ConnectionError, "could not be fetched.*give a folder or a config.json"),
     ],
 )
 def test_what_the_hub_refuses_is_said_in_one_line_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, cause: type[Exception], message: str
 ) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+
     def from_pretrained(*_: object, **__: object) -> None:
         raise OSError("many\nlines") from hub_error(cause)
 
@@ -319,6 +332,8 @@ def test_what_the_hub_refuses_is_said_in_one_line_with_what_to_do(
 
 
 def test_hub_code_is_named_before_it_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+
     def from_pretrained(*_: object, **__: object) -> None:
         raise ValueError("Please pass the argument `trust_remote_code=True`")
 

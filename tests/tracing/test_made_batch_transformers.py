@@ -151,6 +151,14 @@ def test_labels_are_classes_or_numbers_as_the_config_says() -> None:
 def test_an_answer_never_ends_before_it_starts() -> None:
     batch = make_batch(tiny_model("BertForQuestionAnswering"), batch_size=64).batch
     assert (batch["start_positions"] <= batch["end_positions"]).all()
+    assert (batch["start_positions"] < batch["end_positions"]).any()
+
+
+def test_a_transcript_has_at_least_two_frames_for_each_token() -> None:
+    # 10 s at 16 kHz, strides 10 x 8 x 4: 500 frames.
+    model = tiny_model("Wav2Vec2ForCTC")
+    assert make_batch(model, max_length=9999).batch["labels"].shape == (2, 250)
+    assert make_batch(model, max_length=40).batch["labels"].shape == (2, 40)
 
 
 def test_a_pure_bf16_model_gets_bf16_images() -> None:
