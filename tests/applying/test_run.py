@@ -292,6 +292,16 @@ def test_an_error_in_the_middle_leaves_weights_and_states_as_before(
     close(run.model, twin.model)
 
 
+def test_an_error_in_a_flush_drops_the_group() -> None:
+    run = run_stack(recipe(4, 2))
+    run.step(batch_for("stack"))
+    run._on_phase = failing("optimizer")
+    with pytest.raises(KeyboardInterrupt):
+        run.flush()
+    assert all(item.grad is None for item in run.model.parameters())
+    assert not run.flush()
+
+
 def test_an_error_after_unscaling_leaves_the_scaler_usable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
