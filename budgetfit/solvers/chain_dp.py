@@ -192,23 +192,22 @@ def _grown(
 
     ``labels[0]`` belongs to block ``start + 1``.
     """
-    backward, cost, forward, number, rest = [], [], [], [], []
-    for count, step in enumerate(steps):
-        behind = labels[step.stop - start - 1]
-        size = behind.cost.size
-        lifted = step.saved_bytes + behind.backward
-        backward.append(np.maximum(lifted, step.backward_bytes))
-        lifted = step.saved_bytes + step.cached_bytes + behind.forward
-        forward.append(np.maximum(lifted, step.forward_bytes))
-        cost.append(behind.cost + (step.extra_ns * unit + step.wrapped))
-        number.append(np.full(size, count, np.int16))
-        rest.append(np.arange(size, dtype=np.int32))
+    behind = [labels[step.stop - start - 1] for step in steps]
+    sizes = np.array([each.cost.size for each in behind])
+    number = np.repeat(np.arange(len(steps), dtype=np.int16), sizes)
+    _, saved, cached, forward, backward, extra, wrapped = np.array(steps, np.int64).T
+    lift = saved[number]
+    lifted_backward = np.concatenate([each.backward for each in behind]) + lift
+    lift += cached[number]
+    lifted_forward = np.concatenate([each.forward for each in behind]) + lift
+    cost = np.concatenate([each.cost for each in behind])
+    before = np.cumsum(sizes) - sizes
     return _Labels(
-        np.concatenate(backward),
-        np.concatenate(cost),
-        np.concatenate(forward),
-        np.concatenate(number),
-        np.concatenate(rest),
+        backward=np.maximum(lifted_backward, backward[number]),
+        cost=cost + (extra * unit + wrapped)[number],
+        forward=np.maximum(lifted_forward, forward[number]),
+        step=number,
+        rest=(np.arange(number.size) - before[number]).astype(np.int32),
     )
 
 

@@ -100,6 +100,13 @@ def test_throughput_compares_small_sizes_multiples_of_eight_and_the_largest() ->
     assert found.best == by_hand
 
 
+def test_large_batches_are_compared_in_eight_steps_per_doubling() -> None:
+    found = choose(STATIC + 13 * 300, max_segment=1)
+    sizes = {each.batch_size for each in found.considered}
+    assert {112, 120, 128, 144, 160, 240, 256, 288, 300} <= sizes
+    assert not {136, 272} & sizes
+
+
 def test_time_per_sample_is_all_micro_batches_and_one_optimizer_step() -> None:
     # Everything fits: 4 * 30 per sample, 600 for the optimizer, over 8 samples.
     found = choose(10**6, effective_batch_size=8, batch_sizes=[2])
