@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.step_trace import StepTrace
-from budgetfit.memory.caching_allocator import MIN_BLOCK_BYTES
-from budgetfit.memory.replay import storage_bytes
+from budgetfit.memory.replay import block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,8 +66,7 @@ class LiveCurve:
     @classmethod
     def of(cls, trace: StepTrace, batch_size: int, card: KernelCard) -> LiveCurve:
         """Scale the trace to ``batch_size`` and add it up."""
-        requested = storage_bytes(trace, batch_size, card)
-        sizes = -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        sizes = block_bytes(trace, batch_size, card)
         events = trace.events.astype(np.int64)
         storage = np.abs(events) - 1
         after = np.concatenate([[0], np.cumsum(np.sign(events) * sizes[storage])])
@@ -120,27 +118,30 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
                     PROLOGUE if index == 0 else f"{BETWEEN}{index}",
                     -1,
                     (position, row.start),
-                    (begin, back) if index == 0 else (begin, begin),
+                    (begin, back),
                     row.input_storage,
                     _output_bytes(curve, row.input_storage),
                     joins_next=False,
                 )
             )
         begin, end = _backward_of(row, backward, back)
+        following = forward[index + 1].start if index + 1 < len(forward) else row.end
+        # Where only frees happen before the next block, they end this one.
+        stop = row.end if _allocates(trace, row.end, following) else following
         found.append(
             Station(
                 trace.block_names[row.block],
                 row.block,
-                (row.start, row.end),
+                (row.start, stop),
                 (begin, end),
                 row.output_storage,
                 _output_bytes(curve, row.output_storage),
-                joins_next=trace.joined[index]
-                and index + 1 < len(forward)
-                and forward[index + 1].start == row.end,
+                joins_next=index + 1 < len(forward)
+                and trace.joined[index]
+                and stop == following,
             )
         )
-        position, back = row.end, begin
+        position, back = stop, begin
     found.append(
         Station(
             EPILOGUE,
@@ -153,6 +154,10 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
         )
     )
     return tuple(found)
+
+
+def _allocates(trace: StepTrace, start: int, end: int) -> bool:
+    return bool((trace.events[start:end] > 0).any())
 
 
 def _backward_of(
@@ -256,8 +261,13 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
     if recomputed is not None:
         other = LiveCurve.of(recomputed, batch_size, card)
         other_chain = stations(other)
-        rows = station_bytes(other, other_chain)[1]
+        other_static, rows = station_bytes(other, other_chain)
+        static = max(static, other_static)
         again = {s.name: row for s, row in zip(other_chain, rows, strict=True)}
+        keep_bytes = tuple(
+            row if station.block >= 0 else _worse(row, again.get(station.name, row))
+            for station, row in zip(chain, keep_bytes, strict=True)
+        )
     times = times_ns or [(0, 0)] * len(chain)
     blocks = tuple(
         BlockProfile(
@@ -281,6 +291,23 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
         optimizer_bytes=max(0, _optimizer_peak(curve) - static - gradients),
         optimizer_ns=optimizer_ns,
         blocks=blocks,
+    )
+
+
+def _worse(one: StationBytes, other: StationBytes) -> StationBytes:
+    """What cannot be wrapped may still cost more once something else is recomputed.
+
+    An encoder's output, for one, lives on as the input of every recomputed decoder block
+    and not at all where the decoder saves a low-precision copy. The larger value holds
+    for every plan.
+    """
+    saved = max(one.saved, other.saved)
+    return StationBytes(
+        saved=saved,
+        cached=max(one.saved + one.cached, other.saved + other.cached) - saved,
+        forward=max(one.forward, other.forward),
+        backward=max(one.backward, other.backward),
+        gradient=max(one.gradient, other.gradient),
     )
 
 

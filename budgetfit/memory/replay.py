@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import BlockPass, StepTrace
 
 LARGEST_LAYERS = 12  # shown at the peak
+ENDLESS_BYTES = 1 << 46  # more than any device has
 STEADY_REPEATS = 1  # the last traced step is played once more: memory has settled then
 
 
@@ -59,6 +60,28 @@ def storage_bytes(
             known[key] = scratch_bytes(card, *key)
         sizes[storage] = known[key][row.part]
     return sizes
+
+
+def block_bytes(
+    trace: StepTrace, batch_size: int, card: KernelCard
+) -> NDArray[np.int64]:
+    """Return what every storage really takes: the block that the allocator hands out.
+
+    That is the request rounded up to 512 bytes, and a tail too small to be split off
+    (B1). Tails depend on all that was allocated before, so the trace is played, on a
+    device without a limit.
+    """
+    sizes = storage_bytes(trace, batch_size, card).tolist()
+    blocks = np.zeros(len(sizes), np.int64)
+    allocator = CachingAllocator(ENDLESS_BYTES)
+    alive: dict[int, Block | None] = {}
+    for event in trace.events.tolist():
+        if event > 0:
+            block = alive[event] = allocator.malloc(sizes[event - 1])
+            blocks[event - 1] = 0 if block is None else block.size_bytes
+        else:
+            allocator.free(alive.pop(-event, None))
+    return blocks
 
 
 class Stretch(NamedTuple):

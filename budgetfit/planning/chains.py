@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.memory.profile import LiveCurve, chain_profile, stations
-from budgetfit.memory.replay import kernel_card, replay
-from budgetfit.planning.judge import NO_LIMIT_BYTES
+from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.timing.roofline import op_times_ns, step_time_ns, stretch_ns
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class Chains:
                     trace,
                     batch_size,
                     self.traces.subject.gpu,
-                    limit_bytes=NO_LIMIT_BYTES,
+                    limit_bytes=ENDLESS_BYTES,
                 )
                 gaps.append(line.reserved_bytes - line.allocated_bytes)
         return min(gaps)

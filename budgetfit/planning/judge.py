@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
-from budgetfit.memory.replay import replay
+from budgetfit.memory.replay import ENDLESS_BYTES, replay
 from budgetfit.timing.roofline import op_times_ns, step_time_ns
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def judge(
         )
         fits = timeline.failed_bytes is None and timeline.retries == 0
     if timeline is None or not fits:
-        timeline = replay(trace, recipe.batch_size, gpu, limit_bytes=NO_LIMIT_BYTES)
+        timeline = replay(trace, recipe.batch_size, gpu, limit_bytes=ENDLESS_BYTES)
     return Estimate(
         recipe=recipe,
         allocated_bytes=timeline.allocated_bytes,
@@ -57,9 +57,6 @@ def judge(
         notes=(*trace.notes, *notes, CONTEXT_NOTE, TIME_NOTE),
         fits=fits,
     )
-
-
-NO_LIMIT_BYTES = 1 << 46  # more than any card, so that "how much would it take?" has an answer
 
 
 def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:

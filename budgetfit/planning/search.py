@@ -7,12 +7,12 @@ shrinks by the excess and the loop goes round again (solver S7).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.chains import Chains, every_block
 from budgetfit.planning.judge import judge
 from budgetfit.solvers.batch_size import choose_batch_size
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 8
 # The excess shrinks the next budget; a little more keeps rounding from eating a round.
 STEP_BYTES = 8 << 20
+LONGEST_SEGMENT = 8  # longer ones gain nothing on chains up to 126 blocks
 LEFT_OVER = 0.02  # of the usable bytes: not worth another round
 
 Checkpointing = str | tuple[str, ...]
@@ -101,11 +102,22 @@ def fixed_segments(policy: Checkpointing, blocks: Sequence[str]) -> tuple[Segmen
 
 
 def _fastest(problem: Problem) -> Solution:
-    """Exact labels; where they explode, the best single segment length, said so."""
-    solution = chain_dp(problem)
-    if solution.segments is None and not solution.proven_optimal:
-        return fastest_uniform(problem)
-    return solution
+    """Exact labels; where they explode, the best single segment length, said so.
+
+    Segments of one block are preferred where they are as fast: they are a flag on the
+    block, longer ones replace its forward.
+    """
+    single = chain_dp(replace(problem, max_segment=1))
+    longer = chain_dp(replace(problem, max_segment=LONGEST_SEGMENT))
+    if longer.segments is None and not longer.proven_optimal:
+        longer = fastest_uniform(problem)
+    if single.segments is None or longer.segments is None:
+        return longer
+    chain = problem.chain
+    as_fast = chain_time_ns(chain, single.segments) <= chain_time_ns(
+        chain, longer.segments
+    )
+    return replace(single, explanation=longer.explanation) if as_fast else longer
 
 
 def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:

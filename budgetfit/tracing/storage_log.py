@@ -151,10 +151,10 @@ class StorageLog(TorchDispatchMode):
             self.see(out)
             return out
         lasting, before, after = semantics.scratch(func, args, kwargs, out)
-        for row in lasting:
-            self._allocate_scratch(row, "workspace")
         held = [self._allocate_scratch(row, "temporaries") for row in before]
         self.see(out)
+        for row in lasting:
+            self._allocate_scratch(row, "workspace")
         held += [self._allocate_scratch(row, "temporaries") for row in after]
         self.events.extend(-(index + 1) for index in reversed(held))
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)

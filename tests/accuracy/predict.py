@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +11,8 @@ from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.memory.profile import chain_profile
-from budgetfit.memory.replay import kernel_card, replay
+from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.chains import every_block
-from budgetfit.planning.judge import NO_LIMIT_BYTES
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
 from tests.accuracy.training import build_model
@@ -60,12 +59,20 @@ def subject_of(case: Case, *, cudnn: bool) -> Subject:
         wanted.name: torch.zeros((2, *wanted.shape), dtype=getattr(torch, wanted.dtype))
         for wanted in case.model.inputs
     }
-    return Subject(
+    subject = Subject(
         model=build_model(case.model, "meta"),
         batch=batch,
         gpu=find_gpu(case.gpu),
         cudnn=cudnn,
     ).with_found_blocks()
+    if not case.model.blocks:
+        return subject
+    blocks = [
+        f"{path}.{name}"
+        for path in case.model.blocks
+        for name, _ in subject.model.get_submodule(path).named_children()
+    ]
+    return replace(subject, blocks=tuple(blocks))
 
 
 def recipe_of(case: Case, subject: Subject, *, recompute: bool) -> Recipe:
@@ -85,7 +92,7 @@ def judge(case: Case, subject: Subject, trace: StepTrace) -> MemoryTimeline:
         trace,
         case.batch_size,
         subject.gpu,
-        limit_bytes=NO_LIMIT_BYTES,
+        limit_bytes=ENDLESS_BYTES,
         expandable_segments="expandable_segments:True" in case.allocator,
     )
 

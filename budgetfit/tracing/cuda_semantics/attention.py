@@ -178,17 +178,42 @@ def run_attention(
             call.is_causal,
             scale=scale,
         )[0]
-    return aten._scaled_dot_product_attention_math(
-        query,
-        key,
-        value,
-        mask,
-        call.dropout_p,
-        call.is_causal,
-        None,
-        scale=scale,
-        enable_gqa=call.enable_gqa,
-    )[0]
+    return _math_attention(call, mask, scale)
+
+
+def _math_attention(
+    call: AttentionCall, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """Attention as plain products (``_scaled_dot_product_attention_math``).
+
+    aten's own composite adds the mask out of place when it meets a tensor subclass, as a
+    fake tensor is; CUDA adds it in place.
+    """
+    dtype = call.query.dtype
+    query, key, value = call.query, call.key, call.value
+    if dtype in HALF:  # computed in fp32 for accuracy
+        query, key, value = query.float(), key.float(), value.float()
+    factor = abs(scale if scale is not None else query.size(-1) ** -0.5) ** 0.5
+    query = query * (-factor if scale is not None and scale < 0 else factor)
+    if call.is_causal:
+        mask = _float_mask(
+            torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril(),
+            query.dtype,
+        )
+    if call.enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
+    scores = query @ (key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores = scores.add_(mask)
+    weights = torch.ops.aten._safe_softmax(scores, -1)
+    del scores  # as the composite reassigns it
+    dropped = weights
+    if call.dropout_p > 0:
+        dropped = torch.ops.aten.dropout(weights, call.dropout_p, True)  # noqa: FBT003
+    out = (dropped @ value).to(dtype)
+    weights.to(dtype)  # the composite's second result, made and dropped
+    return out
 
 
 def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
