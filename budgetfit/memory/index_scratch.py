@@ -125,7 +125,7 @@ def index_put(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     """
     indices, positions = arguments
     each = indices * INDEX_BYTES
-    bits = (positions - 1).bit_length()
+    bits = max(1, (positions - 1).bit_length())
     storage = radix_sort_bytes(card, indices, INDEX_BYTES, INDEX_BYTES, bits)
     return [each, each, each, each, storage]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch._prims_common import check_contiguous_sizes_strides
 
 from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Args,
@@ -42,12 +43,23 @@ def flash_forward(args: Args, kwargs: Kwargs, _out: object) -> Iterator[Scratch]
     )
 
 
+def _contiguous_by_length(tensor: Tensor) -> bool:
+    """Say whether [batch, heads, length, width] lies as [batch, length, ...]."""
+    batch, heads, length, width = tensor.shape
+    by_batch, by_head, by_length, by_width = tensor.stride()
+    return bool(
+        check_contiguous_sizes_strides(
+            (batch, length, heads, width), (by_batch, by_length, by_head, by_width)
+        )
+    )
+
+
 @temporary("_scaled_dot_product_flash_attention_backward")
 def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """grad_out, query, key, value, out: [batch, heads, length, head dimension]."""
     grad, query, key, _, out = args[:5]
     for tensor in (grad, out):
-        if not tensor.transpose(1, 2).is_contiguous():
+        if not _contiguous_by_length(tensor):
             yield copy_of(tensor, when="before")
     batch, heads, length, head_dim = query.shape
     yield scratch(
@@ -66,7 +78,7 @@ def efficient_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Sc
     """grad_out, query, key, value: [batch, heads, length, head dimension]."""
     grad, query, key, value = args[:4]
     dropout = args[9]
-    if not grad.transpose(1, 2).is_contiguous():
+    if not _contiguous_by_length(grad):
         yield copy_of(grad, when="before")
     batch, heads, length, head_dim = query.shape
     yield scratch(

@@ -1,4 +1,4 @@
-"""One recorded call against the model: the bytes alive at the worst moment of the op."""
+"""One recorded call against the model: the bytes alive at the op's worst moment."""
 
 from __future__ import annotations
 
@@ -49,25 +49,28 @@ def recorded(requests: list[int]) -> Moment:
     )
 
 
-def fake_call(case: dict[str, Any]) -> tuple[tuple[Scratch, ...], tuple[int, ...]]:
+def fake_call(
+    op: str, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Scratch, ...], tuple[int, ...]]:
     """Return the model's requests for a call, and the bytes of its new storages."""
 
-    def make(dtype: torch.dtype, *layout: Any) -> torch.Tensor:
-        return strided(dtype, *layout, device="cpu")
+    def make(
+        dtype: torch.dtype, shape: list[int], stride: list[int], offset: int
+    ) -> torch.Tensor:
+        return strided(dtype, shape, stride, offset, "cpu")
 
     with FakeTensorMode():
-        args = decode(args, make)
-        kwargs = {key: decode(value, make) for key, value in case["kwargs"].items()}
-        func = op_named(case["op"])
-        out = func(*args, **kwargs)
-        old = {_storage(leaf) for leaf in tree_leaves((args, kwargs))}
+        inputs, named = tuple(decode(args, make)), decode(kwargs, make)
+        func = op_named(op)
+        out = func(*inputs, **named)
+        old = {_storage(leaf) for leaf in tree_leaves((inputs, named))}
         new = {
             _storage(leaf): leaf.untyped_storage().nbytes()
             for leaf in tree_leaves(out)
             if isinstance(leaf, torch.Tensor) and _storage(leaf) not in old
         }
-        requests = temporaries_of(func, tuple(args), kwargs, out)
-        whole = output_bytes_of(func, tuple(args), kwargs, out)
+        requests = temporaries_of(func, inputs, named, out)
+        whole = output_bytes_of(func, inputs, named, out)
     sizes = new.values() if whole is None else [whole]
     return requests, tuple(sorted(size for size in sizes if size))
 
@@ -89,4 +92,4 @@ def predicted(
 def _storage(leaf: object) -> int | None:
     if not isinstance(leaf, torch.Tensor):
         return None
-    return leaf.untyped_storage()._cdata
+    return leaf.untyped_storage()._cdata  # noqa: SLF001 - an identity

@@ -93,11 +93,26 @@ def record(family: str, card: str) -> None:
     rows = []
     for call in FAMILIES[family]():
         op, args, kwargs = encode(call)
-        by_card = known.get(json.dumps([op, args, kwargs]), {})
-        by_card[card] = try_requests(op, args, kwargs)
-        rows.append([op, args, kwargs, by_card])
+        before = known.get(json.dumps([op, args, kwargs]), {})
+        requests = try_requests(op, args, kwargs)
+        rows.append([op, args, kwargs, with_card(before, card, requests)])
     cards = old.get("cards", {}) | {card: card_properties()}
     write(path, cards, rows)
+
+
+def with_card(
+    before: dict[str, list[int] | None], card: str, requests: list[int] | None
+) -> dict[str, list[int] | None]:
+    """Return the requests by cards; cards with the same ones share a key: "t4 h100"."""
+    result: dict[str, list[int] | None] = {}
+    for names, old in [*before.items(), (card, requests)]:
+        others = [name for name in names.split() if name != card or old is requests]
+        same = next((key for key, known in result.items() if known == old), None)
+        if same is not None:
+            result[" ".join([*same.split(), *others])] = result.pop(same)
+        elif others:
+            result[" ".join(others)] = old
+    return result
 
 
 def write(path: Path, cards: dict[str, Any], rows: list[list[Any]]) -> None:

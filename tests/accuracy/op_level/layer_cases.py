@@ -1,0 +1,133 @@
+"""Calls that layers make: normalizations, embeddings, attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tests.accuracy.op_level.op_layouts import FLOATS, heads_of, seeded, tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.accuracy.op_level.op_layouts import Case
+
+
+def norms() -> Iterator[Case]:
+    """Backward of layer_norm and rms_norm."""
+    rng = seeded(3)
+    for _ in range(80):
+        dtype = rng.choice(FLOATS)
+        columns = rng.choice((64, 100, 256, 768, 1024, 4096))
+        rows = rng.choice((8, 8192, 65536, 65537, 70000, 131072, 262144))
+        if rows * columns > 2**28:
+            rows = 1024
+        x = tensor([2, rows // 2, columns], dtype)
+        if rng.random() < 0.2:
+            x = tensor([2, rows // 2, columns], dtype, [columns, 2 * columns, 1])
+        grad = tensor([2, rows // 2, columns], dtype)
+        if rng.random() < 0.3:
+            grad = tensor([2, rows // 2, columns], dtype, [columns, 2 * columns, 1])
+        stats = tensor([2, rows // 2, 1], torch.float32)
+        weight = tensor([columns], dtype)
+        gamma = rng.random() < 0.8
+        mask = [rng.random() < 0.8, gamma, gamma and rng.random() < 0.8]
+        if rng.random() < 0.5:
+            args = [grad, x, [columns], stats, stats, weight, weight, mask]
+            yield "native_layer_norm_backward", args, {}
+        else:
+            args = [grad, x, [columns], stats, weight, mask[:2]]
+            yield "_fused_rms_norm_backward", args, {}
+
+
+def group_norms() -> Iterator[Case]:
+    """Group normalization, forward and backward."""
+    rng = seeded(8)
+    for _ in range(60):
+        dtype = rng.choice(FLOATS)
+        samples, groups = rng.choice((1, 2, 8)), rng.choice((1, 8, 32))
+        channels, side = groups * rng.choice((1, 4, 8)), rng.choice((7, 32, 64))
+        shape = [samples, channels, side, side]
+        x = tensor(shape, dtype)
+        weight = rng.choice((None, tensor([channels], dtype)))
+        sizes = [samples, channels, side * side, groups]
+        yield "native_group_norm", [x, weight, weight, *sizes, 1e-5], {}
+        stats = tensor([samples, groups], dtype)
+        mask = [rng.random() < 0.8, weight is not None, weight is not None]
+        args = [x, x, stats, stats, weight, *sizes, mask]
+        yield "native_group_norm_backward", args, {}
+
+
+def embeddings() -> Iterator[Case]:
+    """Backward of an embedding of any number of indices."""
+    rng = seeded(4)
+    for _ in range(60):
+        count = rng.choice((100, 3072, 3073, 8192, 5000, 100_000))
+        rows = rng.choice((2, 512, 5000, 50257))
+        columns = rng.choice((64, 768, 1000))
+        dtype = rng.choice(FLOATS)
+        index = rng.choice((torch.int64, torch.int32))
+        grad = tensor([2, count // 2, columns], dtype)
+        if rng.random() < 0.2:
+            grad = tensor([2, count // 2, columns], dtype, [columns, 2 * columns, 1])
+        if rng.random() < 0.1:
+            grad = tensor([2, count // 2, columns], dtype, [0, columns, 1])
+        padding = rng.choice((-1, 0))
+        indices = tensor([2, count // 2], index)
+        yield "embedding_dense_backward", [grad, indices, rows, padding, False], {}
+
+
+def attention() -> Iterator[Case]:
+    """Backward of flash and of memory-efficient attention."""
+    rng = seeded(5)
+    for _ in range(200):
+        flash = rng.random() < 0.4
+        dtype = rng.choice(FLOATS[1:] if flash else FLOATS)
+        batch, heads = rng.choice((1, 2, 5, 40)), rng.choice((1, 8, 12))
+        width = rng.choice((8, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256))
+        length = rng.choice((1, 100, 197, 512, 1000))
+        keys = rng.choice((length, length, 77, 300))
+        few = rng.choice((heads, 4)) if flash and heads % 4 == 0 else heads
+        shape = [batch, heads, length, width]
+        query = heads_of(rng, shape, dtype)
+        key = heads_of(rng, [batch, few, keys, width], dtype)
+        value = heads_of(rng, [batch, few, keys, width], dtype)
+        grad = heads_of(rng, shape, dtype)
+        out = heads_of(seeded(1), shape, dtype)
+        drop = rng.choice((0.0, 0.1))
+        seed = torch.zeros((), dtype=torch.int64)  # on the host outside CUDA graphs
+        if flash:
+            lse = tensor([batch, heads, length])
+            seed = tensor([2], torch.uint64)
+            rest = [
+                None,
+                None,
+                length,
+                keys,
+                drop,
+                True,
+                seed,
+                tensor([], torch.uint64),
+            ]
+            args = [grad, query, key, value, out, lse, *rest]
+            yield "_scaled_dot_product_flash_attention_backward", args, {}
+            continue
+        lse = tensor([batch, heads, -(-length // 32) * 32])
+        rest = [drop, [True, True, True, False], False]
+        args = [grad, query, key, value, None, out, lse, seed, seed, *rest]
+        yield "_scaled_dot_product_efficient_attention_backward", args, {}
+
+
+def attention_forward() -> Iterator[Case]:
+    """Flash attention, where few queries meet many keys."""
+    rng = seeded(13)
+    for _ in range(80):
+        dtype = rng.choice(FLOATS[1:])
+        batch, heads = rng.choice((1, 2, 4)), rng.choice((1, 8, 16))
+        width = rng.choice((32, 64, 96, 128, 192, 256))
+        length, keys = rng.choice((2, 64, 100, 500)), rng.choice((100, 1500, 4000))
+        query = heads_of(rng, [batch, heads, length, width], dtype)
+        key = heads_of(rng, [batch, heads, keys, width], dtype)
+        args = [query, key, key, rng.choice((0.0, 0.0, 0.1)), False]
+        yield "_scaled_dot_product_flash_attention", args, {}
