@@ -1,0 +1,225 @@
+"""Small named models of many architectures, each with a batch of 2 samples.
+
+Traces cost by the op and not by the byte, so depth is small and width does not matter.
+``Mebi`` is the model for arithmetic by hand: all its tensors are whole MiB.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+SAMPLES = 2
+VOCABULARY = 64
+LENGTH = 16
+CLASSES = 4
+IMAGE = (3, 16, 16)
+WIDTH = 32
+
+
+class Mebi(nn.Module):
+    """Residual blocks of one [512, 512] fp32 weight; a sample is as large: 1 MiB."""
+
+    class Block(nn.Module):
+        """x + tanh(x W): saves x and the tanh, 2 MiB a sample."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(512, 512, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tanh(self.inner(x))
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mebi.Block() for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def gpt2() -> nn.Module:
+    """Dropout 0.1 everywhere, tied embeddings, a generation cache that is on."""
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_positions=2 * LENGTH,
+            n_embd=WIDTH,
+            n_layer=3,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def llama() -> nn.Module:
+    """Keys and values have half as many heads as queries."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    )
+
+
+def mixtral() -> nn.Module:
+    """Tokens are sorted by expert: grouped matrix products, routing by value."""
+    return MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+        )
+    )
+
+
+def bert() -> nn.Module:
+    """Its blocks end in a layer norm, so autocast hands fp32 from block to block."""
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            max_position_embeddings=2 * LENGTH,
+        )
+    )
+
+
+def t5() -> nn.Module:
+    """Two chains; a position bias that the first block of each makes for all."""
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCABULARY,
+            d_model=WIDTH,
+            d_kv=8,
+            d_ff=2 * WIDTH,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+            use_cache=False,  # a cache lays keys out differently
+        )
+    )
+
+
+def vit() -> nn.Module:
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=WIDTH,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=2 * WIDTH,
+            image_size=IMAGE[1],
+            patch_size=4,
+            hidden_dropout_prob=0.1,
+            num_labels=CLASSES,
+        )
+    )
+
+
+def convolutions() -> nn.Module:
+    """Sequential in Sequential, with the buffers of batch norm."""
+
+    def block(channels: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        )
+
+    return nn.Sequential(
+        block(IMAGE[0]),
+        block(8),
+        block(8),
+        nn.Flatten(),
+        nn.Linear(8 * IMAGE[1] * IMAGE[2], CLASSES),
+    )
+
+
+class TorchTransformer(nn.Module):
+    """torch's own encoder and decoder; returns no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(WIDTH, 2, 2, 2, 2 * WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
+        return self.head(self.transformer(src, tgt))
+
+
+class Example(NamedTuple):
+    """A model's factory and what it is called with."""
+
+    make: Callable[[], nn.Module]
+    batch: Any
+
+    def model(self) -> nn.Module:
+        """Return the model in training mode, always with the same weights."""
+        torch.manual_seed(0)
+        return self.make().train()
+
+
+def text(samples: int = SAMPLES) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shape = (samples, LENGTH)
+    ids = torch.randint(1, VOCABULARY, shape, generator=generator)
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def images(samples: int = SAMPLES) -> dict[str, torch.Tensor]:
+    return {
+        "pixel_values": _floats(samples, *IMAGE),
+        "labels": torch.arange(samples) % CLASSES,
+    }
+
+
+def _floats(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+EXAMPLES: dict[str, Example] = {
+    "mebi": Example(Mebi, torch.zeros(SAMPLES, 512, 512)),
+    "gpt2": Example(gpt2, text()),
+    "llama": Example(llama, text()),
+    "mixtral": Example(mixtral, text()),
+    "bert": Example(bert, text()),
+    "t5": Example(t5, text()),
+    "vit": Example(vit, images()),
+    "convolutions": Example(convolutions, _floats(SAMPLES, *IMAGE)),
+    "transformer": Example(
+        TorchTransformer,
+        {"src": _floats(SAMPLES, 8, WIDTH), "tgt": _floats(SAMPLES, 6, WIDTH)},
+    ),
+}

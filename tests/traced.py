@@ -1,0 +1,83 @@
+"""Traces that several test files share: each program is traced once for all of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.applying.run import Run
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.planning.chains import Chains, Setting, every_block
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from budgetfit.tracing.fake_step import trace_once
+from tests.models import EXAMPLES
+
+if TYPE_CHECKING:
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.tracing.cuda_semantics.target import CudaTarget
+    from budgetfit.tracing.fake_step import RawTrace
+
+ADA = "rtx-4090"
+
+
+@functools.cache
+def session(name: str, gpu: str = ADA) -> Traces:
+    """Return the traces of one of ``EXAMPLES`` on a card."""
+    example = EXAMPLES[name]
+    subject = Subject(model=example.model(), batch=example.batch, gpu=find_gpu(gpu))
+    return Traces(subject.with_found_blocks())
+
+
+@functools.cache
+def chains(name: str, gpu: str, precision: str, accumulation: int = 1) -> Chains:
+    """Return the chains of an example under adamw_torch_fused."""
+    setting = Setting(
+        precision=precision, optimizer="adamw_torch_fused", accumulation=accumulation
+    )
+    return Chains(session(name, gpu), setting)
+
+
+def line(
+    name: str,
+    gpu: str = ADA,
+    precision: str = "fp32",
+    *,
+    recompute: bool = False,
+) -> StepTrace:
+    """Return the trace, for all batch sizes, with all blocks kept or all recomputed."""
+    traces = session(name, gpu)
+    segments = every_block(traces.subject.blocks) if recompute else ()
+    return traces.of(Recipe(batch_size=8, precision=precision, segments=segments))
+
+
+def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
+    name: str,
+    recipe: Recipe,
+    *,
+    target: CudaTarget | None,
+    steps: int = 1,
+    blocks: tuple[str, ...] | None = None,
+    optimizer: Any = None,  # noqa: ANN401
+) -> RawTrace:
+    """Trace ``steps`` optimizer steps of a recipe; nothing is scaled or repeated."""
+    example = EXAMPLES[name]
+    return trace_once(
+        example.model(),
+        lambda model, on_phase: Run(
+            model, recipe, optimizer=optimizer, on_phase=on_phase
+        ),
+        example.batch,
+        batch_size=recipe.batch_size,
+        blocks=session(name).subject.blocks if blocks is None else blocks,
+        target=target,
+        micro_steps=recipe.gradient_accumulation_steps,
+        steps=steps,
+    )
+
+
+def neighbours(name: str, first: int, count: int) -> tuple[Segment, ...]:
+    """Return one segment of ``count`` neighbouring blocks of an example."""
+    blocks = session(name).subject.blocks
+    return (Segment(blocks[first : first + count]),)
