@@ -75,6 +75,8 @@ class _PhaseClock:
 
     def start(self, name: str) -> None:
         """Close the open stretch and begin ``name``."""
+        if name == "forward" == self._open.name and not self._tracker.runs:
+            return  # opened for the batch already
         self.close()
         if name == "forward":
             self._tracker.start_forward()
@@ -169,7 +171,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
             raw.step_start = len(log.events)
             for clock.step in range(steps):
                 for clock.micro_step in range(micro_steps):
-                    _run_micro_step(runner, sized, log, values)
+                    _run_micro_step(runner, sized, log, values, clock)
                     if clock.step == 0 and clock.micro_step == 0:
                         raw.blocks = [run.block for run in tracker.runs]
                         raw.joined = [run.joined for run in tracker.runs[1:]]
@@ -186,6 +188,7 @@ def _run_micro_step(
     batch: Any,  # noqa: ANN401
     log: StorageLog,
     values: KnownValues,
+    clock: _PhaseClock,
 ) -> None:
     def fresh(tensor: torch.Tensor) -> torch.Tensor:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -193,6 +196,7 @@ def _run_micro_step(
             values.remember(fake, tensor)
         return fake
 
+    clock.start("forward")  # so that a step frees all that it allocates
     with log.of_category("batch"):
         fakes = change_tensors(batch, fresh)
     runner.step(fakes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import Category
 
 _DEVICE = torch.ops.prim.device.default
+_DROPOUT = torch.ops.aten.native_dropout.default
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
@@ -152,7 +153,7 @@ class StorageLog(TorchDispatchMode):
             return out
         lasting, before, after = semantics.scratch(func, args, kwargs, out)
         held = [self._allocate_scratch(row, "temporaries") for row in before]
-        self.see(out)
+        self.see(out if func is not _DROPOUT else out[::-1])  # its mask comes first
         for row in lasting:
             self._allocate_scratch(row, "workspace")
         held += [self._allocate_scratch(row, "temporaries") for row in after]

@@ -74,7 +74,9 @@ class Training:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.model = build_model(case.model, "cuda")
+        # Built on the host and moved, as a loaded model is: initialising on the card
+        # would leave cached blocks behind that training then uses.
+        self.model = build_model(case.model, "cpu").to("cuda")
         if case.precision == "bf16":
             self.model.to(torch.bfloat16)
         self.model.train()

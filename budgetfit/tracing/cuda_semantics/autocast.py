@@ -113,6 +113,22 @@ class CastCache:
             known = self._casts[id(value)] = (value, value.to(dtype))
         return known[1]
 
+    def cast_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Cast an op's arguments, the last one first.
+
+        That is the order in which the compiled kernel evaluates them: a Linear's bias is
+        cast before its weight and its input. Reserved memory depends on it.
+        """
+
+        def cast(value: Any) -> Any:  # noqa: ANN401
+            return tree_map(lambda x: self.cast(x, dtype), value)
+
+        named = {name: cast(value) for name, value in reversed(kwargs.items())}
+        positional = [cast(value) for value in reversed(args)]
+        return tuple(reversed(positional)), named
+
     def clear(self) -> None:
         """Drop all casts: the outermost autocast region ended."""
         self._casts.clear()
@@ -182,7 +198,7 @@ def _casting(
     def kernel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         wanted = dtype()
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
-            args, kwargs = tree_map(lambda x: cache.cast(x, wanted), (args, kwargs))
+            args, kwargs = cache.cast_all(args, kwargs, wanted)
             return op(*args, **kwargs)
 
     return kernel
@@ -236,7 +252,7 @@ def _promoting(op: Callable[..., Any], cache: CastCache) -> Callable[..., Any]:
             if _eligible(value) and value.dtype == torch.float32:
                 widest = torch.float32
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
-            args, kwargs = tree_map(lambda x: cache.cast(x, widest), (args, kwargs))
+            args, kwargs = cache.cast_all(args, kwargs, widest)
             return op(*args, **kwargs)
 
     return kernel

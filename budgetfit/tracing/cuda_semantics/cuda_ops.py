@@ -29,6 +29,10 @@ CUBLAS_OPS = frozenset(
         aten._addmm_activation.default,
     }
 )
+# Without cuDNN a convolution is a product of unfolded patches.
+CONVOLUTIONS = frozenset(
+    {aten.convolution.default, aten.convolution_backward.default}
+)
 # From this version on the workspace is taken and given back by each product (M18).
 TRANSIENT_WORKSPACE_VERSION = (2, 15)
 
@@ -80,7 +84,9 @@ class CudaOps:
         lasting: list[ScratchRow] = []
         before: list[ScratchRow] = []
         after: list[ScratchRow] = []
-        if func in CUBLAS_OPS:
+        if func in CUBLAS_OPS or (
+            func in CONVOLUTIONS and not self.target.cudnn
+        ):
             (before if self._transient else lasting).extend(self._workspace())
         for scratch in temporaries_of(func, args, kwargs, out):
             rows = [

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
+def _composite(op: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Run torch's own C++ for an op; ``decompose`` would take a Python stand-in."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """CUDA fuses: a bool mask is saved, no float one (Dropout.cpp; cuda-memory M37)."""
     if train and 0 < p < 1 and x.numel() > 0:
         return aten.native_dropout(x, p, train)[0]
-    return aten.dropout.default.decompose(x, p, train)
+    return _composite(aten.dropout.default, x, p, train)
 
 
 def _half_to_float(
@@ -38,7 +43,7 @@ def _half_to_float(
     def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
         if x.dtype == torch.float16 and dtype == torch.float32:
             return fused(x, dim, True)
-        return composite.decompose(x, dim, dtype)
+        return _composite(composite, x, dim, dtype)
 
     return kernel
 
@@ -73,7 +78,7 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
     def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if isinstance(first, FakeTensor):
             return kernel(first, *args, **kwargs)
-        return composite.decompose(first, *args, **kwargs)
+        return _composite(composite, first, *args, **kwargs)
 
     return guarded
 

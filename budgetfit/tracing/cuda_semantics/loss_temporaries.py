@@ -85,15 +85,15 @@ def _reduction_of(tensor: Tensor) -> Scratch:
 
 @temporary("mse_loss", "smooth_l1_loss")
 def elementwise_loss(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """Every element's loss, summed."""
+    """Every element's loss, once in the output's storage and once beside it."""
     if _reduced(args, 2):
-        yield copy_of(args[0], when="before")
+        yield copy_of(args[0])
         yield _reduction_of(args[0])
 
 
 @temporary("huber_loss")
 def huber_loss(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """The same."""
+    """Every element's loss, before the output."""
     if _reduced(args, 2):
         yield copy_of(args[0], when="before")
         yield _reduction_of(args[0])
