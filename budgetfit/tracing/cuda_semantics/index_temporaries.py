@@ -116,6 +116,21 @@ def masked_scatter(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
         yield buffer(tensor.numel())
 
 
+@temporary("masked_scatter_backward")
+def masked_scatter_backward(
+    args: Args, _kwargs: Kwargs, _out: object
+) -> Iterator[Scratch]:
+    """The place of each chosen element, as many numbers as dimensions, and the mask.
+
+    How many are chosen is data; programs that fill placeholders choose as many as the
+    source has, which is the output's size.
+    """
+    grad, mask, sizes = args[:3]
+    if mask.shape != grad.shape or not mask.is_contiguous():
+        yield buffer(grad.numel(), when="before")
+    yield buffer(prod(sizes) * grad.dim() * INDEX_BYTES, when="before")
+
+
 @temporary("cumsum", "cumprod", "logcumsumexp")
 def running_sum(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
     """A cast or a contiguous copy of the input; CUB for a single row."""

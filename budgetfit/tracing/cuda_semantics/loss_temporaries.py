@@ -108,6 +108,20 @@ def in_place_loss(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]
         yield _reduction_of(args[0])
 
 
+@temporary("binary_cross_entropy_with_logits")
+def logits_loss(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Every element's loss and one term of it, and the weights of positives less 1.
+
+    The latter are gone before the sum, which takes 1 KB or so.
+    """
+    yield copy_of(args[0], when="before")
+    if len(args) > 3 and args[3] is not None:  # noqa: PLR2004 - the fourth argument
+        yield copy_of(args[3], when="before")
+    if _reduced(args, 4):
+        yield copy_of(args[0], when="before")
+        yield _reduction_of(args[0])
+
+
 @kept_output("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
 def whole_loss(args: Args, _kwargs: Kwargs, _out: object) -> int:
     """The scalar's storage is that of every element's loss."""

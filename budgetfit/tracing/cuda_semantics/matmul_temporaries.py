@@ -101,23 +101,3 @@ def convolution_backward(
     yield from contiguous_copies(*copies, when="before")
     if groups == 1:
         yield _columns(tensor, weight, tuple(grad.shape[2:]))
-
-
-@temporary(
-    "upsample_bilinear2d_backward",
-    "upsample_bicubic2d_backward",
-    "upsample_nearest2d_backward",
-    "upsample_linear1d_backward",
-    "upsample_trilinear3d_backward",
-)
-def upsample_backward(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
-    """A contiguous gradient, unless the size stays; ``UpSample*.cu``."""
-    if args[0].shape != out.shape:
-        yield from contiguous_copies(args[0])
-
-
-@temporary("roll")
-def roll(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """One dimension after the other; ``TensorTransformations.cu``."""
-    if len(args[1]) > 1:
-        yield copy_of(args[0], when="before")

@@ -14,6 +14,7 @@ from __future__ import annotations
 from budgetfit.tracing.cuda_semantics import (
     attention_temporaries,
     foreach_temporaries,
+    image_temporaries,
     index_temporaries,
     loss_temporaries,
     matmul_temporaries,
@@ -33,6 +34,7 @@ __all__ = [
     "Scratch",
     "attention_temporaries",
     "foreach_temporaries",
+    "image_temporaries",
     "index_temporaries",
     "kept_output",
     "loss_temporaries",

@@ -118,3 +118,25 @@ def convolutions() -> Iterator[Case]:
         sizes = [outputs] if bias else None
         mask = [rng.random() < 0.7, True, bias]
         yield "convolution_backward", [grad, x, weight, sizes, *rest, mask], {}
+
+
+def images() -> Iterator[Case]:
+    """Resizing, pooling and rolling, with plain and odd gradients."""
+    rng = seeded(16)
+    for _ in range(40):
+        n, c, side = rng.choice((1, 4)), rng.choice((3, 64)), rng.choice((14, 32))
+        x = tensor([n, c, side, side], rng.choice(FLOATS[:2]))
+        small, large = [n, c, side // 2, side // 2], [n, c, side * 2, side * 2]
+        grad = tensor(small, x.dtype, rng.choice((None, [0, 0, 0, 0])))
+        pool = [[2, 2], [2, 2], [0, 0]]
+        yield "avg_pool2d_backward", [grad, x, *pool, False, True, None], {}
+        wide = tensor(large, x.dtype, rng.choice((None, [0, 0, 0, 0])))
+        sizes = [[2 * side, 2 * side], list(x.shape)]
+        yield "upsample_bilinear2d_backward", [wide, *sizes, False], {}
+        yield "upsample_nearest2d_backward", [wide, *sizes], {}
+        yield "roll", [x, [1, 2], [2, 3]], {}
+        yield "roll", [x, [3], [2]], {}
+        few = tensor([n * side, c], x.dtype)
+        reduced = rng.randint(0, 2)
+        args = [few, few, None, None, reduced]
+        yield "binary_cross_entropy_with_logits", args, {}

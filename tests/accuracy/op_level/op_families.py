@@ -18,6 +18,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "embeddings": layer_cases.embeddings,
     "group_norms": layer_cases.group_norms,
     "gathers": index_cases.gathers,
+    "images": index_cases.images,
     "large_reductions": reduction_cases.large_reductions,
     "losses": reduction_cases.losses,
     "norms": layer_cases.norms,
