@@ -24,6 +24,9 @@ Backend = Literal["flash", "efficient", "cudnn", "math"]
 
 FLASH_MAX_HEAD_DIM = 256
 CUDNN_MAX_HEAD_DIM = 128
+CUDNN_WIDEST_HEAD_DIM = 256
+CUDNN_DROPOUT_STEPS = 16  # it knows dropout probabilities of n / 16 only
+DIMS = 4  # [batch, heads, length, head_dim]
 HALF = (torch.float16, torch.bfloat16)
 # Capabilities on which torch >= 2.11 tries cuDNN first (runtime cuDNN > 9.15).
 CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
@@ -56,7 +59,7 @@ class AttentionCall:
 
 def choose_backend(call: AttentionCall, target: CudaTarget) -> Backend:
     """Return the kernel family that CUDA's dispatcher would pick."""
-    if _cudnn_first(target) and _cudnn_allowed(call):
+    if _cudnn_first(target) and _cudnn_allowed(call, target):
         return "cudnn"
     if torch.backends.cuda.flash_sdp_enabled() and _flash_allowed(call, target):
         return "flash"
@@ -67,27 +70,35 @@ def choose_backend(call: AttentionCall, target: CudaTarget) -> Backend:
     return "math"
 
 
-def _fused_shapes(call: AttentionCall) -> bool:
-    tensors = (call.query, call.key, call.value)
-    return all(x.dim() == 4 and x.size(-2) > 0 and x.stride(-1) == 1 for x in tensors)  # noqa: PLR2004 - [batch, heads, length, head_dim]
-
-
-def _same_head_dim(call: AttentionCall) -> bool:
-    return call.query.size(-1) == call.key.size(-1) == call.value.size(-1)
+def _fused_shapes(call: AttentionCall, *, grouped: bool) -> bool:
+    """What all fused kernels want; ``grouped``: fewer heads of keys than of queries."""
+    query, key, value = tensors = (call.query, call.key, call.value)
+    if not all(x.dim() == DIMS and x.size(-2) and x.stride(-1) == 1 for x in tensors):
+        return False
+    if call.mask is not None and call.mask.stride(-1) != 1:
+        return False
+    if not query.size(0) == key.size(0) == value.size(0):
+        return False
+    if key.size(1) != value.size(1):
+        return False
+    if call.enable_gqa and grouped:
+        return query.size(1) % key.size(1) == 0
+    return not call.grouped
 
 
 def _flash_allowed(call: AttentionCall, target: CudaTarget) -> bool:
     head_dim = call.query.size(-1)
     if target.compute_capability < (8, 0) or call.query.dtype not in HALF:
         return False
-    if call.mask is not None or not _fused_shapes(call) or not _same_head_dim(call):
+    if call.mask is not None or not _fused_shapes(call, grouped=True):
         return False
-    if head_dim > FLASH_MAX_HEAD_DIM or (call.grouped and not call.enable_gqa):
+    if not head_dim == call.key.size(-1) == call.value.size(-1) <= FLASH_MAX_HEAD_DIM:
         return False
     if call.is_causal and call.query.size(-2) != call.key.size(-2):
         return False
     # Too little shared memory on consumer cards for the backward of the largest heads.
-    small = target.compute_capability in ((8, 6), (8, 9), (12, 0), (12, 1))
+    capability = target.compute_capability
+    small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
     return not (
         small
         and call.needs_grad
@@ -100,9 +111,13 @@ def _efficient_allowed(call: AttentionCall, target: CudaTarget) -> bool:
     allowed: tuple[torch.dtype, ...] = (*HALF, torch.float32)
     if target.compute_capability < (8, 0):
         allowed = (torch.float16, torch.float32)
-    if dtype not in allowed or not _fused_shapes(call) or call.grouped:
+    if dtype not in allowed or not _fused_shapes(call, grouped=False):
         return False
     alignment = _gemm_alignment(dtype, target.compute_capability)
+    if target.compute_capability >= (8, 0) and any(
+        x.storage_offset() % alignment for x in (call.query, call.key, call.value)
+    ):
+        return False
     return call.query.size(-1) % alignment == 0 and call.value.size(-1) % alignment == 0
 
 
@@ -123,17 +138,25 @@ def _cudnn_first(target: CudaTarget) -> bool:
     )
 
 
-def _cudnn_allowed(call: AttentionCall) -> bool:
-    head_dim = call.query.size(-1)
+def _cudnn_allowed(call: AttentionCall, target: CudaTarget) -> bool:
+    if call.query.dtype not in HALF or not _fused_shapes(call, grouped=True):
+        return False
+    head_dims = call.query.size(-1), call.value.size(-1)
+    # DeepSeek's heads have a limit of their own.
+    wide = target.compute_capability == (9, 0) or head_dims == (192, 128)
+    limit = CUDNN_WIDEST_HEAD_DIM if wide else CUDNN_MAX_HEAD_DIM
     return (
-        call.query.dtype in HALF
-        and _fused_shapes(call)
-        and head_dim % 8 == 0
-        and call.value.size(-1) % 8 == 0
-        and max(head_dim, call.value.size(-1)) <= CUDNN_MAX_HEAD_DIM
-        and (not call.grouped or call.enable_gqa)
-        and not (call.mask is not None and call.mask.requires_grad)
+        all(size % 8 == 0 and size <= limit for size in head_dims)
+        and float(call.dropout_p * CUDNN_DROPOUT_STEPS).is_integer()
+        and call.key.size(-2) > 1
+        and not (call.dropout_p and call.query.size(-2) == 1)
+        and (call.mask is None or _cudnn_mask(call.mask))
     )
+
+
+def _cudnn_mask(mask: torch.Tensor) -> bool:
+    """``check_attn_mask_shape``; that it broadcasts is checked by the call itself."""
+    return mask.dim() in {2, DIMS} and not mask.requires_grad
 
 
 def run_attention(
@@ -186,8 +209,8 @@ def _math_attention(
 ) -> torch.Tensor:
     """Attention as plain products (``_scaled_dot_product_attention_math``).
 
-    aten's own composite adds the mask out of place when it meets a tensor subclass, as a
-    fake tensor is; CUDA adds it in place.
+    aten's own composite adds the mask out of place when it meets a tensor subclass, as
+    a fake tensor is; CUDA adds it in place.
     """
     dtype = call.query.dtype
     query, key, value = call.query, call.key, call.value
@@ -210,7 +233,7 @@ def _math_attention(
     del scores  # as the composite reassigns it
     dropped = weights
     if call.dropout_p > 0:
-        dropped = torch.ops.aten.dropout(weights, call.dropout_p, True)  # noqa: FBT003
+        dropped = torch.ops.aten.dropout(weights, call.dropout_p, True)
     out = (dropped @ value).to(dtype)
     weights.to(dtype)  # the composite's second result, made and dropped
     return out

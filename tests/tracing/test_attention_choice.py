@@ -1,0 +1,204 @@
+"""Which attention kernel CUDA runs: by rule, and as its own build answered."""
+
+# ruff: noqa: ANN401 - fixtures that are functions
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from budgetfit.tracing.cuda_semantics.attention import AttentionCall, choose_backend
+from budgetfit.tracing.cuda_semantics.device_branches import cuda_branches
+from budgetfit.tracing.cuda_semantics.target import CudaTarget
+from budgetfit.tracing.fake_model import fake_mode
+from tests.tracing.attention_calls import Call, calls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECORDING = json.loads(
+    (Path(__file__).parent / "fixtures" / "attention_choices.json").read_text()
+)
+KERNELS = {"m": "math", "f": "flash", "e": "efficient", "c": "cudnn"}
+T4, A100, ADA, HOPPER, BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
+
+
+def target(
+    capability: tuple[int, int] = ADA,
+    torch_version: tuple[int, int] = (2, 13),
+    *,
+    cudnn: bool = True,
+) -> CudaTarget:
+    return CudaTarget(
+        compute_capability=capability, torch_version=torch_version, cudnn=cudnn
+    )
+
+
+def choice(call: Call, to: CudaTarget) -> str:
+    query, key, value, mask = call.tensors("meta")
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    facts = AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        mask=mask,
+        dropout_p=call.dropout,
+        is_causal=call.causal,
+        enable_gqa=call.gqa,
+    )
+    return choose_backend(facts, to)
+
+
+@pytest.mark.parametrize("capability", RECORDING["choices"])
+def test_the_choice_is_that_of_pytorchs_own_cuda_build(capability: str) -> None:
+    assert RECORDING["torch"].startswith("2.13.")
+    major, minor = map(int, capability.split("."))
+    recorded = [KERNELS[letter] for letter in RECORDING["choices"][capability]]
+    chosen = [choice(call, target((major, minor))) for call in calls()]
+    differing = [
+        (call, right, ours)
+        for call, right, ours in zip(calls(), recorded, chosen, strict=True)
+        if right != ours
+    ]
+    assert not differing
+
+
+def test_the_recording_knows_every_kernel() -> None:
+    assert set().union(*RECORDING["choices"].values()) == set(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("call", "capability", "kernel"),
+    [
+        (Call("bfloat16"), ADA, "flash"),
+        (Call("float16"), T4, "efficient"),  # flash begins with 8.0
+        (Call("bfloat16"), T4, "math"),  # emulated there, so no fused kernel
+        (Call("float32"), ADA, "efficient"),
+        (Call("float32"), T4, "efficient"),
+        (Call("float64"), A100, "math"),
+        (Call("bfloat16", mask="bool"), ADA, "efficient"),  # flash takes no mask
+        (Call("bfloat16", 256), ADA, "flash"),
+        (Call("bfloat16", 200), A100, "flash"),
+        (Call("bfloat16", 200), ADA, "efficient"),  # too little shared memory
+        (Call("bfloat16", 200, needs_grad=False), ADA, "flash"),
+        (Call("bfloat16", 264), A100, "efficient"),
+        (Call("bfloat16", 20), A100, "flash"),  # padded to 24
+        (Call("bfloat16", 20, mask="bool"), A100, "math"),  # not aligned
+        (Call("bfloat16", key_heads=2, gqa=True), ADA, "flash"),
+        (Call("bfloat16", key_heads=2, gqa=True, mask="bool"), ADA, "math"),
+        (Call("float16", key_heads=2, gqa=True), T4, "math"),
+        (Call("bfloat16", keys=24, causal=True), ADA, "efficient"),
+        (Call("bfloat16"), HOPPER, "cudnn"),
+        (Call("bfloat16"), BLACKWELL, "cudnn"),
+        (Call("float32"), HOPPER, "efficient"),
+        (Call("bfloat16", mask="bool"), HOPPER, "cudnn"),
+        (Call("bfloat16", dropout=0.1), HOPPER, "flash"),  # it knows 16ths only
+        (Call("bfloat16", dropout=0.125), HOPPER, "cudnn"),
+        (Call("bfloat16", 256), HOPPER, "cudnn"),
+        (Call("bfloat16", 256), BLACKWELL, "flash"),
+        (Call("bfloat16", 192, 128), BLACKWELL, "cudnn"),
+    ],
+)
+def test_dtype_head_size_mask_groups_and_card_decide(
+    call: Call, capability: tuple[int, int], kernel: str
+) -> None:
+    assert choice(call, target(capability)) == kernel
+
+
+def test_cudnn_comes_first_from_torch_2_11_on_and_only_where_it_is_switched_on() -> (
+    None
+):
+    call = Call("bfloat16")
+    assert choice(call, target(HOPPER, (2, 10))) == "flash"
+    assert choice(call, target(HOPPER, (2, 11))) == "cudnn"
+    assert choice(call, target(HOPPER, cudnn=False)) == "flash"
+
+
+def test_what_a_user_switched_off_is_not_chosen() -> None:
+    call = Call("bfloat16")
+    with sdpa_kernel(SDPBackend.MATH):
+        assert choice(call, target(HOPPER)) == "math"
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        assert choice(call, target(HOPPER)) == "efficient"
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert choice(call, target(HOPPER)) == "flash"
+    assert choice(call, target(HOPPER)) == "cudnn"
+
+
+NODES = {
+    "flash": "ScaledDotProductFlashAttentionBackward0",
+    "efficient": "ScaledDotProductEfficientAttentionBackward0",
+    "cudnn": "ScaledDotProductCudnnAttentionBackward0",
+}
+
+
+@pytest.fixture
+def attend() -> Iterator[Any]:
+    """Return the output of a call on fake CPU tensors."""
+
+    def run(call: Call, to: CudaTarget) -> torch.Tensor:
+        with cuda_branches(to):
+            query, key, value, mask = call.tensors("cpu")
+            assert query is not None
+            assert key is not None
+            assert value is not None
+            return torch.nn.functional.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                mask,
+                call.dropout,
+                call.causal,
+                enable_gqa=call.gqa,
+            )
+
+    with fake_mode():
+        yield run
+
+
+@pytest.mark.parametrize(
+    ("call", "capability", "kernel"),
+    [
+        (Call("bfloat16"), ADA, "flash"),
+        (Call("bfloat16", key_heads=2, gqa=True), ADA, "flash"),
+        (Call("bfloat16", mask="bool"), ADA, "efficient"),
+        (Call("float32"), T4, "efficient"),
+        (Call("bfloat16", dropout=0.5), HOPPER, "cudnn"),
+    ],
+)
+def test_the_chosen_kernel_is_what_autograd_saw(
+    attend: Any, call: Call, capability: tuple[int, int], kernel: str
+) -> None:
+    out = attend(call, target(capability))
+    names = {type(out.grad_fn).__name__}
+    assert names == {NODES[kernel]}
+    assert out.shape == (2, 4, 16, 64)
+
+
+def test_a_head_size_that_flash_pads_comes_out_as_it_went_in(attend: Any) -> None:
+    out = attend(Call("bfloat16", 20), target(ADA))
+    assert out.shape[-1] == 20
+    assert type(out.grad_fn).__name__ == "SliceBackward0"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("float64"),
+        Call("float64", causal=True, dropout=0.5),
+        Call("float64", mask="bool"),
+        Call("bfloat16", 20, mask="bool", key_heads=2, gqa=True),
+    ],
+)
+def test_plain_products_keep_shape_and_dtype(attend: Any, call: Call) -> None:
+    out = attend(call, target(ADA))
+    assert out.shape == (2, 4, 16, call.head_dim)
+    assert out.dtype == getattr(torch, call.dtype)
+    assert "ScaledDotProduct" not in type(out.grad_fn).__name__
