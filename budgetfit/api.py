@@ -10,11 +10,12 @@ from budgetfit.arguments import (
     PlanSource,
     check_objective,
     find_card,
+    live_program,
     make_subject,
     optimizer_name,
 )
 from budgetfit.core.errors import InputError
-from budgetfit.core.plan import Estimate, Layer, ModelSummary, Plan, Verification
+from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
 from budgetfit.core.recipe import Recipe
 from budgetfit.planning.candidates import check_batch, precisions
 from budgetfit.planning.chains import Setting
@@ -25,8 +26,9 @@ from budgetfit.planning.make_plan import (
     policy_recipe,
 )
 from budgetfit.planning.search import Request, fixed_segments
+from budgetfit.planning.verify_plan import verify_plan
+from budgetfit.reporting.text import render_estimate, render_plan, render_verification
 from budgetfit.tracing.batch_shapes import batch_size_of
-from budgetfit.verification import verify_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,8 +78,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         batch: An example batch of any batch size; made from the model if left out.
         max_length: Sequence length of a made text batch.
         loss: ``loss(outputs, batch) -> scalar``; the model's own if left out.
-        precision: ``auto``, ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``, ``bf16``,
-            ``as-is``, or a list of them to compare.
+        precision: ``auto``, ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``,
+            ``bf16``, ``as-is``, or a list of them to compare.
         optimizer: transformers' ``optim`` name or a function of the parameters.
         batch_size: Samples per micro-batch; solved for if left out.
         effective_batch_size: Samples per optimizer step; never changed.
@@ -123,7 +125,12 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         effective_batch_size=effective_batch_size,
         progress=progress,
     )
-    asked = {"vram": vram, "gpu": gpu, "max_length": max_length}
+    asked = {
+        "model": model if isinstance(model, str) else None,
+        "vram": vram,
+        "gpu": gpu,
+        "max_length": max_length,
+    }
     return replace(made, source=source, provenance={**made.provenance, "asked": asked})
 
 
@@ -145,8 +152,8 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
 
     ``recipe=None`` means as it is: the model's dtypes and its own checkpointing,
     ``adamw_torch_fused``, the example batch's own size. No decision is taken. The other
-    arguments are those of ``plan``; ``optimizer`` is the function that the recipe names,
-    if it names one.
+    arguments are those of ``plan``; ``optimizer`` is the function that the recipe
+    names, if it names one.
 
     Raises:
         InputError: Something cannot be what was meant.
@@ -229,7 +236,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     return found, subject.summary()
 
 
-def layers(
+def layers(  # noqa: PLR0913 - the options of the command line
     model: Model,
     *,
     gpu: str | None = None,
@@ -258,11 +265,7 @@ def layers(
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    wanted = [
-        name
-        for name in LAYER_PRECISIONS
-        if precisions("auto", card.gpu) and _runs_on(name, card.gpu)
-    ]
+    wanted = [name for name in LAYER_PRECISIONS if _runs_on(name, card.gpu)]
     return make_layers(subject, wanted, progress=progress)
 
 
@@ -275,7 +278,7 @@ def _runs_on(precision: str, gpu: Any) -> bool:  # noqa: ANN401 - a Gpu
 
 
 def apply(plan: Plan, model: nn.Module | None = None) -> Run:
-    """Make the model train by the plan: checkpointing, precision, optimizer, accumulation.
+    """Make the model train by the plan: segments, precision, optimizer, accumulation.
 
     Args:
         plan: From ``plan()``, or loaded from disk.
@@ -354,12 +357,17 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
     Raises:
         InputError: No CUDA device and none asked for, too few steps, or another model.
     """
-    return verify_plan(
+    live = live_program(
         plan,
         model,
         batch=batch,
-        steps=steps,
         device=device,
         trust_remote_code=trust_remote_code,
-        progress=progress,
     )
+    check_same_model(plan, live.model)
+    return verify_plan(plan, live, steps=steps, progress=progress)
+
+
+TEXT.update(
+    Plan=render_plan, Estimate=render_estimate, Verification=render_verification
+)

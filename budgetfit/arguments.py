@@ -1,7 +1,8 @@
-"""What a user typed, turned into values once; everything behind the door gets good ones."""
+"""What a user typed, turned into values once; behind the door are only good ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,15 @@ from budgetfit.core.gpus import (
 )
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
+from budgetfit.integrations.python_factory import is_factory_text
 from budgetfit.planning.subject import Subject
+from budgetfit.planning.verify_plan import RealProgram
 from budgetfit.tracing.batch_shapes import batch_size_of
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
+from budgetfit.verifying.real_step import find_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from budgetfit.core.plan import Plan
 
 OBJECTIVES = ("throughput", "batch_size", "memory")
 
@@ -35,7 +39,7 @@ class PlanSource:
     """The live things that a plan was made for; ``apply`` and ``verify`` use them.
 
     ``model`` is None where a config or hub id was planned: it has no weights to train.
-    ``materialise(device)`` then builds one with random weights, enough to verify memory.
+    ``materialise(device)`` then builds one with random weights, enough for memory.
     """
 
     model: nn.Module | None
@@ -80,8 +84,8 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
         if limit is not None and limit > card.total_bytes:
             have = format_bytes(card.total_bytes)
             note = (
-                f"{card.title} has {have}, less than the {format_bytes(limit)} asked for: "
-                f"planned for {have}"
+                f"{card.title} has {have}, less than the {format_bytes(limit)} asked "
+                f"for: planned for {have}"
             )
             return Card(gpu=card, total_bytes=card.total_bytes, notes=(note,))
         return Card(gpu=card, total_bytes=limit)
@@ -138,8 +142,8 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     resolved = resolve_model(model, trust_remote_code=trust_remote_code)
     if not any(p.requires_grad for p in resolved.model.parameters()):
         raise InputError(
-            f"{resolved.name} has no trainable parameter, so there is nothing to train. "
-            "Check requires_grad."
+            f"{resolved.name} has no trainable parameter, so there is nothing to "
+            "train. Check requires_grad."
         )
     notes = [*card.notes, *resolved.notes]
     if batch is None:
@@ -148,8 +152,8 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         notes += made.notes
         if loss is None and not made.returns_loss:
             notes.append(
-                "the model returns no loss: planned with the mean of its float outputs; "
-                "pass loss= for the real one"
+                "the model returns no loss: planned with the mean of its float "
+                "outputs; pass loss= for the real one"
             )
     else:
         batch_dim = batch_dimension(resolved.model)
@@ -183,8 +187,8 @@ def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str
         return optimizer
     if not callable(optimizer):
         raise InputError(
-            f"optimizer must be a name such as 'adamw_torch_fused' or a function of the "
-            f"parameters; got {optimizer!r}."
+            "optimizer must be a name such as 'adamw_torch_fused' or a function of "
+            f"the parameters; got {optimizer!r}."
         )
     return qualified_name(optimizer)
 
@@ -195,3 +199,63 @@ def check_objective(objective: str) -> None:
         raise InputError(
             f"{objective!r} is not an objective. Use one of: {', '.join(OBJECTIVES)}."
         )
+
+
+def live_program(
+    plan: Plan,
+    model: nn.Module | str | None,
+    *,
+    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    device: str | None,
+    trust_remote_code: bool,
+) -> RealProgram:
+    """Return the live model, batch and loss that a plan is verified with.
+
+    A plan made from a config gets random weights: enough for memory and time.
+
+    Raises:
+        InputError: If there is no model, no such device, or no batch can be made.
+    """
+    chosen = find_device(device)
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    asked = plan.provenance.get("asked", {})
+    if model is None and source is None:
+        model = _planned_text(asked.get("model"))
+    if model is None and source is not None:
+        live = source.model
+        if live is None and source.materialise is not None:
+            live = source.materialise(chosen)
+    elif isinstance(model, str):
+        resolved = resolve_model(model, trust_remote_code=trust_remote_code)
+        make = resolved.materialise
+        live = resolved.model if make is None else make(chosen)
+    else:
+        live = model
+    if live is None:
+        raise InputError(
+            "The plan has no model to verify: hand it in, verify(plan, model) or "
+            "--model module:factory."
+        )
+    batch_dim = source.batch_dim if source is not None else batch_dimension(live)
+    if batch is None and source is not None:
+        batch = source.batch
+    if batch is None:
+        batch = make_batch(live, max_length=asked.get("max_length")).batch
+    return RealProgram(
+        model=live,
+        batch=batch,
+        batch_dim=batch_dim,
+        loss=source.loss if source is not None else None,
+        optimizer=source.optimizer if source is not None else None,
+        device=chosen,
+    )
+
+
+def _planned_text(text: object) -> str | None:
+    """Return the config or hub id that a plan was made from; never a factory.
+
+    A plan file is data: loading one must not run code that its author chose.
+    """
+    if isinstance(text, str) and not is_factory_text(text):
+        return text
+    return None

@@ -1,4 +1,4 @@
-"""Which precisions and optimizers a request leaves open, and the checks of what it fixes."""
+"""Which precisions a request leaves open, and the checks of what it fixes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def check_batch(batch_size: int | None, effective_batch_size: int | None) -> Non
                 f"got {value!r}."
             )
     if batch_size and effective_batch_size and effective_batch_size % batch_size:
-        divisors = [d for d in range(1, batch_size + 1) if effective_batch_size % d == 0]
+        divisors = [
+            d for d in range(1, batch_size + 1) if effective_batch_size % d == 0
+        ]
         raise InputError(
             f"batch_size {batch_size} does not divide effective_batch_size "
             f"{effective_batch_size}, and the effective batch is never changed. The "

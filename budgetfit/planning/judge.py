@@ -21,7 +21,7 @@ CONTEXT_NOTE = (
 TIME_NOTE = "times are a roofline estimate: good for ranking, not for a schedule"
 
 
-def judge(
+def judge(  # noqa: PLR0913 - one value each, all needed
     trace: StepTrace,
     recipe: Recipe,
     gpu: Gpu,

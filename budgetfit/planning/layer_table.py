@@ -96,9 +96,7 @@ def _row_of(trace: StepTrace, rows: Mapping[str, object]) -> list[str | None]:
     return found
 
 
-def _saved(
-    trace: StepTrace, rows: Mapping[str, object]
-) -> dict[str, tuple[int, int]]:
+def _saved(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, tuple[int, int]]:
     """Return (fixed, per sample) bytes that each row's forward leaves alive."""
     step, micro_step = steady_moment(trace)
     phase = next(

@@ -1,4 +1,4 @@
-"""A plan from start to end: every precision searched, the best kept, evidence gathered."""
+"""A plan from start to end: every precision searched, the best one kept."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from budgetfit.core.plan import Estimate, Layer, Plan
 from budgetfit.core.errors import InputError
+from budgetfit.core.plan import Estimate, Layer, Plan
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
 from budgetfit.planning.layer_table import layer_table
@@ -92,7 +92,7 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     )
 
 
-def make_estimate(
+def make_estimate(  # noqa: PLR0913 - one value each, all needed
     subject: Subject,
     recipe: Recipe,
     budget: Budget | None,
@@ -123,7 +123,7 @@ def policy_recipe(
     """Return the recipe of a checkpointing policy, with nothing left to solve.
 
     Raises:
-        InputError: For ``auto``, which is a question for ``plan``, or an unknown policy.
+        InputError: For ``auto``, which is a question for ``plan``, or no policy.
     """
     if policy == "auto":
         raise InputError(
@@ -155,7 +155,7 @@ def make_layers(
 
 def versions() -> dict[str, str]:
     """Return what ran: the versions that a plan's numbers belong to."""
-    result = {"torch": torch.__version__}
+    result = {"torch": str(torch.__version__)}
     for name in ("transformers", "budgetfit"):
         try:
             result[name] = importlib.metadata.version(name)
@@ -185,7 +185,9 @@ def settled(traces: Traces, precision: str, optimizer: str) -> Traces:
     if left_out:
         notes = (
             *notes,
-            f"{left_out} of {len(subject.blocks)} blocks do not run exactly once per "
-            "forward and are always kept",
+            (
+                f"{left_out} of {len(subject.blocks)} blocks do not run exactly once per "
+                "forward and are always kept"
+            ),
         )
     return Traces(replace(subject, blocks=once, notes=notes), traces.progress)

@@ -1,8 +1,8 @@
-"""The loop that ends with a judged recipe: profile, solve, apply to a fake copy, replay.
+"""The loop that ends with a judged recipe: profile, solve, trace as applied, replay.
 
-The solver bounds live bytes by a formula; what fits is for the replay of the recipe as it
-is applied to say (architecture rule 1). Where the judge finds too much, the solver's budget
-shrinks by the excess and the loop goes round again (solver S7).
+The solver bounds live bytes by a formula; what fits is for the replay of the recipe as
+it is applied to say (architecture rule 1). Where the judge finds too much, the solver's
+budget shrinks by the excess and the loop goes round again (solver S7).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from budgetfit.core.errors import InputError
+from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.chains import Chains, every_block
 from budgetfit.planning.judge import judge
-from budgetfit.solvers.batch_size import choose_batch_size
+from budgetfit.solvers.batch_size import Objective, choose_batch_size
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.solvers.uniform_segments import chen_segments, fastest_uniform
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.core.budget import Budget
-    from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Recipe
-    from budgetfit.solvers.batch_size import BatchCandidate, Objective
+    from budgetfit.solvers.batch_size import BatchCandidate
 
 MOST_ROUNDS = 8
 # The excess shrinks the next budget; a little more keeps rounding from eating a round.
@@ -41,7 +41,8 @@ Checkpointing = str | tuple[str, ...]
 class Request:
     """What a user asked for, beyond the subject and the budget.
 
-    ``checkpointing`` is a policy's name or block names; ``batch_size`` None is solved for.
+    ``checkpointing`` is a policy's name or block names; a ``batch_size`` of None is
+    solved for.
     """
 
     checkpointing: Checkpointing = "auto"
@@ -132,9 +133,9 @@ def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
 def search(chains: Chains, request: Request, budget: Budget) -> Found:
     """Return the best recipe under the request that the judge lets pass.
 
-    The solver's limit starts where the traced programs suggest; it shrinks by the excess
-    while the judge refuses, and grows by what was left over after he agreed, until two
-    per cent or less are. ``estimate`` is None when nothing fits, not even batch 1.
+    The solver's limit starts where the traced programs suggest; it shrinks by the
+    excess while the judge refuses, and grows by what was left over after he agreed,
+    until two per cent or less are. ``estimate`` is None when nothing fits, not even batch 1.
     """
     solve = solver_for(request, chains.traces.subject.blocks)
     usable = budget.usable_bytes

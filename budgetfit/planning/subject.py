@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-    from torch import nn
-
-    from budgetfit.core.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The traces of one planning session: each program is traced once, at two batch sizes."""
+"""The traces of one planning session: each program once, at two batch sizes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Traces:
         self._exact: dict[tuple[Program, int], StepTrace] = {}
 
     def of(self, recipe: Recipe, *, keep_own_checkpointing: bool = False) -> StepTrace:
-        """Return a trace that holds at the recipe's batch size, from the cache if there.
+        """Return a trace that holds at the recipe's batch size, if any from the cache.
 
         Raises:
             TraceError: If the model cannot run on fake tensors.
@@ -65,7 +65,7 @@ class Traces:
         return self.exact(recipe, _program(recipe, keep_own_checkpointing))
 
     def exact(self, recipe: Recipe, program: Program | None = None) -> StepTrace:
-        """Return a trace of this recipe at its own batch size, or any that holds there."""
+        """Return a trace of this recipe at its own batch size, or one for all sizes."""
         program = program or _program(recipe, keep_own_checkpointing=False)
         line = self._affine.get(program)
         if line is not None:
@@ -77,12 +77,12 @@ class Traces:
         return self._exact[key]
 
     def _trace_line(self, recipe: Recipe, program: Program) -> StepTrace | None:
-        raws = [
+        first, second = (
             self._trace(recipe, size, own_checkpointing=program[4])
             for size in TRACED_BATCH_SIZES
-        ]
+        )
         try:
-            return affine_trace(*raws, self.subject.blocks)
+            return affine_trace(first, second, self.subject.blocks)
         except NotAffineError as error:
             self.log.append(f"every batch size is traced for itself: {error}")
             return None
@@ -133,7 +133,7 @@ class Traces:
         return raw
 
 
-def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:  # noqa: FBT001
+def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:
     """What a trace depends on, beyond the batch size."""
     return (
         recipe.precision,

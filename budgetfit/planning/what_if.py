@@ -1,4 +1,4 @@
-"""What else could be done: the usual practices beside the plan, and what helps when nothing fits."""
+"""The usual practices beside the plan, and what would help when nothing fits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def smallest(chains: Chains, batch_size: int, budget: Budget) -> Estimate:
 
 
 def does_not_fit(chains: Chains, request: Request, budget: Budget) -> DoesNotFitError:
-    """Return the error that says what is needed, what is largest and what would help."""
+    """Return the error: what is needed, what is largest and what would help."""
     size = request.batch_size or 1
     least = smallest(chains, size, budget)
     largest = max(least.at_peak_bytes.items(), key=lambda item: item[1])
@@ -93,22 +93,21 @@ def _suggestions(
             continue  # the model cannot run that way, so it is no advice
         if estimate.fits:
             found.append(
-                Suggestion(
-                    text=text, recipe=recipe, peak_bytes=estimate.reserved_bytes
-                )
+                Suggestion(text=text, recipe=recipe, peak_bytes=estimate.reserved_bytes)
             )
     return found
 
 
-def _candidates(
-    chains: Chains, batch_size: int
-) -> list[tuple[str, Setting, int]]:
+def _candidates(chains: Chains, batch_size: int) -> list[tuple[str, Setting, int]]:
     setting = chains.setting
     rows: list[tuple[str, Setting, int]] = []
     if batch_size > 1:
         rows.append(("batch_size=1", replace(setting, accumulation=None), 1))
     precisions = []
-    if chains.traces.subject.gpu.compute_capability >= PRECISIONS["bf16"].needs_capability:
+    if (
+        chains.traces.subject.gpu.compute_capability
+        >= PRECISIONS["bf16"].needs_capability
+    ):
         precisions.append("bf16")
     rows += [
         (f'optimizer="{name}"', replace(setting, optimizer=name), batch_size)
@@ -117,7 +116,9 @@ def _candidates(
     ]
     for name in precisions:
         if name != setting.precision:
-            rows.append((f'precision="{name}"', replace(setting, precision=name), batch_size))
+            rows.append(
+                (f'precision="{name}"', replace(setting, precision=name), batch_size)
+            )
             rows += [
                 (
                     f'precision="{name}", optimizer="{optimizer}"',
@@ -127,4 +128,3 @@ def _candidates(
                 for optimizer in OPTIMIZERS[:1]
             ]
     return rows
-

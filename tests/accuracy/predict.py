@@ -15,12 +15,12 @@ from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
+from tests.accuracy.case import Case
 from tests.accuracy.training import build_model
 
 if TYPE_CHECKING:
     from budgetfit.core.memory_timeline import MemoryTimeline
     from budgetfit.core.step_trace import StepTrace
-    from tests.accuracy.case import Case
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def subject_of(case: Case, *, cudnn: bool) -> Subject:
-    """The case's model on meta, with a batch that has only shapes and small integers."""
+    """The case's model on meta, with a batch of shapes and small integers."""
     batch = {
         wanted.name: torch.zeros((2, *wanted.shape), dtype=getattr(torch, wanted.dtype))
         for wanted in case.model.inputs
@@ -112,9 +112,7 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
         kernel_card(subject.gpu),
     )
     steps = [
-        point
-        for point in judge(case, subject, trace).points
-        if point.phase != "setup"
+        point for point in judge(case, subject, trace).points if point.phase != "setup"
     ]
     phases = [phase for step in recording["steps"] for phase in step]
     return Comparison(

@@ -1,0 +1,203 @@
+"""Prove a plan with real steps: the program that was traced, run and measured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.applying.run import Run
+from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
+from budgetfit.memory.replay import stretches
+from budgetfit.planning.traces import STEADY_MICRO_STEPS
+from budgetfit.tracing.affine_trace import step_trace
+from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
+from budgetfit.tracing.fake_step import trace_once
+from budgetfit.tracing.steady_step import repeat_step
+from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.verifying.compare import (
+    GradientCheck,
+    build_verification,
+    check_gradients,
+)
+from budgetfit.verifying.kept_model import kept_as_it_was
+from budgetfit.verifying.real_step import find_device, run_real_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from budgetfit.core.plan import Plan, Verification
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.verifying.protocols import MakeRun
+
+# The unmodified model must fit beside its own gradients to be compared with.
+COMPARED_ON_CUDA = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealProgram:
+    """A live model and what it is trained on and with."""
+
+    model: nn.Module
+    batch: Any
+    batch_dim: int
+    loss: Callable[..., Any] | None
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+    device: torch.device
+
+    def run(self, recipe: Recipe) -> MakeRun:
+        """Return what makes a run of ``recipe``, for the meters."""
+
+        def make(on_phase: Callable[[str], None]) -> Run:
+            return Run(
+                self.model,
+                recipe,
+                loss=self.loss,
+                optimizer=self.optimizer,
+                device=self.device,
+                on_phase=on_phase,
+            )
+
+        return make
+
+    def sized(self, batch_size: int) -> Any:  # noqa: ANN401
+        """Return the batch with so many samples."""
+        return resize_batch(self.batch, batch_size, batch_dim=self.batch_dim)
+
+
+def verify_plan(
+    plan: Plan,
+    program: RealProgram,
+    *,
+    steps: int,
+    progress: Callable[[str], None] | None = None,
+) -> Verification:
+    """Run real steps of a plan, measure them and compare gradients.
+
+    Raises:
+        InputError: If there are too few steps, or no such device.
+    """
+    say = progress or (lambda _: None)
+    device = find_device(program.device)
+    on_cuda = device.type == "cuda"
+    recipe = plan.recipe
+    batch = program.sized(recipe.batch_size)
+    with kept_as_it_was(program.model, device):
+        say("comparing gradients with the unmodified model")
+        gradients = _compare(plan, program, on_cuda=on_cuda)
+        say(f"running {steps} real steps of batch {recipe.batch_size}")
+        measured = run_real_steps(
+            program.run(recipe),
+            batch,
+            steps=steps,
+            micro_steps=recipe.gradient_accumulation_steps,
+            device=device,
+            live_bytes=None if on_cuda else lambda: _live_bytes(program.model, batch),
+        )
+    timeline = plan.estimate.timeline
+    if not on_cuda:
+        say("replaying the step with the CPU's semantics")
+        timeline = cpu_timeline(plan, program)
+    return build_verification(
+        measured,
+        timeline=timeline,
+        predicted_process_bytes=plan.estimate.process_bytes if on_cuda else None,
+        predicted_step_ms=plan.estimate.step_ms,
+        gradients=gradients,
+        expected_recomputed_blocks=len(recipe.wrapped_blocks),
+    )
+
+
+def _compare(
+    plan: Plan, program: RealProgram, *, on_cuda: bool
+) -> GradientCheck | None:
+    """Compare gradients; None where even the unmodified model has no room."""
+    single = replace(plan.recipe, gradient_accumulation_steps=1)
+    size = single.batch_size
+    if on_cuda:
+        size = min(size, COMPARED_ON_CUDA)
+    try:
+        return check_gradients(
+            program.model,
+            program.run(single),
+            program.run(replace(single, segments=())),
+            program.sized(size),
+            blocks=plan.model.blocks,
+        )
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+
+
+@contextlib.contextmanager
+def _live_bytes(model: nn.Module, batch: Any) -> Iterator[StorageLog]:  # noqa: ANN401
+    """Count the bytes of all storages that are alive, the model's and batch's too."""
+    log = StorageLog()
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        log.born(tensor, "batch")
+        return tensor
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        log.born(tensor, "parameters")
+    change_tensors(batch, count)
+    with log:
+        yield log
+
+
+def cpu_timeline(plan: Plan, program: RealProgram) -> MemoryTimeline:
+    """Return the live bytes of the plan's step as a CPU runs it, from a trace."""
+    recipe = plan.recipe
+    micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
+    traced = replace(recipe, gradient_accumulation_steps=micro_steps)
+
+    def make(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
+        return Run(
+            model,
+            traced,
+            loss=program.loss,
+            optimizer=program.optimizer,
+            on_phase=on_phase,
+        )
+
+    raw = trace_once(
+        program.model,
+        make,
+        program.batch,
+        batch_size=recipe.batch_size,
+        batch_dim=program.batch_dim,
+        blocks=plan.model.blocks,
+        target=None,
+        micro_steps=micro_steps,
+    )
+    repeat_step(raw)
+    trace = step_trace(raw, plan.model.blocks)
+    live = 0
+    after = [0]
+    for event in trace.events.tolist():
+        size = int(trace.fixed_bytes[abs(event) - 1])
+        live += size if event > 0 else -size
+        after.append(live)
+    points = tuple(
+        TimelinePoint(
+            step=stretch.step,
+            micro_step=stretch.micro_step,
+            phase=stretch.phase,
+            block=trace.block_names[stretch.block] if stretch.block >= 0 else "",
+            allocated_bytes=max(after[stretch.start : stretch.end + 1]),
+            reserved_bytes=-1,
+        )
+        for stretch in stretches(trace)
+    )
+    peak = max(range(len(points)), key=lambda k: points[k].allocated_bytes)
+    return MemoryTimeline(
+        points=points,
+        allocated_bytes=points[peak].allocated_bytes,
+        reserved_bytes=-1,
+        at_peak_bytes={},
+        peak=peak,
+    )
