@@ -9,6 +9,7 @@ is a ``TraceError``.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 LARGEST_ELEMENTS = 1 << 20  # a mask of length^2 is not worth its time
 aten = torch.ops.aten
@@ -70,6 +71,20 @@ def _whole(tensor: torch.Tensor) -> bool:
     return not tensor.is_complex() and tensor.numel() <= LARGEST_ELEMENTS
 
 
+@functools.cache
+def _nature(func: torch._ops.OpOverload) -> tuple[bool, bool]:
+    """Whether an op writes into its arguments, and whether it draws random numbers."""
+    return func._schema.is_mutable, torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
 class KnownValues:
     """Remembers real values for fake tensors and computes those of ops on them."""
 
@@ -92,22 +107,37 @@ class KnownValues:
         Raises:
             DataDependentOutputException: If the op needs a value that is not known.
         """
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        known = bool(inputs) or func in CONSTANTS
-        if func not in LIKE:
-            known = known and all(
-                x in self._real or not isinstance(x, FakeTensor) for x in inputs
-            )
+        known = self._inputs_known(func, args, kwargs)
         if func in ASKS_FOR_VALUES:
             return self._answer(func, args, kwargs, known=known)
         out = func(*args, **kwargs)
-        writes = func._schema.is_mutable
-        random = torch.Tag.nondeterministic_seeded in func.tags
+        writes, random = _nature(func)
         if known and not random and (writes or any(map(_whole, _tensors(out)))):
             self._follow(func, args, kwargs, out)
         elif writes:
             self._forget(func, args)
         return out
+
+    def _inputs_known(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        if func in LIKE:
+            return True
+        inputs = 0
+        # Nearly every op has an activation or a weight among its first arguments, so
+        # the first unknown one ends the search.
+        for x in _leaves((*args, *kwargs.values())):
+            if isinstance(x, torch.Tensor):
+                inputs += 1
+                if isinstance(x, FakeTensor) and (
+                    (x.dtype.is_floating_point and x.numel() != 1)
+                    or x not in self._real
+                ):
+                    return False
+        return inputs > 0 or func in CONSTANTS
 
     def _answer(
         self,
