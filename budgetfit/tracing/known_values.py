@@ -61,6 +61,8 @@ ASKS_FOR_VALUES = frozenset(
         aten.bincount.default,
     }
 )
+# A mask among their indices stands for the positions where it is true.
+TAKES_MASKS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op))
 
 
@@ -107,6 +109,8 @@ class KnownValues:
         Raises:
             DataDependentOutputException: If the op needs a value that is not known.
         """
+        if func in TAKES_MASKS:
+            args = (args[0], list(self._positions(args[1])), *args[2:])
         known = self._inputs_known(func, args, kwargs)
         if func in ASKS_FOR_VALUES:
             return self._answer(func, args, kwargs, known=known)
@@ -163,6 +167,17 @@ class KnownValues:
             if isinstance(value, torch.Tensor):
                 self.remember(fake, value)
         return tree_unflatten(fakes, spec)
+
+    def _positions(
+        self, indices: list[torch.Tensor | None]
+    ) -> Iterator[torch.Tensor | None]:
+        """Turn known masks into positions; a fake cannot say how many those are."""
+        for index in indices:
+            if index is not None and index.dtype == torch.bool and index in self._real:
+                found = self._answer(aten.nonzero.default, (index,), {}, known=True)
+                yield from self.run(aten.unbind.int, (found, 1), {})
+            else:
+                yield index
 
     def _follow(
         self,
