@@ -64,9 +64,18 @@ class LiveCurve:
     death: NDArray[np.int64]
 
     @classmethod
-    def of(cls, trace: StepTrace, batch_size: int, card: KernelCard) -> LiveCurve:
+    def of(
+        cls,
+        trace: StepTrace,
+        batch_size: int,
+        card: KernelCard,
+        *,
+        expandable_segments: bool = False,
+    ) -> LiveCurve:
         """Scale the trace to ``batch_size`` and add it up."""
-        sizes = block_bytes(trace, batch_size, card)
+        sizes = block_bytes(
+            trace, batch_size, card, expandable_segments=expandable_segments
+        )
         events = trace.events.astype(np.int64)
         storage = np.abs(events) - 1
         after = np.concatenate([[0], np.cumsum(np.sign(events) * sizes[storage])])
@@ -242,6 +251,8 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
     card: KernelCard,
     times_ns: Sequence[tuple[int, int]] = (),
     optimizer_ns: int = 0,
+    *,
+    expandable_segments: bool = False,
 ) -> ChainProfile:
     """Return the chain at ``batch_size``: sizes from the traces, times as given.
 
@@ -253,13 +264,18 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
         card: Sizes the kernels' scratch memory.
         times_ns: (forward, backward) of each station, from ``timing``.
         optimizer_ns: Time of one optimizer step.
+        expandable_segments: The allocator setting, which decides on block tails.
     """
-    curve = LiveCurve.of(kept, batch_size, card)
+    curve = LiveCurve.of(
+        kept, batch_size, card, expandable_segments=expandable_segments
+    )
     chain = stations(curve)
     static, keep_bytes = station_bytes(curve, chain)
     again: dict[str, StationBytes] = {}
     if recomputed is not None:
-        other = LiveCurve.of(recomputed, batch_size, card)
+        other = LiveCurve.of(
+            recomputed, batch_size, card, expandable_segments=expandable_segments
+        )
         other_chain = stations(other)
         other_static, rows = station_bytes(other, other_chain)
         static = max(static, other_static)

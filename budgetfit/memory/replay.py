@@ -63,7 +63,11 @@ def storage_bytes(
 
 
 def block_bytes(
-    trace: StepTrace, batch_size: int, card: KernelCard
+    trace: StepTrace,
+    batch_size: int,
+    card: KernelCard,
+    *,
+    expandable_segments: bool = False,
 ) -> NDArray[np.int64]:
     """Return what every storage really takes: the block that the allocator hands out.
 
@@ -73,7 +77,7 @@ def block_bytes(
     """
     sizes = storage_bytes(trace, batch_size, card).tolist()
     blocks = np.zeros(len(sizes), np.int64)
-    allocator = CachingAllocator(ENDLESS_BYTES)
+    allocator = CachingAllocator(ENDLESS_BYTES, expandable_segments=expandable_segments)
     alive: dict[int, Block | None] = {}
     for event in trace.events.tolist():
         if event > 0:

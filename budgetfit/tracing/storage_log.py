@@ -59,6 +59,8 @@ class OpScratch(NamedTuple):
     lasting: Sequence[ScratchRow] = ()
     before: Sequence[ScratchRow] = ()
     after: Sequence[ScratchRow] = ()
+    output_bytes: int | None = None
+    host_outputs: Sequence[int] = ()
 
 
 RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
@@ -151,9 +153,15 @@ class StorageLog(TorchDispatchMode):
         if func.is_view:
             self.see(out)
             return out
-        lasting, before, after = semantics.scratch(func, args, kwargs, out)
+        lasting, before, after, output_bytes, host = semantics.scratch(
+            func, args, kwargs, out
+        )
         held = [self._allocate_scratch(row, "temporaries") for row in before]
         self.see(out if func is not _DROPOUT else out[::-1])  # its mask comes first
+        if output_bytes is not None:
+            self._resize(out, output_bytes)
+        for position in host:
+            self._resize(out[position], 0)
         for row in lasting:
             self._allocate_scratch(row, "workspace")
         held += [self._allocate_scratch(row, "temporaries") for row in after]
@@ -207,10 +215,13 @@ class StorageLog(TorchDispatchMode):
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """Take back a storage that CUDA would keep in host memory."""
-        known = self._alive.get(tensor.untyped_storage()._cdata)
-        if known is not None:
-            self.live_bytes -= self.sizes[known[0]]
-            self.sizes[known[0]] = 0
+        self._resize(tensor, 0)
+
+    def _resize(self, tensor: torch.Tensor, size_bytes: int) -> None:
+        index = self.index_of(tensor)
+        if index >= 0:
+            self.live_bytes += size_bytes - self.sizes[index]
+            self.sizes[index] = size_bytes
 
     def name(self, tensor: torch.Tensor, category: Category, layer: int) -> None:
         """Say what a tensor's storage is and to which layer it belongs."""
@@ -228,7 +239,9 @@ class StorageLog(TorchDispatchMode):
     def category_of(self, phase: str) -> None:
         """From here on storages are born in this phase of the step."""
         self._backward = phase == "backward"
-        self.category = _CATEGORY["activations" if phase == "forward" else "temporaries"]
+        self.category = _CATEGORY[
+            "activations" if phase == "forward" else "temporaries"
+        ]
 
     def reset_peak(self) -> None:
         """Start measuring the peak again, from what is alive now."""

@@ -93,8 +93,13 @@ def judge(case: Case, subject: Subject, trace: StepTrace) -> MemoryTimeline:
         case.batch_size,
         subject.gpu,
         limit_bytes=ENDLESS_BYTES,
-        expandable_segments="expandable_segments:True" in case.allocator,
+        expandable_segments=is_expandable(case),
     )
+
+
+def is_expandable(case: Case) -> bool:
+    """Whether the case ran with expandable segments."""
+    return "expandable_segments:True" in case.allocator
 
 
 def compare(case: Case, recording: dict[str, Any]) -> Comparison:
@@ -110,6 +115,7 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
         trace if recompute else None,
         case.batch_size,
         kernel_card(subject.gpu),
+        expandable_segments=is_expandable(case),
     )
     steps = [
         point for point in judge(case, subject, trace).points if point.phase != "setup"

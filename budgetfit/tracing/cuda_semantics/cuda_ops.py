@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from budgetfit.tracing.cuda_semantics.temporaries import temporaries_of
+from budgetfit.tracing.cuda_semantics.temporaries import output_bytes_of, temporaries_of
 from budgetfit.tracing.storage_log import OpScratch, ScratchRow
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ CUBLAS_OPS = frozenset(
 CONVOLUTIONS = frozenset(
     {aten.convolution.default, aten.convolution_backward.default}
 )
+# Positions of outputs in host memory: the dropout seed and offset, outside CUDA graphs.
+HOST_OUTPUTS = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
 # From this version on the workspace is taken and given back by each product (M18).
 TRANSIENT_WORKSPACE_VERSION = (2, 15)
 
@@ -94,7 +96,13 @@ class CudaOps:
                 for part in range(scratch.parts)
             ]
             (before if scratch.when == "before" else after).extend(rows)
-        return OpScratch(lasting, before, after)
+        return OpScratch(
+            lasting,
+            before,
+            after,
+            output_bytes_of(func, args, kwargs, out),
+            HOST_OUTPUTS.get(func, ()),
+        )
 
     @property
     def _transient(self) -> bool:
