@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import json
 import pprint
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.integrations import torch_script_parts as parts
+from budgetfit.integrations.model_source import resolve_model
+from budgetfit.integrations.python_factory import is_factory_text
 from budgetfit.integrations.torch_script_loop import (
     data_parts,
     loss_part,
@@ -22,15 +23,13 @@ from budgetfit.integrations.torch_script_loop import (
     source_text,
 )
 from budgetfit.integrations.torch_script_parts import Part
+from budgetfit.integrations.transformers_config import is_local_path
 from budgetfit.reporting.words import blocks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from budgetfit.core.plan import Plan
-
-_FACTORY: Final = re.compile(r"(?P<home>.+):(?P<name>[A-Za-z_]\w*)")
-_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def torch_script(plan: Plan) -> str:
@@ -121,26 +120,19 @@ def _tuple(names: Sequence[str]) -> str:
 
 def _model(plan: Plan) -> Part:
     """How the script gets its model: from what the plan was made from."""
-    text = plan.model.source
-    config, class_name = _known_config(plan)
-    if config is not None and class_name is not None:
-        code = parts.MODEL_FROM_CONFIG.substitute(
-            config=_literal(config), class_name=class_name
-        )
-        return Part(code, ("import transformers",))
-    factory = _FACTORY.fullmatch(text)
-    if factory and factory["home"].endswith(".py"):
-        code = parts.MODEL_FROM_FILE.substitute(
-            path=source_text(factory["home"]), name=source_text(factory["name"])
-        )
-        return Part(code, ("import runpy",))
-    if factory and all(word.isidentifier() for word in factory["home"].split(".")):
-        code = parts.MODEL_FROM_MODULE.substitute(
-            module=source_text(factory["home"]), name=factory["name"]
-        )
-        return Part(code, ("import importlib",))
-    if text and (_HUB_ID.fullmatch(text) or Path(text).is_dir()):
+    text = (plan.provenance.get("asked") or {}).get("model") or ""
+    if is_factory_text(text):
+        return _from_factory(text)
+    if text and (not is_local_path(text) or Path(text).expanduser().is_dir()):
         code = parts.MODEL_FROM_HUB.substitute(name=source_text(text))
+        return Part(code, ("import transformers",))
+    model: Any = _planned_model(plan, text)
+    if type(model).__module__.startswith("transformers.models."):
+        code = parts.MODEL_FROM_CONFIG.substitute(
+            config=_literal(_config(model)),
+            class_name=type(model).__name__,
+            dtype=next(model.parameters()).dtype,
+        )
         return Part(code, ("import transformers",))
     message = (
         f"Fill in build_model(): return {plan.model.name} with "
@@ -149,22 +141,38 @@ def _model(plan: Plan) -> Part:
     return Part(parts.MODEL_TO_FILL_IN.substitute(message=source_text(message)))
 
 
-def _known_config(plan: Plan) -> tuple[dict[str, Any] | None, str | None]:
-    """The transformers config and class of the live model or of a config file."""
+def _from_factory(text: str) -> Part:
+    place, _, name = text.rpartition(":")
+    first, *rest = name.split(".")
+    if place.endswith(".py"):
+        made = f"runpy.run_path({source_text(place)})[{source_text(first)}]"
+        imports = ("import runpy",)
+    else:
+        made = f"importlib.import_module({source_text(place)}).{first}"
+        imports = ("import importlib",)
+    code = parts.MODEL_FROM_FACTORY.substitute(made=".".join([made, *rest]))
+    return Part(code, imports)
+
+
+def _planned_model(plan: Plan, text: str) -> object:
+    """The model that was planned, as long as that takes no weights; None elsewhere."""
     live = getattr(plan.source, "model", None)
-    config = getattr(live, "config", None)
-    if type(live).__module__.startswith("transformers.models.") and config is not None:
-        known = json.loads(config.to_json_string(use_diff=True))
-        attention = getattr(config, "_attn_implementation", None)
-        if attention is not None:  # decides the memory, and is not in the JSON
-            known["attn_implementation"] = attention
-        return known, type(live).__name__
-    path = Path(plan.model.source) if plan.model.source.endswith(".json") else None
-    if path is None or not path.is_file():
-        return None, None
-    loaded = json.loads(path.read_text(encoding="utf-8"))
-    names = loaded.get("architectures") or [None]
-    return loaded, names[0]
+    if live is not None:
+        return live
+    materialise = getattr(plan.source, "materialise", None)
+    if materialise is not None:
+        return materialise("meta")
+    # A plan that was saved knows the config file that it was made from.
+    return resolve_model(text).model if text else None
+
+
+def _config(model: Any) -> dict[str, Any]:  # noqa: ANN401 - a PreTrainedModel
+    """The model's config as plain values, without the defaults of its class."""
+    known: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=True))
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention is not None:  # decides the memory, and is not in the JSON
+        known["attn_implementation"] = attention
+    return known
 
 
 def _literal(value: object) -> str:

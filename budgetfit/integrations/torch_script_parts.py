@@ -26,7 +26,7 @@ CONFIG = $config
 def build_model():
     """Build the model from its config, with random weights."""
     config = transformers.CONFIG_MAPPING[CONFIG["model_type"]].from_dict(CONFIG)
-    return transformers.$class_name(config)
+    return transformers.$class_name(config).to($dtype)
 ''')
 
 MODEL_FROM_HUB: Final = Template('''\
@@ -37,19 +37,16 @@ def build_model(*, pretrained=False):
     """Build the model from its config, or with ``pretrained`` load its weights too."""
     config = transformers.AutoConfig.from_pretrained(MODEL)
     kind = getattr(transformers, config.architectures[0])
-    return kind.from_pretrained(MODEL, dtype="auto") if pretrained else kind(config)
+    if pretrained:
+        return kind.from_pretrained(MODEL, dtype="auto")
+    return kind(config).to(config.dtype or torch.float32)
 ''')
 
-MODEL_FROM_FILE: Final = Template('''\
+MODEL_FROM_FACTORY: Final = Template('''\
 def build_model():
-    """Build the model with the function that it was planned from."""
-    return runpy.run_path($path)[$name]()
-''')
-
-MODEL_FROM_MODULE: Final = Template('''\
-def build_model():
-    """Build the model with the function that it was planned from."""
-    return importlib.import_module($module).$name()
+    """Build the model as it was planned."""
+    made = $made
+    return made if isinstance(made, torch.nn.Module) else made()
 ''')
 
 MODEL_TO_FILL_IN: Final = Template('''\

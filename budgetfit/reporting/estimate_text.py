@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate, ModelSummary
     from budgetfit.core.recipe import Recipe
 
+_CRUMB = 0.002  # of the process: categories below share a row
 _MOST_LAYERS = 4  # of the largest layers in one line
 
 
@@ -47,11 +48,10 @@ def estimate_text(
             *peak_lines(estimate),
         ]
     )
-    parts = [
-        lines([*_header(model, vram, gpu), ""]),
-        section("ESTIMATE", body, verdict(estimate.fits)),
-        memory_section(estimate),
-    ]
+    header = _header(model, vram, gpu)
+    parts = [lines([*header, ""])] if header else []
+    parts.append(section("ESTIMATE", body, verdict(estimate.fits)))
+    parts.append(memory_section(estimate))
     if estimate.notes:
         parts.append(section("WATCH OUT", bullets(estimate.notes)))
     return Group(*parts)
@@ -109,13 +109,7 @@ def time_line(estimate: Estimate) -> str:
 
 def memory_section(estimate: Estimate) -> RenderableType:
     """Categories at the moment of the peak, largest first, up to the whole process."""
-    rows = [
-        (name.replace("_", " "), size_bytes)
-        for name, size_bytes in sorted(
-            estimate.at_peak_bytes.items(), key=lambda pair: -pair[1]
-        )
-        if size_bytes
-    ]
+    rows = _categories(estimate)
     cached_bytes = estimate.reserved_bytes - estimate.allocated_bytes
     context_bytes = estimate.process_bytes - estimate.reserved_bytes
     if cached_bytes > 0:
@@ -128,13 +122,30 @@ def memory_section(estimate: Estimate) -> RenderableType:
     for name, size_bytes in rows:
         share = size_bytes / max(estimate.process_bytes, 1)
         grid.add_row(Text(name), Text(format_bytes(size_bytes)), Bar(share, width=40))
-    grid.add_row(Text("process"), Text(format_bytes(estimate.process_bytes)))
+    grid.add_row(Text("whole process"), Text(format_bytes(estimate.process_bytes)))
     body: list[RenderableType] = [grid]
-    layers = estimate.timeline.at_peak_layers[:_MOST_LAYERS]
+    layers = [layer for layer in estimate.timeline.at_peak_layers if layer[0]]
     if layers:
-        named = ", ".join(f"{name} {format_bytes(size)}" for name, size in layers)
+        named = ", ".join(
+            f"{name} {format_bytes(size)}" for name, size in layers[:_MOST_LAYERS]
+        )
         body.append(Text(f"largest layers: {named}"))
     return section(f"WHERE IT GOES at the peak{_moment(estimate)}", Group(*body))
+
+
+def _categories(estimate: Estimate) -> list[tuple[str, int]]:
+    """What was alive at the peak, largest first; crumbs together."""
+    crumb_bytes = estimate.process_bytes * _CRUMB
+    parts = sorted(estimate.at_peak_bytes.items(), key=lambda pair: -pair[1])
+    rows = [
+        (name.replace("_", " "), size_bytes)
+        for name, size_bytes in parts
+        if size_bytes > crumb_bytes
+    ]
+    crumbs = {name: size for name, size in parts if 0 < size <= crumb_bytes}
+    if crumbs:
+        rows.append((", ".join(crumbs).replace("_", " "), sum(crumbs.values())))
+    return rows
 
 
 def _moment(estimate: Estimate) -> str:

@@ -56,12 +56,12 @@ def card_notes(gpu: Gpu, total_bytes: int) -> list[str]:
     by_class = class_text(total_bytes)
     if by_class:
         notes.append(by_class)
-    if gpu.rates_assumed:
+    if gpu.rates_assumed and gpu.total_source != "given":
         notes.append(f"Speeds are {gpu.source}")
     return notes
 
 
 def origin_line(model: ModelSummary) -> str:
     """That this is an estimate, and of what."""
-    source = f" from {model.source}" if model.source else ""
-    return f"Estimate{source}, no GPU used"
+    source = f"; {model.source}" if model.source else ""
+    return f"Estimate, no GPU used{source}"

@@ -38,11 +38,11 @@ def plan_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
     ]
     if plan.alternatives:
         parts.append(_levers(plan))
-    warnings = (*plan.warnings, *plan.estimate.notes)
+    warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
     if warnings:
         parts.append(section("WATCH OUT", bullets(warnings)))
     parts.append(section("NEXT", lines(_next(saved_as))))
-    parts.append(Text(_versions(plan), style="dim"))
+    parts.append(Text(_origin(plan), style="dim"))
     return Group(*parts)
 
 
@@ -97,17 +97,20 @@ def _levers(plan: Plan) -> RenderableType:
     ]
     columns = (
         "",
+        "batch",
         "allocated",
         "reserved",
         "samples/s",
         "",
     )
-    return section("LEVERS", table(columns, rows, left=(0, 4)))
+    return section("LEVERS", table(columns, rows, left=(0, 5)))
 
 
 def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
+    recipe = estimate.recipe
     return (
         label,
+        f"{recipe.batch_size} x {recipe.gradient_accumulation_steps}",
         format_bytes(estimate.allocated_bytes),
         format_bytes(estimate.reserved_bytes),
         rate_text(estimate.samples_per_s),
@@ -127,9 +130,14 @@ def _next(saved_as: str | None) -> list[str]:
     ]
 
 
-def _versions(plan: Plan) -> str:
-    return ", ".join(
+def _origin(plan: Plan) -> str:
+    """How the settings were found, and by which versions."""
+    texts = []
+    if plan.provenance.get("solver"):
+        texts.append(f"Solver: {plan.provenance['solver']}")
+    versions = ", ".join(
         f"{name} {plan.provenance[name]}"
         for name in _VERSIONS
         if name in plan.provenance
     )
+    return "\n".join([*texts, versions])

@@ -13,7 +13,7 @@ from budgetfit.reporting.verification_text import verification_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from budgetfit.core.plan import Plan
+    from budgetfit.core.plan import Estimate, Plan, Verification
 
 __all__ = [
     "estimate_text",
@@ -23,7 +23,9 @@ __all__ = [
     "plan_text",
     "print_plan",
     "render",
+    "render_estimate",
     "render_plan",
+    "render_verification",
     "show",
     "verification_text",
 ]
@@ -32,6 +34,16 @@ __all__ = [
 def render_plan(plan: Plan) -> str:
     """Return the plan as plain text, for ``print(plan)``."""
     return render(plan_text(plan))
+
+
+def render_estimate(estimate: Estimate) -> str:
+    """Return the estimate as plain text, for ``print(estimate)``."""
+    return render(estimate_text(estimate))
+
+
+def render_verification(check: Verification) -> str:
+    """Return the verification as plain text, for ``print(check)``."""
+    return render(verification_text(check))
 
 
 def print_plan(

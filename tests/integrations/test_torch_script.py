@@ -14,6 +14,7 @@ import transformers
 
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES, make_optimizer
 from budgetfit.core.recipe import Segment
+from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.torch_script import torch_script
 from tests.reporting.sample_plans import (
     sample_estimate,
@@ -92,8 +93,13 @@ def tiny_plan(
             Segment(tuple(blocks[number] for number in group)) for group in groups
         ),
     )
-    model = sample_model(source=str(path), batch=TEXT_BATCH, blocks=tuple(blocks))
-    return sample_plan(model=model, estimate=sample_estimate(recipe))
+    model = sample_model(batch=TEXT_BATCH, blocks=tuple(blocks))
+    return plan_of(str(path), model=model, estimate=sample_estimate(recipe))
+
+
+def plan_of(text: str | None, **values: Any) -> Plan:  # noqa: ANN401
+    """A plan that was made from this text, and saved."""
+    return sample_plan(provenance={"asked": {"model": text}}, **values)
 
 
 def opened(plan: Plan) -> SimpleNamespace:
@@ -292,7 +298,7 @@ def test_a_live_transformers_model_is_built_from_its_config(tmp_path: Path) -> N
     plan = tiny_plan(GPT2, tmp_path)
     plan = sample_plan(
         estimate=plan.estimate,
-        model=sample_model(source="", batch=TEXT_BATCH),
+        model=sample_model(batch=TEXT_BATCH),
         source=SimpleNamespace(model=live),
     )
 
@@ -316,10 +322,10 @@ def test_a_model_from_a_file_is_built_by_its_function(tmp_path: Path) -> None:
         gradient_accumulation_steps=1,
         segments=(Segment(("0",)), Segment(("1", "2"))),
     )
-    plan = sample_plan(
+    plan = plan_of(
+        f"{path}:make",
         estimate=sample_estimate(recipe),
         model=sample_model(
-            source=f"{path}:make",
             blocks=("0", "1", "2"),
             batch={"0": ((5, 4), "float32")},
         ),
@@ -331,17 +337,14 @@ def test_a_model_from_a_file_is_built_by_its_function(tmp_path: Path) -> None:
     assert all(loss == loss for loss in losses)  # noqa: PLR0124 - not NaN
 
 
-def test_a_model_from_a_package_is_imported(tmp_path: Path) -> None:
-    plan = tiny_plan(GPT2, tmp_path)
-    plan = sample_plan(
-        estimate=plan.estimate, model=sample_model(source="torch.nn:Identity")
-    )
+def test_a_model_from_a_package_is_imported() -> None:
+    script = opened(plan_of("torch.nn:modules.Identity"))
 
-    assert isinstance(opened(plan).build_model(), torch.nn.Identity)
+    assert isinstance(script.build_model(), torch.nn.Identity)
 
 
 def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
-    source = torch_script(sample_plan(model=sample_model(source="org/model-1.0")))
+    source = torch_script(plan_of("org/model-1.0"))
 
     assert 'MODEL = "org/model-1.0"' in source
     assert 'parser.add_argument("--pretrained", action="store_true")' in source
@@ -350,7 +353,7 @@ def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
 
 
 def test_a_model_from_memory_is_left_to_fill_in() -> None:
-    script = opened(sample_plan(model=sample_model(source="")))
+    script = opened(plan_of(None))
 
     with pytest.raises(SystemExit, match=r"Fill in build_model.*1711376384 param"):
         script.main(RUN)
@@ -358,7 +361,7 @@ def test_a_model_from_memory_is_left_to_fill_in() -> None:
 
 def test_names_cannot_break_the_script() -> None:
     name = 'a"""b\\N{x}\n\'c'
-    plan = sample_plan(model=sample_model(name=name, source=""))
+    plan = sample_plan(model=sample_model(name=name))
 
     script = opened(plan)
 
@@ -377,9 +380,7 @@ def test_masks_and_class_labels_have_values_that_a_model_takes(
         "labels": ((4,), "int64"),
         "scale": ((1,), "float32"),
     }
-    plan = sample_plan(
-        estimate=plan.estimate, model=sample_model(source="", batch=batch)
-    )
+    plan = sample_plan(estimate=plan.estimate, model=sample_model(batch=batch))
     config = SimpleNamespace(vocab_size=50, num_labels=3, text_config=None)
     model = torch.nn.Embedding(40, 2)
     model.config = config  # type: ignore[assignment]
@@ -415,3 +416,22 @@ def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("step 1  loss 4.")
     assert "budgetfit." not in path.read_text()
+
+
+def test_a_model_planned_from_a_config_in_memory_is_built_from_it() -> None:
+    resolved = resolve_model(transformers.LlamaConfig(**LLAMA))
+    source = SimpleNamespace(model=None, materialise=resolved.materialise)
+
+    made = opened(sample_plan(source=source)).build_model()
+
+    assert type(made) is transformers.LlamaForCausalLM
+    assert made.config.num_hidden_layers == 4
+
+
+def test_as_is_keeps_the_dtype_that_the_config_asks_for(tmp_path: Path) -> None:
+    script = opened(
+        tiny_plan(LLAMA | {"dtype": "bfloat16"}, tmp_path, precision="as-is")
+    )
+
+    assert next(script.build_model().parameters()).dtype is torch.bfloat16
+    assert all(2 < loss < 6 for loss in script.main(RUN))

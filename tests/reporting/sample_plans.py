@@ -109,7 +109,7 @@ def sample_model(**changes: Any) -> ModelSummary:
         "trainable_count": 1_711_376_384,
         "blocks": BLOCKS,
         "block_type": "LlamaDecoderLayer",
-        "source": "examples/configs/SmolLM2-1.7B/config.json",
+        "source": "from config.json, no weights loaded",
         "batch": {
             "input_ids": ((2, 2048), "int64"),
             "labels": ((2, 2048), "int64"),
@@ -152,6 +152,8 @@ def sample_plan(**changes: Any) -> Plan:
             "budgetfit": "0.1.0",
             "torch": "2.13.0",
             "transformers": "5.23.0",
+            "solver": "No plan is faster.",
+            "asked": {"model": None},
         },
     }
     return Plan(**values | changes)

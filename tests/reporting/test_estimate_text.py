@@ -1,7 +1,16 @@
 """An estimate as a user reads it."""
 
-from budgetfit.reporting.text import estimate_text, render
-from tests.reporting.sample_plans import sample_estimate, sample_model
+from budgetfit.reporting.text import (
+    estimate_text,
+    render,
+    render_estimate,
+    render_verification,
+)
+from tests.reporting.sample_plans import (
+    sample_estimate,
+    sample_model,
+    sample_verification,
+)
 
 
 def test_the_limit_is_echoed_in_both_units_with_the_cards_of_its_class() -> None:
@@ -46,3 +55,17 @@ def test_an_allocator_that_cached_nothing_has_no_row() -> None:
 
 def test_what_is_not_modelled_is_told() -> None:
     assert "* cuDNN is not modelled." in render(estimate_text(sample_estimate()))
+
+
+def test_crumbs_share_a_row() -> None:
+    parts = {"parameters": 20 * 2**30 - 3072, "buffers": 1024, "batch": 2048}
+
+    text = render(estimate_text(sample_estimate(at_peak_bytes=parts)))
+
+    assert "batch, buffers" in text
+    assert "3 KiB" in text
+
+
+def test_printing_in_python_uses_the_same_text() -> None:
+    assert render_estimate(sample_estimate()).startswith("ESTIMATE")
+    assert "VERIFIED" in render_verification(sample_verification())

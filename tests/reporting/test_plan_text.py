@@ -12,6 +12,7 @@ from budgetfit.reporting.text import plan_text, print_plan, render, render_plan,
 from tests.reporting.sample_plans import (
     MIB,
     sample_estimate,
+    sample_gpu,
     sample_model,
     sample_plan,
     sample_recipe,
@@ -110,7 +111,7 @@ def test_every_alternative_is_a_row_with_peak_speed_and_verdict() -> None:
 
     assert "this plan" in text
     row = line_with(text, "everything kept, batch 2").split()
-    assert row[-8:] == ["20.00", "GiB", "30.00", "GiB", "12.5", "does", "not", "fit"]
+    assert " ".join(row[-11:]) == "2 x 33 20.00 GiB 30.00 GiB 12.5 does not fit"
 
 
 def test_warnings_and_what_is_not_modelled_are_listed() -> None:
@@ -123,7 +124,7 @@ def test_warnings_and_what_is_not_modelled_are_listed() -> None:
 def test_it_says_that_no_gpu_was_used_and_where_the_model_is_from() -> None:
     text = render_plan(sample_plan())
 
-    assert "Estimate from examples/configs/SmolLM2-1.7B/config.json, no GPU" in text
+    assert "Estimate, no GPU used; from config.json, no weights loaded" in text
     assert "One sample: input_ids 2048 int64, labels 2048 int64" in text
 
 
@@ -137,7 +138,6 @@ def test_a_size_without_a_card_is_echoed_with_the_cards_of_its_class() -> None:
 
     assert "24GB = 22.35 GiB: 21.35 GiB usable after CUDA context 512 MiB" in text
     assert "Cards sold as 24 GB have 21.96 GiB (l4)" in text
-    assert "Speeds are assumed: " in text
 
 
 def test_a_limit_below_the_card_is_told_apart_from_the_card() -> None:
@@ -219,3 +219,22 @@ def test_no_color_is_respected_on_a_terminal() -> None:
 
     assert "\x1b[32m" not in printed(console)
     assert "\x1b[1;32m" not in printed(console)
+
+
+def test_a_warning_that_comes_twice_is_told_once() -> None:
+    plan = sample_plan(warnings=("cuDNN is not modelled.",))
+
+    assert render_plan(plan).count("cuDNN is not modelled.") == 1
+
+
+def test_the_solver_and_the_versions_are_told_last() -> None:
+    *_, solver, versions = render_plan(sample_plan()).splitlines()
+
+    assert solver == "Solver: No plan is faster."
+    assert versions == "budgetfit 0.1.0, torch 2.13.0, transformers 5.23.0"
+
+
+def test_assumed_speeds_of_a_real_card_are_told() -> None:
+    gpu = sample_gpu(rates_assumed=True, source="rates assumed: rtx-3090")
+
+    assert "Speeds are rates assumed: rtx-3090" in render_plan(sample_plan(gpu=gpu))
