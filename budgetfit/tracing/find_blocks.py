@@ -9,8 +9,12 @@ first. A model without repetition has its direct children as blocks.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 FEWEST = 2  # one block is no chain
@@ -28,9 +32,7 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
         found = search(model)
         if len(found) >= FEWEST:
             return found
-    children = tuple(
-        name for name, child in model.named_children() if _has_parameters(child)
-    )
+    children = tuple(_direct_children(model))
     return children if len(children) >= FEWEST else ()
 
 
@@ -81,6 +83,15 @@ def _cells(model: nn.Module) -> tuple[str, ...]:
                 for name, _ in module.named_children()
             )
     return ()
+
+
+def _direct_children(model: nn.Module) -> Iterator[str]:
+    """Yield the children with parameters; a list or dictionary does not run itself."""
+    for name, child in model.named_children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from (f"{name}.{path}" for path in _direct_children(child))
+        elif _has_parameters(child):
+            yield name
 
 
 def _inside(path: str, names: list[str]) -> bool:
