@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations import torch_script_parts as parts
 from budgetfit.integrations.torch_script_parts import Part
@@ -28,13 +29,19 @@ def source_text(text: str) -> str:
 
 
 def data_parts(batch: Batch) -> list[Part]:
-    """Return random batches of the planned shape, one line for each tensor."""
+    """Return random batches of the planned shape, one line for each tensor.
+
+    Raises:
+        InputError: If a dtype is none.
+    """
     sizes = Counter(shape[0] for shape, _ in batch.values() if shape)
     batch_size = sizes.most_common(1)[0][0] if sizes else None
     lines, needs_tokens = [], False
     made: dict[tuple[tuple[int, ...], str], str] = {}
     for number, (name, (shape, dtype)) in enumerate(batch.items()):
         kind = dtype.removeprefix("torch.")
+        if not kind.isidentifier():  # a plan file is data: it must not write code
+            raise InputError(f"The saved plan is damaged: {dtype!r} is not a dtype.")
         alike = made.get((shape, kind))
         variable = f"tensor_{number}"
         if name == "labels" and alike is not None:  # language modelling

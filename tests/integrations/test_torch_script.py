@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES, make_optimizer
+from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.torch_script import torch_script
@@ -435,3 +436,10 @@ def test_as_is_keeps_the_dtype_that_the_config_asks_for(tmp_path: Path) -> None:
 
     assert next(script.build_model().parameters()).dtype is torch.bfloat16
     assert all(2 < loss < 6 for loss in script.main(RUN))
+
+
+def test_a_plan_file_cannot_write_code_into_the_script() -> None:
+    batch = {"x": ((2, 4), "float32); import os; (0")}
+
+    with pytest.raises(InputError, match="is not a dtype"):
+        torch_script(plan_of(None, model=sample_model(batch=batch)))

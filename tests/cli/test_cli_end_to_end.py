@@ -1,0 +1,146 @@
+"""The command line on a real small model, from its config to a verified plan."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from budgetfit import api as real_api
+from budgetfit.cli import app
+from budgetfit.core.plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from click.testing import Result
+
+    from tests.cli.fake_api import FakeApi
+
+CONFIG = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 2,
+    "n_embd": 32,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_a_config_becomes_a_plan_that_verifies_and_exports(
+    config: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+
+    planned = run(
+        *("plan", config, "--gpu", "t4", "--batch-size", "2"),
+        *("--checkpointing", "full", "--effective-batch-size", "4", "--save", path),
+    )
+    verified = run("verify", path, "--device", "cpu")
+    exported = run("export", path, "--to", "torch")
+
+    assert planned.exit_code == 0, planned.output
+    # compute capability 7.5 has no bf16: fp16 with a loss scaler
+    assert "precision fp16-mixed" in planned.stdout
+    assert "checkpoint all 2 blocks in segments of 1" in planned.stdout
+    assert Plan.load(path).recipe.gradient_accumulation_steps == 2
+    assert verified.exit_code == 0, verified.output
+    assert "recomputed blocks: 2, as planned" in verified.stdout
+    assert "transformers.GPT2LMHeadModel(config)" in exported.stdout
+
+
+def test_an_estimate_of_the_model_as_it_is(config: str) -> None:
+    result = run("estimate", config, "--vram", "8GB", "--json")
+
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["recipe"]["precision"] == "as-is"
+    # 2 blocks of 12 x 32^2 and 13 x 32 parameters, 64 + 16 embeddings of 32, a last
+    # norm of 2 x 32: 28 032 parameters of 4 bytes, each tensor in units of 512 bytes
+    assert document["at_peak_bytes"]["parameters"] >= 28_032 * 4
+
+
+def test_a_batch_that_cannot_fit_ends_with_3_and_what_is_needed(config: str) -> None:
+    result = run(
+        *("plan", config, "--gpu", "t4", "--vram", "600MB", "--batch-size", 10**5)
+    )
+
+    assert result.exit_code == 3, result.output
+    assert "Does not fit: at least" in result.stdout
+    assert "Largest part:" in result.stdout
+    assert "batch_size=1: peak" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--vram", "24"), "not a memory size"),
+        (("--gpu", "rtx9999"), "not in the card table"),
+        (("--gpu", "t4", "--precision", "fp7"), "not a precision"),
+        (("--gpu", "t4", "--optimizer", "adamx"), "not an optimizer"),
+        (("--gpu", "t4", "--checkpointing", "some"), "checkpointing"),
+        (("--gpu", "t4", "--objective", "luck"), "not an objective"),
+        (("--gpu", "t4", "--headroom", "lots"), "not a memory size"),
+        (
+            ("--gpu", "t4", "--batch-size", "3", "--effective-batch-size", "4"),
+            "divi",
+        ),
+        (("--gpu", "t4", "--max-length", "99"), "max_length"),
+    ],
+)
+def test_what_a_user_mistyped_is_one_clear_line(
+    config: str, words: tuple[str, ...], message: str
+) -> None:
+    result = run("plan", config, *words)
+
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("plan", "m"), "plan"),
+        (("estimate", "m"), "estimate_settings"),
+        (("layers", "m"), "layers"),
+    ],
+)
+def test_the_command_line_calls_the_api_as_it_is(
+    api: FakeApi, words: tuple[str, ...], name: str
+) -> None:
+    run(*words)
+
+    [(called, args, kwargs)] = api.calls
+    assert called == name
+    function: Callable[..., object] = getattr(real_api, name)
+    inspect.signature(function).bind(*args, **kwargs)
+
+
+def test_verify_is_called_as_it_is(api: FakeApi, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    api.answers["plan"].save(path)
+
+    run("verify", path)
+
+    [(_, args, kwargs)] = api.calls
+    inspect.signature(real_api.verify).bind(*args, **kwargs)
