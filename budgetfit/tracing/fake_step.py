@@ -153,6 +153,8 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     ``model`` is not changed and neither is any global state. One step is enough:
     ``steady_step.repeat_step`` makes the second out of it.
     """
+    # Outside the fake mode: in it, the rows that are added would have no values.
+    sized = resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
     with _quiet_machine(), fake_mode() as mode:
         twin = fake_copy(model, mode)
         semantics, imitation = imitate_cuda(target)
@@ -162,7 +164,6 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
         clock = _PhaseClock(twin, log, tracker, raw)
         clock.semantics = semantics
-        sized = resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
         with imitation, values_matter(), log:
             log.watch = tracker.see_backward_op
             _register(twin, log)
