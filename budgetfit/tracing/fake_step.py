@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from budgetfit.core.step_trace import CATEGORIES, BlockPass, Phase
@@ -194,7 +195,8 @@ def _run_micro_step(
     def fresh(tensor: torch.Tensor) -> torch.Tensor:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         if tensor.device.type == "cpu":
-            values.remember(fake, tensor)
+            with _disable_current_modes():  # the real values, and the model's own
+                values.remember(fake, tensor.clone())
         return fake
 
     clock.start("forward")  # so that a step frees all that it allocates
