@@ -41,13 +41,13 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _on_cpu(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace every parameter and buffer by a fake CPU one, in their dictionaries.
+    """Replace parameters, buffers and other tensors by fake CPU ones, in place.
 
     ``Module.to`` on fake parameters fails with "Couldn't swap", and a model from meta
     comes out of the copy on meta and without its ``Parameter`` type.
     """
     parameters: dict[nn.Parameter, nn.Parameter] = {}
-    buffers: dict[torch.Tensor, torch.Tensor] = {}
+    others: dict[torch.Tensor, torch.Tensor] = {}
 
     def empty_like(tensor: torch.Tensor) -> torch.Tensor:
         with mode:
@@ -64,12 +64,12 @@ def _on_cpu(model: nn.Module, mode: FakeTensorMode) -> None:
                     empty_like(parameter), requires_grad=parameter.requires_grad
                 )
             module._parameters[name] = parameters[parameter]
-        for name, buffer in module._buffers.items():
-            if buffer is None:
-                continue
-            if buffer not in buffers:
-                buffers[buffer] = empty_like(buffer)
-            module._buffers[name] = buffers[buffer]
+        for attributes in (module._buffers, module.__dict__):
+            for name, tensor in attributes.items():
+                if isinstance(tensor, torch.Tensor):
+                    if tensor not in others:
+                        others[tensor] = empty_like(tensor)
+                    attributes[name] = others[tensor]
 
 
 @contextlib.contextmanager

@@ -210,6 +210,8 @@ class StorageLog(TorchDispatchMode):
 
     def index_of(self, tensor: torch.Tensor) -> int:
         """Return the index of a tensor's storage, or -1 if this log has none alive."""
+        if tensor.layout is not torch.strided:
+            return -1
         known = self._alive.get(tensor.untyped_storage()._cdata)
         return -1 if known is None else known[0]
 
