@@ -12,7 +12,7 @@ from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.gpus import find_gpu, generic_gpu
 from budgetfit.core.units import parse_bytes
 from budgetfit.reporting.header import card_notes, card_text, model_lines, origin_line
-from budgetfit.reporting.layout import Bar, bullets, lines, section, verdict
+from budgetfit.reporting.layout import WIDTH, Bar, bullets, lines, section, verdict
 from budgetfit.reporting.words import blocks_text, rate_text, time_text
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe
 
 _CRUMB = 0.002  # of the process: categories below share a row
-_MOST_LAYERS = 4  # of the largest layers in one line
+_MOST_LAYERS = 3  # of the largest layers in one line
 
 
 def estimate_text(
@@ -59,7 +59,10 @@ def estimate_text(
 
 def _header(model: ModelSummary | None, vram: str | None, gpu: str | None) -> list[str]:
     card = find_gpu(gpu) if gpu else None
-    total_bytes = parse_bytes(vram) if vram else card.total_bytes if card else None
+    sizes = [card.total_bytes] if card else []
+    if vram:
+        sizes.append(parse_bytes(vram))
+    total_bytes = min(sizes, default=None)
     texts = model_lines(model) if model else []
     if total_bytes is not None:
         card = card or generic_gpu(total_bytes)
@@ -124,13 +127,22 @@ def memory_section(estimate: Estimate) -> RenderableType:
         grid.add_row(Text(name), Text(format_bytes(size_bytes)), Bar(share, width=40))
     grid.add_row(Text("whole process"), Text(format_bytes(estimate.process_bytes)))
     body: list[RenderableType] = [grid]
-    layers = [layer for layer in estimate.timeline.at_peak_layers if layer[0]]
+    layers = _largest_layers(estimate)
     if layers:
-        named = ", ".join(
-            f"{name} {format_bytes(size)}" for name, size in layers[:_MOST_LAYERS]
-        )
-        body.append(Text(f"largest layers: {named}"))
+        body.append(Text(layers))
     return section(f"WHERE IT GOES at the peak{_moment(estimate)}", Group(*body))
+
+
+def _largest_layers(estimate: Estimate) -> str:
+    """The largest layers at the peak, as many as one line holds."""
+    text = ""
+    for name, size_bytes in estimate.timeline.at_peak_layers[:_MOST_LAYERS]:
+        more = f"{text}, " if text else "largest layers: "
+        more += f"{name or 'outside every layer'} {format_bytes(size_bytes)}"
+        if text and len(more) > WIDTH - 4:
+            break
+        text = more
+    return text
 
 
 def _categories(estimate: Estimate) -> list[tuple[str, int]]:

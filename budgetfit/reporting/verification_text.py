@@ -22,29 +22,40 @@ _COLUMNS = (
     "measured",
     "prediction is off by",
 )
+_NO_VRAM = "VRAM was not checked"
 
 
 def verification_text(check: Verification) -> RenderableType:
     """Render predicted against measured, then the gradients and the recomputation."""
-    where = check.device_name or check.device
     passed = check.passed
     verdict = Text(
         "PASSED" if passed else "FAILED", "bold green" if passed else "bold red"
     )
-    parts = [
-        section(
-            f"VERIFIED on {where}, {check.steps} real steps", _facts(check), verdict
-        )
-    ]
+    parts = [section(_title(check), _facts(check), verdict)]
     rows = list(_peak_rows(check))
     if rows:
         parts.append(section("PEAKS", table(_COLUMNS, rows)))
     phase_rows = [_phase_row(row) for row in check.phases]
     if phase_rows:
-        parts.append(section("ALLOCATED BY PHASE", table(_COLUMNS, phase_rows)))
-    if check.notes:
-        parts.append(section("NOT CHECKED", bullets(check.notes)))
+        heading = f"{_memory(check).upper()} BY PHASE"
+        parts.append(section(heading, table(_COLUMNS, phase_rows)))
+    notes = [note for note in check.notes if not note.startswith(_NO_VRAM)]
+    if notes:
+        parts.append(section("NOT CHECKED", bullets(notes)))
     return Group(*parts)
+
+
+def _title(check: Verification) -> str:
+    """Only a GPU verifies a plan; the CPU checks what it can."""
+    if check.device != "cpu":
+        name = check.device_name or check.device
+        return f"VERIFIED on {name}, {check.steps} real steps"
+    name = f" ({check.device_name})" if check.device_name else ""
+    return f"CHECKED on the CPU{name}, {check.steps} real steps"
+
+
+def _memory(check: Verification) -> str:
+    return "allocated" if check.device != "cpu" else "live bytes"
 
 
 def _facts(check: Verification) -> RenderableType:
@@ -52,7 +63,7 @@ def _facts(check: Verification) -> RenderableType:
     if check.out_of_memory is not None:
         texts.append(f"out of memory: {check.out_of_memory}")
     if check.device == "cpu":
-        texts.append("VRAM was not checked: these steps ran on the CPU")
+        texts.append(f"{_NO_VRAM}: live bytes are compared, as a CPU allocates them")
     texts += [_gradients(check), _recomputation(check)]
     return lines(texts)
 
@@ -79,7 +90,7 @@ def _recomputation(check: Verification) -> str:
 
 def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
     yield from _row(
-        "peak allocated",
+        f"peak {_memory(check)}",
         max((row.predicted_allocated_bytes for row in check.phases), default=-1),
         max((row.measured_allocated_bytes for row in check.phases), default=-1),
     )

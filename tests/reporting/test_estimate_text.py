@@ -69,3 +69,9 @@ def test_crumbs_share_a_row() -> None:
 def test_printing_in_python_uses_the_same_text() -> None:
     assert render_estimate(sample_estimate()).startswith("ESTIMATE")
     assert "VERIFIED" in render_verification(sample_verification())
+
+
+def test_a_limit_above_the_card_is_the_card() -> None:
+    text = render(estimate_text(sample_estimate(), gpu="rtx-4090", vram="48GB"))
+
+    assert text.startswith("rtx-4090 23.64 GiB\n")

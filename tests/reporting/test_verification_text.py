@@ -72,12 +72,14 @@ def test_the_cpu_check_says_that_it_did_not_check_vram() -> None:
         device_name="",
         predicted_process_bytes=None,
         measured_process_bytes=None,
-        notes=("The process was not measured.",),
+        notes=("VRAM was not checked: CPU.", "The process was not measured."),
     )
 
     text = render(verification_text(check))
 
-    assert "VRAM was not checked: these steps ran on the CPU" in text
+    assert text.splitlines()[0].startswith("CHECKED on the CPU, 3 real steps")
+    assert text.count("VRAM was not checked") == 1
+    assert "peak live bytes" in text
     assert "peak of the process" not in text
     assert "400 ms" not in text
     assert "* The process was not measured." in text
