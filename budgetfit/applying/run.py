@@ -217,9 +217,10 @@ class Run:
         with self.autocast():
             loss = loss_of(self.model, batch, self._loss)
         del batch
-        reported = loss.detach()
-        if self.recipe.gradient_accumulation_steps > 1:
-            loss = loss / self.recipe.gradient_accumulation_steps
+        # On CUDA some losses come in a storage of the size of their input (mse_loss
+        # does): the copy and the division, by 1 too, leave it behind.
+        reported = loss.detach().clone()
+        loss = loss / self.recipe.gradient_accumulation_steps
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         self._on_phase("backward")

@@ -229,7 +229,11 @@ def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:
             for value in tree_leaves(state):
                 if isinstance(value, torch.Tensor):
                     log.name(value, "optimizer_state", layers.get(parameter, -1))
-            if "step" in state and not on_card and isinstance(state["step"], torch.Tensor):
+            if (
+                "step" in state
+                and not on_card
+                and isinstance(state["step"], torch.Tensor)
+            ):
                 log.ignore(state["step"])  # counted in host memory (cuda-memory M43)
 
 

@@ -15,7 +15,7 @@ from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
-from tests.accuracy.case import Case
+from tests.accuracy.case import Case, Input
 from tests.accuracy.training import build_model
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Comparison:
 def subject_of(case: Case, *, cudnn: bool) -> Subject:
     """The case's model on meta, with a batch of shapes and small integers."""
     batch = {
-        wanted.name: torch.zeros((2, *wanted.shape), dtype=getattr(torch, wanted.dtype))
+        wanted.name: torch.zeros((2, *wanted.shape), dtype=_dtype(case, wanted))
         for wanted in case.model.inputs
     }
     subject = Subject(
@@ -73,6 +73,13 @@ def subject_of(case: Case, *, cudnn: bool) -> Subject:
         for name, _ in subject.model.get_submodule(path).named_children()
     ]
     return replace(subject, blocks=tuple(blocks))
+
+
+def _dtype(case: Case, wanted: Input) -> torch.dtype:
+    """What the recorded batch had: pure bf16 got its images in bf16."""
+    if case.precision == "bf16" and wanted.dtype != "int64":
+        return torch.bfloat16
+    return getattr(torch, wanted.dtype)
 
 
 def recipe_of(case: Case, subject: Subject, *, recompute: bool) -> Recipe:

@@ -30,9 +30,12 @@ CUBLAS_OPS = frozenset(
     }
 )
 # Without cuDNN a convolution is a product of unfolded patches.
-CONVOLUTIONS = frozenset(
-    {aten.convolution.default, aten.convolution_backward.default}
+CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
+# Mean and inverse deviation are fp32 whatever the input is; a CPU keeps the input's.
+FP32_STATISTICS = frozenset(
+    {aten.native_layer_norm.default, aten.native_batch_norm.default}
 )
+HALF = (torch.float16, torch.bfloat16)
 # Positions of outputs in host memory: the dropout seed and offset, outside CUDA graphs.
 HOST_OUTPUTS = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
 # From this version on the workspace is taken and given back by each product (M18).
@@ -73,7 +76,10 @@ class CudaOps:
                 return 0.0
         if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
             return _grouped_product(*args, **kwargs)
-        return run(func, args, kwargs)
+        out = run(func, args, kwargs)
+        if func in FP32_STATISTICS and out[0].dtype in HALF:
+            return (out[0], out[1].float(), out[2].float())
+        return out
 
     def scratch(
         self,
@@ -86,9 +92,7 @@ class CudaOps:
         lasting: list[ScratchRow] = []
         before: list[ScratchRow] = []
         after: list[ScratchRow] = []
-        if func in CUBLAS_OPS or (
-            func in CONVOLUTIONS and not self.target.cudnn
-        ):
+        if func in CUBLAS_OPS or (func in CONVOLUTIONS and not self.target.cudnn):
             (before if self._transient else lasting).extend(self._workspace())
         for scratch in temporaries_of(func, args, kwargs, out):
             rows = [

@@ -34,6 +34,15 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return _composite(aten.dropout.default, x, p, train)
 
 
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Add a bias in place where the composite avoids that for subclasses (Linear.cpp)."""
+    if bias is not None and x.dim() != 2 and not x.is_contiguous():  # noqa: PLR2004
+        return (x @ weight.t()).add_(bias)
+    return _composite(aten.linear.default, x, weight, bias)
+
+
 def _half_to_float(
     fused: Callable[..., Any],
     composite: Any,  # noqa: ANN401
@@ -88,6 +97,7 @@ def cuda_branches(target: CudaTarget) -> Iterator[None]:
     """Take CUDA's branches on fake CPU tensors while the context is open."""
     kernels = {
         "dropout": (_dropout, aten.dropout.default),
+        "linear": (_linear, aten.linear.default),
         "softmax.int": (
             _half_to_float(aten._softmax, aten.softmax.int),
             aten.softmax.int,
