@@ -6,6 +6,7 @@ torch are imported inside the commands, so that ``--help`` and ``gpus`` answer a
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def main() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+    # The library's remarks on configs are for its own users; errors still come.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         app()
     except KeyboardInterrupt:
@@ -97,7 +100,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     traceback: options.Traceback = False,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
-    with answering(as_json=as_json, traceback=traceback):
+    with answering(as_json=as_json, traceback=traceback, vram=vram):
         with working() as progress:
             made = _api().plan(
                 model,

@@ -24,8 +24,14 @@ Progress = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def answering(*, as_json: bool, traceback: bool) -> Iterator[None]:
-    """Turn an error into one message and the exit code that it stands for."""
+def answering(
+    *, as_json: bool, traceback: bool, vram: str | None = None
+) -> Iterator[None]:
+    """Turn an error into one message and the exit code that it stands for.
+
+    ``vram`` is the limit as it was typed: that it does not fit is told with what the
+    text meant (interface section 5).
+    """
     try:
         yield
     except (typer.Exit, BrokenPipeError):
@@ -38,8 +44,20 @@ def answering(*, as_json: bool, traceback: bool) -> Iterator[None]:
             typer.echo(json.error_json(error))
         # That it does not fit is the answer; anything else is an error.
         answer = isinstance(error, DoesNotFitError) and not as_json
+        if answer and vram is not None:
+            _echo_limit(vram)
         typer.echo(_message(error), err=not answer)
         raise typer.Exit(_exit_code(error)) from None
+
+
+def _echo_limit(vram: str) -> None:
+    from budgetfit.core.units import parse_bytes  # noqa: PLC0415 - keeps --help fast
+    from budgetfit.reporting.words import class_text, size_text  # noqa: PLC0415
+
+    size_bytes = parse_bytes(vram)
+    for line in (size_text(size_bytes), class_text(size_bytes)):
+        if line is not None:
+            typer.echo(line)
 
 
 def _message(error: Exception) -> str:

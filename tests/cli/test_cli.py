@@ -156,6 +156,15 @@ def test_does_not_fit_is_an_answer_with_numbers_and_suggestions(
     assert "Traceback" not in result.output
 
 
+def test_does_not_fit_echoes_what_the_limit_means(run: Run, api: FakeApi) -> None:
+    api.error = DOES_NOT_FIT
+
+    stdout = run("plan", "gpt2", "--vram", "24GB").stdout
+
+    assert stdout.startswith("24GB = 22.35 GiB\nCards sold as 24 GB have 21.96 GiB")
+    assert "Does not fit" in stdout
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
