@@ -66,7 +66,7 @@ def _repeated_ops(
     """Return the ops from ``begin`` on, but for those that only made what stays."""
     position = begin
     for op in ops:
-        if op.event < begin:
+        if op.event <= begin:  # ended before the step
             continue
         born = [event - 1 for event in events[position : op.event] if event > 0]
         position = op.event
