@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a module
 
 _LAYER_NOTE: Final = (
     "Weights and saved bytes of one layer. Saved: what autograd keeps from forward to "
-    "backward\nwhen nothing is recomputed. GFLOP: to run its forward on one sample again."
+    "backward\nwhen nothing is recomputed. GFLOP: one sample's forward, run again."
 )
 _GPU_NOTE: Final = (
     "memory: as torch reports it. CC: compute capability. fp32 to bf16: dense TFLOP/s. "
