@@ -41,7 +41,8 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS)
+	# One thread each: the workers share the cores, not every op all of them.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -54,6 +55,7 @@ accuracy: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.solver_speed
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \

@@ -7,6 +7,7 @@ becomes blocks of its own that can only be kept, so that a chain covers the whol
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +19,6 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.memory.replay import block_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.block_profile import Mode
     from budgetfit.core.step_trace import BlockPass, Phase
     from budgetfit.memory.kernel_scratch import KernelCard
@@ -38,6 +37,9 @@ class Station(NamedTuple):
     output_storage: int
     output_bytes: int
     joins_next: bool
+
+
+TimesOf = Callable[[Sequence[Station]], Sequence[tuple[int, int]]]
 
 
 class StationBytes(NamedTuple):
@@ -249,7 +251,7 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
     recomputed: StepTrace | None,
     batch_size: int,
     card: KernelCard,
-    times_ns: Sequence[tuple[int, int]] = (),
+    times_of: TimesOf | None = None,
     optimizer_ns: int = 0,
     *,
     expandable_segments: bool = False,
@@ -262,7 +264,8 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
             can only be kept.
         batch_size: Samples per micro-batch.
         card: Sizes the kernels' scratch memory.
-        times_ns: (forward, backward) of each station, from ``timing``.
+        times_of: Says how long each station's forward and backward take, in
+            nanoseconds (``timing``); None for no times.
         optimizer_ns: Time of one optimizer step.
         expandable_segments: The allocator setting, which decides on block tails.
     """
@@ -284,7 +287,7 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
             row if station.block >= 0 else _worse(row, again.get(station.name, row))
             for station, row in zip(chain, keep_bytes, strict=True)
         )
-    times = times_ns or [(0, 0)] * len(chain)
+    times = times_of(chain) if times_of is not None else [(0, 0)] * len(chain)
     blocks = tuple(
         BlockProfile(
             name=station.name,
@@ -313,8 +316,8 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
 def _worse(one: StationBytes, other: StationBytes) -> StationBytes:
     """What cannot be wrapped may still cost more once something else is recomputed.
 
-    An encoder's output, for one, lives on as the input of every recomputed decoder block
-    and not at all where the decoder saves a low-precision copy. The larger value holds
+    An encoder's output, for one, lives on as the input of every recomputed decoder
+    block and not at all where the decoder saves a low-precision copy. The larger value holds
     for every plan.
     """
     saved = max(one.saved, other.saved)

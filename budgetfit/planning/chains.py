@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.memory.profile import LiveCurve, chain_profile, stations
+from budgetfit.memory.profile import chain_profile
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.timing.roofline import op_times_ns, step_time_ns, stretch_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.step_trace import StepTrace
+    from budgetfit.memory.profile import Station
     from budgetfit.planning.traces import Traces
 
 
@@ -82,20 +85,22 @@ class Chains:
         card = kernel_card(gpu)
         tf32 = find_precision(self.setting.precision).tf32
         times_ns = op_times_ns(kept, batch_size, gpu, tf32=tf32)
-        chain = stations(LiveCurve.of(kept, batch_size, card))
-        per_station = [
-            (
-                stretch_ns(kept, times_ns, *station.forward),
-                stretch_ns(kept, times_ns, *station.backward),
-            )
-            for station in chain
-        ]
+
+        def times_of(chain: Sequence[Station]) -> list[tuple[int, int]]:
+            return [
+                (
+                    stretch_ns(kept, times_ns, *station.forward),
+                    stretch_ns(kept, times_ns, *station.backward),
+                )
+                for station in chain
+            ]
+
         return chain_profile(
             kept,
             self.recomputed(batch_size),
             batch_size,
             card,
-            per_station,
+            times_of,
             step_time_ns(kept, times_ns).optimizer_ns,
         )
 

@@ -186,8 +186,8 @@ def settled(traces: Traces, precision: str, optimizer: str) -> Traces:
         notes = (
             *notes,
             (
-                f"{left_out} of {len(subject.blocks)} blocks do not run exactly once per "
-                "forward and are always kept"
+                f"{left_out} of {len(subject.blocks)} blocks do not run exactly once "
+                "per forward and are always kept"
             ),
         )
     return Traces(replace(subject, blocks=once, notes=notes), traces.progress)

@@ -135,7 +135,8 @@ def search(chains: Chains, request: Request, budget: Budget) -> Found:
 
     The solver's limit starts where the traced programs suggest; it shrinks by the
     excess while the judge refuses, and grows by what was left over after he agreed,
-    until two per cent or less are. ``estimate`` is None when nothing fits, not even batch 1.
+    until two per cent or less are. ``estimate`` is None when nothing fits, not even
+    batch 1.
     """
     solve = solver_for(request, chains.traces.subject.blocks)
     usable = budget.usable_bytes

@@ -1,6 +1,7 @@
 """Every recording against what budgetfit predicts for it, without a GPU."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ PATHS = sorted(RECORDINGS.glob("*/*.json"))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
-def test_a_prediction_is_as_good_as_the_recording(path):
+def test_a_prediction_is_as_good_as_the_recording(path: Path) -> None:
     recording = json.loads(path.read_text())
     found = compare(CASES[recording["name"]], recording)
     allowed = KNOWN_DIFFERENCES.get(recording["name"])

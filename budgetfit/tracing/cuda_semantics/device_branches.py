@@ -95,7 +95,7 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
 @contextlib.contextmanager
 def cuda_branches(target: CudaTarget) -> Iterator[None]:
     """Take CUDA's branches on fake CPU tensors while the context is open."""
-    kernels = {
+    kernels: dict[str, tuple[Callable[..., Any], Any]] = {
         "dropout": (_dropout, aten.dropout.default),
         "linear": (_linear, aten.linear.default),
         "softmax.int": (
