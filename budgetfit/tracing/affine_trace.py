@@ -33,7 +33,8 @@ def affine_trace(first: RawTrace, second: RawTrace, blocks: Sequence[str]) -> St
     """Return a trace for every batch size from two that ran the same program.
 
     Raises:
-        NotAffineError: If the two differ in more than sizes; what differs is named.
+        NotAffineError: If the two differ in more than sizes, or sizes are on no line;
+            what differs is named.
     """
     pairs = (
         ("allocations and frees", first.log.events, second.log.events),
@@ -126,11 +127,23 @@ def _lines(
     at_second: Sequence[float],
     dtype: type = np.int64,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return intercepts and slopes of the lines through two batch sizes."""
+    """Return intercepts and slopes of the lines through two batch sizes.
+
+    Raises:
+        NotAffineError: If something grows faster than the batch (scores of every sample
+            against every other) or shrinks: its line would be below zero somewhere.
+    """
     one: NDArray[Any] = np.array(at_first, dtype)
     other: NDArray[Any] = np.array(at_second, dtype)
     span = second.batch_size - first.batch_size
     if span == 0:
         return one, np.zeros_like(one)
     slope = (other - one) / span if dtype is np.float64 else (other - one) // span
-    return one - slope * first.batch_size, slope
+    fixed = one - slope * first.batch_size
+    odd = np.flatnonzero((fixed < 0) | (slope < 0))
+    if len(odd):
+        raise NotAffineError(
+            f"batch sizes {first.batch_size} and {second.batch_size} are on no line: "
+            f"{one[odd[0]]:.0f} and {other[odd[0]]:.0f}"
+        )
+    return fixed, slope
