@@ -17,17 +17,17 @@ class BlockOption:
 
     Attributes:
         mode: What happens to the block's activations.
-        saved_bytes: S: bytes that live from the end of its forward to its backward; its own
-            saved input included, its output not, static tensors not.
-        forward_bytes: f: most bytes alive above the prefix during its forward (its input,
-            what is being saved and its output included).
+        saved_bytes: S: bytes that live from the end of its forward to its backward; its
+            own saved input included, its output not, static tensors not.
+        forward_bytes: f: most bytes alive above the prefix during its forward (its
+            input, what is being saved and its output included).
         backward_bytes: b: most bytes alive in its backward above prefix + S + incoming
-            gradient + later weight gradients; recomputation and its own weight gradients
-            included.
-        cached_bytes: c: bytes that live from its forward to the end of the whole forward
-            only: autocast's weight copies that nothing saved (cuda-memory M50).
-        extra_ns: Time added to the plain forward and backward, in nanoseconds (integers, so
-            that equal costs compare equal).
+            gradient + later weight gradients; recomputation and its own weight
+            gradients included.
+        cached_bytes: c: bytes that live from its forward to the end of the whole
+            forward only: autocast's weight copies that nothing saved (cuda-memory M50).
+        extra_ns: Time added to the plain forward and backward, in nanoseconds
+            (integers, so that equal costs compare equal).
     """
 
     mode: Mode
@@ -44,15 +44,15 @@ class BlockProfile:
 
     Attributes:
         name: Module path; prologue and epilogue have names in angle brackets.
-        options: What can be done with it; the first is ``keep``. A block that must not be
-            wrapped (prologue, epilogue) has only that one.
-        gradient_bytes: g: weight-gradient bytes it leaves behind; 0 where gradients live
-            during the whole step (accumulation, rule C3).
+        options: What can be done with it; the first is ``keep``. A block that must not
+            be wrapped (prologue, epilogue) has only that one.
+        gradient_bytes: g: weight-gradient bytes it leaves behind; 0 where gradients
+            live during the whole step (accumulation, rule C3).
         output_bytes: x_out: bytes of its output, also of the gradient that comes in.
         forward_ns: One forward, in nanoseconds.
         backward_ns: One backward without recomputation.
-        joins_next: Whether its output is the next block's input itself, so that a segment
-            may hold both (applying P2).
+        joins_next: Whether its output is the next block's input itself, so that a
+            segment may hold both (applying P2).
     """
 
     name: str
@@ -75,12 +75,12 @@ class BlockProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainProfile:
-    """A whole model as a chain of blocks, prologue and epilogue included, at one batch size.
+    """A model as a chain of blocks, prologue and epilogue included, at one batch size.
 
     Attributes:
         batch_size: Samples per micro-batch that every number here belongs to.
-        static_bytes: W: parameters, buffers, shared inputs, optimizer state, gradients that
-            outlive the step, workspaces.
+        static_bytes: W: parameters, buffers, shared inputs, optimizer state, gradients
+            that outlive the step, workspaces.
         input_bytes: x_in of the first block.
         optimizer_bytes: Most bytes alive in the optimizer step above W + sum of g.
         optimizer_ns: Time of one optimizer step, in nanoseconds.
@@ -95,5 +95,5 @@ class ChainProfile:
     blocks: tuple[BlockProfile, ...]
 
     def block_input_bytes(self, index: int) -> int:
-        """x of a block: its predecessor's output."""
+        """Return x of a block: its predecessor's output."""
         return self.blocks[index - 1].output_bytes if index else self.input_bytes

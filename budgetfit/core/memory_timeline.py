@@ -33,7 +33,8 @@ class MemoryTimeline:
     Attributes:
         points: The stretches in order.
         allocated_bytes, reserved_bytes: Peaks over all of them.
-        at_peak_bytes: Category -> bytes at the moment of the allocated peak; sums to it.
+        at_peak_bytes: Category -> bytes at the moment of the allocated peak; sums to
+            it.
         at_peak_layers: The largest layers at that moment, as (module path, bytes).
         peak: Index into ``points`` of the allocated peak.
         retries: How often the allocator had to empty its cache to go on; a plan with

@@ -1,18 +1,20 @@
-"""Plan, Estimate, Layer, Verification: the answers. Frozen values that round-trip as JSON."""
+"""Plan, Estimate, Layer, Verification: the answers, as values that round-trip."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.budget import Budget
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FORMAT = 1  # of a saved plan; raised when a field changes its meaning
 
@@ -60,12 +62,13 @@ class Estimate:
         process_bytes: Peak that nvidia-smi shows: reserved + CUDA context.
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak.
-        step_ms: One optimizer step, all its micro-batches included: a roofline estimate.
+        step_ms: One optimizer step, all its micro-batches included: a roofline
+            estimate.
         timeline: The replay, stretch by stretch.
         layers: The largest consumers.
         notes: What is not modelled, in plain words.
-        fits: Whether the replay ended within the budget, without allocator retries; None
-            where no budget was given.
+        fits: Whether the replay ended within the budget, without allocator retries;
+            None where no budget was given.
     """
 
     recipe: Recipe
@@ -151,7 +154,8 @@ class Plan:
         """Read what ``to_json`` wrote.
 
         Raises:
-            InputError: If the text is no plan, or one of another format; the field is named.
+            InputError: If the text is no plan, or one of another format; the field is
+                named.
         """
         from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
 
@@ -213,12 +217,14 @@ class Verification:
         device_name: As the driver reports it, or the processor.
         steps: Real optimizer steps that ran.
         phases: Predicted against measured, per step and phase.
-        predicted_process_bytes, measured_process_bytes: What nvidia-smi shows; None where
-            it cannot be read.
+        predicted_process_bytes, measured_process_bytes: What nvidia-smi shows; None
+            where it cannot be read.
         step_ms: Median of the measured steps.
         predicted_step_ms: The roofline's.
-        gradients_match: Whether gradients equal the unmodified model's; None if not compared.
-        max_gradient_error: Largest relative difference (norm of the difference over norm).
+        gradients_match: Whether gradients equal the unmodified model's; None if not
+            compared.
+        max_gradient_error: Largest relative difference (norm of the difference over
+            norm).
         recomputed_blocks: How many blocks really ran their forward twice.
         out_of_memory: The CUDA error text when the plan did not fit; None otherwise.
         notes: What was not checked.
@@ -244,8 +250,10 @@ class Verification:
 
     @property
     def allocated_error(self) -> float | None:
-        """Signed relative error of the predicted allocated peak; None if not measured."""
-        measured = max((row.measured_allocated_bytes for row in self.phases), default=-1)
+        """Signed relative error of the allocated peak; None if not measured."""
+        measured = max(
+            (row.measured_allocated_bytes for row in self.phases), default=-1
+        )
         if measured <= 0:
             return None
         predicted = max(row.predicted_allocated_bytes for row in self.phases)

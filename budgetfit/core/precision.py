@@ -1,7 +1,7 @@
 """The dtype policies: which dtype weights, compute and gradients have.
 
-Names follow Lightning and accelerate (``bf16-mixed``). A policy is data; ``applying`` carries
-it out and ``tracing`` sees the result.
+Names follow Lightning and accelerate (``bf16-mixed``). A policy is data; ``applying``
+carries it out and ``tracing`` sees the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Precision:
     Attributes:
         name: What the user types, for example ``"bf16-mixed"``.
         weights: dtype that parameters, buffers and float inputs are cast to once.
-        autocast: dtype of ``torch.autocast`` around forward and loss; None for no autocast.
+        autocast: dtype of ``torch.autocast`` around forward and loss; None for no
+            autocast.
         grad_scaler: Whether losses are scaled (fp16 gradients underflow otherwise).
         tf32: Whether fp32 matrix products may use tf32 tensor cores.
         needs_capability: Lowest compute capability with hardware support.
@@ -44,9 +45,7 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="fp32"),
         Precision(name="tf32", tf32=True, needs_capability=BF16_CAPABILITY),
         Precision(name="fp16-mixed", autocast="fp16", grad_scaler=True),
-        Precision(
-            name="bf16-mixed", autocast="bf16", needs_capability=BF16_CAPABILITY
-        ),
+        Precision(name="bf16-mixed", autocast="bf16", needs_capability=BF16_CAPABILITY),
         Precision(name="bf16", weights="bf16", needs_capability=BF16_CAPABILITY),
         Precision(name="as-is", weights="as-is"),
     )
@@ -70,8 +69,8 @@ def find_precision(name: str) -> Precision:
 def automatic_precision(compute_capability: tuple[int, int]) -> Precision:
     """Return what ``precision="auto"`` means on a card.
 
-    Decided by the capability, never by ``torch.cuda.is_bf16_supported()``, which is true on
-    a T4 through emulation (user-needs U17).
+    Decided by the capability, never by ``torch.cuda.is_bf16_supported()``, which is
+    true on a T4 through emulation (user-needs U17).
     """
     if compute_capability >= BF16_CAPABILITY:
         return PRECISIONS["bf16-mixed"]

@@ -17,7 +17,8 @@ class Segment:
     Attributes:
         blocks: Module paths in the model, in execution order, for example
             ``("model.layers.0", "model.layers.1")``.
-        mode: ``recompute`` saves only the first block's input and runs the forward again.
+        mode: ``recompute`` saves only the first block's input and runs the forward
+            again.
     """
 
     blocks: tuple[str, ...]
@@ -68,7 +69,7 @@ class Recipe:
         twice = {block for block in blocks if blocks.count(block) > 1}
         if twice:
             raise InputError(
-                f"Block {min(twice)!r} is in more than one segment. Name each block once."
+                f"Block {min(twice)!r} is in more than one segment. Name each once."
             )
 
     @property

@@ -1,9 +1,10 @@
 """StepTrace: every storage's size and life in a few training steps, as plain numbers.
 
-Sizes are affine in the batch size (tracing T6): ``fixed + per_sample * batch_size`` bytes
-before rounding. A kernel's scratch memory is not affine (it follows the launch
+Sizes are affine in the batch size (tracing T6): ``fixed + per_sample * batch_size``
+bytes before rounding. A kernel's scratch memory is not affine (it follows the launch
 configuration), so its storage names a rule of ``memory.kernel_scratch`` and that rule's
-arguments, which are affine. That is what lets one trace serve every batch size and card.
+arguments, which are affine. That is what lets one trace serve every batch size and
+card.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ CATEGORIES: tuple[Category, ...] = (
 PhaseName = Literal["setup", "forward", "backward", "optimizer"]
 Direction = Literal["forward", "backward"]
 
-# What an op's arithmetic runs on: a matrix product by its input dtype, or plain arithmetic.
+# What an op's arithmetic runs on: a matrix product by its input dtype, or plain
+# arithmetic.
 RATES = ("none", "fp32", "fp16", "bf16", "fp64")
 
 
@@ -97,9 +99,9 @@ class BlockPass(NamedTuple):
 class OpTable:
     """The arithmetic of the trace, one entry per op, in order.
 
-    ``event`` is the number of events before the op ended, ``layer`` the module that ran;
-    the others say how many floating-point operations it does (affine), at which rate
-    (index into ``RATES``), and how many bytes it reads and writes (affine).
+    ``event`` is the number of events before the op ended, ``layer`` the module that
+    ran; the others say how many floating-point operations it does (affine), at which
+    rate (index into ``RATES``), and how many bytes it reads and writes (affine).
     """
 
     event: NDArray[np.int64]
@@ -116,7 +118,8 @@ class StepTrace:
     """Training steps as allocations and frees.
 
     Attributes:
-        batch_sizes: The batch sizes that were traced; one means sizes hold for it alone.
+        batch_sizes: The batch sizes that were traced; one means sizes hold for it
+            alone.
         layers: Module paths; ``layer`` indexes them (-1: outside every module).
         block_names: Module paths of all candidate blocks; passes index them.
         blocks: Those of them that ran, in execution order.

@@ -317,8 +317,8 @@ def _worse(one: StationBytes, other: StationBytes) -> StationBytes:
     """What cannot be wrapped may still cost more once something else is recomputed.
 
     An encoder's output, for one, lives on as the input of every recomputed decoder
-    block and not at all where the decoder saves a low-precision copy. The larger value holds
-    for every plan.
+    block and not at all where the decoder saves a low-precision copy. The larger value
+    holds for every plan.
     """
     saved = max(one.saved, other.saved)
     return StationBytes(

@@ -206,7 +206,7 @@ def _run_micro_step(
 
 
 def _register(model: nn.Module, log: StorageLog) -> None:
-    """Weights come first, in the order in which the model was built (memory-model B4)."""
+    """Weights come first, in the order of the model (memory-model B4)."""
     for kind, category in (("_parameters", "parameters"), ("_buffers", "buffers")):
         for layer, module in enumerate(model.modules()):
             for tensor in getattr(module, kind).values():
@@ -215,7 +215,7 @@ def _register(model: nn.Module, log: StorageLog) -> None:
 
 
 def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:
-    """Say what outlived the step: optimizer state, and to whose parameter it belongs."""
+    """Say what outlived the step: optimizer state, and whose it is."""
     layers = {
         parameter: layer
         for layer, module in enumerate(model.modules())

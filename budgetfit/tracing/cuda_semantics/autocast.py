@@ -118,8 +118,8 @@ class CastCache:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Cast an op's arguments, the last one first.
 
-        That is the order in which the compiled kernel evaluates them: a Linear's bias is
-        cast before its weight and its input. Reserved memory depends on it.
+        That is the order in which the compiled kernel evaluates them: a Linear's bias
+        is cast before its weight and its input. Reserved memory depends on it.
         """
 
         def cast(value: Any) -> Any:  # noqa: ANN401

@@ -37,7 +37,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Add a bias in place where the composite avoids that for subclasses (Linear.cpp)."""
+    """Add a bias in place; the composite avoids that for subclasses (Linear.cpp)."""
     if bias is not None and x.dim() != 2 and not x.is_contiguous():  # noqa: PLR2004
         return (x @ weight.t()).add_(bias)
     return _composite(aten.linear.default, x, weight, bias)
