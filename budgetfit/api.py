@@ -9,6 +9,7 @@ from budgetfit.applying.run import Run
 from budgetfit.arguments import (
     PlanSource,
     check_objective,
+    check_same_model,
     find_card,
     live_program,
     make_subject,
@@ -17,7 +18,7 @@ from budgetfit.arguments import (
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
 from budgetfit.core.recipe import Recipe
-from budgetfit.planning.candidates import check_batch, precisions
+from budgetfit.planning.candidates import check_batch, precisions, runs_on
 from budgetfit.planning.chains import Setting
 from budgetfit.planning.make_plan import (
     make_estimate,
@@ -265,16 +266,8 @@ def layers(  # noqa: PLR0913 - the options of the command line
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    wanted = [name for name in LAYER_PRECISIONS if _runs_on(name, card.gpu)]
+    wanted = [name for name in LAYER_PRECISIONS if runs_on(name, card.gpu)]
     return make_layers(subject, wanted, progress=progress)
-
-
-def _runs_on(precision: str, gpu: Any) -> bool:  # noqa: ANN401 - a Gpu
-    try:
-        precisions(precision, gpu)
-    except InputError:
-        return False
-    return True
 
 
 def apply(plan: Plan, model: nn.Module | None = None) -> Run:
@@ -305,27 +298,6 @@ def apply(plan: Plan, model: nn.Module | None = None) -> Run:
         loss=source.loss if source else None,
         optimizer=source.optimizer if source else None,
     )
-
-
-def check_same_model(plan: Plan, model: nn.Module) -> None:
-    """Refuse a model that is not the planned one.
-
-    Raises:
-        InputError: If parameter counts differ or a planned block is missing.
-    """
-    count = sum(p.numel() for p in model.parameters())
-    modules = dict(model.named_modules())
-    missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
-    if count != plan.model.parameter_count or missing:
-        what = (
-            f"has no block {missing[0]!r}"
-            if missing
-            else f"has {count:,} parameters, not {plan.model.parameter_count:,}"
-        )
-        raise InputError(
-            f"The plan was made for {plan.model.name}, and this model {what}. "
-            "Plan again for this model."
-        )
 
 
 def verify(  # noqa: PLR0913 - the contract of interface 2.1

@@ -201,6 +201,27 @@ def check_objective(objective: str) -> None:
         )
 
 
+def check_same_model(plan: Plan, model: nn.Module) -> None:
+    """Refuse a model that is not the planned one.
+
+    Raises:
+        InputError: If parameter counts differ or a planned block is missing.
+    """
+    count = sum(p.numel() for p in model.parameters())
+    modules = dict(model.named_modules())
+    missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
+    if count != plan.model.parameter_count or missing:
+        what = (
+            f"has no block {missing[0]!r}"
+            if missing
+            else f"has {count:,} parameters, not {plan.model.parameter_count:,}"
+        )
+        raise InputError(
+            f"The plan was made for {plan.model.name}, and this model {what}. "
+            "Plan again for this model."
+        )
+
+
 def live_program(
     plan: Plan,
     model: nn.Module | str | None,

@@ -44,6 +44,11 @@ def precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
     return tuple(found)
 
 
+def runs_on(precision: str, gpu: Gpu) -> bool:
+    """Say whether a card has hardware for a policy."""
+    return find_precision(precision).needs_capability <= gpu.compute_capability
+
+
 def check_batch(batch_size: int | None, effective_batch_size: int | None) -> None:
     """Refuse sizes that cannot be trained with, before anything is traced.
 
