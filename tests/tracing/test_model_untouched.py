@@ -1,0 +1,253 @@
+"""A model that was planned for is as it was, and so is the process (law D8)."""
+
+# ruff: noqa: SLF001 - what a process remembers has no public names
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers.utils.import_utils
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from budgetfit.applying.run import Run
+from budgetfit.core.errors import TraceError
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe
+from budgetfit.planning.chains import every_block
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from budgetfit.tracing.cuda_semantics.autocast import ops_with_kernel
+from budgetfit.tracing.cuda_semantics.target import CudaTarget
+from budgetfit.tracing.fake_step import trace_once
+from tests.models import EXAMPLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+)
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Everything about a model that a user could notice, identities included."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {
+        "tensors": [
+            (name, id(t), t.data_ptr() if not t.is_meta else 0, t._version)
+            for name, t in tensors
+        ],
+        "kinds": [(type(t), t.device, t.dtype, t.shape, t.grad) for _, t in tensors],
+        "requires_grad": [t.requires_grad for _, t in tensors],
+        "training": [module.training for module in model.modules()],
+        "modules": [(name, id(m), type(m)) for name, m in model.named_modules()],
+        "hooks": [
+            dict(getattr(module, hook)) for module in model.modules() for hook in HOOKS
+        ],
+        "attributes": [
+            sorted(key for key in vars(module)) for module in model.modules()
+        ],
+        "forwards": [
+            getattr(module.forward, "__func__", 0) for module in model.modules()
+        ],
+        "keys": list(model.state_dict()),
+        "use_cache": getattr(getattr(model, "config", None), "use_cache", None),
+    }
+
+
+def _nesting() -> int:
+    """How deep autocast regions are nested."""
+    inside = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return inside - 1
+
+
+def process_state() -> dict[str, Any]:
+    """Everything about torch and the process that tracing could have left behind."""
+    ops = ops_with_kernel("AutocastCUDA") | ops_with_kernel("AutocastCPU") | {"dropout"}
+    return {
+        "random": torch.get_rng_state().tolist(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "grad": torch.is_grad_enabled(),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+            _nesting(),
+        ),
+        "clear_autocast_cache": torch.clear_autocast_cache,
+        "function modes": _get_current_function_mode_stack(),
+        "dispatch modes": _get_current_dispatch_mode_stack(),
+        "kernels": [torch._C._dispatch_dump(f"aten::{op}") for op in sorted(ops)],
+        "transformers": transformers.utils.import_utils.is_fake_tensor,
+        "collection": gc.isenabled(),
+        "threads": threading.active_count(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "sdp": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+        ),
+    }
+
+
+def subject_of(name: str, model: nn.Module) -> Subject:
+    found = Subject(model=model, batch=EXAMPLES[name].batch, gpu=find_gpu("rtx-4090"))
+    return found.with_found_blocks()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("gpt2", "fp16-mixed"), ("t5", "bf16"), ("convolutions", "bf16-mixed")],
+)
+def test_planning_leaves_model_and_process_as_they_were(
+    name: str, precision: str
+) -> None:
+    model = EXAMPLES[name].model()
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    before = model_state(model), process_state()
+    subject = subject_of(name, model)
+    recipe = Recipe(
+        batch_size=4, precision=precision, segments=every_block(subject.blocks)
+    )
+    Traces(subject).of(recipe)
+    assert (model_state(model), process_state()) == before
+    assert all(torch.equal(values[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_model_on_meta_stays_on_meta() -> None:
+    with torch.device("meta"):
+        model = EXAMPLES["gpt2"].make()
+    before = model_state(model)
+    Traces(subject_of("gpt2", model)).of(Recipe(batch_size=4))
+    assert model_state(model) == before
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_a_mixture_of_modes_and_frozen_weights_stays_that_mixture() -> None:
+    model = EXAMPLES["gpt2"].model()
+    model.transformer.h[1].eval()
+    model.transformer.h[0].requires_grad_(requires_grad=False)
+    handle = model.transformer.h[2].register_forward_hook(lambda *_: None)
+    before = model_state(model)
+    Traces(subject_of("gpt2", model)).of(Recipe(batch_size=4))
+    assert model_state(model) == before
+    handle.remove()
+
+
+def test_a_batch_is_not_written_to() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(16, 4)
+
+        def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            scale.zero_()
+            return self.embedding(ids.add_(1)) * scale
+
+    batch = {"ids": torch.zeros(2, 4, dtype=torch.long), "scale": torch.ones(2, 4, 4)}
+    subject = Subject(model=Writes(), batch=batch, gpu=find_gpu("t4"))
+    Traces(subject).of(Recipe(batch_size=4))
+    assert not batch["ids"].any()
+    assert batch["scale"].all()
+
+
+class Fails(nn.Module):
+    """Raises in its forward, in the middle of a block."""
+
+    def __init__(self, error: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.error = error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        self.error(x)
+        return self.layers[1](x)
+
+
+def _raise(_: torch.Tensor) -> None:
+    raise KeyError("missing")
+
+
+def _ask(x: torch.Tensor) -> bool:
+    return bool(x.sum() > 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(_raise, "KeyError: 'missing'"), (_ask, "DataDependentOutputException")],
+)
+def test_an_error_in_the_model_leaves_nothing_behind_either(
+    error: Callable[[torch.Tensor], Any], message: str
+) -> None:
+    model = Fails(error)
+    before = model_state(model), process_state()
+    subject = Subject(model=model, batch=torch.zeros(2, 4), gpu=find_gpu("rtx-4090"))
+    recipe = Recipe(batch_size=4, precision="bf16-mixed")
+    with pytest.raises(TraceError, match=message):
+        Traces(subject.with_found_blocks()).of(recipe)
+    assert (model_state(model), process_state()) == before
+
+
+@pytest.mark.parametrize("phase", ["backward", "optimizer"])
+def test_an_error_later_in_the_step_leaves_nothing_behind_either(phase: str) -> None:
+    example = EXAMPLES["convolutions"]
+    model = example.model()
+    before = model_state(model), process_state()
+
+    def program(twin: nn.Module, on_phase: Callable[[str], None]) -> Run:
+        def stop(name: str) -> None:
+            on_phase(name)
+            if name == phase:
+                raise KeyboardInterrupt
+
+        return Run(twin, Recipe(batch_size=2, precision="bf16-mixed"), on_phase=stop)
+
+    with pytest.raises(KeyboardInterrupt):
+        trace_once(
+            model, program, example.batch, batch_size=2, blocks=("0", "1"), target=ADA
+        )
+    assert (model_state(model), process_state()) == before
+
+
+def test_two_threads_may_plan_at_the_same_time() -> None:
+    found: list[list[int]] = []
+    example = EXAMPLES["convolutions"]
+    models = [example.model() for _ in range(3)]
+
+    def plan() -> None:
+        raw = trace_once(
+            models.pop(),
+            lambda twin, on_phase: Run(
+                twin, Recipe(batch_size=2, precision="bf16-mixed"), on_phase=on_phase
+            ),
+            example.batch,
+            batch_size=2,
+            blocks=("0", "1"),
+            target=ADA,
+        )
+        found.append(raw.log.events)
+
+    before = process_state()
+    threads = [threading.Thread(target=plan) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert found[0] == found[1] == found[2]
+    assert process_state() == before
