@@ -1,0 +1,140 @@
+"""A replay with a CPU's semantics is a real step on a CPU, to the byte (law D6)."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import torch
+
+from budgetfit.applying.run import Run
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.planning.chains import every_block
+from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
+from budgetfit.tracing.steady_step import repeat_step
+from budgetfit.tracing.storage_log import StorageLog
+from tests.models import EXAMPLES
+from tests.traced import raw_trace, session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from budgetfit.tracing.fake_step import RawTrace
+
+BATCH = 3
+STEPS = 2  # the first creates states, the second meets them
+
+
+class Measured(NamedTuple):
+    """Unrounded bytes in one phase: the most alive, and those alive at its end."""
+
+    phase: str
+    step: int
+    micro_step: int
+    peak_bytes: int
+    end_bytes: int
+
+
+def predicted(raw: RawTrace) -> list[Measured]:
+    """Add up a trace, phase by phase."""
+    live = 0
+    after = [0]
+    for event in raw.log.events:
+        size = raw.log.sizes[abs(event) - 1]
+        live += size if event > 0 else -size
+        after.append(live)
+    return [
+        Measured(
+            row.name,
+            row.step,
+            row.micro_step,
+            max(after[row.start : row.end + 1]),
+            after[row.end],
+        )
+        for row in raw.phases
+    ]
+
+
+def real(name: str, recipe: Recipe) -> list[Measured]:
+    """Train for two steps and watch every storage."""
+    model = EXAMPLES[name].model()
+    batch = resize_batch(EXAMPLES[name].batch, recipe.batch_size)
+    micro_steps = recipe.gradient_accumulation_steps
+    log = StorageLog()
+    found: list[Measured] = []
+    open_phase = ("setup", -1, 0)
+
+    def begin(phase: str) -> None:
+        nonlocal open_phase
+        if phase == open_phase[0] == "forward":
+            return  # begun with the batch
+        found.append(Measured(*open_phase, log.peak_bytes, log.live_bytes))
+        log.reset_peak()
+        open_phase = (phase, step, micro_step)
+
+    step = micro_step = -1  # read where a phase begins
+    gc.collect()
+    gc.disable()
+    try:
+        with log:
+            for tensor in (*model.parameters(), *model.buffers()):
+                log.born(tensor)
+            run = Run(model, recipe, on_phase=begin)
+            for step in range(STEPS):  # noqa: B007 - ``begin`` reads it
+                for micro_step in range(micro_steps):  # noqa: B007 - so here
+                    begin("forward")
+                    run.step(change_tensors(batch, torch.clone))
+            begin("end")
+    finally:
+        gc.enable()
+    return found
+
+
+def plans(name: str) -> Iterator[tuple[str, tuple[Segment, ...]]]:
+    blocks = session(name).subject.blocks
+    yield "kept", ()
+    yield "recomputed", every_block(blocks)
+    yield "a segment of two", (Segment(blocks[-2:]),)
+
+
+CASES = [
+    (name, plan)
+    for name in ("gpt2", "t5", "vit", "transformer", "convolutions")
+    for plan in ("kept", "recomputed", "a segment of two")
+]
+
+
+@pytest.mark.parametrize(("name", "plan"), CASES)
+def test_live_bytes_of_a_replay_are_those_of_a_real_step(name: str, plan: str) -> None:
+    recipe = Recipe(batch_size=BATCH, segments=dict(plans(name))[plan])
+    raw = raw_trace(name, recipe, target=None)
+    repeat_step(raw)
+    assert predicted(raw) == real(name, recipe)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(batch_size=BATCH, precision="bf16-mixed", optimizer="sgd"),
+        Recipe(batch_size=BATCH, precision="bf16"),
+        Recipe(batch_size=BATCH, gradient_accumulation_steps=2),
+        Recipe(batch_size=BATCH, optimizer="adafactor"),
+    ],
+    ids=str,
+)
+def test_precision_accumulation_and_optimizer_are_in_the_replay(recipe: Recipe) -> None:
+    raw = raw_trace("gpt2", recipe, target=None, steps=STEPS)
+    assert predicted(raw) == real("gpt2", recipe)
+
+
+def test_recomputation_lowers_the_real_peak_too() -> None:
+    every = every_block(session("gpt2").subject.blocks)
+    kept, again = (
+        max(row.peak_bytes for row in real("gpt2", recipe))
+        for recipe in (
+            Recipe(batch_size=BATCH),
+            Recipe(batch_size=BATCH, segments=every),
+        )
+    )
+    assert again < kept
