@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.memory.profile import chain_profile
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
+from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.roofline import op_times_ns, step_time_ns, stretch_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.step_trace import StepTrace
@@ -78,6 +82,34 @@ class Chains:
         if batch_size not in self._profiles:
             self._profiles[batch_size] = self._profile(batch_size)
         return self._profiles[batch_size]
+
+    def within(self, limit_bytes: int) -> Callable[[int], ChainProfile]:
+        """Return ``at`` for a search under a limit.
+
+        The whole effective batch at once is a program of its own (gradients come and
+        go), which is worth its traces only if it has a chance to fit.
+        """
+        effective = self.setting.effective_batch_size
+        accumulating = Chains(
+            self.traces,
+            replace(self.setting, effective_batch_size=None, accumulation=2),
+        )
+
+        def profile_at(batch_size: int) -> ChainProfile:
+            if batch_size == effective and batch_size > 1:
+                chain = accumulating.at(batch_size)
+                if self._least_bytes(chain) > limit_bytes:
+                    return chain
+            return self.at(batch_size)
+
+        return profile_at
+
+    def _least_bytes(self, chain: ChainProfile) -> int:
+        """Return a peak that no plan is below, were the gradients not there at all."""
+        segments = best_uniform_segments(Problem(chain=chain, budget_bytes=sys.maxsize))
+        parameters = self.traces.subject.model.parameters()
+        gradients = sum(4 * p.numel() for p in parameters if p.requires_grad)
+        return chain_peak_bytes(chain, segments) - gradients
 
     def _profile(self, batch_size: int) -> ChainProfile:
         kept = self.kept(batch_size)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from budgetfit.core.errors import InputError
-from budgetfit.core.plan import Estimate, Layer, Plan
+from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
 from budgetfit.planning.layer_table import layer_table
 from budgetfit.planning.search import Found, Request, fixed_segments, rank, search
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
 from budgetfit.planning.what_if import alternatives, does_not_fit
 from budgetfit.solvers.uniform_segments import chen_segments
 
@@ -44,7 +44,12 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         TraceError: If the model cannot be traced.
     """
     started = time.perf_counter()
-    traces = settled(Traces(subject, progress), precisions[0], optimizer)
+    first = Setting(
+        precision=precisions[0],
+        optimizer=optimizer,
+        effective_batch_size=effective_batch_size,
+    )
+    traces = settled(Traces(subject, progress), first)
     subject = traces.subject
     found: list[tuple[Chains, Found]] = []
     for precision in precisions:
@@ -68,9 +73,10 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     assert best.estimate is not None  # noqa: S101 - filtered above
     _say(progress, "judging the alternatives")
     others = alternatives(chains, request, budget, best.estimate)
+    estimate, explanation, others = _best_judged(best, others, request)
     return Plan(
-        recipe=best.estimate.recipe,
-        estimate=best.estimate,
+        recipe=estimate.recipe,
+        estimate=estimate,
         budget=budget,
         gpu=subject.gpu,
         model=subject.summary(),
@@ -78,7 +84,7 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         warnings=subject.notes,
         provenance={
             **versions(),
-            "solver": best.explanation,
+            "solver": explanation,
             "rounds": list(best.rounds),
             "traces": traces.log,
             "seconds": round(time.perf_counter() - started, 2),
@@ -90,6 +96,33 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
             "notes": list(subject.notes),
         },
     )
+
+
+def _best_judged(
+    proposed: Found, others: tuple[Alternative, ...], request: Request
+) -> tuple[Estimate, str, tuple[Alternative, ...]]:
+    """Return what the judge rates best where the plan was free to choose.
+
+    The solver's formula knows nothing of what the allocator reserves, and it compares
+    some batch sizes only; a usual practice may come out ahead of its proposal, and no
+    plan may be worse than a row that is printed below it.
+    """
+    estimate, explanation = proposed.estimate, proposed.explanation
+    assert estimate is not None  # noqa: S101 - only what was found is proposed
+    ahead = [
+        row
+        for row in others
+        if row.fits
+        and rank(row.estimate, request.objective) < rank(estimate, request.objective)
+    ]
+    if request.checkpointing != "auto" or not ahead:
+        return estimate, explanation, others
+    best = min(ahead, key=lambda row: rank(row.estimate, request.objective))
+    explanation = (
+        f"{best.label!r} came out ahead of the solver's own proposal once both were "
+        f"judged; that one was: {explanation}"
+    )
+    return best.estimate, explanation, tuple(row for row in others if row != best)
 
 
 def make_estimate(  # noqa: PLR0913 - one value each, all needed
@@ -169,14 +202,14 @@ def _say(progress: Callable[[str], None] | None, text: str) -> None:
         progress(text)
 
 
-def settled(traces: Traces, precision: str, optimizer: str) -> Traces:
+def settled(traces: Traces, setting: Setting) -> Traces:
     """Return traces whose blocks really run once per forward, in that order.
 
-    Blocks that never run, or several times (shared layers), cannot be wrapped.
+    Blocks that never run, or several times (shared layers), cannot be wrapped. The
+    program is one that the search will ask for in any case.
     """
     subject = traces.subject
-    recipe = Setting(precision=precision, optimizer=optimizer).recipe(2)
-    ran = traces.of(recipe).blocks
+    ran = traces.of(setting.recipe(TRACED_BATCH_SIZES[0])).blocks
     once = tuple(name for name in ran if ran.count(name) == 1)
     if once == subject.blocks:
         return traces

@@ -209,7 +209,7 @@ def _choose(
     limit_bytes: int,
 ) -> BatchCandidate | None:
     return choose_batch_size(
-        chains.at,
+        chains.within(limit_bytes),
         solve,
         budget_bytes=limit_bytes,
         objective=request.objective,
