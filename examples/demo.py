@@ -37,7 +37,8 @@ def plan_a_large_model() -> None:
         # `budgetfit plan` says so and suggests this. It changes training, so it must be
         # asked for.
         precision="bf16",
-        effective_batch_size=64,
+        max_length=4096,
+        effective_batch_size=32,
         progress=say,
     )
     print(plan)

@@ -181,6 +181,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
             clock.close()
         log.close()
         _tell_saved_from_passing(raw)
+        raw.notes = sorted(semantics.notes) if semantics is not None else []
         tracker.remove()
     return raw
 

@@ -31,6 +31,14 @@ CUBLAS_OPS = frozenset(
 )
 # Without cuDNN a convolution is a product of unfolded patches.
 CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
+CUDNN_OPS = CONVOLUTIONS | {
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+}
+CUDNN_NOTE = (
+    "convolutions or attention run in cuDNN on this card: its workspaces are not in "
+    "the prediction"
+)
 # Mean and inverse deviation are fp32 whatever the input is; a CPU keeps the input's.
 FP32_STATISTICS = frozenset(
     {aten.native_layer_norm.default, aten.native_batch_norm.default}
@@ -53,6 +61,7 @@ class CudaOps:
         self.target = target
         self.in_backward = False
         self.in_optimizer = False
+        self.notes: set[str] = set()
         self._workspaces: set[str] = set()
 
     def run(
@@ -89,6 +98,8 @@ class CudaOps:
         out: Any,  # noqa: ANN401
     ) -> OpScratch:
         """Return the op's scratch and, at a thread's first product, the workspace."""
+        if func in CUDNN_OPS and self.target.cudnn:
+            self.notes.add(CUDNN_NOTE)
         lasting: list[ScratchRow] = []
         before: list[ScratchRow] = []
         after: list[ScratchRow] = []
