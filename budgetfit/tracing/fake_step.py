@@ -268,7 +268,6 @@ def _tell_saved_from_passing(raw: RawTrace) -> None:
 def _quiet_machine() -> Iterator[None]:
     """No garbage collection in the middle of a trace; random state as it was."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
