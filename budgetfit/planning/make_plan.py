@@ -14,10 +14,9 @@ from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
 from budgetfit.planning.layer_table import layer_table
-from budgetfit.planning.search import Found, Request, fixed_segments, rank, search
+from budgetfit.planning.search import Found, Request, policy_segments, rank, search
 from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
-from budgetfit.planning.what_if import alternatives, does_not_fit
-from budgetfit.solvers.uniform_segments import chen_segments
+from budgetfit.planning.what_if import alternatives, does_not_fit, smallest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,9 +66,10 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         for index, (_, row) in enumerate(found)
         if row.estimate is not None
     ]
-    if not rated:
-        raise does_not_fit(found[0][0], request, budget)
-    chains, best = found[min(rated)[1]]
+    if rated:
+        chains, best = found[min(rated)[1]]
+    else:
+        chains, best = _least([chains for chains, _ in found], request, budget)
     assert best.estimate is not None  # noqa: S101 - filtered above
     _say(progress, "judging the alternatives")
     others = alternatives(chains, request, budget, best.estimate)
@@ -96,6 +96,24 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
             "notes": list(subject.notes),
         },
     )
+
+
+def _least(
+    candidates: Sequence[Chains], request: Request, budget: Budget
+) -> tuple[Chains, Found]:
+    """Return the lowest peak there is, where the search found nothing that fits.
+
+    The search leaves room for what the allocator might reserve; that nothing fits is
+    for the judge to say.
+
+    Raises:
+        DoesNotFitError: If even that is too much.
+    """
+    tried = [(chains, smallest(chains, request, budget)) for chains in candidates]
+    chains, least = min(tried, key=lambda pair: pair[1].reserved_bytes)
+    if not least.fits:
+        raise does_not_fit(chains, request, least, budget)
+    return chains, Found(estimate=least, explanation="The lowest peak that was judged")
 
 
 def _best_judged(
@@ -163,10 +181,8 @@ def policy_recipe(
             "checkpointing='auto' is a decision, and an estimate takes none. Use plan, "
             "or one of: as-is, none, full, sqrt, or block names."
         )
-    if policy == "sqrt":
-        chains = Chains(Traces(subject), setting)
-        return setting.recipe(batch_size, chen_segments(chains.at(batch_size)))
-    return setting.recipe(batch_size, fixed_segments(policy, subject.blocks))
+    chains = Chains(Traces(subject), setting)
+    return setting.recipe(batch_size, policy_segments(chains, policy, batch_size))
 
 
 def make_layers(

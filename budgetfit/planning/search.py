@@ -102,6 +102,19 @@ def fixed_segments(policy: Checkpointing, blocks: Sequence[str]) -> tuple[Segmen
     return tuple(Segment((name,)) for name in blocks if name in policy)
 
 
+def policy_segments(
+    chains: Chains, policy: Checkpointing, batch_size: int
+) -> tuple[Segment, ...]:
+    """Return what a policy other than ``auto`` recomputes at a batch size.
+
+    Raises:
+        InputError: If the policy or one of the named blocks is not known.
+    """
+    if policy == "sqrt":
+        return chen_segments(chains.at(batch_size))
+    return fixed_segments(policy, chains.traces.subject.blocks)
+
+
 def _fastest(problem: Problem) -> Solution:
     """Exact labels; where they explode, the best single segment length, said so.
 
@@ -118,7 +131,7 @@ def _fastest(problem: Problem) -> Solution:
     as_fast = chain_time_ns(chain, single.segments) <= chain_time_ns(
         chain, longer.segments
     )
-    return replace(single, explanation=longer.explanation) if as_fast else longer
+    return single if as_fast else longer
 
 
 def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion, TraceError
 from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS
-from budgetfit.planning.chains import Chains, every_block
-from budgetfit.planning.search import Request, judged, search
+from budgetfit.planning.chains import Chains
+from budgetfit.planning.search import Request, judged, policy_segments, search
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.problem import Problem
 
 if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Segment
     from budgetfit.planning.chains import Setting
 
 PRACTICES = (
@@ -40,16 +39,7 @@ def alternatives(
         found = search(chains, replace(request, checkpointing=policy), budget).estimate
         if found is None:
             size = request.batch_size or 1
-            chain = chains.at(size)
-            segments = (
-                every_block(chains.traces.subject.blocks) if policy == "full" else ()
-            )
-            if policy == "sqrt":
-                from budgetfit.solvers.uniform_segments import (  # noqa: PLC0415
-                    chen_segments,
-                )
-
-                segments = chen_segments(chain)
+            segments = policy_segments(chains, policy, size)
             found = judged(chains, chains.setting.recipe(size, segments), budget)
         if found.recipe == plan.recipe:
             continue
@@ -57,34 +47,52 @@ def alternatives(
     return tuple(rows)
 
 
-def smallest(chains: Chains, batch_size: int, budget: Budget) -> Estimate:
-    """Return the lowest peak that recomputing alone can reach at a batch size."""
-    chain = chains.at(batch_size)
-    solution = lowest_peak(Problem(chain=chain, budget_bytes=sys.maxsize))
-    segments = solution.segments
-    if segments is None:
-        segments = every_block(chains.traces.subject.blocks)
-    return judged(chains, chains.setting.recipe(batch_size, segments), budget)
+def smallest(chains: Chains, request: Request, budget: Budget) -> Estimate:
+    """Return the lowest judged peak at the request's batch size, or at batch 1.
 
-
-def does_not_fit(chains: Chains, request: Request, budget: Budget) -> DoesNotFitError:
-    """Return the error: what is needed, what is largest and what would help."""
+    Where checkpointing is free: of the formula's lowest peak and the usual practices,
+    because the allocator may reserve less for one of them.
+    """
     size = request.batch_size or 1
-    least = smallest(chains, size, budget)
-    largest = max(least.at_peak_bytes.items(), key=lambda item: item[1])
+    policy = request.checkpointing
+    if policy == "auto":
+        problem = Problem(chain=chains.at(size), budget_bytes=sys.maxsize)
+        tried = [
+            lowest_peak(problem).segments or (),
+            *(policy_segments(chains, name, size) for _, name in PRACTICES),
+        ]
+    else:
+        tried = [policy_segments(chains, policy, size)]
+    estimates = [
+        judged(chains, chains.setting.recipe(size, segments), budget)
+        for segments in dict.fromkeys(tried)
+    ]
+    return min(estimates, key=lambda estimate: estimate.reserved_bytes)
+
+
+def does_not_fit(
+    chains: Chains, request: Request, least: Estimate, budget: Budget
+) -> DoesNotFitError:
+    """Return the error: what is needed, what is largest and what would help."""
     return DoesNotFitError(
         needed_bytes=least.reserved_bytes,
         usable_bytes=budget.usable_bytes,
-        largest=largest,
-        suggestions=tuple(_suggestions(chains, size, least.recipe.segments, budget)),
+        largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
+        suggestions=tuple(_suggestions(chains, request, least, budget)),
     )
 
 
 def _suggestions(
-    chains: Chains, batch_size: int, segments: tuple[Segment, ...], budget: Budget
+    chains: Chains, request: Request, least: Estimate, budget: Budget
 ) -> list[Suggestion]:
-    """Try what changes training, and keep what would fit; one trace each."""
+    """Try what was not allowed, and keep what would fit; one trace each."""
     found = []
+    batch_size, segments = least.recipe.batch_size, least.recipe.segments
+    if request.checkpointing != "auto":
+        free = smallest(chains, replace(request, checkpointing="auto"), budget)
+        if free.fits:
+            text = 'checkpointing="auto"'
+            found.append(Suggestion(text, free.recipe, free.reserved_bytes))
     for text, setting, size in _candidates(chains, batch_size):
         recipe = setting.recipe(size, segments)
         try:
@@ -92,9 +100,7 @@ def _suggestions(
         except (InputError, TraceError):
             continue  # the model cannot run that way, so it is no advice
         if estimate.fits:
-            found.append(
-                Suggestion(text=text, recipe=recipe, peak_bytes=estimate.reserved_bytes)
-            )
+            found.append(Suggestion(text, recipe, estimate.reserved_bytes))
     return found
 
 
