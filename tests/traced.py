@@ -19,7 +19,19 @@ if TYPE_CHECKING:
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
     from budgetfit.tracing.fake_step import RawTrace
 
-ADA = "rtx-4090"
+ADA, T4, HOPPER = "rtx-4090", "t4", "h100-80gb"
+
+# Every architecture once; every precision and every card several times.
+PAIRS = {
+    "gpt2": (T4, "fp16-mixed"),
+    "llama": (ADA, "bf16-mixed"),
+    "mixtral": (HOPPER, "bf16"),
+    "bert": (ADA, "bf16-mixed"),
+    "t5": (T4, "fp16-mixed"),
+    "vit": (ADA, "fp32"),
+    "convolutions": (ADA, "bf16-mixed"),
+    "transformer": (HOPPER, "bf16-mixed"),
+}
 
 
 @functools.cache
