@@ -72,9 +72,26 @@ class Traces:
             return line
         key = (program, recipe.batch_size)
         if key not in self._exact:
-            raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
-            self._exact[key] = step_trace(raw, self.subject.blocks)
+            self._exact[key] = self._trace_exactly(recipe, program)
         return self._exact[key]
+
+    def _trace_exactly(self, recipe: Recipe, program: Program) -> StepTrace:
+        """Trace at the recipe's own batch size, or through small ones if it is vast.
+
+        The whole numbers in a batch are followed up to a limit (tracing T8); a model
+        that asks about them cannot be traced with more.
+        """
+        try:
+            raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
+        except TraceError:
+            if recipe.batch_size <= max(TRACED_BATCH_SIZES):
+                raise
+            line = self._trace_line(recipe, program)
+            if line is None:
+                raise
+            self._affine[program] = line
+            return line
+        return step_trace(raw, self.subject.blocks)
 
     def _trace_line(self, recipe: Recipe, program: Program) -> StepTrace | None:
         first, second = (
