@@ -19,7 +19,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
 from budgetfit.core.recipe import Recipe
 from budgetfit.planning.candidates import check_batch, precisions, runs_on
-from budgetfit.planning.chains import Setting
+from budgetfit.planning.chains import Setting, every_block
 from budgetfit.planning.make_plan import (
     make_estimate,
     make_layers,
@@ -175,7 +175,8 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     as_is = recipe is None
     if recipe is None:
         size = batch_size_of(source.batch, batch_dim=source.batch_dim)
-        recipe = Recipe(batch_size=size, precision="as-is")
+        segments = every_block(subject.own_checkpointing())
+        recipe = Recipe(batch_size=size, precision="as-is", segments=segments)
     return make_estimate(
         subject,
         recipe,

@@ -50,6 +50,8 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     )
     traces = settled(Traces(subject, progress), first)
     subject = traces.subject
+    if request.checkpointing == "as-is":
+        request = replace(request, checkpointing=subject.own_checkpointing())
     found: list[tuple[Chains, Found]] = []
     for precision in precisions:
         chains = Chains(
@@ -181,6 +183,8 @@ def policy_recipe(
             "checkpointing='auto' is a decision, and an estimate takes none. Use plan, "
             "or one of: as-is, none, full, sqrt, or block names."
         )
+    if policy == "as-is":
+        policy = subject.own_checkpointing()
     chains = Chains(Traces(subject), setting)
     return setting.recipe(batch_size, policy_segments(chains, policy, batch_size))
 

@@ -59,6 +59,24 @@ class Subject:
         """Look for the repeated blocks of the model."""
         return replace(self, blocks=find_blocks(self.model))
 
+    def own_checkpointing(self) -> tuple[str, ...]:
+        """Return the blocks that the model itself recomputes as it is now.
+
+        Read from transformers' flag: the block's own, or else the nearest above it.
+        """
+        modules = dict(self.model.named_modules())
+
+        def is_on(name: str) -> bool:
+            path = name.split(".")
+            for depth in range(len(path), -1, -1):
+                module = modules[".".join(path[:depth])]
+                flag = getattr(module, "gradient_checkpointing", None)
+                if flag is not None:
+                    return flag is True
+            return False
+
+        return tuple(filter(is_on, self.blocks))
+
     def summary(self) -> ModelSummary:
         """Describe the model for people, and to refuse another one later."""
         parameters = list(self.model.parameters())
