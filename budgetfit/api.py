@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.applying.optimizer import qualified_name
 from budgetfit.applying.run import Run
 from budgetfit.arguments import (
-    PlanSource,
     check_objective,
-    check_same_model,
     find_card,
-    live_program,
     make_subject,
     optimizer_name,
 )
-from budgetfit.core.errors import InputError
 from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
 from budgetfit.core.recipe import Recipe
+from budgetfit.live_program import functions_of, live_program, model_to_train
 from budgetfit.planning.candidates import check_batch, precisions, runs_on
 from budgetfit.planning.chains import Setting, every_block
 from budgetfit.planning.make_plan import (
@@ -131,6 +129,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         "vram": vram,
         "gpu": gpu,
         "max_length": max_length,
+        "loss": None if loss is None else qualified_name(loss),
     }
     return replace(made, source=source, provenance={**made.provenance, "asked": asked})
 
@@ -271,12 +270,20 @@ def layers(  # noqa: PLR0913 - the options of the command line
     return make_layers(subject, wanted, progress=progress)
 
 
-def apply(plan: Plan, model: nn.Module | None = None) -> Run:
+def apply(
+    plan: Plan,
+    model: nn.Module | None = None,
+    *,
+    loss: Loss | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+) -> Run:
     """Make the model train by the plan: segments, precision, optimizer, accumulation.
 
     Args:
         plan: From ``plan()``, or loaded from disk.
         model: Needed where the plan has none: it was loaded, or made from a config.
+        loss: Needed where the plan was made with one and loaded; so is ``optimizer``.
+        optimizer: The function that ``plan.recipe.optimizer`` names.
 
     Returns:
         What trains; ``run.step(batch)`` for each micro-batch, ``run.undo()`` for the
@@ -285,20 +292,9 @@ def apply(plan: Plan, model: nn.Module | None = None) -> Run:
     Raises:
         InputError: If there is no model, or it is not the one that was planned.
     """
-    source = plan.source if isinstance(plan.source, PlanSource) else None
-    model = model if model is not None else (source.model if source else None)
-    if model is None:
-        raise InputError(
-            "This plan has no model with weights to train: it was loaded from disk or "
-            "made from a config. Hand one in: budgetfit.apply(plan, model)."
-        )
-    check_same_model(plan, model)
-    return Run(
-        model,
-        plan.recipe,
-        loss=source.loss if source else None,
-        optimizer=source.optimizer if source else None,
-    )
+    model = model_to_train(plan, model)
+    loss, optimizer = functions_of(plan, loss, optimizer)
+    return Run(model, plan.recipe, loss=loss, optimizer=optimizer)
 
 
 def verify(  # noqa: PLR0913 - the contract of interface 2.1
@@ -306,6 +302,8 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
     model: nn.Module | str | None = None,
     *,
     batch: Any = None,  # noqa: ANN401
+    loss: Loss | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     steps: int = 3,
     device: str | None = None,
     trust_remote_code: bool = False,
@@ -322,6 +320,8 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
         plan: From ``plan()``, or loaded from disk.
         model: Needed where the plan has none.
         batch: The batch to run; the planned one, with the longest samples, if left out.
+        loss: As for ``apply``; so is ``optimizer``.
+        optimizer: The function that ``plan.recipe.optimizer`` names.
         steps: Optimizer steps, at least 3.
         device: ``"cuda"`` or ``"cpu"``; CUDA if left out.
         trust_remote_code: Let a hub model's own code run.
@@ -334,10 +334,11 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
         plan,
         model,
         batch=batch,
+        loss=loss,
+        optimizer=optimizer,
         device=device,
         trust_remote_code=trust_remote_code,
     )
-    check_same_model(plan, live.model)
     return verify_plan(plan, live, steps=steps, progress=progress)
 
 

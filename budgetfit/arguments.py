@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,33 +20,15 @@ from budgetfit.core.gpus import (
 )
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
-from budgetfit.integrations.python_factory import is_factory_text
+from budgetfit.live_program import PlanSource
 from budgetfit.planning.subject import Subject
-from budgetfit.planning.verify_plan import RealProgram
 from budgetfit.tracing.batch_shapes import batch_size_of
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
-from budgetfit.verifying.real_step import find_device
 
 if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
+    from collections.abc import Callable
 
 OBJECTIVES = ("throughput", "batch_size", "memory")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSource:
-    """The live things that a plan was made for; ``apply`` and ``verify`` use them.
-
-    ``model`` is None where a config or hub id was planned: it has no weights to train.
-    ``materialise(device)`` then builds one with random weights, enough for memory.
-    """
-
-    model: nn.Module | None
-    materialise: Callable[..., nn.Module] | None
-    batch: Any
-    batch_dim: int
-    loss: Callable[..., Any] | None
-    optimizer: Callable[..., torch.optim.Optimizer] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,84 +180,3 @@ def check_objective(objective: str) -> None:
         raise InputError(
             f"{objective!r} is not an objective. Use one of: {', '.join(OBJECTIVES)}."
         )
-
-
-def check_same_model(plan: Plan, model: nn.Module) -> None:
-    """Refuse a model that is not the planned one.
-
-    Raises:
-        InputError: If parameter counts differ or a planned block is missing.
-    """
-    count = sum(p.numel() for p in model.parameters())
-    modules = dict(model.named_modules())
-    missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
-    if count != plan.model.parameter_count or missing:
-        what = (
-            f"has no block {missing[0]!r}"
-            if missing
-            else f"has {count:,} parameters, not {plan.model.parameter_count:,}"
-        )
-        raise InputError(
-            f"The plan was made for {plan.model.name}, and this model {what}. "
-            "Plan again for this model."
-        )
-
-
-def live_program(
-    plan: Plan,
-    model: nn.Module | str | None,
-    *,
-    batch: Any,  # noqa: ANN401 - any nesting of tensors
-    device: str | None,
-    trust_remote_code: bool,
-) -> RealProgram:
-    """Return the live model, batch and loss that a plan is verified with.
-
-    A plan made from a config gets random weights: enough for memory and time.
-
-    Raises:
-        InputError: If there is no model, no such device, or no batch can be made.
-    """
-    chosen = find_device(device)
-    source = plan.source if isinstance(plan.source, PlanSource) else None
-    asked = plan.provenance.get("asked", {})
-    if model is None and source is None:
-        model = _planned_text(asked.get("model"))
-    if model is None and source is not None:
-        live = source.model
-        if live is None and source.materialise is not None:
-            live = source.materialise(chosen)
-    elif isinstance(model, str):
-        resolved = resolve_model(model, trust_remote_code=trust_remote_code)
-        make = resolved.materialise
-        live = resolved.model if make is None else make(chosen)
-    else:
-        live = model
-    if live is None:
-        raise InputError(
-            "The plan has no model to verify: hand it in, verify(plan, model) or "
-            "--model module:factory."
-        )
-    batch_dim = source.batch_dim if source is not None else batch_dimension(live)
-    if batch is None and source is not None:
-        batch = source.batch
-    if batch is None:
-        batch = make_batch(live, max_length=asked.get("max_length")).batch
-    return RealProgram(
-        model=live,
-        batch=batch,
-        batch_dim=batch_dim,
-        loss=source.loss if source is not None else None,
-        optimizer=source.optimizer if source is not None else None,
-        device=chosen,
-    )
-
-
-def _planned_text(text: object) -> str | None:
-    """Return the config or hub id that a plan was made from; never a factory.
-
-    A plan file is data: loading one must not run code that its author chose.
-    """
-    if isinstance(text, str) and not is_factory_text(text):
-        return text
-    return None

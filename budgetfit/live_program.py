@@ -1,0 +1,209 @@
+"""The live things that a plan was made for, and what a saved plan needs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES
+from budgetfit.core.errors import InputError
+from budgetfit.integrations.model_source import resolve_model
+from budgetfit.integrations.python_factory import is_factory_text
+from budgetfit.planning.verify_plan import RealProgram
+from budgetfit.tracing.batch_shapes import describe_batch
+from budgetfit.tracing.made_batch import batch_dimension, make_batch
+from budgetfit.verifying.real_step import find_device
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
+
+Loss = Callable[..., Any]
+Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """The live things that a plan was made for; ``apply`` and ``verify`` use them.
+
+    ``model`` is None where a config or hub id was planned: it has no weights to train.
+    ``materialise(device)`` then builds one with random weights, enough for memory.
+    """
+
+    model: nn.Module | None
+    materialise: Callable[..., nn.Module] | None
+    batch: Any
+    batch_dim: int
+    loss: Loss | None
+    optimizer: Optimizer | None
+
+
+def check_same_model(plan: Plan, model: nn.Module) -> None:
+    """Refuse a model that is not the planned one.
+
+    Raises:
+        InputError: If parameter counts differ or a planned block is missing.
+    """
+    count = sum(p.numel() for p in model.parameters())
+    modules = dict(model.named_modules())
+    missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
+    if count != plan.model.parameter_count or missing:
+        what = (
+            f"has no block {missing[0]!r}"
+            if missing
+            else f"has {count:,} parameters, not {plan.model.parameter_count:,}"
+        )
+        raise InputError(
+            f"The plan was made for {plan.model.name}, and this model {what}. "
+            "Plan again for this model."
+        )
+
+
+def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
+    """Return the model that a plan is applied to.
+
+    Raises:
+        InputError: If there is none with weights, or it is not the planned one.
+    """
+    if model is None and isinstance(plan.source, PlanSource):
+        model = plan.source.model
+    if model is None:
+        raise InputError(
+            "This plan has no model with weights to train: it was loaded from disk or "
+            "made from a config. Hand one in: budgetfit.apply(plan, model)."
+        )
+    check_same_model(plan, model)
+    return model
+
+
+def functions_of(
+    plan: Plan,
+    loss: Loss | None,
+    optimizer: Optimizer | None,
+) -> tuple[Loss | None, Optimizer | None]:
+    """Return the loss and the optimizer function that a plan was made with.
+
+    A saved plan has only their names: training without them would be another training.
+
+    Raises:
+        InputError: If the plan needs one that is not there.
+    """
+    if isinstance(plan.source, PlanSource):
+        loss = loss if loss is not None else plan.source.loss
+        optimizer = optimizer if optimizer is not None else plan.source.optimizer
+    name = plan.recipe.optimizer
+    for what, given, needed in (
+        ("loss", loss, _asked(plan).get("loss")),
+        ("optimizer", optimizer, None if name in OPTIMIZER_NAMES else name),
+    ):
+        if given is None and needed is not None:
+            raise InputError(
+                f"The plan was made with {what}={needed}, a function that a saved plan "
+                f"only names. Hand it in again, in Python: apply(plan, model, "
+                f"{what}=...) or verify(plan, model, {what}=...)."
+            )
+    return loss, optimizer
+
+
+def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
+    plan: Plan,
+    model: nn.Module | str | None,
+    *,
+    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    loss: Loss | None,
+    optimizer: Optimizer | None,
+    device: str | None,
+    trust_remote_code: bool,
+) -> RealProgram:
+    """Return the live model, batch and loss that a plan is verified with.
+
+    A plan made from a config gets random weights: enough for memory and time.
+
+    Raises:
+        InputError: If there is no model, no such device, or no batch can be made.
+    """
+    chosen = find_device(device)
+    loss, optimizer = functions_of(plan, loss, optimizer)
+    live = _live_model(plan, model, chosen, trust_remote_code=trust_remote_code)
+    check_same_model(plan, live)
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    batch_dim = source.batch_dim if source is not None else batch_dimension(live)
+    if batch is None and source is not None:
+        batch = source.batch
+    if batch is None:
+        batch = make_batch(live, max_length=_asked(plan).get("max_length")).batch
+        _check_same_batch(plan, batch, batch_dim)
+    return RealProgram(
+        model=live,
+        batch=batch,
+        batch_dim=batch_dim,
+        loss=loss,
+        optimizer=optimizer,
+        device=chosen,
+    )
+
+
+def _live_model(
+    plan: Plan,
+    model: nn.Module | str | None,
+    device: torch.device,
+    *,
+    trust_remote_code: bool,
+) -> nn.Module:
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    if model is None and source is None:
+        model = _planned_text(_asked(plan).get("model"))
+    if isinstance(model, str):
+        resolved = resolve_model(model, trust_remote_code=trust_remote_code)
+        make = resolved.materialise
+        return resolved.model if make is None else make(device)
+    if model is None and source is not None:
+        model = source.model
+        if model is None and source.materialise is not None:
+            model = source.materialise(device)
+    if model is None:
+        raise InputError(
+            "The plan has no model to verify: hand it in, verify(plan, model) or "
+            "--model module:factory."
+        )
+    return model
+
+
+def _check_same_batch(plan: Plan, batch: Any, batch_dim: int) -> None:  # noqa: ANN401
+    """Refuse to measure with another batch than the one that was planned for."""
+
+    def samples(batch: dict[str, tuple[tuple[int, ...], str]]) -> object:
+        return {
+            name: ((*shape[:batch_dim], *shape[batch_dim + 1 :]), dtype)
+            for name, (shape, dtype) in batch.items()
+        }
+
+    made = describe_batch(batch)
+    if samples(made) != samples(plan.model.batch):
+        planned = ", ".join(
+            f"{name} {list(shape)}" for name, (shape, _) in plan.model.batch.items()
+        )
+        raise InputError(
+            f"The plan was made for a batch of {planned}, which is not what would be "
+            "made from the model. Hand it in, in Python: "
+            "verify(plan, model, batch=...)."
+        )
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    """Return what the plan's author asked for; a damaged file may hold anything."""
+    asked = plan.provenance.get("asked")
+    return asked if isinstance(asked, dict) else {}
+
+
+def _planned_text(text: object) -> str | None:
+    """Return the config or hub id that a plan was made from; never a factory.
+
+    A plan file is data: loading one must not run code that its author chose.
+    """
+    if isinstance(text, str) and not is_factory_text(text):
+        return text
+    return None
