@@ -43,7 +43,7 @@ class Card:
         """Return what is left for the allocator."""
         headroom_bytes = None
         if headroom is not None:
-            headroom_bytes = headroom if headroom == 0 else parse_bytes(headroom)
+            headroom_bytes = 0 if headroom in (0, "0") else parse_bytes(headroom)
         total = self.gpu.total_bytes if self.total_bytes is None else self.total_bytes
         return plan_budget(total, self.gpu, headroom_bytes)
 
