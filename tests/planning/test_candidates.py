@@ -1,0 +1,43 @@
+import pytest
+
+from budgetfit.core.errors import InputError
+from budgetfit.core.gpus import find_gpu
+from budgetfit.planning.candidates import check_batch, precisions
+
+ADA, T4 = find_gpu("rtx-4090"), find_gpu("t4")
+
+
+def test_auto_is_what_the_card_has_hardware_for() -> None:
+    assert precisions("auto", ADA) == ("bf16-mixed",)
+    assert precisions("auto", T4) == ("fp16-mixed",)
+
+
+def test_a_list_is_compared_in_its_order_without_repetition() -> None:
+    assert precisions(["fp32", "auto", "bf16-mixed"], ADA) == ("fp32", "bf16-mixed")
+
+
+def test_what_a_card_only_emulates_is_refused() -> None:
+    with pytest.raises(InputError, match=r"needs compute capability 8\.0, and .*T4"):
+        precisions(["fp32", "bf16"], T4)
+
+
+def test_unknown_and_missing_precisions_are_refused() -> None:
+    with pytest.raises(InputError, match="'bf61' is not a precision"):
+        precisions("bf61", ADA)
+    with pytest.raises(InputError, match="list of precisions is empty"):
+        precisions([], ADA)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
+def test_a_size_that_is_no_whole_number_is_refused(size: object) -> None:
+    with pytest.raises(InputError, match="batch_size must be a whole number"):
+        check_batch(size, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="effective_batch_size must be a whole number"):
+        check_batch(None, size)  # type: ignore[arg-type]
+
+
+def test_a_micro_batch_must_divide_the_effective_one() -> None:
+    check_batch(8, 64)
+    check_batch(None, 7)
+    with pytest.raises(InputError, match=r"does not divide .* smaller one .* is 6\."):
+        check_batch(7, 48)
