@@ -9,9 +9,11 @@ from budgetfit.applying.optimizer import qualified_name
 from budgetfit.applying.run import Run
 from budgetfit.arguments import (
     check_objective,
+    check_recipe,
     find_card,
     make_subject,
     optimizer_name,
+    parse_checkpointing,
 )
 from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
 from budgetfit.core.recipe import Recipe
@@ -112,7 +114,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    policy = checkpointing if isinstance(checkpointing, str) else tuple(checkpointing)
+    policy = parse_checkpointing(checkpointing)
     if policy not in ("auto", "sqrt"):
         fixed_segments(policy, subject.blocks)
     made = make_plan(
@@ -159,6 +161,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         InputError: Something cannot be what was meant.
         TraceError: The model cannot run on fake tensors.
     """
+    check_recipe(recipe)
     card = find_card(vram, gpu)
     name = recipe.optimizer if recipe is not None else "adamw_torch_fused"
     subject, source = make_subject(
@@ -220,7 +223,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     )
     size = batch_size or batch_size_of(source.batch, batch_dim=source.batch_dim)
     check_batch(size, effective_batch_size)
-    policy = checkpointing if isinstance(checkpointing, str) else tuple(checkpointing)
+    policy = parse_checkpointing(checkpointing)
     setting = Setting(
         precision=chosen,
         optimizer=optimizer,

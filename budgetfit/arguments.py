@@ -18,6 +18,7 @@ from budgetfit.core.gpus import (
     generic_gpu,
     gpu_from_properties,
 )
+from budgetfit.core.recipe import Recipe
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.live_program import PlanSource
@@ -26,7 +27,7 @@ from budgetfit.tracing.batch_shapes import batch_size_of
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 OBJECTIVES = ("throughput", "batch_size", "memory")
 
@@ -61,6 +62,8 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
     """
     limit = None if vram is None else parse_bytes(vram)
     if gpu is not None:
+        if not isinstance(gpu, str):
+            raise InputError(f'gpu must be a name such as "rtx-4090"; got {gpu!r}.')
         card = find_gpu(gpu)
         if limit is not None and limit > card.total_bytes:
             have = format_bytes(card.total_bytes)
@@ -111,7 +114,11 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     Raises:
         InputError: If the model, batch or loss is not what was expected.
     """
-    if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+    if max_length is not None and (
+        isinstance(max_length, bool)
+        or not isinstance(max_length, int)
+        or max_length < 1
+    ):
         raise InputError(
             f"max_length must be a whole number of at least 1, for example 1024; got "
             f"{max_length!r}."
@@ -172,6 +179,27 @@ def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str
             f"the parameters; got {optimizer!r}."
         )
     return qualified_name(optimizer)
+
+
+def parse_checkpointing(wanted: str | Sequence[str]) -> str | tuple[str, ...]:
+    """Return a policy's name, or block names as a tuple."""
+    if isinstance(wanted, str):
+        return wanted
+    if not isinstance(wanted, (list, tuple)):
+        raise InputError(
+            "checkpointing must be auto, none, full, sqrt, as-is, or a list of block "
+            f'names such as ["model.layers.0"]; got {wanted!r}.'
+        )
+    return tuple(wanted)
+
+
+def check_recipe(recipe: Recipe | None) -> None:
+    """Refuse what is no recipe."""
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise InputError(
+            f"recipe must be a Recipe, not a {type(recipe).__name__}; for example "
+            'budgetfit.Recipe(batch_size=8, precision="bf16-mixed").'
+        )
 
 
 def check_objective(objective: str) -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.core.errors import InputError
+from budgetfit.core.plan import Plan
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.python_factory import is_factory_text
 from budgetfit.planning.verify_plan import RealProgram
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
 from budgetfit.verifying.real_step import find_device
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 Loss = Callable[..., Any]
 Optimizer = Callable[..., torch.optim.Optimizer]
@@ -47,6 +45,10 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
     Raises:
         InputError: If parameter counts differ or a planned block is missing.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"The model must be a torch.nn.Module, not a {type(model).__name__}."
+        )
     count = sum(p.numel() for p in model.parameters())
     modules = dict(model.named_modules())
     missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
@@ -68,6 +70,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
     Raises:
         InputError: If there is none with weights, or it is not the planned one.
     """
+    _check_plan(plan)
     if model is None and isinstance(plan.source, PlanSource):
         model = plan.source.model
     if model is None:
@@ -125,10 +128,16 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
     Raises:
         InputError: If there is no model, no such device, or no batch can be made.
     """
-    chosen = find_device(device)
+    _check_plan(plan)
+    chosen = find_device(_device(device))
     loss, optimizer = functions_of(plan, loss, optimizer)
     live = _live_model(plan, model, chosen, trust_remote_code=trust_remote_code)
     check_same_model(plan, live)
+    if any(parameter.is_meta for parameter in live.parameters()):
+        raise InputError(
+            "The model is on the meta device: it has no weights for real steps. Load "
+            "them first, or hand in a model that has some: verify(plan, model)."
+        )
     source = plan.source if isinstance(plan.source, PlanSource) else None
     batch_dim = source.batch_dim if source is not None else batch_dimension(live)
     if batch is None and source is not None:
@@ -191,6 +200,29 @@ def _check_same_batch(plan: Plan, batch: Any, batch_dim: int) -> None:  # noqa: 
             "made from the model. Hand it in, in Python: "
             "verify(plan, model, batch=...)."
         )
+
+
+def _check_plan(plan: Plan) -> None:
+    if not isinstance(plan, Plan):
+        raise InputError(
+            f"A Plan is expected, not a {type(plan).__name__}: what plan() returned, "
+            'or budgetfit.Plan.load("plan.json").'
+        )
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise InputError(
+            f'device={str(device)!r} cannot be verified on. Use "cuda", or "cpu" to '
+            "check gradients and live bytes without a GPU."
+        )
+    return chosen
 
 
 def _asked(plan: Plan) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import automatic_precision, find_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.gpus import Gpu
 
 
@@ -19,7 +18,8 @@ def precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
     Raises:
         InputError: If a policy is unknown or the card has no hardware for it.
     """
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+    names: Sequence[Any] = wanted if several else [wanted]
     if not names:
         raise InputError(
             'The list of precisions is empty. Use for example precision="bf16-mixed".'

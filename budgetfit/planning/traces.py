@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from budgetfit.applying.run import Run
 from budgetfit.core.errors import BudgetfitError, TraceError
@@ -14,9 +19,7 @@ from budgetfit.tracing.fake_step import trace_once
 from budgetfit.tracing.steady_step import repeat_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
+    from collections.abc import Callable, Iterator
 
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.planning.subject import Subject
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 TRACED_BATCH_SIZES = (2, 3)
 STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
 
-logger = logging.getLogger(__name__)
 Program = tuple[str, str, tuple[Segment, ...], bool, bool]
 
 
@@ -128,16 +130,17 @@ class Traces:
             )
 
         try:
-            raw = trace_once(
-                self.subject.model,
-                program,
-                self.subject.batch,
-                batch_size=batch_size,
-                batch_dim=self.subject.batch_dim,
-                blocks=self.subject.blocks,
-                target=self.subject.target,
-                micro_steps=micro_steps,
-            )
+            with quiet_fakes():
+                raw = trace_once(
+                    self.subject.model,
+                    program,
+                    self.subject.batch,
+                    batch_size=batch_size,
+                    batch_dim=self.subject.batch_dim,
+                    blocks=self.subject.blocks,
+                    target=self.subject.target,
+                    micro_steps=micro_steps,
+                )
         except BudgetfitError:
             raise
         except Exception as error:
@@ -161,12 +164,45 @@ def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:
     )
 
 
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keep torch from logging a traceback for what becomes an error or a note."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 def _trace_error(model: nn.Module, error: Exception) -> TraceError:
-    text = " ".join(str(error).split())[:300]
+    text = " ".join(str(error).split())[:300].rstrip(".")
+    module, op = _where(error)
+    place = f", in {module!r}" if module else ""
+    place += f" at {op}" if op else ""
     return TraceError(
-        f"{type(model).__name__} cannot run on fake tensors: "
+        f"{type(model).__name__} cannot run on fake tensors{place}: "
         f"{type(error).__name__}: {text}. Pass an example batch that the model's "
         "forward accepts (batch=...), and a loss= if it returns none.",
-        module=type(model).__name__,
-        op=getattr(error, "func", "") and str(getattr(error, "func", "")),
+        module=module or type(model).__name__,
+        op=op,
     )
+
+
+def _where(error: Exception) -> tuple[str, str]:
+    """Return the path of the innermost module that ran, and the op, from the frames.
+
+    It was a copy of the model that ran, so paths are those below its outermost module.
+    """
+    modules: list[nn.Module] = []
+    op = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        running, func = frame.f_locals.get("self"), frame.f_locals.get("func")
+        if isinstance(running, nn.Module):
+            modules.append(running)
+        if isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - it has no other name
+            op = str(func)
+    if not modules:
+        return "", op
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    return names.get(id(modules[-1]), ""), op

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from budgetfit.applying.run import Run
+from budgetfit.core.errors import InputError
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.memory.replay import stretches
-from budgetfit.planning.traces import STEADY_MICRO_STEPS
+from budgetfit.planning.traces import STEADY_MICRO_STEPS, quiet_fakes
 from budgetfit.tracing.affine_trace import step_trace
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
 from budgetfit.tracing.fake_step import trace_once
@@ -25,7 +26,7 @@ from budgetfit.verifying.compare import (
     check_gradients,
 )
 from budgetfit.verifying.kept_model import kept_as_it_was
-from budgetfit.verifying.real_step import find_device, run_real_steps
+from budgetfit.verifying.real_step import LEAST_STEPS, find_device, run_real_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,12 @@ def verify_plan(
     Raises:
         InputError: If there are too few steps, or no such device.
     """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < LEAST_STEPS:
+        raise InputError(
+            f"steps must be a whole number of at least {LEAST_STEPS}, got {steps!r}: "
+            "the optimizer's state appears in the first one, the steady peak in the "
+            "second."
+        )
     say = progress or (lambda _: None)
     device = find_device(program.device)
     on_cuda = device.type == "cuda"
@@ -126,7 +133,8 @@ def _cpu_timeline_if_possible(
     product in fp32): gradients were compared all the same, and that is worth telling.
     """
     try:
-        return cpu_timeline(plan, program)
+        with quiet_fakes():
+            return cpu_timeline(plan, program)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is no verdict
         text = " ".join(str(error).split())[:200]
         notes.append(
