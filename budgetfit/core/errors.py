@@ -82,7 +82,7 @@ class DoesNotFitError(BudgetfitError):
         usable = format_bytes(self.usable_bytes)
         lines = [
             f"Does not fit: at least {needed} are needed, {usable} are usable.",
-            f"Largest part: {name}, {format_bytes(largest_bytes)}.",
+            f"Largest part: {name.replace('_', ' ')}, {format_bytes(largest_bytes)}.",
         ]
         if self.suggestions:
             lines.append("What would fit:")

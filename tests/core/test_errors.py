@@ -42,7 +42,7 @@ def test_does_not_fit_says_what_was_needed_what_there_was_and_what_to_try() -> N
     )
     assert str(error).splitlines() == [
         "Does not fit: at least 12.00 GiB are needed, 10.00 GiB are usable.",
-        "Largest part: optimizer_state, 6.00 GiB.",
+        "Largest part: optimizer state, 6.00 GiB.",
         "What would fit:",
         "  optimizer adamw_bnb_8bit: peak 9.00 GiB",
         "  gpu l40s: peak 12.00 GiB",

@@ -1,0 +1,104 @@
+"""Plan models near a small limit, then verify the plans on this CUDA device.
+
+    python -m tests.accuracy.verify_plans             # on a real card
+    run.sh --gpu t4 -- python -m tests.accuracy.verify_plans --gpu t4
+
+    run.sh --gpu t4 -- python -m tests.accuracy.verify_plans --gpu t4   # null driver
+`budgetfit.verify` measures it. Prints one line per plan, signed errors first, and says
+whether a real card or the null driver was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+
+import budgetfit
+from tests.accuracy.provenance import answer_for_the_device, origin
+from tests.accuracy.well_formed import NULL_DRIVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+
+def _llama() -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=1024,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        intermediate_size=2816,
+        vocab_size=32000,
+        use_cache=False,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+# Name, how to make it, and a limit at which blocks have to be recomputed.
+MODELS: tuple[tuple[str, Callable[[], nn.Module], str], ...] = (
+    (
+        "gpt2-124m",
+        lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False)),
+        "4GB",
+    ),
+    (
+        "bert-base",
+        lambda: transformers.BertForMaskedLM(transformers.BertConfig()),
+        "3500MB",
+    ),
+    ("llama-210m", _llama, "6500MB"),
+    (
+        "vit-base",
+        lambda: transformers.ViTForImageClassification(transformers.ViTConfig()),
+        "3GB",
+    ),
+)
+
+
+def check(name: str, model: nn.Module, limit: str, precision: str, gpu: str) -> str:
+    """Plan and verify one model; one line of what was found."""
+    plan = budgetfit.plan(
+        model, vram=limit, gpu=gpu, precision=precision, effective_batch_size=32
+    )
+    found = budgetfit.verify(plan)
+    reserved = max(row.measured_reserved_bytes for row in found.phases)
+    recipe = plan.recipe
+    lengths = [len(segment.blocks) for segment in recipe.segments]
+    return (
+        f"allocated {found.allocated_error:+.3%}  "
+        f"reserved {plan.estimate.reserved_bytes / reserved - 1:+.3%}  "
+        f"{'passed' if found.passed else 'FAILED'}  {name} {recipe.precision} "
+        f"{recipe.batch_size} x {recipe.gradient_accumulation_steps}, segments of "
+        f"{lengths or 'none'}, {reserved / plan.budget.usable_bytes:.1%} of the budget"
+    )
+
+
+def main() -> int:
+    """Print a line for each model and precision."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--gpu", help="the card's name in the table; this one if absent"
+    )
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    measured_on = origin()
+    if measured_on == NULL_DRIVER:
+        torch.backends.cudnn.enabled = False  # it cannot run there
+        answer_for_the_device()
+    gpu = options.gpu or torch.cuda.get_device_name()
+    sys.stdout.write(f"measured on: {measured_on} ({gpu}), torch {torch.__version__}\n")
+    for name, make, limit in MODELS:
+        for precision in ("fp32", "auto"):
+            sys.stdout.write(check(name, make(), limit, precision, gpu) + "\n")
+            sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
