@@ -1,11 +1,11 @@
 """Plan models near a small limit, then verify the plans on this CUDA device.
 
     python -m tests.accuracy.verify_plans             # on a real card
-    run.sh --gpu t4 -- python -m tests.accuracy.verify_plans --gpu t4
-
     run.sh --gpu t4 -- python -m tests.accuracy.verify_plans --gpu t4   # null driver
-`budgetfit.verify` measures it. Prints one line per plan, signed errors first, and says
-whether a real card or the null driver was measured.
+
+Unlike the recordings, the measured program is the product's own: the plan is applied
+and `budgetfit.verify` measures it. Prints one line per plan, signed errors first, and
+says whether a real card or the null driver was measured.
 """
 
 from __future__ import annotations
