@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -269,9 +271,12 @@ def _quiet_machine() -> Iterator[None]:
     """No garbage collection in the middle of a trace; random state as it was."""
     was_enabled = gc.isenabled()
     gc.disable()
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             yield
     finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 - models draw from it
         if was_enabled:
             gc.enable()

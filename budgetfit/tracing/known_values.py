@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LARGEST_ELEMENTS = 1 << 20  # a mask of length^2 is not worth its time
+# What a lone random number is taken for. Models compare it with the probability of
+# leaving a layer out (layerdrop); with this one all layers run, which takes the most.
+LARGEST_CHANCE = 1 - 2**-24
 aten = torch.ops.aten
 
 # Made from nothing but their arguments.
@@ -115,6 +118,9 @@ class KnownValues:
         if func in ASKS_FOR_VALUES:
             return self._answer(func, args, kwargs, known=known)
         out = func(*args, **kwargs)
+        if func is aten.rand.default and out.numel() == 1:
+            with _disable_current_modes():
+                self.remember(out, torch.full(out.shape, LARGEST_CHANCE))
         writes, random = _nature(func)
         if known and not random and (writes or any(map(_whole, _tensors(out)))):
             self._follow(func, args, kwargs, out)
