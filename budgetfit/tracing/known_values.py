@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LARGEST_ELEMENTS = 1 << 20  # a mask of length^2 is not worth its time
+MOST_FLOATS = 1 << 18  # samples times length, and not times width
 # What a lone random number is taken for. Models compare it with the probability of
 # leaving a layer out (layerdrop); with this one all layers run, which takes the most.
 LARGEST_CHANCE = 1 - 2**-24
@@ -70,9 +71,9 @@ LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op
 
 
 def _whole(tensor: torch.Tensor) -> bool:
-    """Whole numbers, and single numbers such as an optimizer's step count."""
+    """Whole numbers, and a few others: masks of ones, an optimizer's step count."""
     if tensor.is_floating_point():
-        return tensor.numel() == 1
+        return tensor.numel() <= MOST_FLOATS
     return not tensor.is_complex() and tensor.numel() <= LARGEST_ELEMENTS
 
 
@@ -143,7 +144,7 @@ class KnownValues:
             if isinstance(x, torch.Tensor):
                 inputs += 1
                 if isinstance(x, FakeTensor) and (
-                    (x.dtype.is_floating_point and x.numel() != 1)
+                    (x.dtype.is_floating_point and x.numel() > MOST_FLOATS)
                     or x not in self._real
                 ):
                     return False
