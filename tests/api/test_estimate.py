@@ -67,7 +67,8 @@ def test_each_sample_takes_what_the_blocks_keep_of_it() -> None:
     )
 
     # a block keeps its input and its tanh, of one MiB each; the last sum is still there
-    assert ten - two == 8 * (3 * 2 + 1) * MIB
+    # and its mean takes a little
+    assert 0 <= ten - two - 8 * (3 * 2 + 1) * MIB <= 4096
 
 
 def test_recomputing_every_block_takes_less_and_longer() -> None:

@@ -1,0 +1,223 @@
+"""budgetfit.apply: the model trains by the plan, and can be put back."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import budgetfit
+from budgetfit import InputError, Plan
+from tests.api.planned import CARD, Fingerprint
+from tests.models import EXAMPLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 4
+
+
+class Tower(nn.Module):
+    """A plain module; its blocks are in a ModuleList, and it returns no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Tanh()) for _ in range(3)
+        )
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def tower() -> Tower:
+    torch.manual_seed(0)
+    return Tower().train()
+
+
+def batch(samples: int = 4) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "x": torch.randn(samples, 8, generator=generator),
+        "y": torch.randint(0, 2, (samples,), generator=generator),
+    }
+
+
+def cross_entropy(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    return nn.functional.cross_entropy(outputs, batch["y"])
+
+
+def fast_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def plan_of(model: nn.Module, **options: Any) -> Plan:  # noqa: ANN401
+    settings: dict[str, Any] = {
+        "gpu": CARD,
+        "batch": batch(),
+        "loss": cross_entropy,
+        "precision": "fp32",
+        "optimizer": fast_sgd,
+        "batch_size": 4,
+        "effective_batch_size": 8,
+        "checkpointing": "full",
+        **options,
+    }
+    return budgetfit.plan(model, **settings)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    plan_of(tower()).save(path)
+    return path
+
+
+def train(run: budgetfit.Run, steps: int = STEPS) -> list[float]:
+    torch.manual_seed(5)
+    return [run.step(batch()).item() for _ in range(2 * steps)]
+
+
+def test_the_model_that_was_planned_trains_and_is_put_back() -> None:
+    model = tower()
+    plan = plan_of(model)
+    before = Fingerprint.of(model)
+
+    run = budgetfit.apply(plan)
+    assert run.model is model
+    assert run.recipe == plan.recipe
+    losses = train(run)
+    run.undo()
+
+    assert losses[-1] < losses[0]
+    after = Fingerprint.of(model)
+    for name in ("objects", "modules", "gradients"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert not after.tensors["head.weight"].equal(before.tensors["head.weight"])
+
+
+def test_two_micro_batches_make_one_step() -> None:
+    model = tower()
+    with budgetfit.apply(plan_of(model)) as run:
+        weight = model.head.weight.detach().clone()
+        run.step(batch())
+        assert model.head.weight.equal(weight)
+        run.step(batch())
+        assert not model.head.weight.equal(weight)
+
+
+def test_as_a_context_manager_it_undoes_itself() -> None:
+    model = tower()
+    plan = plan_of(model)
+
+    with budgetfit.apply(plan):
+        assert "forward" in vars(model.blocks[0])
+    assert "forward" not in vars(model.blocks[0])
+
+
+def test_a_loaded_plan_trains_as_the_one_that_was_saved(saved: Path) -> None:
+    first, second = tower(), tower()
+    with budgetfit.apply(plan_of(first)) as run:
+        expected = train(run)
+
+    loaded = Plan.load(saved)
+    with budgetfit.apply(loaded, second, loss=cross_entropy, optimizer=fast_sgd) as run:
+        assert train(run) == expected
+
+
+def test_a_recomputed_model_trains_as_one_that_keeps_everything() -> None:
+    losses = []
+    for policy in ("none", "full"):
+        with budgetfit.apply(plan_of(tower(), checkpointing=policy)) as run:
+            losses.append(train(run))
+
+    assert losses[0] == losses[1]
+
+
+def test_a_loaded_plan_needs_its_loss_again(saved: Path) -> None:
+    with pytest.raises(InputError, match=r"made with loss=\S+cross_entropy"):
+        budgetfit.apply(Plan.load(saved), tower(), optimizer=fast_sgd)
+
+
+def test_a_loaded_plan_needs_its_optimizer_again(saved: Path) -> None:
+    with pytest.raises(InputError, match=r"made with optimizer=\S+fast_sgd"):
+        budgetfit.apply(Plan.load(saved), tower(), loss=cross_entropy)
+
+
+def test_another_optimizer_than_the_planned_one_is_refused(saved: Path) -> None:
+    with pytest.raises(InputError, match="Hand in the same one"):
+        budgetfit.apply(
+            Plan.load(saved), tower(), loss=cross_entropy, optimizer=torch.optim.Adam
+        )
+
+
+def test_a_loaded_plan_needs_a_model(saved: Path) -> None:
+    with pytest.raises(InputError, match=r"Hand one in: budgetfit\.apply"):
+        budgetfit.apply(Plan.load(saved))
+
+
+def test_another_model_than_the_planned_one_is_refused(saved: Path) -> None:
+    other = tower()
+    other.head = nn.Linear(8, 3)
+    renamed = tower()
+    renamed.layers = renamed.blocks
+    del renamed.blocks
+    before = Fingerprint.of(other)
+
+    with pytest.raises(InputError, match="this model has 243 parameters, not 234"):
+        budgetfit.apply(Plan.load(saved), other)
+    with pytest.raises(InputError, match=r"has no block 'blocks\.0'"):
+        budgetfit.apply(Plan.load(saved), renamed)
+    Fingerprint.of(other).assert_equal(before)
+
+
+def test_what_is_no_plan_or_no_model_is_refused(saved: Path) -> None:
+    with pytest.raises(InputError, match="A Plan is expected, not a str"):
+        budgetfit.apply(str(saved))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, not a str"):
+        budgetfit.apply(Plan.load(saved), "gpt2")  # type: ignore[arg-type]
+
+
+def test_a_model_on_meta_has_nothing_to_train() -> None:
+    model = tower().to("meta")
+    plan = plan_of(model, effective_batch_size=None)
+
+    with pytest.raises(InputError, match="on the meta device"):
+        budgetfit.apply(plan)
+    with budgetfit.apply(plan, tower()) as run:
+        assert train(run, 1)
+
+
+@functools.cache
+def mixed_plan() -> Plan:
+    example = EXAMPLES["gpt2"]
+    return budgetfit.plan(
+        example.model(),
+        gpu=CARD,
+        batch=example.batch,
+        batch_size=2,
+        effective_batch_size=4,
+        checkpointing="sqrt",
+    )
+
+
+def test_a_mixed_plan_of_a_library_model_trains_clips_and_saves() -> None:
+    example = EXAMPLES["gpt2"]
+    model = example.model()
+    keys = list(model.state_dict())
+
+    with budgetfit.apply(mixed_plan(), model) as run:
+        assert list(model.state_dict()) == keys
+        losses = [run.step(example.batch, max_grad_norm=1.0).item() for _ in range(20)]
+        state = run.state_dict()
+
+    assert mixed_plan().recipe.precision == "bf16-mixed"
+    assert min(losses[-4:]) < losses[0]
+    assert set(state) == {"model", "optimizer", "scaler"}
+    assert model.config.use_cache is True
