@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.known_values import LARGEST_ELEMENTS, KnownValues
+from budgetfit.tracing.known_values import LARGEST_ELEMENTS, MOST_FLOATS, KnownValues
 from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "of a constant": lambda x: int((torch.tensor([2, 3]) + x.sum()).sum()),
     "in place": lambda x: int(x.clone().add_(1).sum()),
     "through a view": lambda x: int(x.t().reshape(-1)[:3].sum()),
+    "through floats": lambda x: (x.float() * 2.0).sum().item(),
+    "a mask of ones": lambda x: bool(torch.ones(2, 4).to(torch.bool).all()),
     "bincount": lambda x: torch.bincount(x.reshape(-1)).tolist(),
 }
 
@@ -104,9 +106,13 @@ def _through_a_view(x: torch.Tensor) -> int:
 
 
 UNKNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
-    "a float": lambda x: (x.float() * 2.0).sum().item(),
+    "a float": lambda x: (torch.empty(2, 4) * x).sum().item(),
+    "a float by itself": lambda x: torch.empty(()).item(),
     "a float's mask": lambda x: bool((torch.empty(4) > 0).any()),
     "a random number": lambda x: int(torch.randint(0, 9, (4,)).sum()),
+    "random like a known one": lambda x: int(torch.randint_like(x, 9).sum()),
+    "made random in place": lambda x: int(x.clone().random_(0, 9).sum()),
+    "several random floats": lambda x: torch.rand(2).sum().item(),
     "a random permutation": lambda x: torch.randperm(4).tolist(),
     "memory as it comes": lambda x: torch.empty(2, dtype=torch.long).tolist(),
     "a copy of the unknown": lambda x: int(
@@ -144,6 +150,17 @@ def test_what_is_too_large_to_be_worth_its_time_is_unknown() -> None:
         large = torch.zeros(LARGEST_ELEMENTS + 1, dtype=torch.long)
         with pytest.raises(DataDependentOutputException):
             int(large.sum())
+        floats = torch.zeros(MOST_FLOATS + 1)
+        with pytest.raises(DataDependentOutputException):
+            floats.sum().item()
+
+
+def test_a_lone_random_number_lets_every_layer_run() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        for chance in (torch.rand([]), torch.rand(1)):
+            assert not chance < 0.999999  # layerdrop: skip if below its probability
+            assert chance < 1
 
 
 def test_following_values_leaves_no_mark_in_the_log() -> None:
