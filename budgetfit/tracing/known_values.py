@@ -1,10 +1,10 @@
-"""Values of small whole-number tensors, carried beside their fakes (tracing T8).
+"""Values of small tensors made from known ones, beside their fakes (tracing T8).
 
 Models ask tensors questions: are all mask entries one, are the position ids packed,
-which tokens are images? A fake tensor has no values, so integers and booleans that come
-from the batch, or are made from constants, are computed for real beside the trace.
-Whatever depends on weights or on random numbers stays unknown, and a question about it
-is a ``TraceError``.
+which tokens are images? A fake tensor has no values, so whole numbers that come from
+the batch, and whatever is made from them or from constants, are computed for real beside
+the trace. What depends on weights or on random numbers stays unknown, and a question
+about it is a ``TraceError``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class KnownValues:
         self._real: Any = WeakIdKeyDictionary()
 
     def remember(self, fake: torch.Tensor, real: torch.Tensor) -> None:
-        """Note that ``fake`` stands for ``real`` (whole numbers only)."""
+        """Note that ``fake`` stands for ``real``, if that is worth following."""
         if _whole(real) and fake.shape == real.shape:
             self._real[fake] = real
 

@@ -38,8 +38,6 @@ def repeat_step(raw: RawTrace) -> None:
         return position[event - begin]
 
     phases = [phase for phase in raw.phases if phase.step == 0]
-    last = raw.phases[-1]
-    raw.phases[-1] = last._replace(end=moved(phases[0].start))
     raw.phases += [
         phase._replace(step=1, start=moved(phase.start), end=moved(phase.end))
         for phase in phases
