@@ -1,0 +1,215 @@
+"""budgetfit.verify on the CPU: real steps, gradients, recomputation, live bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config
+
+import budgetfit
+from budgetfit import InputError, Plan, Verification
+from tests.api.planned import CARD, KINDS, Fingerprint, planned
+from tests.models import LENGTH, VOCABULARY, Mebi
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+without_cuda = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="there is a CUDA device to verify on"
+)
+
+
+def live_bytes(check: Verification) -> tuple[list[int], list[int]]:
+    """Return what was predicted and what was measured, phase by phase."""
+    return (
+        [row.predicted_allocated_bytes for row in check.phases],
+        [row.measured_allocated_bytes for row in check.phases],
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_plan_passes_with_live_bytes_as_predicted(kind: str) -> None:
+    found = planned(kind)
+    before = Fingerprint.of(found.model)
+
+    check = budgetfit.verify(found.plan, device="cpu")
+
+    assert check.passed, str(check)
+    assert check.steps == 3
+    assert check.gradients_match
+    assert check.recomputed_blocks == len(found.plan.recipe.wrapped_blocks)
+    predicted, measured = live_bytes(check)
+    assert len(measured) == 9
+    assert predicted == measured
+    assert check.allocated_error == 0
+    Fingerprint.of(found.model).assert_equal(before)
+
+
+def test_it_says_that_vram_was_not_checked() -> None:
+    check = budgetfit.verify(planned("sequential").plan, device="cpu", steps=4)
+
+    assert check.steps == 4
+    assert check.measured_process_bytes is None
+    assert any("VRAM was not checked" in note for note in check.notes)
+    assert "PASSED" in str(check)
+    assert "VRAM was not checked" in str(check)
+
+
+def test_gradients_are_told_where_live_bytes_cannot_be_replayed() -> None:
+    # fake tensors on a CPU refuse a grouped product in fp32; real ones do it
+    example = planned("mixtral")
+    plan = budgetfit.plan(
+        example.model,
+        gpu=CARD,
+        batch=example.plan.source.batch,
+        batch_size=2,
+        precision="fp32",
+        checkpointing=["model.layers.0"],
+    )
+
+    check = budgetfit.verify(plan, device="cpu")
+
+    assert check.passed
+    assert check.recomputed_blocks == 1
+    predicted, measured = live_bytes(check)
+    assert predicted == measured
+    assert check.phases or any("not compared" in note for note in check.notes)
+
+
+class Forgetful(nn.Module):
+    """Its blocks compute something else when they run a second time in a step."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            return torch.tanh(self.inner(x) * self.runs)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Forgetful.Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            block.runs = 0
+            x = block(x)
+        return x
+
+
+def test_a_recomputation_that_is_not_a_repetition_fails() -> None:
+    model = Forgetful()
+    plan = budgetfit.plan(
+        model,
+        gpu=CARD,
+        batch=torch.ones(2, 4),
+        batch_size=2,
+        precision="fp32",
+        checkpointing="full",
+    )
+
+    check = budgetfit.verify(plan, device="cpu")
+
+    assert not check.passed
+    assert check.gradients_match is False
+    assert "FAILED" in str(check)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    planned("module list").plan.save(path)
+    return path
+
+
+def test_a_loaded_plan_is_verified_with_its_model_and_batch(saved: Path) -> None:
+    plan = Plan.load(saved)
+
+    check = budgetfit.verify(plan, Mebi(), batch=torch.zeros(2, 512, 512), device="cpu")
+
+    assert check.passed
+    assert check.allocated_error == 0
+
+
+def test_a_loaded_plan_is_not_verified_with_another_batch(saved: Path) -> None:
+    # made from the model: rows of 512, where the plan had 512 rows of 512 a sample
+    with pytest.raises(
+        InputError, match=r"batch \[2, 512, 512\].*verify\(plan, model, b"
+    ):
+        budgetfit.verify(Plan.load(saved), Mebi(), device="cpu")
+
+
+def test_a_loaded_plan_needs_its_model(saved: Path) -> None:
+    with pytest.raises(InputError, match=r"hand it in, verify\(plan, model\)"):
+        budgetfit.verify(Plan.load(saved), device="cpu")
+
+
+def test_a_plan_from_a_config_is_verified_with_random_weights() -> None:
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2
+    )
+    plan = budgetfit.plan(config, gpu="t4", batch_size=2, checkpointing="full")
+
+    check = budgetfit.verify(plan, device="cpu")
+
+    assert plan.recipe.precision == "fp16-mixed"
+    assert check.passed
+    assert check.recomputed_blocks == 2
+    with pytest.raises(InputError, match="no model with weights"):
+        budgetfit.apply(plan)
+
+
+def test_a_plan_file_runs_no_code_that_it_names(saved: Path, tmp_path: Path) -> None:
+    harm = tmp_path / "harm.py"
+    harm.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef build(): ...\n")
+    document = json.loads(saved.read_text())
+    document["provenance"]["asked"]["model"] = f"{harm}:build"
+    evil = tmp_path / "plan.json"
+    evil.write_text(json.dumps(document))
+
+    with pytest.raises(InputError, match="no model to verify"):
+        budgetfit.verify(Plan.load(evil), device="cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+@without_cuda
+def test_without_a_cuda_device_it_says_what_to_do() -> None:
+    with pytest.raises(InputError, match=r'no CUDA device here.*say device="cpu"'):
+        budgetfit.verify(planned("module list").plan)
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta", "xpu", 3.5])
+def test_other_devices_are_refused(device: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match="cannot be verified on"):
+        budgetfit.verify(planned("module list").plan, device=device)
+
+
+@pytest.mark.parametrize("steps", [2, 0, "3", 3.0, True])
+def test_fewer_than_three_steps_are_refused(steps: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match="whole number of at least 3"):
+        budgetfit.verify(planned("module list").plan, steps=steps, device="cpu")
+
+
+def test_another_model_is_refused() -> None:
+    plan = planned("module list").plan
+
+    with pytest.raises(InputError, match="Plan again for this model"):
+        budgetfit.verify(plan, Mebi(2), device="cpu")
+    with pytest.raises(InputError, match="on the meta device"):
+        budgetfit.verify(plan, Mebi().to("meta"), device="cpu")
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+
+    budgetfit.verify(planned("sequential").plan, device="cpu", progress=told.append)
+
+    assert any("gradients" in line for line in told)
+    assert any("3 real steps of batch 2" in line for line in told)
