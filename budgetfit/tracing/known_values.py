@@ -2,9 +2,9 @@
 
 Models ask tensors questions: are all mask entries one, are the position ids packed,
 which tokens are images? A fake tensor has no values, so whole numbers that come from
-the batch, and whatever is made from them or from constants, are computed for real beside
-the trace. What depends on weights or on random numbers stays unknown, and a question
-about it is a ``TraceError``.
+the batch, and whatever is made from them or from constants, are computed for real
+beside the trace. What depends on weights or on random numbers stays unknown, and a
+question about it is a ``TraceError``.
 """
 
 from __future__ import annotations
