@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -232,6 +233,30 @@ def test_a_hidden_state_that_dies_between_blocks_does_not_part_them() -> None:
     assert [row.name for row in found] == [PROLOGUE, "a", "b", EPILOGUE]
     assert found[1].joins_next
     assert found[1].forward[1] == found[2].forward[0]
+
+
+def test_blocks_that_follow_each_other_may_still_not_be_joined() -> None:
+    # The second one's input is a view of the first one's output, say.
+    trace = replace(between(frees_only=True), joined=(False, False))
+    assert not stations(LiveCurve.of(trace, 1, CARD))[1].joins_next
+
+
+def test_what_recomputing_changes_elsewhere_counts_for_every_plan() -> None:
+    def with_extra(mib: int) -> StepTrace:
+        made = TraceMaker("a")
+        with made.phase("setup", -1):
+            made.born("w", (4 + mib) * MIB)
+        with made.phase("forward"):
+            made.born("x", (2 + mib) * MIB)
+            with made.block(0, "forward", takes="x", gives="y"):
+                made.born("y", 2 * MIB)
+        with made.phase("backward"), made.block(0, "backward"):
+            made.die("x", "y")
+        return made.trace()
+
+    profile = chain_profile(with_extra(0), with_extra(6), 1, CARD)
+    assert profile.static_bytes == 10 * MIB
+    assert profile.blocks[0].keep.forward_bytes == 8 * MIB
 
 
 def test_what_is_made_between_blocks_is_a_station_that_parts_them() -> None:

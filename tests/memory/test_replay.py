@@ -110,6 +110,16 @@ def test_the_last_step_is_played_once_more_where_it_leaves_nothing_behind() -> N
     assert steps.count(1) == steps.count(2)
 
 
+def test_of_several_equal_peaks_the_first_is_named() -> None:
+    timeline = replay(two_blocks(steps=2), 3, ADA)
+    peaks = [point.allocated_bytes for point in timeline.points]
+    assert (
+        peaks.count(timeline.allocated_bytes) == 2
+    )  # and its repetition
+    assert timeline.peak == peaks.index(timeline.allocated_bytes)
+    assert timeline.points[timeline.peak].step == 1
+
+
 def test_a_first_step_that_creates_states_is_not_played_again() -> None:
     steps = {point.step for point in replay(two_blocks(), 1, ADA).points}
     assert steps == {-1, 0}

@@ -16,6 +16,7 @@ from budgetfit.tracing.cuda_semantics.attention import AttentionCall, choose_bac
 from budgetfit.tracing.cuda_semantics.device_branches import cuda_branches
 from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.fake_model import fake_mode
+from budgetfit.tracing.storage_log import StorageLog
 from tests.tracing.attention_calls import Call, calls
 
 if TYPE_CHECKING:
@@ -186,6 +187,18 @@ def test_a_head_size_that_flash_pads_comes_out_as_it_went_in(attend: Any) -> Non
     out = attend(Call("bfloat16", 20), target(ADA))
     assert out.shape[-1] == 20
     assert type(out.grad_fn).__name__ == "SliceBackward0"
+    assert out._base.shape[-1] == 24  # noqa: SLF001 - what lies under the slice
+
+
+@pytest.mark.parametrize(("keys", "rows"), [(24, 24), (20, 24)])
+def test_rows_of_a_mask_are_padded_to_eight_values(
+    attend: Any, keys: int, rows: int
+) -> None:
+    call = Call("bfloat16", keys=keys, mask="bool")
+    with StorageLog() as log:
+        attend(call, target(ADA))
+    half = 2 * 16 * 2  # samples, queries, bytes
+    assert half * rows in log.sizes
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,7 @@ class Casts(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.made: list[weakref.ref[Any]] = []
+        self.shapes: list[tuple[int, ...]] = []
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
@@ -264,6 +265,7 @@ class Casts(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default:
             self.made.append(weakref.ref(out.untyped_storage()))
+            self.shapes.append(tuple(out.shape))
         return out
 
     def alive(self) -> int:
@@ -281,6 +283,14 @@ def casts_of(run: Callable[[nn.Linear, torch.Tensor], Any]) -> Casts:
 
 def lower(*, enabled: bool = True) -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
+
+
+def test_the_last_argument_is_cast_first() -> None:
+    # As C++ evaluates them: bias, weight, input. Reserved memory depends on the order.
+    layer = nn.Linear(4, 3)
+    with cuda_autocast(), lower(), Casts() as casts:
+        layer(floats(2, 4))
+    assert casts.shapes == [(3,), (3, 4), (2, 4)]
 
 
 def test_a_weight_is_cast_once_in_a_region() -> None:

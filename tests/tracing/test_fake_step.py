@@ -337,11 +337,12 @@ def test_recurrent_layers_and_attention_of_torch_itself_run() -> None:
         assert bytes_of(raw, "gradients") == 4 * count
 
 
-def test_a_step_of_a_scaler_is_taken_though_it_knows_no_values() -> None:
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_torch"])
+def test_a_step_of_a_scaler_is_taken_though_it_knows_no_values(optimizer: str) -> None:
     raw = trace(
         EXAMPLES["mebi"].model(),
         EXAMPLES["mebi"].batch,
-        Recipe(batch_size=4, precision="fp16-mixed"),
+        Recipe(batch_size=4, precision="fp16-mixed", optimizer=optimizer),
     )
     assert bytes_of(raw, "optimizer_state") // MIB == 2 * 3
 

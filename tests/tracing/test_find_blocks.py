@@ -10,6 +10,7 @@ from transformers import (
     ResNetConfig,
     WhisperConfig,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from budgetfit.tracing.find_blocks import find_blocks
 from tests.models import EXAMPLES
@@ -79,6 +80,16 @@ def test_two_stacks_are_two_chains_in_order_of_registration() -> None:
     model = AutoModelForSpeechSeq2Seq.from_config(config)
     encoder = numbered("model.encoder.layers", 2)
     assert find_blocks(model) == encoder + numbered("model.decoder.layers", 2)
+
+
+def test_of_marked_layers_inside_each_other_the_outer_ones_count() -> None:
+    class Marked(GradientCheckpointingLayer):
+        def __init__(self, *inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = nn.ModuleList(inner)
+
+    layers = nn.ModuleList(Marked(Marked(), Marked()) for _ in range(2))
+    assert find_blocks(Holder(layers=layers)) == numbered("layers", 2)
 
 
 def test_the_outermost_repetition_wins() -> None:
