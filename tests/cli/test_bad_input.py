@@ -1,0 +1,230 @@
+"""Bad input on the real command line: one clear line and the right exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.real_cli import (
+    assert_one_line,
+    quiet_transformers,
+    run,
+    without_cuda,
+    write_models,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with quiet_transformers():
+        yield write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gpu rtx4091", "not in the card table. Nearest: rtx-4090"),
+        (
+            "--vram 24",
+            "'24' is not a memory size. Write a number above zero and a unit",
+        ),
+        ("--vram 0GB", "'0GB' is not a memory size"),
+        ("--vram -1GB", "'-1GB' is not a memory size"),
+        ("--vram 24Gb", "could mean bits"),
+        ("--gpu t4 --vram 100MB", "leave nothing to plan with"),
+        ("--gpu t4 --headroom 20GB", "leave nothing to plan with"),
+        ("--gpu t4 --headroom lots", "'lots' is not a memory size"),
+        ("--gpu t4 --precision bf17", "Use one of: auto, fp32, tf32, fp16-mixed"),
+        ("--gpu t4 --precision bf16", "Tesla T4 has 7.5: it would only be emulated"),
+        ("--gpu t4 --precision fp32,bf16-mixed", 'Use precision="fp16-mixed"'),
+        ("--gpu t4 --optimizer adamx", "'adamx' is not an optimizer. Use one of"),
+        (
+            "--gpu t4 --optimizer adamw_bnb_8bit",
+            "needs a library that budgetfit cannot",
+        ),
+        ("--gpu t4 --batch-size 0", "batch_size must be a whole number of at least 1"),
+        ("--gpu t4 --batch-size -1", "got -1"),
+        ("--gpu t4 --effective-batch-size 0", "effective_batch_size must be a whole"),
+        (
+            "--gpu t4 --batch-size 3 --effective-batch-size 8",
+            "is never changed. The next smaller one that does is 2.",
+        ),
+        ("--gpu t4 --max-length 0", "max_length must be a whole number"),
+        ("--gpu t4 --max-length 99", "max_length"),
+        ("--gpu t4 --checkpointing some", "Use one of: auto, none, full, sqrt, as-is"),
+        (
+            "--gpu t4 --checkpointing transformer.h.9",
+            "Its blocks: transformer.h.0, transformer.h.1",
+        ),
+        ("--gpu t4 --objective luck", "Use one of: throughput, batch_size, memory"),
+        ("--gpu t4 --batch-size 2 --save no/such/folder/plan.json", "Cannot write"),
+    ],
+)
+def test_settings_that_plan_refuses(place: Path, words: str, message: str) -> None:
+    result = run("plan", place / "config.json", *words.split())
+
+    assert_one_line(result, 2, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gpu rtx4091", "Nearest: rtx-4090"),
+        ("--gpu t4 --checkpointing auto", "an estimate takes none. Use plan"),
+        ("--gpu t4 --precision fp32,bf16", "is not a precision"),
+        ("--gpu t4 --precision bf16-mixed", "it would only be emulated"),
+        ("--gpu t4 --batch-size 0", "at least 1"),
+        (
+            "--gpu t4 --batch-size 4 --effective-batch-size 6",
+            "smaller one that does is 3",
+        ),
+    ],
+)
+def test_settings_that_estimate_refuses(place: Path, words: str, message: str) -> None:
+    result = run("estimate", place / "config.json", *words.split())
+
+    assert_one_line(result, 2, message)
+
+
+@without_cuda
+def test_neither_card_nor_limit_is_told_with_both_spellings(place: Path) -> None:
+    result = run("plan", place / "config.json")
+
+    assert_one_line(result, 2, "(--vram 24GB, --gpu rtx-4090)")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("missing.json", "There is no file or folder"),
+        ("broken.json", "is not valid JSON: Expecting value at line 1, column 16"),
+        ("list.json", "holds a list where a config is an object"),
+        ("unknown.json", "does not know. Did you mean gpt2"),
+        ("untyped.json", 'Add one, for example "model_type": "llama"'),
+        ("empty", "has no config.json. Give a folder, a config.json, a hub id"),
+        ("model.safetensors", "give the config.json beside it"),
+        ("factories.py", "needs the name of the function that builds the model"),
+        ("factories.py:raises", "raised ValueError: the weights are not here"),
+        ("factories.py:returns_three", "it must return one torch.nn.Module"),
+        ("factories.py:needs_an_argument", "is called without arguments"),
+        ("factories.py:gone", "has no gone. It defines Odd, frozen"),
+        ("missing.py:build", "There is no file"),
+        ("factories.py:Odd", "No batch can be made for Odd"),
+        ("factories.py:Odd", "batch=torch.zeros("),
+        ("factories.py:frozen", "Check requires_grad"),
+    ],
+)
+def test_models_that_are_none(place: Path, model: str, message: str) -> None:
+    result = run("plan", place / model, "--gpu", "t4")
+
+    assert_one_line(result, 2, message)
+
+
+def test_a_module_that_is_nowhere_is_named() -> None:
+    assert_one_line(run("plan", "nowhere_at_all:build", "--gpu", "t4"), 2, "no module")
+
+
+def test_empty_text_is_no_model() -> None:
+    assert_one_line(run("plan", "", "--gpu", "t4"), 2, "A model is expected, not empty")
+
+
+TOO_MUCH = ("--gpu", "t4", "--vram", "600MB", "--batch-size", 100_000)
+
+
+def test_what_does_not_fit_is_an_answer_on_stdout(place: Path) -> None:
+    result = run("plan", place / "config.json", *TOO_MUCH)
+
+    assert result.exit_code == 3
+    assert "Does not fit: at least " in result.stdout
+    assert "Largest part: " in result.stdout
+    assert "What would fit:" in result.stdout
+    assert "batch_size=1: peak " in result.stdout
+    assert "Traceback" not in result.output
+
+
+def test_what_does_not_fit_is_one_document_with_json(place: Path) -> None:
+    result = run("plan", place / "config.json", *TOO_MUCH, "--json")
+
+    assert result.exit_code == 3
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "DoesNotFitError"
+    assert error["needed_bytes"] > error["usable_bytes"] > 0
+    assert error["largest"]["bytes"] > 0
+    assert error["suggestions"][0]["recipe"]["batch_size"] == 1
+    assert error["suggestions"][0]["peak_bytes"] <= error["usable_bytes"]
+
+
+def test_an_estimate_that_does_not_fit_ends_with_3(place: Path) -> None:
+    result = run(
+        *("estimate", place / "config.json", "--gpu", "t4", "--vram", "600MB"),
+        *("--batch-size", 100_000, "--json"),
+    )
+
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["fits"] is False
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "config.json", "--gpu", "rtx4091"),
+        ("plan", "factories.py:raises", "--gpu", "t4"),
+        ("plan", "factories.py:Odd", "--gpu", "t4"),
+        ("estimate", "missing.json", "--gpu", "t4"),
+        ("layers", "broken.json"),
+        ("verify", "missing.json", "--device", "cpu"),
+        ("export", "missing.json", "--to", "torch"),
+    ],
+)
+def test_with_json_an_error_is_one_document(
+    place: Path, words: tuple[str, ...]
+) -> None:
+    command, file, *options = words
+
+    result = run(command, place / file, *options, "--json")
+
+    assert result.exit_code == 2
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "InputError"
+    assert error["message"] in result.stderr
+
+
+def test_a_model_that_fails_while_it_runs_ends_with_1(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "from torch import nn\n"
+        "class Wrong(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.second = nn.Linear(4, 4), nn.Linear(5, 4)\n"
+        "    def forward(self, x):\n"
+        "        return self.second(self.first(x))\n"
+    )
+
+    result = run("plan", f"{file}:Wrong", "--gpu", "t4")
+
+    assert_one_line(result, 1, "cannot run on fake tensors, in 'second' at aten.")
+
+
+def test_in_a_process_of_its_own_nothing_else_is_printed(place: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "budgetfit", "plan", "config.json", "--gpu", "rtx4091"],
+        cwd=place,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: 'rtx4091' is not in the card table.")
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,161 @@
+"""Plan files that are damaged, missing or of another model."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.real_cli import (
+    assert_one_line,
+    quiet_transformers,
+    run,
+    without_cuda,
+    write_models,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with quiet_transformers():
+        yield write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def saved(place: Path) -> dict[str, Any]:
+    """The document of a plan, which is also in plan.json."""
+    path = place / "plan.json"
+    result = run(
+        *("plan", place / "config.json", "--gpu", "t4", "--batch-size", 2),
+        *("--checkpointing", "full", "--save", path),
+    )
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def changed(document: dict[str, Any], place: Path, **fields: Any) -> Path:  # noqa: ANN401
+    """Write the plan with other fields."""
+    path = place / "changed.json"
+    path.write_text(json.dumps({**document, **fields}))
+    return path
+
+
+Change = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 99}, "not a plan of this version. Save it again: budgetfit plan"),
+        ({"budget": None}, "damaged at 'budget"),
+        ({"provenance": [1]}, "damaged at 'provenance'"),
+        ({"unheard_of": 1}, "damaged at 'unheard_of'"),
+        (
+            lambda plan: plan["recipe"].pop("batch_size"),
+            "damaged at 'recipe.batch_size'",
+        ),
+        (lambda plan: plan["recipe"].update(batch_size="two"), "valid integer"),
+        (lambda plan: plan["recipe"].update(batch_size=0), "at least 1"),
+        (
+            lambda plan: plan["recipe"].update(precision="fp7"),
+            "'fp7' is not a precision",
+        ),
+        (
+            lambda plan: plan["recipe"].update(
+                segments=[{"blocks": ["transformer.h.9"], "mode": "recompute"}]
+            ),
+            "has no block 'transformer.h.9'. Plan again",
+        ),
+        (
+            lambda plan: plan["model"].update(parameter_count=7),
+            "28,032 parameters, not 7. Plan again for this model",
+        ),
+        ({"provenance": {"asked": [1]}}, "The plan has no model to verify: hand it in"),
+    ],
+)
+def test_plans_that_verify_refuses(
+    saved: dict[str, Any],
+    place: Path,
+    change: Change | Callable[[dict[str, Any]], object],
+    message: str,
+) -> None:
+    document = json.loads(json.dumps(saved))
+    if callable(change):
+        change(document)
+        path = changed(document, place)
+    else:
+        path = changed(document, place, **change)
+
+    result = run("verify", path, "--device", "cpu")
+
+    assert_one_line(result, 2, message)
+
+
+@pytest.mark.parametrize("command", ["verify", "export"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "Cannot read the plan"),
+        (b"\xff\xfe\x00", "Cannot read the plan"),
+        (b'{"format": 1, "rec', "This is not a saved plan"),
+        (b"[]", "not a plan of this version"),
+        (b"", "This is not a saved plan"),
+    ],
+)
+def test_files_that_are_no_plan(
+    tmp_path: Path, command: str, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_bytes(content)
+    words = ["--to", "torch"] if command == "export" else ["--device", "cpu"]
+
+    assert_one_line(run(command, path, *words), 2, message)
+
+
+@without_cuda
+def test_verify_without_a_card_says_what_can_be_done(
+    saved: dict[str, Any], place: Path
+) -> None:
+    assert saved
+    result = run("verify", place / "plan.json")
+
+    assert_one_line(result, 2, 'or say device="cpu"')
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--device tpu", "cannot be verified on"),
+        ("--device cpu --steps 2", "whole number of at least 3, got 2"),
+        ("--device cpu --model missing.json", "There is no file or folder"),
+    ],
+)
+def test_what_verify_refuses(
+    saved: dict[str, Any], place: Path, words: str, message: str
+) -> None:
+    assert saved
+    assert_one_line(run("verify", place / "plan.json", *words.split()), 2, message)
+
+
+def test_verify_refuses_another_model(saved: dict[str, Any], place: Path) -> None:
+    assert saved
+    result = run(
+        *("verify", place / "plan.json", "--device", "cpu"),
+        *("--model", f"{place / 'factories.py'}:small"),
+    )
+
+    assert_one_line(result, 2, "has no block 'transformer.h.0'. Plan again")
+
+
+def test_an_unknown_export_names_what_there_is(
+    saved: dict[str, Any], place: Path
+) -> None:
+    assert saved
+    assert_one_line(run("export", place / "plan.json", "--to", "x"), 2, "--to torch")
