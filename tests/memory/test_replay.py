@@ -113,9 +113,7 @@ def test_the_last_step_is_played_once_more_where_it_leaves_nothing_behind() -> N
 def test_of_several_equal_peaks_the_first_is_named() -> None:
     timeline = replay(two_blocks(steps=2), 3, ADA)
     peaks = [point.allocated_bytes for point in timeline.points]
-    assert (
-        peaks.count(timeline.allocated_bytes) == 2
-    )  # and its repetition
+    assert peaks.count(timeline.allocated_bytes) == 2  # and its repetition
     assert timeline.peak == peaks.index(timeline.allocated_bytes)
     assert timeline.points[timeline.peak].step == 1
 
