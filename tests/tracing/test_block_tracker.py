@@ -186,6 +186,30 @@ def _stretch(raw: RawTrace, name: str) -> tuple[int, int]:
     return phase.start, phase.end
 
 
+class WorkBetween(nn.Module):
+    """The model itself does something between its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.blocks
+        return second(torch.tanh(first(x)))
+
+
+def test_what_lies_between_blocks_has_its_backward_between_theirs() -> None:
+    raw = trace(WorkBetween(), torch.zeros(2, 16), ("blocks.0", "blocks.1"))
+    second, first = passes(raw, "backward")
+    assert second.end < first.start
+    layers = {
+        raw.layers[raw.log.layers[event - 1]]
+        for event in raw.log.events[second.end : first.start]
+        if event > 0
+    }
+    assert layers == {""}  # the gradient of tanh, in the model itself
+
+
 def test_the_first_tensor_is_found_however_deep_it_lies() -> None:
     x, y = torch.zeros(1), torch.ones(1)
     assert first_tensor(x) is x

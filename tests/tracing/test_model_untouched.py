@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import transformers.utils.import_utils
@@ -78,6 +80,8 @@ def process_state() -> dict[str, Any]:
     ops = ops_with_kernel("AutocastCUDA") | ops_with_kernel("AutocastCPU") | {"dropout"}
     return {
         "random": torch.get_rng_state().tolist(),
+        "python's random": random.getstate(),
+        "numpy's random": np.random.get_state()[1].tolist(),  # noqa: NPY002
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "grad": torch.is_grad_enabled(),
@@ -163,6 +167,23 @@ def test_a_batch_is_not_written_to() -> None:
     Traces(subject).of(Recipe(batch_size=4))
     assert not batch["ids"].any()
     assert batch["scale"].all()
+
+
+def test_random_numbers_that_a_model_draws_are_given_back() -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = random.random() + np.random.rand()  # noqa: NPY002, S311
+            return self.linear(x) * scale + torch.rand(4)
+
+    model = Draws()
+    before = process_state()
+    subject = Subject(model=model, batch=torch.zeros(2, 4), gpu=find_gpu("t4"))
+    Traces(subject).of(Recipe(batch_size=4))
+    assert process_state() == before
 
 
 class Fails(nn.Module):
