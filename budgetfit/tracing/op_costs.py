@@ -1,8 +1,8 @@
 """How much arithmetic and traffic one aten op is, for the roofline.
 
-FLOPs come from PyTorch's own registry (``torch.utils.flop_counter``); bytes are those
-of every distinct tensor read or written. Ops without tensors or that only make views
-cost nothing.
+FLOPs come from PyTorch's own registry (``torch.utils.flop_counter``), which lacks the
+products of experts; bytes are those of every tensor read or written. Ops without tensors
+or that only make views cost nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,18 @@ _RATE = {
 _NONE = RATES.index("none")
 
 
+def _grouped_mm_flops(
+    one: torch.Tensor, other: torch.Tensor, *_: Any, **_kwargs: Any
+) -> int:
+    """Each row, or each column, meets the matrix of its own group."""
+    flops = 2 * one.numel() * other.shape[-1]
+    columns_are_dealt_out = one.dim() > other.dim()
+    return flops // one.shape[0] if columns_are_dealt_out else flops
+
+
+_FORMULAS = {**flop_registry, torch.ops.aten._grouped_mm: _grouped_mm_flops}
+
+
 def cost_of(
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
@@ -38,7 +50,7 @@ def cost_of(
     if not tensors or func.is_view:
         return _NONE, 0.0, 0
     moved_bytes = sum(x.numel() * x.element_size() for x in tensors)
-    formula = flop_registry.get(func._overloadpacket)
+    formula = _FORMULAS.get(func._overloadpacket)
     if formula is None:
         return _NONE, 0.0, moved_bytes
     flops = float(formula(*args, **kwargs, out_val=out))
