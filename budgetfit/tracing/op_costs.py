@@ -1,8 +1,8 @@
 """How much arithmetic and traffic one aten op is, for the roofline.
 
 FLOPs come from PyTorch's own registry (``torch.utils.flop_counter``), which lacks the
-products of experts; bytes are those of every tensor read or written. Ops without tensors
-or that only make views cost nothing.
+products of experts; bytes are those of every tensor read or written. Ops without
+tensors or that only make views cost nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE = RATES.index("none")
 
 
 def _grouped_mm_flops(
-    one: torch.Tensor, other: torch.Tensor, *_: Any, **_kwargs: Any
+    one: torch.Tensor, other: torch.Tensor, *_: object, **_kwargs: object
 ) -> int:
     """Each row, or each column, meets the matrix of its own group."""
     flops = 2 * one.numel() * other.shape[-1]
