@@ -10,12 +10,15 @@ from torch.utils._pytree import tree_leaves
 
 from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
 from budgetfit.memory.scratch_rules import block_bytes
-from budgetfit.tracing.cuda_semantics.temporaries import (
-    Scratch,
-    output_bytes_of,
-    temporaries_of,
-)
+from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
+from budgetfit.tracing.cuda_semantics.target import CudaTarget
+from budgetfit.tracing.storage_log import ScratchRow, StorageLog
 from tests.accuracy.op_level.op_call import decode, op_named, strided
+
+
+# Nothing that is recorded here depends on the card outside the rules.
+TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)
+WORKSPACE = "cublas_workspace"
 
 
 class Moment(NamedTuple):
@@ -49,47 +52,56 @@ def recorded(requests: list[int]) -> Moment:
     )
 
 
-def fake_call(
-    op: str, args: list[Any], kwargs: dict[str, Any]
-) -> tuple[tuple[Scratch, ...], tuple[int, ...]]:
-    """Return the model's requests for a call, and the bytes of its new storages."""
+class Call(NamedTuple):
+    """What the trace of one call holds: events and storages, as in ``StorageLog``.
+
+    ``first``: index of the first storage that the call made; those before are inputs.
+    """
+
+    events: list[int]
+    sizes: list[int]
+    scratch: dict[int, ScratchRow]
+    first: int
+
+
+def fake_call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Trace one call as a training step is traced, its inputs being there already."""
 
     def make(
         dtype: torch.dtype, shape: list[int], stride: list[int], offset: int
     ) -> torch.Tensor:
         return strided(dtype, shape, stride, offset, "cpu")
 
+    log = StorageLog(CudaOps(TARGET))
     with FakeTensorMode():
-        inputs, named = tuple(decode(args, make)), decode(kwargs, make)
-        func = op_named(op)
-        out = func(*inputs, **named)
-        old = {_storage(leaf) for leaf in tree_leaves((inputs, named))}
-        new = {
-            _storage(leaf): leaf.untyped_storage().nbytes()
-            for leaf in tree_leaves(out)
-            if isinstance(leaf, torch.Tensor) and _storage(leaf) not in old
-        }
-        requests = temporaries_of(func, inputs, named, out)
-        whole = output_bytes_of(func, inputs, named, out)
-    sizes = new.values() if whole is None else [whole]
-    return requests, tuple(sorted(size for size in sizes if size))
+        inputs, named = decode(args, make, "cpu"), decode(kwargs, make, "cpu")
+        log.see(tree_leaves((inputs, named)))
+        first, before = len(log.sizes), len(log.events)
+        with log:
+            out = op_named(op)(*inputs, **named)
+        events = log.events[before:]
+        log.close()
+    del out
+    return Call(events, log.sizes, log.scratch, first)
 
 
-def predicted(
-    card: KernelCard, requests: tuple[Scratch, ...], outputs: tuple[int, ...]
-) -> Moment:
+def predicted(card: KernelCard, call: Call) -> Moment:
     """Return the peak that the model gives the same call."""
-    scratch = [
-        size
-        for request in requests
-        for size in scratch_bytes(card, request.rule, request.arguments)
-        if size
-    ]
-    alive = tuple(sorted((*scratch, *outputs)))
-    return Moment(alive, outputs, block_bytes(*alive))
-
-
-def _storage(leaf: object) -> int | None:
-    if not isinstance(leaf, torch.Tensor):
-        return None
-    return leaf.untyped_storage()._cdata  # noqa: SLF001 - an identity
+    requests: list[int] = []
+    number: dict[int, int] = {}  # of the request for a storage
+    for event in call.events:
+        storage = abs(event) - 1
+        if event < 0:
+            if storage in number:
+                requests.append(-number.pop(storage))
+            continue
+        size = call.sizes[storage]
+        if storage in call.scratch:
+            rule, arguments, part = call.scratch[storage]
+            if rule == WORKSPACE:  # made before the recorded call
+                continue
+            size = scratch_bytes(card, rule, arguments)[part]
+        if size:
+            number[storage] = 1 + sum(request > 0 for request in requests)
+            requests.append(size)
+    return recorded(requests)

@@ -2,8 +2,8 @@
 
 A tensor is text: ``float32[8,768]``, with its strides after ``:`` where it is not
 contiguous, its place in the storage after ``+`` where it does not begin it, and a ``@``
-at the end if it is no device memory. ``=bfloat16`` is a dtype. Everything else is
-itself.
+at the end if it is no device memory. ``=bfloat16`` is a dtype, likewise layouts and
+memory formats; ``=device`` is the card. Everything else is itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 Make = Callable[[torch.dtype, list[int], list[int], int], torch.Tensor]
 
+DEVICE = "=device"
 PATTERN = re.compile(r"(\w+)\[([\d,]*)\](?::([\d,]*))?(?:\+(\d+))?(@?)")
 
 
@@ -28,8 +29,10 @@ def encode(value: object) -> object:
         if value.storage_offset():
             text += f"+{value.storage_offset()}"
         return text + "@" * (value.device.type == "cpu")
-    if isinstance(value, torch.dtype):
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return f"={_name(value)}"
+    if isinstance(value, torch.device):
+        return DEVICE
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
     if isinstance(value, dict):
@@ -37,18 +40,25 @@ def encode(value: object) -> object:
     return value
 
 
-def decode(data: Any, make: Make) -> Any:  # noqa: ANN401 - whatever the op takes
+def decode(
+    data: Any,  # noqa: ANN401 - whatever JSON holds
+    make: Make,
+    device: str,
+) -> Any:  # noqa: ANN401 - whatever the op takes
     """Return the value of JSON data; ``make`` builds the tensors on the device."""
     if isinstance(data, list):
-        return [decode(item, make) for item in data]
+        return [decode(item, make, device) for item in data]
     if isinstance(data, dict):
-        return {key: decode(item, make) for key, item in data.items()}
+        return {key: decode(item, make, device) for key, item in data.items()}
     if not isinstance(data, str):
         return data
+    if data == DEVICE:
+        return torch.device(device)
     if data.startswith("="):
         return getattr(torch, data[1:])
     match = PATTERN.fullmatch(data)
-    assert match is not None, data
+    if match is None:  # a word, like the "tanh" of gelu
+        return data
     dtype, shape = getattr(torch, match[1]), _numbers(match[2])
     stride = contiguous(shape) if match[3] is None else _numbers(match[3])
     offset = int(match[4] or 0)

@@ -2,9 +2,10 @@
 
 Runs on a card, or on PyTorch's own CUDA host code without one (the null driver)::
 
-    python -m tests.accuracy.op_level.record_ops FAMILY CARD
+    python -m tests.accuracy.op_level.record_ops CARD [FAMILY ...]
 
-FAMILY names a generator of ``op_families``; CARD is what the recording calls this card.
+FAMILY names a generator of ``op_families``, all of them without one; CARD is what the
+recording calls this card.
 ``recordings/FAMILY.json`` gets the card's requests beside those of other cards. A
 request is a positive number of bytes, as asked for; ``-k`` frees the k-th request. What
 is never freed is the op's output.
@@ -36,7 +37,7 @@ def requests_of(op: str, args: list[Any], kwargs: dict[str, Any]) -> list[int]:
     ) -> torch.Tensor:
         return strided(dtype, shape, stride, offset, "cuda")
 
-    inputs, named = decode(args, make), decode(kwargs, make)
+    inputs, named = decode(args, make, "cuda"), decode(kwargs, make, "cuda")
     memory = torch.cuda.memory
     memory._record_memory_history(  # noqa: SLF001 - the documented way to record
         max_entries=10**6, context=None, clear_history=True
@@ -80,13 +81,16 @@ def card_properties() -> dict[str, Any]:
     }
 
 
-def record(family: str, card: str) -> None:
-    """Add this card's requests to the recording of a family."""
+def warm_up() -> None:
+    """Make what is made once: workspaces of cuBLAS."""
     torch.backends.cudnn.enabled = False
     for dtype in (torch.float32, torch.bfloat16):  # cuBLAS makes its workspace now
         one = torch.ones(8, 8, device="cuda", dtype=dtype)
         torch.mm(one, one)
-    gc.disable()
+
+
+def record(family: str, card: str) -> None:
+    """Add this card's requests to the recording of a family."""
     path = RECORDINGS / f"{family}.json"
     old = json.loads(path.read_text("utf-8")) if path.exists() else {}
     known = {json.dumps(row[:3]): row[3] for row in old.get("cases", [])}
@@ -125,10 +129,13 @@ def write(path: Path, cards: dict[str, Any], rows: list[list[Any]]) -> None:
 def main() -> None:
     """Record one family on this machine's card."""
     parser = argparse.ArgumentParser(description="Record the requests of single ops.")
-    parser.add_argument("family", choices=sorted(FAMILIES))
     parser.add_argument("card")
+    parser.add_argument("families", nargs="*", metavar="FAMILY")
     options = parser.parse_args()
-    record(options.family, options.card)
+    warm_up()
+    gc.disable()
+    for family in options.families or FAMILIES:
+        record(family, options.card)
 
 
 if __name__ == "__main__":

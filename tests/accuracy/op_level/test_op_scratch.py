@@ -34,14 +34,14 @@ def differences(path: Path) -> tuple[list[str], int]:
     cards = {name: card_of(data) for name, data in recording(path)["cards"].items()}
     wrong, calls = [], 0
     for op, args, kwargs, by_card in recording(path)["cases"]:
-        requests, outputs = fake_call(op, args, kwargs)
+        call = fake_call(op, args, kwargs)
         for names, measured in by_card.items():
             if measured is None:  # no such kernel on this card, or too little memory
                 continue
             real = recorded(measured)
             for name in names.split():
                 calls += 1
-                model = predicted(cards[name], requests, outputs)
+                model = predicted(cards[name], call)
                 if op in ONE_MOMENT:
                     model = model._replace(alive=real.alive)
                 if model != real:
