@@ -12,7 +12,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,12 +48,24 @@ class OpRow(NamedTuple):
     moved_bytes: int
 
 
+class Step(NamedTuple):
+    """One step inside an op: storages are taken or given back, an output is born.
+
+    ``number`` tells what is taken apart, and names an output by its position.
+    """
+
+    kind: Literal["take", "give", "output"]
+    number: int
+    rows: tuple[ScratchRow, ...] = ()
+
+
 class OpScratch(NamedTuple):
     """What one op takes besides its outputs.
 
     ``lasting`` is taken before the op and never given back (workspaces); ``before`` and
     ``after`` are taken before and after the outputs and given back at the end of the
-    op.
+    op. ``steps`` say the same, and the births of outputs, in an order of their own,
+    after ``before``; what they do not give back dies with the op.
     """
 
     lasting: Sequence[ScratchRow] = ()
@@ -61,6 +73,7 @@ class OpScratch(NamedTuple):
     after: Sequence[ScratchRow] = ()
     output_bytes: int | None = None
     host_outputs: Sequence[int] = ()
+    steps: Sequence[Step] = ()
 
 
 RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
@@ -153,10 +166,11 @@ class StorageLog(TorchDispatchMode):
         if func.is_view:
             self.see(out)
             return out
-        lasting, before, after, output_bytes, host = semantics.scratch(
+        lasting, before, after, output_bytes, host, steps = semantics.scratch(
             func, args, kwargs, out
         )
         held = [self._allocate_scratch(row, "temporaries") for row in before]
+        held += self._follow(steps, out)
         self.see(out if func is not _DROPOUT else out[::-1])  # its mask comes first
         if output_bytes is not None:
             self._resize(out, output_bytes)
@@ -171,6 +185,26 @@ class StorageLog(TorchDispatchMode):
             layer = self.current_layer()
             self.ops.append(OpRow(len(self.events), layer, rate, flops, moved_bytes))
         return out
+
+    def _follow(
+        self,
+        steps: Sequence[Step],
+        out: Any,  # noqa: ANN401 - whatever an op returns
+    ) -> list[int]:
+        """Log what happens inside an op; return the storages that it still holds."""
+        outputs = out if isinstance(out, (tuple, list)) else (out,)
+        held: dict[int, list[int]] = {}
+        for step in steps:
+            if step.kind == "take":
+                held[step.number] = [
+                    self._allocate_scratch(row, "temporaries") for row in step.rows
+                ]
+            elif step.kind == "give":
+                given = reversed(held.pop(step.number))
+                self.events.extend(-(index + 1) for index in given)
+            else:
+                self.see(outputs[step.number])
+        return [index for taken in held.values() for index in taken]
 
     def see(self, out: Any) -> None:  # noqa: ANN401 - whatever an op returns
         """Log the birth of storages in ``out`` that are not known yet."""

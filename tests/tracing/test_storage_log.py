@@ -12,7 +12,7 @@ from torch import nn
 
 from budgetfit.core.step_trace import CATEGORIES, RATES
 from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.storage_log import OpScratch, ScratchRow, StorageLog
+from budgetfit.tracing.storage_log import OpScratch, ScratchRow, Step, StorageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,6 +226,33 @@ def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
     assert log.events == [1, 2, 3, 4, 5, 6, -6, -3, -2]
     assert [CATEGORIES[c] for c in log.categories[4:]] == ["workspace", "temporaries"]
     assert log.sizes == [KIB, 0, 0, KIB, 0, 0]  # a rule sizes them, later
+
+
+class Joining(Kernel):
+    """A device that slices its input, multiplies and joins before the output is."""
+
+    def scratch(self, func: Any, args: Any, kwargs: Any, out: Any) -> OpScratch:
+        del args, kwargs, out
+        if func is not torch.ops.aten.mm.default:
+            return OpScratch()
+        slice_, part = (ScratchRow(name, (), 0) for name in ("slice", "part"))
+        return OpScratch(
+            steps=[
+                Step("take", 0, (slice_,)),
+                Step("take", 1, (part,)),
+                Step("give", 0),
+                Step("output", 0),
+            ]
+        )
+
+
+def test_the_steps_of_an_op_keep_their_order() -> None:
+    with StorageLog(Joining()) as log:
+        x = floats()
+        y = x @ x
+    # x, slice, part, the slice goes, y, the part goes with the op.
+    assert log.events == [1, 2, 3, -2, 4, -3]
+    assert log.index_of(y) == 3
 
 
 def test_views_take_no_scratch_and_no_time() -> None:

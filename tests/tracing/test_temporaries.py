@@ -11,10 +11,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.memory.kernel_scratch import PARTS
-from budgetfit.tracing.cuda_semantics.scratch_registry import FUNCTIONS, KEPT
+from budgetfit.tracing.cuda_semantics.scratch_registry import (
+    FUNCTIONS,
+    KEPT,
+    STEPS,
+    Give,
+    Scratch,
+    Take,
+)
 from budgetfit.tracing.cuda_semantics.temporaries import (
     kept_output,
     output_bytes_of,
+    steps_of,
     temporaries_of,
     temporary,
 )
@@ -75,6 +83,16 @@ def calls(batch: int) -> dict[str, tuple[Any, tuple[Any, ...], Any]]:
         "indexing": (aten.index_put_.default, (rows, [index], x, True), rows),
         "matrix product": (aten.mm.default, (rows[:, ::2], kernel[:, 0, 0]), rows),
         "convolution": (aten.convolution.default, (image, kernel, None, *conv), image),
+        "grouped convolution": (
+            aten.convolution.default,
+            (torch.empty(batch, 6, 32, 32), kernel, None, *conv[:-1], 2),
+            torch.empty(batch, 8, 8, 8),
+        ),
+        "backward of a convolution": (
+            aten.convolution_backward.default,
+            (torch.empty(batch, 8, 8, 8), image, kernel, [8], *conv, mask3),
+            None,
+        ),
         "running sum": (aten.cumsum.default, (index.view(-1).int(), 0), index),
         "sort": (aten.sort.default, (index.view(-1),), None),
     }
@@ -83,7 +101,7 @@ def calls(batch: int) -> dict[str, tuple[Any, tuple[Any, ...], Any]]:
 @pytest.mark.parametrize("name", calls(2))
 def test_arguments_are_affine_in_the_batch_size_and_parts_stay(name: str) -> None:
     with FakeTensorMode():
-        at = {batch: temporaries_of(*made(name, batch)) for batch in (2, 3, 11)}
+        at = {batch: everything_taken(*made(name, batch)) for batch in (2, 3, 11)}
     assert at[2], "a typical call that has scratch"
     for two, three, eleven in zip(*at.values(), strict=True):
         assert two.rule == three.rule == eleven.rule
@@ -93,6 +111,11 @@ def test_arguments_are_affine_in_the_batch_size_and_parts_stay(name: str) -> Non
             two.arguments, three.arguments, eleven.arguments, strict=True
         ):
             assert c == a + 9 * (b - a)
+
+
+def everything_taken(*call: Any) -> list[Scratch]:  # noqa: ANN401 - any op's call
+    steps = [step.scratch for step in steps_of(*call) if isinstance(step, Take)]
+    return [*temporaries_of(*call), *steps]
 
 
 def made(name: str, batch: int) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
@@ -105,7 +128,7 @@ def test_a_rule_calls_no_op_of_its_own(name: str) -> None:
     with FakeTensorMode():
         func, args, kwargs, out = made(name, 2)
         with NoOps():
-            temporaries_of(func, args, kwargs, out)
+            everything_taken(func, args, kwargs, out)
 
 
 def test_an_op_without_a_rule_takes_nothing() -> None:
@@ -137,7 +160,24 @@ def test_an_op_is_registered_once() -> None:
         kept_output("mse_loss")(lambda *_: 0)
 
 
-@pytest.mark.parametrize("name", sorted({*FUNCTIONS, *KEPT}))
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS, *KEPT, *STEPS}))
 def test_every_rule_names_an_op_of_torch(name: str) -> None:
     packet, _, overload = name.partition(".")
     assert not overload or overload in getattr(aten, packet).overloads()
+
+
+def test_a_grouped_convolution_joins_its_groups_in_the_end() -> None:
+    # Three groups of one channel on 2 x 8 x 8 images, 4 x 4 patches in steps of 4.
+    image, weight = torch.empty(2, 3, 8, 8), torch.empty(6, 1, 4, 4)
+    args = (image, weight, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 3)
+    depthwise = (image, weight, *args[2:])
+    out = torch.empty(2, 6, 2, 2)
+    assert steps_of(aten.convolution.default, depthwise, {}, out) == ()
+    image, weight = torch.empty(2, 6, 8, 8), torch.empty(6, 2, 4, 4)
+    steps = steps_of(aten.convolution.default, (image, weight, *args[2:]), {}, out)
+    taken = [step.scratch.arguments[0] for step in steps if isinstance(step, Take)]
+    # A slice of the images, 2 of 6 outputs, one sample's patches: 2 * 16 taps * 2 * 2.
+    assert taken == [2 * 2 * 64 * 4, 2 * 2 * 4 * 4, 32 * 4 * 4] * 3
+    assert steps[-1].output == 0
+    given = [step.take.scratch.arguments[0] for step in steps if isinstance(step, Give)]
+    assert given == [32 * 4 * 4, 2 * 2 * 64 * 4] * 3, "outputs wait to be joined"

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from budgetfit.tracing.cuda_semantics.temporaries import output_bytes_of, temporaries_of
+from budgetfit.tracing.cuda_semantics.inner_steps import log_steps, rows_of
+from budgetfit.tracing.cuda_semantics.temporaries import (
+    output_bytes_of,
+    steps_of,
+    temporaries_of,
+)
 from budgetfit.tracing.storage_log import OpScratch, ScratchRow
 
 if TYPE_CHECKING:
@@ -106,17 +111,14 @@ class CudaOps:
         if func in CUBLAS_OPS or (func in CONVOLUTIONS and not self.target.cudnn):
             (before if self._transient else lasting).extend(self._workspace())
         for scratch in temporaries_of(func, args, kwargs, out):
-            rows = [
-                ScratchRow(scratch.rule, scratch.arguments, part)
-                for part in range(scratch.parts)
-            ]
-            (before if scratch.when == "before" else after).extend(rows)
+            (before if scratch.when == "before" else after).extend(rows_of(scratch))
         return OpScratch(
             lasting,
             before,
             after,
             output_bytes_of(func, args, kwargs, out),
             HOST_OUTPUTS.get(func, ()),
+            log_steps(steps_of(func, args, kwargs, out)),
         )
 
     @property

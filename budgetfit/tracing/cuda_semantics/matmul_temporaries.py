@@ -1,14 +1,12 @@
-"""Scratch of matrix products and of convolutions without cuDNN.
+"""Scratch of matrix products.
 
 cuBLAS cannot read a matrix that has no neighbouring elements; it gets a copy. Sources:
 ``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas`` in
-``aten/src/ATen/native/cuda/Blas.cpp``, ``ConvolutionMM2d.cu``. cuDNN's workspaces are
-known to a card alone (M40) and are not represented.
+``aten/src/ATen/native/cuda/Blas.cpp``.
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +15,6 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Args,
     Kwargs,
     Scratch,
-    buffer,
-    contiguous_copies,
     copy_of,
     scratch,
     temporary,
@@ -62,42 +58,3 @@ def grouped_product(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratc
     if out.dtype == torch.bfloat16:
         groups = out.shape[0] if offsets is None else offsets.numel()
         yield scratch("grouped_matmul", groups)
-
-
-def _columns(tensor: Tensor, weight: Tensor, outputs: tuple[int, ...]) -> Scratch:
-    """Return one sample's patches, unfolded."""
-    patch = prod(weight.shape[1:])
-    return buffer(patch * prod(outputs) * tensor.element_size())
-
-
-def _depthwise(tensor: Tensor, groups: int) -> bool:
-    return groups > 1 and groups == tensor.shape[1]
-
-
-@temporary("convolution")
-def convolution(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
-    """The patches of a sample, unless the kernel is a point; depthwise has none."""
-    tensor, weight, _, stride, padding, _, transposed, _, groups = args[:9]
-    if transposed or (groups > 1 and not _depthwise(tensor, groups)):
-        return
-    yield from contiguous_copies(tensor, when="before")
-    point = prod(weight.shape[2:]) == 1 and max(stride) == 1 and max(padding) == 0
-    if groups == 1 and not point:
-        yield _columns(tensor, weight, tuple(out.shape[2:]))
-
-
-@temporary("convolution_backward")
-def convolution_backward(
-    args: Args, _kwargs: Kwargs, _out: object
-) -> Iterator[Scratch]:
-    """The same patches. A depthwise one drops the input's copy before its gradient."""
-    grad, tensor, weight = args[:3]
-    transposed, groups, mask = args[7], args[9], args[10]
-    if transposed or (groups > 1 and not _depthwise(tensor, groups)):
-        return
-    copies = [t for t in (grad, tensor) if not t.is_contiguous()]
-    if groups > 1 and mask[0]:
-        copies = copies[:1]
-    yield from contiguous_copies(*copies, when="before")
-    if groups == 1:
-        yield _columns(tensor, weight, tuple(grad.shape[2:]))

@@ -7,6 +7,7 @@ Like torch's FLOP registry: a function per op turns the call into the name of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -32,11 +33,36 @@ class Scratch(NamedTuple):
     when: When
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Take:
+    """A step inside a kernel call: memory is taken now."""
+
+    scratch: Scratch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Give:
+    """A step inside a kernel call: what was taken is given back."""
+
+    take: Take
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Born:
+    """A step inside a kernel call: the output at this position is made."""
+
+    output: int
+
+
+InnerStep = Take | Give | Born
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Call = Callable[[Args, Kwargs, Any], Iterable[Scratch]]
 
 FUNCTIONS: dict[str, Call] = {}
+
+Steps = Callable[[Args, Kwargs, Any], Iterable[InnerStep]]
+STEPS: dict[str, Steps] = {}
 
 Size = Callable[[Args, Kwargs, Any], int]
 KEPT: dict[str, Size] = {}
@@ -89,7 +115,7 @@ def temporary(*ops: str) -> Callable[[Call], Call]:
 
     def register(function: Call) -> Call:
         for op in ops:
-            if op in FUNCTIONS:
+            if op in FUNCTIONS or op in STEPS:
                 raise ValueError(f"aten.{op} has its temporaries already")
             FUNCTIONS[op] = function
         return function
@@ -103,6 +129,35 @@ def temporaries_of(
     """Return what the op's CUDA kernel takes; () for an op without a rule."""
     packet, _, overload = str(func).removeprefix("aten.").partition(".")
     function = FUNCTIONS.get(f"{packet}.{overload}") or FUNCTIONS.get(packet)
+    return tuple(function(args, kwargs, out)) if function else ()
+
+
+def in_steps(*ops: str) -> Callable[[Steps], Steps]:
+    """Register what happens inside these aten ops where the order matters.
+
+    The function yields what is taken, given back and made, in order. What is not given
+    back dies with the op, and outputs that are not named come last.
+
+    Raises:
+        ValueError: An op is registered already.
+    """
+
+    def register(function: Steps) -> Steps:
+        for op in ops:
+            if op in FUNCTIONS or op in STEPS:
+                raise ValueError(f"aten.{op} has its temporaries already")
+            STEPS[op] = function
+        return function
+
+    return register
+
+
+def steps_of(
+    func: OpOverload, args: Args, kwargs: Kwargs, out: object
+) -> tuple[InnerStep, ...]:
+    """Return what happens inside the op, in order; () for an op without such a rule."""
+    packet, _, overload = str(func).removeprefix("aten.").partition(".")
+    function = STEPS.get(f"{packet}.{overload}") or STEPS.get(packet)
     return tuple(function(args, kwargs, out)) if function else ()
 
 

@@ -4,15 +4,18 @@ Importing this module registers them all; ``temporaries_of`` answers. The next r
 a few lines: a function in one of the rooms imported here, and a formula in
 ``memory.kernel_scratch`` where the size is not affine in the batch size.
 
-All scratch of an op is taken to live until the op ends. Where a kernel frees a buffer
-before it allocates the next, only the moment with the most memory is represented: the
-peak inside the op is exact, the order of small requests is not.
+Scratch that is registered with ``temporary`` is taken to live until the op ends. Where
+a kernel frees a buffer before it allocates the next, only the moment with the most
+memory is represented: the peak inside the op is exact, the order of small requests is
+not. What is registered with ``in_steps`` has the order of the kernel's host code.
 """
 
 from __future__ import annotations
 
 from budgetfit.tracing.cuda_semantics import (
     attention_temporaries,
+    convolution_backward_temporaries,
+    convolution_temporaries,
     foreach_temporaries,
     image_temporaries,
     index_temporaries,
@@ -26,6 +29,7 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
     kept_output,
     output_bytes_of,
     scratch,
+    steps_of,
     temporaries_of,
     temporary,
 )
@@ -33,6 +37,8 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
 __all__ = [
     "Scratch",
     "attention_temporaries",
+    "convolution_backward_temporaries",
+    "convolution_temporaries",
     "foreach_temporaries",
     "image_temporaries",
     "index_temporaries",
@@ -43,6 +49,7 @@ __all__ = [
     "output_bytes_of",
     "reduction_temporaries",
     "scratch",
+    "steps_of",
     "temporaries_of",
     "temporary",
 ]

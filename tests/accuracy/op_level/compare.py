@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -15,6 +14,8 @@ from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.storage_log import ScratchRow, StorageLog
 from tests.accuracy.op_level.op_call import decode, op_named, strided
 
+if TYPE_CHECKING:
+    import torch
 
 # Nothing that is recorded here depends on the card outside the rules.
 TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)

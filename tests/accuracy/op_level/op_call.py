@@ -50,15 +50,17 @@ def decode(
         return [decode(item, make, device) for item in data]
     if isinstance(data, dict):
         return {key: decode(item, make, device) for key, item in data.items()}
-    if not isinstance(data, str):
-        return data
     if data == DEVICE:
         return torch.device(device)
-    if data.startswith("="):
-        return getattr(torch, data[1:])
-    match = PATTERN.fullmatch(data)
+    return _value(data, make) if isinstance(data, str) else data
+
+
+def _value(text: str, make: Make) -> Any:  # noqa: ANN401
+    if text.startswith("="):
+        return getattr(torch, text[1:])
+    match = PATTERN.fullmatch(text)
     if match is None:  # a word, like the "tanh" of gelu
-        return data
+        return text
     dtype, shape = getattr(torch, match[1]), _numbers(match[2])
     stride = contiguous(shape) if match[3] is None else _numbers(match[3])
     offset = int(match[4] or 0)
