@@ -1,16 +1,18 @@
 # Every target sets up what it needs, from a fresh clone with only Python 3.11 or later.
 #
-#   make demo      plan a 1.7 B-parameter model for an RTX 4090, then train a small one here
-#   make test      linters and all tests
-#   make lint      linters only
-#   make accuracy  predictions against the recordings, as a table
-#   make bench     how long planning takes
+#   make demo             plan a 1.7 B-parameter model for an RTX 4090, then train a small one here
+#   make test             linters and all tests
+#   make lint             linters only
+#   make accuracy         predictions against the recordings, as a table
+#   make accuracy-record  record again without a GPU (Linux x86-64, gcc, 6 GB of disk)
+#   make bench            how long planning takes
 #
 # PYTHON=python3.12 chooses the interpreter; JOBS=2 the number of test processes.
+# Recording: TORCH=2.15.0 chooses the version, CASES='gpt2-*' the cases, RECORD_JOBS=4 how many at a time.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint accuracy bench clean
+.PHONY: help demo test lint accuracy accuracy-record bench clean
 
 # The first that is new enough and can make environments. 3.11 first: constraints.txt was
 # frozen on it.
@@ -21,16 +23,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= auto
+# Recordings are made with the CUDA build of this torch, one process per case.
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+CASES ?= *
+RECORD_JOBS ?= 2
 # Each test process would otherwise start a thread per core.
 export OMP_NUM_THREADS ?= 1
 
 help:
-	@sed -n '3,9s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+
+define need_python
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Install" \
+		"it (Debian: apt-get install python3 python3-venv) or set PYTHON." >&2; exit 1; }
+endef
 
 # Made again when what it was made from changes; a half-made one is never ready.
 $(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Install" \
-		"it (Debian: apt-get install python3 python3-venv) or set PYTHON." >&2; exit 1; }
+	$(need_python)
 	@echo "Setting up $(VENV) with $(PYTHON): once, a few minutes (PyTorch is large)."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -52,6 +62,13 @@ lint: $(READY)
 
 accuracy: $(READY)
 	$(BIN)/python -m tests.accuracy.report
+
+# Needs no more than Python itself: the recorded programs run in an environment of their own.
+accuracy-record:
+	$(need_python)
+	$(PYTHON) -m tests.accuracy.nulldriver.install --torch $(TORCH)
+	$(PYTHON) -m tests.accuracy.record --null-driver .nulldriver/torch-$(TORCH) \
+		--jobs $(RECORD_JOBS) $(foreach case,$(CASES),'$(case)')
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.run

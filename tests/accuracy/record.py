@@ -1,10 +1,11 @@
 """Record cases, each in a process of its own, on this card or on an imitated one.
 
     python -m tests.accuracy.record NAME...            # on a real card
-    python -m tests.accuracy.record --launcher 'run.sh --gpu {gpu} --' NAME...
+    python -m tests.accuracy.record --null-driver .nulldriver/torch-2.13.0 NAME...
 
 A name may be a pattern such as ``gpt2-*-t4``. Needs torch (and transformers for its
-models) in the measuring process only. See README.md beside this file.
+models) in the measuring process only. ``make accuracy-record`` sets up what the second
+form needs. See README.md beside this file.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.accuracy.case import CARDS, Case
+from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES, RECORDINGS
 
 _ROOT = Path(__file__).parents[2]
@@ -24,9 +25,12 @@ _ROOT = Path(__file__).parents[2]
 
 def _command(case: Case, options: argparse.Namespace) -> list[str]:
     """The command line that measures one case."""
-    if options.launcher:
-        gpu = CARDS[case.gpu].null_driver
-        start = [part.format(gpu=gpu) for part in shlex.split(options.launcher)]
+    if options.null_driver:
+        start = [sys.executable, "-m", "tests.accuracy.nulldriver.run"]
+        start += ["--environment", str(options.null_driver.resolve())]
+        start += ["--gpu", case.gpu, "--", "python"]
+    elif options.launcher:
+        start = [part.format(gpu=case.gpu) for part in shlex.split(options.launcher)]
         start.append("python")
     else:
         start = [sys.executable]
@@ -69,7 +73,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("patterns", nargs="+", metavar="NAME")
-    parser.add_argument("--launcher", help="command that imitates the card {gpu}")
+    cards = parser.add_mutually_exclusive_group()
+    cards.add_argument("--null-driver", type=Path, help="its environment's folder")
+    cards.add_argument("--launcher", help="another command that imitates {gpu}")
     parser.add_argument("--cudnn", choices=("on", "off"), default="off")
     parser.add_argument("--out", type=Path, default=RECORDINGS)
     parser.add_argument("--events", type=Path, help="folder for complete event lists")

@@ -3,7 +3,7 @@
     python -m tests.accuracy.nulldriver.build ENVIRONMENT [--out FOLDER]
 
 Compiles ``src/`` and adds a stub for every other symbol that the wheel imports. Needs
-gcc and binutils, no CUDA toolkit. By default the libraries go to ``ENVIRONMENT/nulldriver``.
+gcc and binutils, no CUDA toolkit. FOLDER is ``ENVIRONMENT/nulldriver`` by default.
 """
 
 import argparse
@@ -84,8 +84,9 @@ def wanted_of(wheel: Wheel) -> dict[Library, set[str]]:
 def stubs_in_c(missing: Iterable[str], stub_value: int) -> str:
     """C source that defines every missing function: it returns one number.
 
-    >>> stubs_in_c({"cudaMemset", "cudaIpcOpenMemHandle"}, 0).splitlines()
-    ['long cudaIpcOpenMemHandle(void) { return 801; }', 'long cudaMemset(void) { return 0; }']
+    >>> print(stubs_in_c({"cudaMemset", "cudaIpcGetMemHandle"}, 0), end="")
+    long cudaIpcGetMemHandle(void) { return 801; }
+    long cudaMemset(void) { return 0; }
     """
     lines = []
     for name in sorted(missing):

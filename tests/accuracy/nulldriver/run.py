@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--gpu", help="the card to imitate")
     parser.add_argument("--memory-gib", type=float, help="in place of the card's own")
     parser.add_argument("--environment", type=Path, help="default: .nulldriver/torch-*")
-    parser.add_argument("--libraries", type=Path, help="default: ENVIRONMENT/nulldriver")
+    parser.add_argument("--libraries", type=Path, help="default: within it")
     parser.add_argument("--list", action="store_true", help="only print the cards")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()

@@ -1,0 +1,116 @@
+"""Every card of budgetfit's table can be imitated, and is found by its names."""
+
+from pathlib import Path
+
+import pytest
+
+from budgetfit.core.gpus import all_gpus
+from tests.accuracy.nulldriver.cards import all_cards, find_card
+
+TABLE = """
+[[gpu]]
+name = "small"
+title = "Maker Small"
+also = ["one", "two"]
+compute_capability = [8, 9]
+sm_count = 10
+threads_per_sm = 1536
+total_bytes = 1_000
+
+[[gpu]]
+name = "large"
+title = "Maker Large"
+also = ["one"]
+compute_capability = [8, 9]
+sm_count = 10
+threads_per_sm = 1536
+total_bytes = 2_000
+
+[[gpu]]
+name = "wide"
+title = "Maker Wide"
+also = ["two"]
+compute_capability = [8, 9]
+sm_count = 11
+threads_per_sm = 1536
+total_bytes = 1_000
+"""
+
+
+def test_a_card_is_what_the_card_table_of_budgetfit_says() -> None:
+    assert [
+        (
+            card.name,
+            card.compute_capability,
+            card.sm_count,
+            card.threads_per_sm,
+            card.total_bytes,
+        )
+        for card in all_cards()
+    ] == [
+        (
+            gpu.name,
+            gpu.compute_capability,
+            gpu.sm_count,
+            gpu.threads_per_sm,
+            gpu.total_bytes,
+        )
+        for gpu in all_gpus()
+    ]
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
+def test_a_canonical_name_means_its_own_row(gpu: object) -> None:
+    name = getattr(gpu, "name", "")
+    assert find_card(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("rtx4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("h100", "h100-80gb"),
+        ("A100-40GB", "a100-40gb"),
+        ("Tesla T4", "t4"),
+        ("b200", "b200"),
+    ],
+)
+def test_other_ways_to_write_a_card_find_it(text: str, name: str) -> None:
+    assert find_card(text).name == name
+
+
+def test_a_name_of_cards_that_differ_in_memory_means_the_largest(
+    tmp_path: Path,
+) -> None:
+    cards = all_cards(_table(tmp_path))
+    assert find_card("one", cards).name == "large"
+    assert find_card("a100").name == "a100-80gb"
+
+
+def test_a_name_of_cards_that_compute_differently_is_refused(tmp_path: Path) -> None:
+    cards = all_cards(_table(tmp_path))
+    with pytest.raises(ValueError, match="several cards: small, wide"):
+        find_card("two", cards)
+
+
+def test_an_unknown_card_is_refused_with_the_names_of_all(tmp_path: Path) -> None:
+    cards = all_cards(_table(tmp_path))
+    with pytest.raises(ValueError, match="'s4'; the cards are small, large, wide"):
+        find_card("s4", cards)
+
+
+def test_the_settings_of_a_card_are_the_numbers_that_the_null_driver_reads() -> None:
+    assert find_card("rtx-5090").settings == {
+        "NULLCUDA_GPU": "rtx-5090",
+        "NULLCUDA_CC": "120",
+        "NULLCUDA_SM": "170",
+        "NULLCUDA_THREADS_PER_SM": "1536",
+        "NULLCUDA_BYTES": "33680457728",
+    }
+
+
+def _table(folder: Path) -> Path:
+    path = folder / "gpus.toml"
+    path.write_text(TABLE, encoding="utf-8")
+    return path
