@@ -63,14 +63,24 @@ def generators_kept(states: list[RandomState], device_type: str) -> Iterator[Non
         yield
 
 
-def saved_by_autograd(x: torch.Tensor) -> Any:  # noqa: ANN401 - autograd nodes have no type
-    """Return an autograd node whose ``saved_tensors`` is ``(x,)``.
+class SavedByAutograd:
+    """A tensor as autograd saves one.
 
     Autograd refuses to give back a tensor that was overwritten, and a checkpoint around
     this one may recompute it; a plain reference does neither.
     """
-    anchor = torch.empty((0,), requires_grad=True)  # no bytes; calls for a node
-    return _Keep.apply(anchor, x).grad_fn
+
+    def __init__(self, x: torch.Tensor) -> None:
+        anchor = torch.empty((0,), requires_grad=True)  # no bytes; calls for a node
+        # The output is kept, not its node alone: in torch 2.11 a node's
+        # saved tensors go with its last output, whoever still holds the node.
+        self._output = _Keep.apply(anchor, x)
+
+    def get(self) -> torch.Tensor:
+        """Return the tensor."""
+        node: Any = self._output.grad_fn
+        (x,) = node.saved_tensors
+        return x
 
 
 class _Keep(torch.autograd.Function):

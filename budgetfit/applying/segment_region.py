@@ -23,8 +23,8 @@ from torch.utils.checkpoint import CheckpointError
 from budgetfit.applying.forward_state import (
     ForwardContexts,
     RandomState,
+    SavedByAutograd,
     generators_kept,
-    saved_by_autograd,
 )
 from budgetfit.applying.nested import tensors_in
 
@@ -126,7 +126,7 @@ class _Pass:
     """One run through the segment's blocks, and its recomputation."""
 
     def __init__(self, x: torch.Tensor, *, check: bool) -> None:
-        self._input = saved_by_autograd(x)
+        self._input = SavedByAutograd(x)
         self._device_type = x.device.type
         self._check = check
         self._contexts = ForwardContexts(x)
@@ -169,7 +169,7 @@ class _Pass:
 
     def recompute(self) -> None:
         """Fill the holders that are still waited for."""
-        (x,) = self._input.saved_tensors
+        x = self._input.get()
         states = [call.random_state for call in self._calls if call.random_state]
         self._refilled = 0
         with (

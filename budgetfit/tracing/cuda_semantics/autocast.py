@@ -22,6 +22,10 @@ from torch.utils._pytree import tree_map
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# The lists name what any supported torch knows; an op that the installed one does not
+# have is passed over. In 2.11 rms_norm is in none of CUDA's lists and the
+# overloads with named dimensions are; linalg_matrix_sqrth came with 2.15.
+
 # The inputs are cast to fp32.
 FP32 = frozenset(
     """
@@ -35,7 +39,7 @@ FP32 = frozenset(
     upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
     _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
-    upsample_bicubic2d _upsample_bicubic2d_aa
+    upsample_bicubic2d _upsample_bicubic2d_aa linalg_matrix_sqrth
     """.split()  # noqa: SIM905 - a list this long reads better as words
 )
 # The inputs stay, the kernel computes and returns fp32 (through its dtype argument).
@@ -43,12 +47,15 @@ FP32_OUTPUT = frozenset(
     """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
     linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
+    prod.dim_Dimname softmax.Dimname log_softmax.Dimname cumprod.dimname cumsum.dimname
+    sum.dim_DimnameList
     """.split()  # noqa: SIM905
 )
 # The same, in an overload with a dtype argument of its own.
 FP32_OVERLOAD = {
     "norm.Scalar": "ScalarOpt_dtype",
     "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype",
+    "norm.names_ScalarOpt_dim": "names_ScalarOpt_dim_dtype",
 }
 # All inputs take the widest dtype among them.
 PROMOTE = frozenset(
