@@ -9,19 +9,16 @@ import torch
 from torch import nn
 
 from budgetfit.applying.optimizer import qualified_name
-from budgetfit.core.budget import Budget, context_bytes, plan_budget
+from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.cuda_context import CudaContext
 from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import (
-    Gpu,
-    find_gpu,
-    generic_gpu,
-    gpu_from_properties,
-)
+from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.live_program import PlanSource
+from budgetfit.planning.calibration import card_of, known_context
 from budgetfit.planning.subject import Subject
 from budgetfit.tracing.batch_shapes import batch_size_of
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
@@ -34,10 +31,11 @@ OBJECTIVES = ("throughput", "batch_size", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """The card, the limit on it, and what was assumed."""
+    """The card, the limit on it, its CUDA context, and what was assumed."""
 
     gpu: Gpu
     total_bytes: int | None
+    context: CudaContext
     notes: tuple[str, ...] = ()
 
     def budget(self, headroom: int | str | None) -> Budget:
@@ -46,12 +44,12 @@ class Card:
         if headroom is not None:
             headroom_bytes = 0 if headroom in (0, "0") else parse_bytes(headroom)
         total = self.gpu.total_bytes if self.total_bytes is None else self.total_bytes
-        return plan_budget(total, self.gpu, headroom_bytes)
+        return plan_budget(total, self.gpu, headroom_bytes, self.context)
 
     @property
     def context_bytes(self) -> int:
-        """Estimated bytes of the CUDA context."""
-        return context_bytes(self.gpu)
+        """Bytes that are set aside for the CUDA context."""
+        return self.context.planned_bytes
 
 
 def find_card(vram: int | str | None, gpu: str | None) -> Card:
@@ -60,6 +58,16 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
     Raises:
         InputError: If neither is given and this machine has no CUDA device.
     """
+    card, total_bytes, notes = _card_and_limit(vram, gpu)
+    context, more = known_context(card)
+    return Card(
+        gpu=card, total_bytes=total_bytes, context=context, notes=(*notes, *more)
+    )
+
+
+def _card_and_limit(
+    vram: int | str | None, gpu: str | None
+) -> tuple[Gpu, int | None, tuple[str, ...]]:
     limit = None if vram is None else parse_bytes(vram)
     if gpu is not None:
         if not isinstance(gpu, str):
@@ -71,11 +79,10 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
                 f"{card.title} has {have}, less than the {format_bytes(limit)} asked "
                 f"for: planned for {have}"
             )
-            return Card(gpu=card, total_bytes=card.total_bytes, notes=(note,))
-        return Card(gpu=card, total_bytes=limit)
+            return card, card.total_bytes, (note,)
+        return card, limit, ()
     if torch.cuda.is_available():
-        card = this_card()
-        return Card(gpu=card, total_bytes=limit)
+        return this_card(), limit, ()
     if limit is None:
         raise InputError(
             "Say how much memory to plan for: this machine has no CUDA device. For "
@@ -83,19 +90,12 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
         )
     card = generic_gpu(limit)
     note = f"no card named: planned for {card.title}; name yours with gpu= (--gpu)"
-    return Card(gpu=card, total_bytes=limit, notes=(note,))
+    return card, limit, (note,)
 
 
 def this_card() -> Gpu:
     """Return the CUDA device of this machine."""
-    device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return gpu_from_properties(
-        device.name,
-        device.total_memory,
-        (device.major, device.minor),
-        device.multi_processor_count,
-        device.max_threads_per_multi_processor,
-    )
+    return card_of(torch.device("cuda", torch.cuda.current_device()))
 
 
 def make_subject(  # noqa: PLR0913 - one value each, all needed

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.cuda_context import CudaContext, estimated_context
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu
 
@@ -14,12 +15,6 @@ _MIB: Final = 2**20
 _HEADROOM_PER_MILLE: Final = 10
 _LEAST_HEADROOM_BYTES: Final = 128 * _MIB
 
-# CUDA context and loaded kernels of a training process. They grow with the threads
-# that a card can keep resident: fitted to 45 published reports, none of which is more
-# than 70 MiB above the line. The same decision lists them.
-_CONTEXT_BASE_BYTES: Final = 64 * _MIB
-_CONTEXT_BYTES_PER_THREAD: Final = 2400
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -27,8 +22,9 @@ class Budget:
 
     Attributes:
         total_bytes: The card, or the limit that was asked for.
-        context_bytes: CUDA context and lazily loaded kernels: an estimate.
+        context_bytes: Set aside for the CUDA context and lazily loaded kernels.
         headroom_bytes: Kept free on top of the predicted process.
+        context: Where ``context_bytes`` is from, and between what it may be.
 
     Raises:
         InputError: Nothing is left, or a part is negative.
@@ -37,6 +33,7 @@ class Budget:
     total_bytes: int
     context_bytes: int
     headroom_bytes: int
+    context: CudaContext | None = None
 
     def __post_init__(self) -> None:
         if self.headroom_bytes < 0:
@@ -59,7 +56,10 @@ class Budget:
 
 
 def plan_budget(
-    total_bytes: int, gpu: Gpu, headroom_bytes: int | None = None
+    total_bytes: int,
+    gpu: Gpu,
+    headroom_bytes: int | None = None,
+    context: CudaContext | None = None,
 ) -> Budget:
     """Return the budget of a card or of a limit on it.
 
@@ -67,6 +67,7 @@ def plan_budget(
         total_bytes: Bytes of device memory that the process may take.
         gpu: The card, which decides the size of the CUDA context.
         headroom_bytes: Kept free; None for 1 % of the total, at least 128 MiB.
+        context: What is known of the CUDA context; None for the published reports.
 
     Raises:
         InputError: Nothing is left after context and headroom.
@@ -75,18 +76,10 @@ def plan_budget(
         headroom_bytes = max(
             total_bytes * _HEADROOM_PER_MILLE // 1000, _LEAST_HEADROOM_BYTES
         )
+    context = context or estimated_context(gpu)
     return Budget(
         total_bytes=total_bytes,
-        context_bytes=context_bytes(gpu),
+        context_bytes=context.planned_bytes,
         headroom_bytes=headroom_bytes,
+        context=context,
     )
-
-
-def context_bytes(gpu: Gpu) -> int:
-    """Return an estimate of what a training process takes outside the allocator.
-
-    CUDA context and lazily loaded kernels (memory-model A3); the first ``verify`` on a
-    machine measures it. NCCL and CUDA graphs are not in it.
-    """
-    resident_threads = gpu.sm_count * gpu.threads_per_sm
-    return _CONTEXT_BASE_BYTES + _CONTEXT_BYTES_PER_THREAD * resident_threads

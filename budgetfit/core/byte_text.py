@@ -37,3 +37,23 @@ def format_bytes(size_bytes: int) -> str:
         if float(number) < 1024:  # noqa: PLR2004, the step between the units
             break
     return f"{sign}{number.removesuffix('.0')} {unit}"
+
+
+def format_range(low_bytes: int, high_bytes: int) -> str:
+    """Write from where to where a number of bytes may be, in the unit of its end.
+
+    Without the decimals of small units: a range is no exact number.
+
+    >>> format_range(9770 << 20, 10086 << 20)
+    '9.54-9.85 GiB'
+    >>> format_range(331 << 20, 331 << 20)
+    '331 MiB'
+    """
+    unit = format_bytes(high_bytes).rpartition(" ")[2]
+    unit_bytes, decimals = next(
+        (size, 2 * (digits // 2)) for name, size, digits in _UNITS if name == unit
+    )
+    start, end = (
+        f"{size / unit_bytes:.{decimals}f}" for size in (low_bytes, high_bytes)
+    )
+    return f"{end} {unit}" if start == end else f"{start}-{end} {unit}"

@@ -59,7 +59,10 @@ class Estimate:
         recipe: What was traced.
         allocated_bytes: Peak of ``torch.cuda.max_memory_allocated``.
         reserved_bytes: Peak of ``torch.cuda.max_memory_reserved``.
-        process_bytes: Peak that nvidia-smi shows: reserved + CUDA context.
+        process_bytes: Peak that nvidia-smi shows: reserved + what the budget
+            sets aside for the CUDA context.
+        process_range_bytes: Between what that peak is expected in 19 of 20 processes;
+            None where no budget was given.
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak.
         step_ms: One optimizer step, all its micro-batches included: a roofline
@@ -82,6 +85,7 @@ class Estimate:
     layers: tuple[Layer, ...] = ()
     notes: tuple[str, ...] = ()
     fits: bool | None = None
+    process_range_bytes: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return _text(self)
@@ -219,6 +223,9 @@ class Verification:
         phases: Predicted against measured, per step and phase.
         predicted_process_bytes, measured_process_bytes: What nvidia-smi shows; None
             where it cannot be read.
+        predicted_process_range_bytes: Between what the process was expected.
+        measured_context_bytes: The process less the allocator's reserved bytes, after
+            the last step; None where it cannot be read.
         step_ms: Median of the measured steps.
         predicted_step_ms: The roofline's.
         gradients_match: Whether gradients equal the unmodified model's; None if not
@@ -244,6 +251,8 @@ class Verification:
     expected_recomputed_blocks: int
     out_of_memory: str | None = None
     notes: tuple[str, ...] = ()
+    predicted_process_range_bytes: tuple[int, int] | None = None
+    measured_context_bytes: int | None = None
 
     def __str__(self) -> str:
         return _text(self)

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe
     from budgetfit.core.step_trace import StepTrace
 
-CONTEXT_NOTE = (
-    "process = reserved + the CUDA context, which is estimated from published reports"
-)
 TIME_NOTE = "times are a roofline estimate: good for ranking, not for a schedule"
 
 
@@ -54,9 +51,28 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         at_peak_bytes=timeline.at_peak_bytes,
         step_ms=step_ms(trace, recipe, gpu),
         timeline=timeline,
-        notes=(*trace.notes, *notes, CONTEXT_NOTE, TIME_NOTE),
+        notes=(*trace.notes, *notes, *context_notes(budget), TIME_NOTE),
         fits=fits,
+        process_range_bytes=process_range_bytes(timeline.reserved_bytes, budget),
     )
+
+
+def process_range_bytes(
+    reserved_bytes: int, budget: Budget | None
+) -> tuple[int, int] | None:
+    """Return between what the process is expected; None where nothing says it."""
+    context = budget.context if budget is not None else None
+    if context is None:
+        return None
+    return reserved_bytes + context.low_bytes, reserved_bytes + context.high_bytes
+
+
+def context_notes(budget: Budget | None) -> tuple[str, ...]:
+    """Say where the CUDA context is from, as it is no part of the replay."""
+    context = budget.context if budget is not None else None
+    if context is None:
+        return ()
+    return (f"process = reserved + the CUDA context, {context.source}",)
 
 
 def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:

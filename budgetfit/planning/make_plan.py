@@ -92,7 +92,8 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
             "seconds": round(time.perf_counter() - started, 2),
             "allocated, reserved": "replay of the traced step through PyTorch's "
             "caching allocator",
-            "process": "reserved + estimated CUDA context",
+            "process": "reserved + the CUDA context"
+            + (f", {budget.context.source}" if budget.context is not None else ""),
             "times": "roofline of the card's rates",
             "card": subject.gpu.source,
             "notes": list(subject.notes),

@@ -15,6 +15,7 @@ from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.memory.replay import stretches
+from budgetfit.planning.calibration import card_of, remember_context
 from budgetfit.planning.traces import STEADY_MICRO_STEPS, quiet_fakes
 from budgetfit.tracing.affine_trace import step_trace
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
@@ -112,7 +113,9 @@ def verify_plan(
         gradients = _compare(plan, program, on_cuda=on_cuda)
     timeline: MemoryTimeline | None = plan.estimate.timeline
     notes: list[str] = []
-    if not on_cuda:
+    if on_cuda:
+        notes.append(remember_context(measured.last_process, card_of(device)))
+    else:
         say("replaying the step with the CPU's semantics")
         timeline = _cpu_timeline_if_possible(plan, program, notes)
     if timeline is None:
@@ -122,6 +125,9 @@ def verify_plan(
         measured,
         timeline=timeline,
         predicted_process_bytes=plan.estimate.process_bytes if on_cuda else None,
+        predicted_process_range_bytes=(
+            plan.estimate.process_range_bytes if on_cuda else None
+        ),
         predicted_step_ms=plan.estimate.step_ms,
         gradients=gradients,
         expected_recomputed_blocks=len(recipe.wrapped_blocks),

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.byte_text import format_bytes, format_range
 from budgetfit.core.gpus import find_gpu, generic_gpu
 from budgetfit.core.units import parse_bytes
 from budgetfit.reporting.header import card_notes, card_text, model_lines, origin_line
@@ -97,9 +97,16 @@ def peak_lines(estimate: Estimate) -> list[str]:
     peaks = (
         f"peak allocated {format_bytes(estimate.allocated_bytes)}"
         f"   reserved {format_bytes(estimate.reserved_bytes)}"
-        f"   process {format_bytes(estimate.process_bytes)} (as in nvidia-smi)"
+        f"   process {process_text(estimate)} (as in nvidia-smi)"
     )
     return [peaks, f"peak allocated by phase: {phases}"]
+
+
+def process_text(estimate: Estimate) -> str:
+    """Between what nvidia-smi is expected to show, where a budget says it."""
+    if estimate.process_range_bytes is None:
+        return format_bytes(estimate.process_bytes)
+    return format_range(*estimate.process_range_bytes)
 
 
 def time_line(estimate: Estimate) -> str:

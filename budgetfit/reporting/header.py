@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.byte_text import format_bytes, format_range
 from budgetfit.reporting.words import class_text, count_text, sample_text, size_text
 
 if TYPE_CHECKING:
+    from budgetfit.core.budget import Budget
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import ModelSummary, Plan
 
@@ -17,8 +18,7 @@ def plan_header(plan: Plan) -> list[str]:
     budget = plan.budget
     usable = (
         f"{format_bytes(budget.usable_bytes)} usable after CUDA context "
-        f"{format_bytes(budget.context_bytes)} and headroom "
-        f"{format_bytes(budget.headroom_bytes)}"
+        f"{context_text(budget)} and headroom {format_bytes(budget.headroom_bytes)}"
     )
     return [
         *model_lines(plan.model),
@@ -26,6 +26,17 @@ def plan_header(plan: Plan) -> list[str]:
         *card_notes(plan.gpu, budget.total_bytes),
         origin_line(plan.model),
     ]
+
+
+def context_text(budget: Budget) -> str:
+    """What is set aside for the CUDA context, and how well that is known."""
+    size = format_bytes(budget.context_bytes)
+    if budget.context is None:
+        return size
+    if budget.context.measured:
+        return f"{size} (measured)"  # when and where is among the notes
+    low, high = budget.context.low_bytes, budget.context.high_bytes
+    return f"{size} ({format_range(low, high)})"
 
 
 def model_lines(model: ModelSummary) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.byte_text import format_bytes, format_range
 from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.reporting.words import percent_text, time_text
 
@@ -41,7 +41,7 @@ def verification_text(check: Verification) -> RenderableType:
         parts.append(section(heading, table(_COLUMNS, phase_rows)))
     notes = [note for note in check.notes if not note.startswith(_NO_VRAM)]
     if notes:
-        parts.append(section("NOT CHECKED", bullets(notes)))
+        parts.append(section("NOTES", bullets(notes)))
     return Group(*parts)
 
 
@@ -99,13 +99,26 @@ def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
         max((row.predicted_reserved_bytes for row in check.phases), default=-1),
         max((row.measured_reserved_bytes for row in check.phases), default=-1),
     )
-    yield from _row(
-        "peak of the process",
-        check.predicted_process_bytes,
-        check.measured_process_bytes,
-    )
+    yield from _process_rows(check)
     if check.device != "cpu":  # the roofline is the card's
         yield from _row("step", check.predicted_step_ms, check.step_ms, write=time_text)
+
+
+def _process_rows(check: Verification) -> Iterable[tuple[str, ...]]:
+    """The process and what of it is the CUDA context, with the ranges expected."""
+    span = check.predicted_process_range_bytes
+    reserved = max((row.predicted_reserved_bytes for row in check.phases), default=0)
+    process = check.predicted_process_bytes
+    context = process - reserved if process is not None else None
+    for name, predicted, measured, less in (
+        ("peak of the process", process, check.measured_process_bytes, 0),
+        ("CUDA context in it", context, check.measured_context_bytes, reserved),
+    ):
+        for title, text, found, off in _row(name, predicted, measured):
+            if span is not None:
+                low, high = (end - less for end in span)
+                text = f"{text} ({format_range(low, high)})"  # noqa: PLW2901
+            yield title, text, found, off
 
 
 def _row(
@@ -113,7 +126,7 @@ def _row(
     predicted: float | None,
     measured: float | None,
     write: Callable[[float], str] | None = None,
-) -> Iterable[tuple[str, ...]]:
+) -> Iterable[tuple[str, str, str, str]]:
     """One row, or none where nothing was measured (-1 or None)."""
     if predicted is None or measured is None or measured <= 0:
         return

@@ -119,6 +119,7 @@ def build_verification(  # noqa: PLR0913 - everything that a verification tells
     *,
     timeline: MemoryTimeline,
     predicted_process_bytes: int | None,
+    predicted_process_range_bytes: tuple[int, int] | None = None,
     predicted_step_ms: float,
     gradients: GradientCheck | None,
     expected_recomputed_blocks: int,
@@ -129,6 +130,7 @@ def build_verification(  # noqa: PLR0913 - everything that a verification tells
     A timeline that ends in its steady step stands for all later steps. Without
     ``gradients`` nothing was compared and recomputation counts as not seen.
     """
+    process = measured.last_process
     return Verification(
         device=measured.device,
         device_name=measured.device_name,
@@ -144,6 +146,8 @@ def build_verification(  # noqa: PLR0913 - everything that a verification tells
         expected_recomputed_blocks=expected_recomputed_blocks,
         out_of_memory=measured.out_of_memory,
         notes=(*measured.notes, *notes),
+        predicted_process_range_bytes=predicted_process_range_bytes,
+        measured_context_bytes=process.outside_bytes if process is not None else None,
     )
 
 

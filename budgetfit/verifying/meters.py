@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from budgetfit.verifying.process_memory import process_bytes
+from budgetfit.verifying.process_memory import process_memory
 
 if TYPE_CHECKING:
+    from budgetfit.verifying.process_memory import ProcessMemory
     from budgetfit.verifying.protocols import LiveBytes
 
 
@@ -17,6 +18,7 @@ class Meter(Protocol):
     """Reads peaks; one for each kind of device."""
 
     process_bytes: int | None
+    last_process: ProcessMemory | None
     notes: list[str]
 
     def start_phase(self) -> None:
@@ -35,6 +37,7 @@ class CudaMeter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.process_bytes: int | None = None
+        self.last_process: ProcessMemory | None = None
         self.notes: list[str] = []
         gc.collect()
         torch.cuda.empty_cache()  # what earlier work cached is not this run's
@@ -53,9 +56,12 @@ class CudaMeter:
     def finish_step(self) -> None:
         """Wait for the card and read what the process holds of it."""
         torch.cuda.synchronize(self.device)
-        held, source = process_bytes(self.device)
-        self.process_bytes = max(self.process_bytes or 0, held)
-        note = f"The process's memory was {source}."
+        now = process_memory(self.device)
+        self.last_process = (
+            now  # kernels are loaded as steps use them: the last has all
+        )
+        self.process_bytes = max(self.process_bytes or 0, now.held_bytes)
+        note = f"The process's memory was {now.source}."
         if note not in self.notes:
             self.notes.append(note)
 
@@ -66,6 +72,7 @@ class CpuMeter:
     def __init__(self, counter: LiveBytes | None) -> None:
         self.counter = counter
         self.process_bytes: int | None = None
+        self.last_process: ProcessMemory | None = None
         self.notes = ["VRAM was not checked: these steps ran on the CPU."]
         if counter is None:
             self.notes.append("Live bytes were not counted.")

@@ -13,6 +13,7 @@ import torch
 
 from budgetfit.core.errors import InputError
 from budgetfit.verifying.meters import CpuMeter, CudaMeter
+from budgetfit.verifying.process_memory import ProcessMemory
 
 if TYPE_CHECKING:
     from budgetfit.verifying.meters import Meter
@@ -44,6 +45,7 @@ class RealSteps:
         steps: Optimizer steps that ran to their end.
         phases: In order; empty on a CPU without a meter.
         process_bytes: The most that this process held of the card; None on a CPU.
+        last_process: The process after the last step; None on a CPU.
         step_ms: Of each step that ran to its end.
         out_of_memory: The error text if the card was too small; None otherwise.
         notes: Where numbers come from, and what was not measured.
@@ -55,6 +57,7 @@ class RealSteps:
     phases: tuple[MeasuredPhase, ...]
     process_bytes: int | None
     step_ms: tuple[float, ...]
+    last_process: ProcessMemory | None = None
     out_of_memory: str | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -123,6 +126,7 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
             phases=record.phases(),
             process_bytes=meter.process_bytes,
             step_ms=tuple(record.step_ms),
+            last_process=meter.last_process,
             out_of_memory=error,
             notes=tuple(meter.notes),
         )

@@ -14,7 +14,7 @@ from torch import nn
 
 import budgetfit
 import budgetfit.api  # what is imported on first use may draw random numbers
-from budgetfit.core.budget import context_bytes
+from budgetfit.core.cuda_context import context_bytes
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.plan import Plan
 from tests.models import EXAMPLES, MIB, SAMPLES, Mebi

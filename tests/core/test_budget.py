@@ -1,48 +1,24 @@
 """The budget: what of a card is left for the allocator, and why."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.budget import Budget, context_bytes, plan_budget
+from budgetfit.core.budget import Budget, plan_budget
+from budgetfit.core.cuda_context import (
+    Report,
+    context_bytes,
+    estimated_context,
+    measured_context,
+    published_reports,
+)
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu, all_gpus, find_gpu
 
 MIB = 2**20
 GIB = 2**30
-
-# Out-of-memory messages that PyTorch users published (decision 0005): process memory
-# and allocated memory in GiB, reserved but unallocated in MiB. One process, one GPU,
-# no CUDA graphs. What is left over is context and loaded kernels.
-REPORTS = (
-    *(("t4", 14.71, 14.54, 10.14), ("t4", 14.37, 14.20, 59.17)),
-    *(("t4", 14.37, 12.77, 1484.8), ("t4", 14.74, 14.31, 320.39)),
-    *(("t4", 10.20, 9.21, 899.87), ("t4", 14.52, 14.06, 330.42)),
-    ("p100-16gb", 15.77, 15.44, 20.58),
-    *(("v100-32gb", 31.54, 28.49, 2744.3), ("v100-32gb", 31.72, 29.66, 1720.3)),
-    ("v100-32gb", 16.95, 2.10, 14807.0),
-    *(("rtx-2080-ti", 10.69, 10.48, 29.33), ("rtx-2080-ti", 10.01, 8.43, 1351.7)),
-    *(("rtx-4090", 22.64, 20.64, 1587.2), ("rtx-4090", 22.82, 22.37, 18.93)),
-    *(("rtx-4090", 23.48, 23.11, 0.14), ("rtx-4090", 22.58, 22.05, 94.18)),
-    *(("rtx-4090", 23.34, 18.90, 4106.2), ("rtx-4090", 14.56, 13.86, 213.20)),
-    *(("rtx-4090", 22.39, 21.58, 350.11), ("rtx-4090", 22.69, 21.72, 520.54)),
-    ("rtx-4090", 23.04, 21.37, 1249.3),
-    *(("rtx-3090", 19.81, 13.90, 5744.6), ("rtx-3090", 23.68, 23.04, 301.75)),
-    ("rtx-3090", 19.40, 17.97, 1044.5),
-    ("a100-40gb", 39.12, 25.48, 13424.6),
-    *(("a100-80gb", 9.25, 8.27, 500.38), ("a100-80gb", 17.37, 14.34, 2590.7)),
-    *(("h100-80gb", 79.08, 77.69, 674.48), ("h100-80gb", 61.19, 31.03, 30208.0)),
-    *(("h200", 139.60, 138.14, 824.86), ("h200", 139.20, 2.05, 139919.4)),
-    ("b200", 168.34, 167.64, 4.62),
-    *(("rtx-5090", 31.29, 30.80, 2.80), ("rtx-5090", 26.89, 25.95, 343.86)),
-    ("rtx-5090", 31.34, 30.74, 19.41),
-    *(("a40", 12.99, 12.54, 149.96), ("l40s", 44.47, 43.89, 79.61)),
-    *(("a10", 21.91, 21.69, 1.55), ("a10", 22.12, 21.72, 23.99)),
-    *(("a10g", 22.03, 20.51, 1249.3), ("a10g", 22.05, 21.68, 24.24)),
-    ("a10g", 22.04, 21.75, 15.17),
-    *(("rtx-a6000", 47.49, 46.91, 284.96), ("rtx-a6000", 47.41, 47.05, 19.80)),
-    ("rtx-6000-ada", 44.40, 43.94, 41.95),
-)
 
 
 def test_usable_is_what_context_and_headroom_leave() -> None:
@@ -55,8 +31,18 @@ def test_an_rtx_4090_leaves_22_9_gib() -> None:
     # 1 % of 25,382,879,232 bytes = 253,828,792 bytes of headroom.
     gpu = find_gpu("rtx-4090")
     budget = plan_budget(gpu.total_bytes, gpu)
-    assert budget == Budget(25_382_879_232, 538_968_064, 253_828_792)
+    assert budget.total_bytes == 25_382_879_232
+    assert budget.context_bytes == context_bytes(gpu) == 538_968_064
+    assert budget.headroom_bytes == 253_828_792
+    assert budget.context == estimated_context(gpu)
     assert budget.usable_bytes == 24_590_082_376
+
+
+def test_what_was_measured_replaces_the_estimate() -> None:
+    measured = measured_context([300 * MIB, 340 * MIB], "here")
+    budget = plan_budget(8 * GIB, find_gpu("t4"), 0, measured)
+    assert budget.usable_bytes == 8 * GIB - 340 * MIB
+    assert budget.context == measured
 
 
 def test_small_cards_keep_at_least_128_mib_of_headroom() -> None:
@@ -74,17 +60,14 @@ def test_a_limit_below_the_card_is_kept() -> None:
     assert plan_budget(10 * GIB, find_gpu("h200")).total_bytes == 10 * GIB
 
 
-@pytest.mark.parametrize(
-    ("name", "process_gib", "allocated_gib", "unused_mib"), REPORTS
-)
+@pytest.mark.parametrize("report", published_reports(), ids=itertools.count())
 def test_default_headroom_covers_what_published_processes_took_beyond_the_estimate(
-    name: str, process_gib: float, allocated_gib: float, unused_mib: float
+    report: Report,
 ) -> None:
-    reported_mib = (process_gib - allocated_gib) * 1024 - unused_mib
-    estimate_mib = context_bytes(find_gpu(name)) / MIB
+    planned_bytes = plan_budget(16 * GIB, find_gpu(report.gpu)).context_bytes
     # The reports have two decimals of a GiB: 10 MiB.
-    assert reported_mib < estimate_mib + 128 - 10
-    assert reported_mib > estimate_mib - 200
+    assert report.outside_bytes < planned_bytes + 118 * MIB
+    assert report.outside_bytes > planned_bytes - 200 * MIB
 
 
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)

@@ -6,10 +6,12 @@ import pytest
 from rich.console import Console
 
 from budgetfit.core.budget import Budget
+from budgetfit.core.cuda_context import CudaContext, measured_context
 from budgetfit.core.gpus import find_gpu, generic_gpu
 from budgetfit.core.plan import Plan
 from budgetfit.reporting.text import plan_text, print_plan, render, render_plan, show
 from tests.reporting.sample_plans import (
+    GIB,
     MIB,
     sample_estimate,
     sample_gpu,
@@ -238,3 +240,28 @@ def test_assumed_speeds_of_a_real_card_are_told() -> None:
     gpu = sample_gpu(rates_assumed=True, source="rates assumed: rtx-3090")
 
     assert "Speeds are rates assumed: rtx-3090" in render_plan(sample_plan(gpu=gpu))
+
+
+def test_the_process_and_its_context_are_ranges_where_they_are_estimates() -> None:
+    context = CudaContext(
+        planned_bytes=512 * MIB,
+        low_bytes=331 * MIB,
+        typical_bytes=451 * MIB,
+        high_bytes=614 * MIB,
+        source="estimated",
+    )
+    plan = sample_plan(
+        budget=Budget(24 * GIB, 512 * MIB, 512 * MIB, context),
+        estimate=sample_estimate(
+            process_range_bytes=(22 * GIB + 331 * MIB, 22 * GIB + 614 * MIB)
+        ),
+    )
+    text = render(plan_text(plan))
+    assert "CUDA context 512 MiB (331-614 MiB) and headroom" in text
+    assert "process 22.32-22.60 GiB (as in nvidia-smi)" in text
+
+
+def test_a_measured_context_is_said_to_be_one() -> None:
+    context = measured_context([470 * MIB], "here")
+    plan = sample_plan(budget=Budget(24 * GIB, 470 * MIB, 512 * MIB, context))
+    assert "CUDA context 470 MiB (measured) and headroom" in render(plan_text(plan))

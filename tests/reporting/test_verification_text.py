@@ -3,7 +3,7 @@
 import dataclasses
 
 from budgetfit.reporting.text import render, verification_text
-from tests.reporting.sample_plans import sample_verification
+from tests.reporting.sample_plans import GIB, MIB, sample_verification
 
 
 def row(text: str, name: str) -> list[str]:
@@ -96,4 +96,21 @@ def test_what_was_not_measured_has_a_dash_and_no_error() -> None:
     assert cells(text, "step 1 forward") == ["14.00 GiB", "-", "-"]
     assert not any(
         line.strip().startswith("peak allocated") for line in text.splitlines()
+    )
+
+
+def test_the_process_and_its_context_are_compared_with_their_ranges() -> None:
+    # 23 GiB of process less 22 GiB reserved plan 1 GiB of context
+    check = sample_verification(
+        predicted_process_range_bytes=(22 * GIB + 512 * MIB, 24 * GIB),
+        measured_context_bytes=512 * MIB,
+    )
+    text = render(verification_text(check))
+    assert row(text, "peak of the process")[1:3] == [
+        "23.00 GiB (22.50-24.00 GiB)",
+        "23.00 GiB",
+    ]
+    context = next(line for line in text.splitlines() if "CUDA context" in line)
+    assert context.split() == (
+        "CUDA context in it 1.00 GiB (0.50-2.00 GiB) 512 MiB +100 %".split()
     )

@@ -11,6 +11,7 @@ from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.verifying import meters, real_step
+from budgetfit.verifying.process_memory import ProcessMemory
 from budgetfit.verifying.real_step import find_device, is_out_of_memory, run_real_steps
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, batch_for, make
@@ -155,8 +156,14 @@ class Allocator:
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * MIB)
         monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 4 * MIB)
         self.held = iter([7 * MIB, 9 * MIB, 8 * MIB])
-        monkeypatch.setattr(
-            meters, "process_bytes", lambda _: (next(self.held), "read somewhere")
+        monkeypatch.setattr(meters, "process_memory", lambda _: self.process())
+
+    def process(self) -> ProcessMemory:
+        return ProcessMemory(
+            held_bytes=next(self.held),
+            reserved_bytes=4 * MIB,
+            whole_card=False,
+            driver="",
         )
 
     def _noting(self, name: str) -> Callable[..., None]:
@@ -175,7 +182,10 @@ def test_on_cuda_the_allocators_peaks_and_the_process_are_read(
         (3 * MIB, 4 * MIB)
     }
     assert measured.process_bytes == 9 * MIB  # the most of the three steps
-    assert measured.notes == ("The process's memory was read somewhere.",)
+    assert measured.last_process is not None
+    assert measured.last_process.outside_bytes == 4 * MIB  # of the last step
+    (note,) = measured.notes
+    assert note == "The process's memory was read from NVML for this process."
     # A fresh cache once; then each phase starts a peak, each step waits for the card.
     once = ["reset_peak_memory_stats"] * 2 + ["synchronize"]
     assert allocator.log == ["empty_cache", *once, *once, *once]

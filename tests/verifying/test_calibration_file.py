@@ -1,0 +1,166 @@
+"""The file that verify keeps its measurements in: whole, bounded, never in the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from budgetfit.verifying import calibration_file
+from budgetfit.verifying.calibration_file import (
+    CalibrationError,
+    Measurement,
+    calibration_path,
+    keep_measurement,
+    read_measurements,
+)
+
+MIB = 2**20
+
+
+def measurement(**changes: Any) -> Measurement:  # noqa: ANN401
+    values: dict[str, Any] = {
+        "card": "NVIDIA GeForce RTX 4090",
+        "cuda_major": 13,
+        "outside_bytes": 470 * MIB,
+        "whole_card": False,
+        "total_bytes": 24 * 2**30,
+        "driver": "580.65",
+        "cuda": "13.0",
+        "torch": "2.13.0+cu130",
+        "host": "box",
+        "date": "2026-11-21",
+    }
+    return Measurement(**values | changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def test_nothing_kept_is_nothing_to_read(folder: Path) -> None:
+    assert read_measurements() == ()
+    assert not folder.exists()
+
+
+def test_what_is_kept_is_read_again(folder: Path) -> None:
+    first, second = measurement(), measurement(card="Tesla T4", outside_bytes=MIB)
+    assert keep_measurement(first) == folder / "cuda_context.json"
+    keep_measurement(second)
+    assert read_measurements() == (first, second)
+
+
+@pytest.mark.usefixtures("folder")
+def test_only_the_newest_ten_of_a_card_and_cuda_version_stay() -> None:
+    other = measurement(cuda_major=12, cuda="12.8")
+    keep_measurement(other)
+    for day in range(1, 13):
+        keep_measurement(measurement(date=f"2026-11-{day:02}"))
+    kept = read_measurements()
+    assert kept[0] == other
+    assert [row.date[-2:] for row in kept[1:]] == [f"{day:02}" for day in range(3, 13)]
+
+
+@pytest.mark.usefixtures("folder")
+def test_another_process_reads_what_this_one_keeps() -> None:
+    keep_measurement(measurement())
+    code = (
+        "from budgetfit.verifying.calibration_file import read_measurements\n"
+        "print(read_measurements()[0].outside_bytes)"
+    )
+    found = subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(470 * MIB)
+
+
+def test_a_writer_that_dies_leaves_the_old_file_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_measurement(measurement())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(CalibrationError, match="cannot be written"):
+        keep_measurement(measurement(outside_bytes=MIB))
+    monkeypatch.undo()
+    monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(folder))
+    assert read_measurements() == (measurement(),)
+    assert [path.name for path in folder.iterdir()] == ["cuda_context.json"]
+
+
+DAMAGED = {
+    "half written": '{"format": 1, "measurements": [{"card": "NV',
+    "not JSON": "context = 470",
+    "foreign": '{"hello": "world"}',
+    "a list": "[1, 2]",
+    "newer format": '{"format": 2, "measurements": []}',
+    "a size that cannot be": json.dumps(
+        {
+            "format": 1,
+            "measurements": [measurement().model_dump() | {"outside_bytes": 10**15}],
+        }
+    ),
+    "a field too many": json.dumps(
+        {"format": 1, "measurements": [measurement().model_dump() | {"x": 1}]}
+    ),
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_or_foreign_file_is_named_and_left_alone(
+    folder: Path, text: str
+) -> None:
+    folder.mkdir()
+    path = folder / "cuda_context.json"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match="damaged or not budgetfit's"):
+        read_measurements()
+    with pytest.raises(CalibrationError, match="damaged or not budgetfit's"):
+        keep_measurement(measurement())
+    assert path.read_text() == text
+
+
+def test_bytes_that_are_no_text_are_told(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "cuda_context.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CalibrationError, match="UnicodeDecodeError"):
+        read_measurements()
+
+
+def test_a_folder_that_cannot_be_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(tmp_path / "file" / "below"))
+    with pytest.raises(CalibrationError, match="cannot be"):
+        keep_measurement(measurement())
+
+
+def test_a_user_without_a_home_gets_no_folder_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("BUDGETFIT_CALIBRATION")
+    monkeypatch.setattr(
+        calibration_file, "user_state_path", lambda *_, **__: Path("~/.local/state")
+    )
+    with pytest.raises(CalibrationError, match="there is no home folder"):
+        calibration_path()
+
+
+def test_without_the_variable_it_is_the_users_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BUDGETFIT_CALIBRATION")
+    monkeypatch.setattr(
+        calibration_file, "user_state_path", lambda name, **_: tmp_path / name
+    )
+    assert calibration_path() == tmp_path / "budgetfit" / "cuda_context.json"
