@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.core.step_trace import CATEGORIES, Phase
+from budgetfit.core.step_trace import CATEGORIES, Phase, StepTrace
 from budgetfit.memory.caching_allocator import Block, CachingAllocator, OutOfMemory
 from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from budgetfit.core.gpus import Gpu
-    from budgetfit.core.step_trace import BlockPass, StepTrace
+    from budgetfit.core.step_trace import BlockPass
 
 LARGEST_LAYERS = 12  # shown at the peak
 ENDLESS_BYTES = 1 << 46  # more than any device has
@@ -119,22 +118,47 @@ def _stretch(phase: Phase, block: int, start: int, end: int) -> Stretch:
     return Stretch(phase.step, phase.micro_step, phase.name, block, start, end)
 
 
+class _Part(NamedTuple):
+    """A stretch of the trace, played with so many samples per micro-batch."""
+
+    stretch: Stretch
+    samples: int
+
+
 @dataclass(slots=True)
 class _Player:
     """The allocator and what it handed out, while a trace plays."""
 
+    trace: StepTrace
     allocator: CachingAllocator
-    sizes: list[int]
+    sizes: dict[int, list[int]]  # of every storage, by samples per micro-batch
+    samples: int
     events: list[int]
     blocks: dict[int, Block | None] = field(default_factory=dict)
     failed_bytes: int | None = None
 
-    def play(self, start: int, end: int) -> bool:
+    def play(self, part: _Part) -> bool:
+        """Play a part of the schedule; False when the device is full."""
+        going = part.samples == self.samples or self._change_batch(part.samples)
+        stretch = part.stretch
+        return going and self.play_events(self.events[stretch.start : stretch.end])
+
+    def _change_batch(self, samples: int) -> bool:
+        """Drop the batch and take one of another size, in this order.
+
+        That is what a loop does that moves each batch of its loader to the device.
+        """
+        category = CATEGORIES.index("batch")
+        batch = [x for x in self.blocks if self.trace.category[x - 1] == category]
+        self.samples = samples
+        return self.play_events([-x for x in batch]) and self.play_events(batch)
+
+    def play_events(self, events: list[int]) -> bool:
         """Play some events; False when the device is full."""
-        malloc, free, sizes = self.allocator.malloc, self.allocator.free, self.sizes
-        blocks = self.blocks
+        malloc, free = self.allocator.malloc, self.allocator.free
+        blocks, sizes = self.blocks, self.sizes[self.samples]
         try:
-            for event in self.events[start:end]:
+            for event in events:
                 if event > 0:
                     size = sizes[event - 1]
                     if size:
@@ -147,17 +171,20 @@ class _Player:
         return True
 
 
-def replay(
+def replay(  # noqa: PLR0913 - a trace, a card and how to play it
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
     *,
     limit_bytes: int | None = None,
     expandable_segments: bool = False,
+    then_batch_sizes: tuple[int, ...] = (),
 ) -> MemoryTimeline:
     """Play the trace through the caching allocator and return what it took.
 
     The last traced step is played twice, so that a steady step follows the first ones.
+    After it come steps of ``then_batch_sizes``, such as the smaller last batch of an
+    epoch and the full ones after it: other sizes meet the blocks that are cached.
 
     Args:
         trace: The steps to play.
@@ -165,27 +192,33 @@ def replay(
         gpu: The card; its rules size the kernels' scratch memory.
         limit_bytes: Where the device is full; None for the whole card.
         expandable_segments: The allocator setting of that name.
+        then_batch_sizes: Samples per micro-batch of further steps.
 
     Raises:
-        ValueError: If the trace does not hold for ``batch_size``.
+        ValueError: If the trace does not hold for one of the batch sizes, or its last
+            step cannot be repeated at another.
     """
-    sizes = storage_bytes(trace, batch_size, kernel_card(gpu)).tolist()
+    card = kernel_card(gpu)
+    sizes = {
+        samples: storage_bytes(trace, samples, card).tolist()
+        for samples in (batch_size, *then_batch_sizes)
+    }
     events = trace.events.tolist()
     total = gpu.total_bytes if limit_bytes is None else limit_bytes
-    schedule = _schedule(trace)
+    schedule = _schedule(trace, batch_size, then_batch_sizes)
 
     def player() -> _Player:
         allocator = CachingAllocator(total, expandable_segments=expandable_segments)
-        return _Player(allocator, sizes, events)
+        return _Player(trace, allocator, sizes, batch_size, events)
 
     actor = player()
     points: list[TimelinePoint] = []
     peak, peak_index = -1, 0
-    for stretch in schedule:
+    for part in schedule:
         actor.allocator.reset_peaks()
-        going = actor.play(stretch.start, stretch.end)
+        going = actor.play(part)
         allocated = actor.allocator.peak_allocated_bytes
-        points.append(_point(trace, stretch, actor.allocator))
+        points.append(_point(trace, part.stretch, actor.allocator))
         if allocated > peak:
             peak, peak_index = allocated, len(points) - 1
         if not going:
@@ -203,15 +236,21 @@ def replay(
     )
 
 
-def _schedule(trace: StepTrace) -> list[Stretch]:
+def _schedule(
+    trace: StepTrace, batch_size: int, then_batch_sizes: tuple[int, ...]
+) -> list[_Part]:
     """All stretches, the last step's once more where it leaves nothing behind."""
-    played = list(stretches(trace))
-    last = max(stretch.step for stretch in played)
-    steady = [stretch for stretch in played if stretch.step == last]
+    traced = list(stretches(trace))
+    last = max(stretch.step for stretch in traced)
+    steady = [stretch for stretch in traced if stretch.step == last]
+    played = [_Part(stretch, batch_size) for stretch in traced]
+    repeats = (batch_size,) * STEADY_REPEATS + then_batch_sizes
     if last < 1 or not _closed(trace.events[steady[0].start : steady[-1].end]):
+        if then_batch_sizes:
+            raise ValueError("the last step of this trace cannot be repeated")
         return played
-    for repeat in range(STEADY_REPEATS):
-        played += [stretch._replace(step=last + 1 + repeat) for stretch in steady]
+    for number, samples in enumerate(repeats, start=last + 1):
+        played += [_Part(row._replace(step=number), samples) for row in steady]
     return played
 
 
@@ -238,15 +277,17 @@ def _point(
 
 
 def _at_peak(
-    trace: StepTrace, played: list[Stretch], actor: _Player, peak_bytes: int
+    trace: StepTrace, played: list[_Part], actor: _Player, peak_bytes: int
 ) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
     """Play again up to the peak and add up what is alive there, tails included."""
-    for before, _ in pairwise(played):
-        actor.play(before.start, before.end)
+    *before, last = played
+    for part in before:
+        actor.play(part)
     actor.allocator.reset_peaks()
-    last = played[-1]
-    for position in range(last.start, last.end):
-        actor.play(position, position + 1)
+    start, end = last.stretch.start, last.stretch.end
+    actor.play(last._replace(stretch=last.stretch._replace(end=start)))
+    for event in actor.events[start:end]:
+        actor.play_events([event])
         if actor.allocator.allocated_bytes >= peak_bytes:
             break
     categories: dict[str, int] = dict.fromkeys(CATEGORIES, 0)

@@ -209,12 +209,25 @@ def _run_micro_step(
 
 
 def _register(model: nn.Module, log: StorageLog) -> None:
-    """Weights come first, in the order of the model (memory-model B4)."""
-    for kind, category in (("_parameters", "parameters"), ("_buffers", "buffers")):
-        for layer, module in enumerate(model.modules()):
-            for tensor in getattr(module, kind).values():
+    """Weights come first, in the order in which ``model.to("cuda")`` moves them (B4).
+
+    That is children before their parents, and parameters before buffers of a module
+    (``nn.Module._apply``).
+    """
+    layers = {module: layer for layer, module in enumerate(model.modules())}
+
+    def register(module: nn.Module) -> None:
+        for child in module.children():
+            register(child)
+        for tensors, category in (
+            (module._parameters, "parameters"),
+            (module._buffers, "buffers"),
+        ):
+            for tensor in tensors.values():
                 if tensor is not None:
-                    log.name(tensor, category, layer)  # type: ignore[arg-type]
+                    log.name(tensor, category, layers[module])
+
+    register(model)
 
 
 def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:

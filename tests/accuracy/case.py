@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
-Checkpointing = Literal["keep", "recompute"]
+Checkpointing = Literal["keep", "recompute", "mixed"]
+STEPS: Final = 3  # the first creates states, the second meets them, one more
+Attention = Literal["", "flash", "efficient", "math"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +22,11 @@ class Card:
 
     Attributes:
         gpu: budgetfit's canonical name.
-        null_driver: What the null driver calls it.
         title: ``torch.cuda.get_device_name`` of the real card.
         has_bf16: Compute capability 8.0 or later.
     """
 
     gpu: str
-    null_driver: str
     title: str
     has_bf16: bool = True
 
@@ -34,9 +34,14 @@ class Card:
 CARDS: Final = {
     card.gpu: card
     for card in (
-        Card(gpu="t4", null_driver="t4", title="Tesla T4", has_bf16=False),
-        Card(gpu="rtx-4090", null_driver="rtx4090", title="NVIDIA GeForce RTX 4090"),
-        Card(gpu="h100-80gb", null_driver="h100", title="NVIDIA H100 80GB HBM3"),
+        Card(gpu="t4", title="Tesla T4", has_bf16=False),
+        Card(gpu="a10g", title="NVIDIA A10G"),
+        Card(gpu="rtx-3090", title="NVIDIA GeForce RTX 3090"),
+        Card(gpu="rtx-4090", title="NVIDIA GeForce RTX 4090"),
+        Card(gpu="a100-40gb", title="NVIDIA A100-SXM4-40GB"),
+        Card(gpu="h100-80gb", title="NVIDIA H100 80GB HBM3"),
+        Card(gpu="h200", title="NVIDIA H200"),
+        Card(gpu="b200", title="NVIDIA B200"),
     )
 }
 
@@ -50,12 +55,15 @@ class Input:
         shape: Its shape without the leading batch dimension.
         dtype: ``"int64"`` or ``"float32"``; float inputs follow a pure bf16 model.
         high: Integers are drawn from ``range(high)``; unused for floats.
+        padding: This many positions at the end of every second sample are 0, all
+            others 1: an attention mask of a padded batch.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: Literal["int64", "float32"] = "int64"
     high: int = 2
+    padding: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,8 @@ class Model:
         inputs: The batch, in the order in which its tensors are made.
         blocks: Module paths of the lists whose members are recomputed, for models
             that do not bring checkpointing of their own; empty for those that do.
+        chain: Module path of the list in which a mixed plan wraps blocks; empty for
+            models without such cases.
         note: What a recording without a GPU cannot know of this model.
     """
 
@@ -79,6 +89,7 @@ class Model:
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[Input, ...]
     blocks: tuple[str, ...] = ()
+    chain: str = ""
     note: str = ""
 
 
@@ -91,13 +102,20 @@ class Case:
         model: What is trained.
         batch_size: Samples per micro-batch.
         precision: In budgetfit's words.
-        optimizer: ``adamw_torch_fused``, ``adamw_torch`` (foreach) or ``sgd``.
-        checkpointing: Keep every activation, or recompute every block.
+        optimizer: A key of ``training.OPTIMIZERS``.
+        checkpointing: Keep every activation, recompute every block, or a mixed plan:
+            of ``Model.chain``, the first two blocks are recomputed as one, those up to
+            the middle one by one, the others are kept.
+        attention: The only kernel family that ``scaled_dot_product_attention`` may
+            use; empty for torch's choice.
+        last_batch_size: Samples of the third step, which ends an epoch; a step of
+            ``batch_size`` follows it. 0 when all steps are equal.
         gradient_accumulation_steps: Micro-batches per optimizer step.
         gpu: Canonical card name, a key of ``CARDS``.
         allocator: Value of ``PYTORCH_CUDA_ALLOC_CONF``; empty for the defaults.
         imitated_memory_gib: Memory of the imitated card where its own is too small
-            for the case; 0 for its own. Decides only when memory runs out.
+            for the case, or large enough to be no limit; 0 for its own.
+        runs_out: The memory is so small that the allocator has to empty its cache.
     """
 
     name: str
@@ -108,13 +126,23 @@ class Case:
     checkpointing: Checkpointing = "keep"
     gradient_accumulation_steps: int = 1
     gpu: str
+    attention: Attention = ""
+    last_batch_size: int = 0
     allocator: str = ""
-    imitated_memory_gib: int = 0
+    imitated_memory_gib: float = 0
+    runs_out: bool = False
 
     @property
     def family(self) -> str:
         """Name of the model's family."""
         return self.model.name
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Samples per micro-batch in every recorded step."""
+        if not self.last_batch_size:
+            return (self.batch_size,) * STEPS
+        return (self.batch_size, self.batch_size, self.last_batch_size, self.batch_size)
 
     def as_dict(self) -> dict[str, Any]:
         """The case as JSON values, the form that a recording keeps."""

@@ -7,14 +7,26 @@ allow it, fits the card.
 from pathlib import Path
 from typing import Any, Final
 
-from tests.accuracy.case import CARDS, Case, Checkpointing, Model, Precision
+from tests.accuracy.case import (
+    CARDS,
+    Attention,
+    Case,
+    Checkpointing,
+    Model,
+    Precision,
+)
 from tests.accuracy.models import (
     BERT,
+    BERT_EAGER_PADDED,
+    BERT_PADDED,
     GPT2,
     GPT2_CACHE,
     GPT2_EAGER,
+    GPT2_PADDED,
     LLAMA_1024,
     LLAMA_2048,
+    LLAMA_EAGER,
+    LLAMA_PADDED,
     MIXTRAL,
     PLAIN_GPT,
     RESNET50,
@@ -23,6 +35,7 @@ from tests.accuracy.models import (
     TORCH_TRANSFORMER,
     VIT,
 )
+from tests.accuracy.pairwise_cases import PAIRWISE
 
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 
@@ -161,6 +174,74 @@ def _other_models() -> list[Case]:
     return [_case(*row) for row in rows]
 
 
+def _attention() -> list[Case]:
+    """Every kernel family, with and without masks, on all kinds of cards."""
+    rows: list[tuple[Model, str, int, Precision, Checkpointing, Attention]] = [
+        (GPT2, "rtx-4090", 8, "bf16-mixed", "keep", "efficient"),
+        (GPT2, "rtx-4090", 4, "bf16-mixed", "keep", "math"),
+        (GPT2, "t4", 2, "fp16-mixed", "recompute", "math"),
+        (GPT2, "a100-40gb", 8, "fp16-mixed", "recompute", "flash"),
+        (GPT2_PADDED, "rtx-4090", 8, "bf16-mixed", "keep", ""),
+        (GPT2_PADDED, "t4", 4, "fp16-mixed", "keep", ""),
+        (GPT2_PADDED, "h100-80gb", 16, "bf16-mixed", "recompute", "math"),
+        (GPT2, "rtx-3090", 6, "fp32", "recompute", "efficient"),
+        (LLAMA_PADDED, "a100-40gb", 4, "bf16-mixed", "keep", ""),
+        (LLAMA_PADDED, "b200", 16, "bf16", "recompute", ""),
+        (LLAMA_EAGER, "h100-80gb", 2, "bf16-mixed", "keep", ""),
+        (BERT_PADDED, "a10g", 24, "fp16-mixed", "keep", ""),
+        (BERT_PADDED, "rtx-3090", 16, "fp32", "recompute", ""),
+        (BERT_PADDED, "h100-80gb", 32, "bf16-mixed", "keep", "math"),
+        (BERT_EAGER_PADDED, "t4", 8, "fp32", "keep", ""),
+        (BERT_EAGER_PADDED, "rtx-4090", 16, "bf16-mixed", "mixed", ""),
+        (VIT, "t4", 32, "fp16-mixed", "keep", "math"),
+    ]
+    return [_case(*row, mark=kernel, attention=kernel) for *row, kernel in rows]
+
+
+def _end_of_an_epoch() -> list[Case]:
+    """A smaller last batch, and a full one after it."""
+    rows: list[tuple[int, Model, str, int, Precision, Checkpointing]] = [
+        (3, GPT2, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (5, BERT, "t4", 16, "fp16-mixed", "recompute"),
+        (1, LLAMA_2048, "h100-80gb", 4, "bf16-mixed", "keep"),
+        (7, T5_BASE, "a10g", 16, "bf16-mixed", "keep"),
+    ]
+    return [
+        _case(*row, mark=f"then-b{last}", last_batch_size=last) for last, *row in rows
+    ]
+
+
+def _out_of_memory() -> list[Case]:
+    """Less memory than is reserved at ease: the cache is emptied, training goes on."""
+    rows: list[tuple[float, Model, str, int, Precision, Checkpointing]] = [
+        (13, GPT2, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (7.75, BERT, "t4", 16, "fp16-mixed", "keep"),
+        (36, LLAMA_2048, "h100-80gb", 4, "bf16-mixed", "keep"),
+        (9.55, T5_BASE, "a10g", 16, "bf16-mixed", "keep"),
+    ]
+    return [
+        _case(*row, mark="retries", imitated_memory_gib=memory, runs_out=True)
+        for memory, *row in rows
+    ]
+
+
+def _pairwise() -> list[Case]:
+    """The rows of ``pairwise_cases.py``."""
+    return [
+        _case(
+            row.model,
+            row.gpu,
+            row.batch_size,
+            row.precision,
+            row.checkpointing,
+            mark=f"x{row.gradient_accumulation_steps}-{row.optimizer}",
+            optimizer=row.optimizer,
+            gradient_accumulation_steps=row.gradient_accumulation_steps,
+        )
+        for row in PAIRWISE
+    ]
+
+
 def _expandable_segments() -> list[Case]:
     """The allocator's other way to reserve memory (memory-model B3)."""
     more = {"mark": "expandable", "allocator": "expandable_segments:True"}
@@ -182,6 +263,10 @@ def _all() -> dict[str, Case]:
         _pure_bf16(),
         _other_models(),
         _expandable_segments(),
+        _attention(),
+        _end_of_an_epoch(),
+        _out_of_memory(),
+        _pairwise(),
     )
     return {case.name: case for group in groups for case in group}
 
@@ -202,10 +287,17 @@ def case_named(name: str) -> Case:
 
 
 def recording_path(recording: dict[str, Any], folder: Path = RECORDINGS) -> Path:
-    """Where a recording belongs: by its origin, then by its case.
+    """Where a recording belongs: by origin, release of torch and case.
 
     A recording made with cuDNN stands beside the one made without it.
     """
-    suffix = "-cudnn" if recording["software"]["cudnn_enabled"] else ""
-    folder = folder / recording["origin"].replace(" ", "-")
-    return folder / f"{recording['name']}{suffix}.json"
+    software = recording["software"]
+    suffix = "-cudnn" if software["cudnn_enabled"] else ""
+    folder /= recording["origin"].replace(" ", "-")
+    return folder / release(software["torch"]) / f"{recording['name']}{suffix}.json"
+
+
+def release(version: str) -> str:
+    """``"2.13.0+cu130"`` -> ``"torch-2.13"``: what the bytes may differ by."""
+    major, minor, *_ = version.split(".")
+    return f"torch-{major}.{minor}"

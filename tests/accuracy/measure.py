@@ -26,10 +26,10 @@ from tests.accuracy.provenance import (
     describe_software,
     origin,
     refuse_a_wrong_card,
+    weights_as_they_are,
 )
-from tests.accuracy.training import Training
+from tests.accuracy.training import Training, allowed_attention
 from tests.accuracy.well_formed import (
-    FEWEST_STEPS,
     FORMAT,
     GPU,
     NULL_DRIVER,
@@ -103,12 +103,17 @@ def measure(case: Case, *, with_events: bool) -> tuple[dict[str, Any], dict[str,
     """The recording of a case, and its event list (empty unless asked for)."""
     refuse_a_wrong_card(case)
     notes = notes_before(case)
+    if case.runs_out and origin() == GPU:
+        total = torch.cuda.get_device_properties(0).total_memory
+        limit = case.imitated_memory_gib * 2**30
+        torch.cuda.set_per_process_memory_fraction(limit / total)
     recorder = Recorder(with_events=with_events)
-    with recorder.phase("setup"):
+    with recorder.phase("setup"), weights_as_they_are():
         training = Training(case)
-    for _ in range(FEWEST_STEPS):
-        recorder.start_step()
-        training.step(recorder.phase)
+    with allowed_attention(case):  # in the recomputation too
+        for batch_size in case.batch_sizes:
+            recorder.start_step()
+            training.step(recorder.phase, batch_size)
     weights = list(training.model.parameters())
     config = getattr(training.model, "config", None)
     recording = {

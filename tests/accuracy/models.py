@@ -1,6 +1,7 @@
 """The models of the recorded cases and their batches, as data."""
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from tests.accuracy.case import Input, Model
 
@@ -13,80 +14,105 @@ def _text(length: int, vocabulary: int) -> tuple[Input, ...]:
     )
 
 
-def _llama(length: int) -> Model:
-    return Model(
-        name=f"llama-1.1b-s{length}",
-        builder="LlamaForCausalLM",
-        config="LlamaConfig",
-        settings={
-            "hidden_size": 2048,
-            "num_hidden_layers": 22,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "intermediate_size": 5632,
-            "vocab_size": 32_000,
-            "max_position_embeddings": 2048,
-            "use_cache": False,
-        },
-        inputs=_text(length, 32_000),
+def _padded(model: Model) -> Model:
+    """The same with an attention mask: every second sample ends in padding."""
+    length = model.inputs[0].shape[0]
+    mask = Input(name="attention_mask", shape=(length,), padding=length // 8)
+    return replace(
+        model, name=f"{model.name}-padded", inputs=(*model.inputs, mask), note=""
     )
 
 
-GPT2: Final = Model(
-    name="gpt2-124m",
-    builder="GPT2LMHeadModel",
-    config="GPT2Config",
-    settings={"use_cache": False},
-    inputs=_text(1024, 50_257),
-)
-LLAMA_1024: Final = _llama(1024)
-LLAMA_2048: Final = _llama(2048)
-BERT: Final = Model(
-    name="bert-base",
-    builder="BertForMaskedLM",
-    config="BertConfig",
-    inputs=_text(512, 30_522),
-)
-VIT: Final = Model(
-    name="vit-base",
-    builder="ViTForImageClassification",
-    config="ViTConfig",
-    inputs=(
-        Input(name="pixel_values", shape=(3, 224, 224), dtype="float32"),
+def _with(model: Model, suffix: str, **settings: Any) -> Model:  # noqa: ANN401
+    """The same with other settings."""
+    return replace(
+        model, name=f"{model.name}-{suffix}", settings={**model.settings, **settings}
+    )
+
+
+def _images(size: int = 224) -> tuple[Input, ...]:
+    return (
+        Input(name="pixel_values", shape=(3, size, size), dtype="float32"),
         Input(name="labels", shape=(), high=2),
-    ),
-)
-GPT2_EAGER: Final = Model(
-    name="gpt2-124m-eager",
-    builder="GPT2LMHeadModel",
-    config="GPT2Config",
-    settings={"use_cache": False, "attn_implementation": "eager"},
-    inputs=_text(1024, 50_257),
-)
-# transformers' default: keys and values are collected for generation, in training too.
-GPT2_CACHE: Final = Model(
-    name="gpt2-124m-cache",
-    builder="GPT2LMHeadModel",
-    config="GPT2Config",
-    inputs=_text(1024, 50_257),
-)
+    )
 
 
-def _t5(name: str, **settings: int) -> Model:
+# Language models that predict the next token. ----------------------------------------
+
+
+def _gpt2(name: str, **settings: int) -> Model:
     return Model(
         name=name,
-        builder="T5ForConditionalGeneration",
-        config="T5Config",
-        settings={"decoder_start_token_id": 0, "use_cache": False, **settings},
-        inputs=(
-            Input(name="input_ids", shape=(512,), high=32_128),
-            Input(name="labels", shape=(128,), high=32_128),
-        ),
+        builder="GPT2LMHeadModel",
+        config="GPT2Config",
+        settings={"use_cache": False, **settings},
+        inputs=_text(1024, 50_257),
+        chain="transformer.h",
     )
 
 
-T5_SMALL: Final = _t5("t5-small")
-T5_BASE: Final = _t5("t5-base", d_model=768, d_ff=3072, num_layers=12, num_heads=12)
+GPT2: Final = _gpt2("gpt2-124m")
+GPT2_355M: Final = _gpt2("gpt2-355m", n_embd=1024, n_layer=24, n_head=16)
+GPT2_PADDED: Final = _padded(GPT2)
+GPT2_EAGER: Final = _with(GPT2, "eager", attn_implementation="eager")
+# transformers' default: keys and values are collected for generation, in training too.
+GPT2_CACHE: Final = _with(GPT2, "cache", use_cache=True)
+
+
+def _llama(name: str, length: int, **settings: int) -> Model:
+    return Model(
+        name=name,
+        builder="LlamaForCausalLM",
+        config="LlamaConfig",
+        settings={"use_cache": False, **settings},
+        inputs=_text(length, settings["vocab_size"]),
+        chain="model.layers",
+    )
+
+
+_LLAMA_1B: Final = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "intermediate_size": 5632,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 2048,
+}
+LLAMA_1024: Final = _llama("llama-1.1b-s1024", 1024, **_LLAMA_1B)
+LLAMA_2048: Final = _llama("llama-1.1b-s2048", 2048, **_LLAMA_1B)
+LLAMA_PADDED: Final = _padded(LLAMA_1024)
+LLAMA_EAGER: Final = _with(LLAMA_1024, "eager", attn_implementation="eager")
+LLAMA_3B: Final = _llama(
+    "llama-3.2b-s2048",
+    2048,
+    hidden_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=24,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=8192,
+    vocab_size=128_256,
+    tie_word_embeddings=True,
+)
+# The shape of Qwen2.5-0.5B: a vocabulary larger than all else.
+QWEN: Final = Model(
+    name="qwen-494m-s1024",
+    builder="Qwen2ForCausalLM",
+    config="Qwen2Config",
+    settings={
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+        "use_cache": False,
+    },
+    inputs=_text(1024, 151_936),
+    chain="model.layers",
+)
 MIXTRAL: Final = Model(
     name="mixtral-235m",
     builder="MixtralForCausalLM",
@@ -104,20 +130,11 @@ MIXTRAL: Final = Model(
         "use_cache": False,
     },
     inputs=_text(1024, 32_000),
+    chain="model.layers",
     note=(
         "which expert gets which token is not known without a GPU: grouped_mm keeps "
         "all tokens in one tensor, so no size depends on it"
     ),
-)
-TORCH_TRANSFORMER: Final = Model(
-    name="torch-transformer",
-    builder="TorchTransformer",
-    settings={"width": 512, "heads": 8, "depth": 6, "target": 384},
-    inputs=(
-        Input(name="source", shape=(512, 512), dtype="float32"),
-        Input(name="target", shape=(384, 512), dtype="float32"),
-    ),
-    blocks=("transformer.encoder.layers", "transformer.decoder.layers"),
 )
 PLAIN_GPT: Final = Model(
     name="plain-gpt",
@@ -131,12 +148,162 @@ PLAIN_GPT: Final = Model(
     },
     inputs=_text(1024, 32_000),
     blocks=("blocks",),
+    chain="blocks",
+)
+LSTM: Final = Model(
+    name="lstm",
+    builder="LstmLanguageModel",
+    settings={"vocabulary": 32_000, "width": 1024, "depth": 2, "dropout": 0.5},
+    inputs=_text(128, 32_000),
+    note="nn.LSTM runs without cuDNN: a GPU that uses it needs other buffers",
+)
+
+# Encoders. ---------------------------------------------------------------------------
+
+BERT: Final = Model(
+    name="bert-base",
+    builder="BertForMaskedLM",
+    config="BertConfig",
+    inputs=_text(512, 30_522),
+    chain="bert.encoder.layer",
+)
+BERT_PADDED: Final = _padded(BERT)
+BERT_EAGER_PADDED: Final = _padded(_with(BERT, "eager", attn_implementation="eager"))
+BERT_LARGE: Final = replace(
+    BERT,
+    name="bert-large",
+    settings={
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+)
+MODERNBERT: Final = Model(
+    name="modernbert-base",
+    builder="ModernBertForMaskedLM",
+    config="ModernBertConfig",
+    settings={"attn_implementation": "sdpa"},
+    inputs=_text(1024, 50_368),
+    chain="model.layers",
+)
+
+# Encoder-decoders. -------------------------------------------------------------------
+
+
+def _t5(name: str, **settings: int) -> Model:
+    return Model(
+        name=name,
+        builder="T5ForConditionalGeneration",
+        config="T5Config",
+        settings={"decoder_start_token_id": 0, "use_cache": False, **settings},
+        inputs=(
+            Input(name="input_ids", shape=(512,), high=32_128),
+            Input(name="labels", shape=(128,), high=32_128),
+        ),
+    )
+
+
+T5_SMALL: Final = _t5("t5-small")
+T5_BASE: Final = _t5("t5-base", d_model=768, d_ff=3072, num_layers=12, num_heads=12)
+TORCH_TRANSFORMER: Final = Model(
+    name="torch-transformer",
+    builder="TorchTransformer",
+    settings={"width": 512, "heads": 8, "depth": 6, "target": 384},
+    inputs=(
+        Input(name="source", shape=(512, 512), dtype="float32"),
+        Input(name="target", shape=(384, 512), dtype="float32"),
+    ),
+    blocks=("transformer.encoder.layers", "transformer.decoder.layers"),
+    chain="transformer.encoder.layers",
+)
+_NO_CUDNN: Final = (
+    "convolutions run without cuDNN: a GPU that uses it needs other workspaces"
+)
+WHISPER: Final = Model(
+    name="whisper-small",
+    builder="WhisperForConditionalGeneration",
+    config="WhisperConfig",
+    settings={
+        "d_model": 768,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12,
+        "encoder_ffn_dim": 3072,
+        "decoder_ffn_dim": 3072,
+        "use_cache": False,
+    },
+    inputs=(
+        Input(name="input_features", shape=(80, 3000), dtype="float32"),
+        Input(name="labels", shape=(224,), high=51_865),
+    ),
+    note=_NO_CUDNN,
+)
+
+# Sound and images. -------------------------------------------------------------------
+
+# Layers are not left out and frames are not masked at random: which ones would be is
+# drawn on the host, and the sizes of the step would follow from it.
+WAV2VEC2: Final = Model(
+    name="wav2vec2-base",
+    builder="Wav2Vec2ForSequenceClassification",
+    config="Wav2Vec2Config",
+    settings={"layerdrop": 0.0, "apply_spec_augment": False},
+    inputs=(
+        Input(name="input_values", shape=(80_000,), dtype="float32"),
+        Input(name="labels", shape=(), high=2),
+    ),
+    note=_NO_CUDNN,
+)
+VIT: Final = Model(
+    name="vit-base",
+    builder="ViTForImageClassification",
+    config="ViTConfig",
+    inputs=_images(),
+    chain="vit.layers",
+)
+VIT_LARGE: Final = replace(
+    VIT,
+    name="vit-large",
+    settings={
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+)
+SWIN: Final = Model(
+    name="swin-tiny",
+    builder="SwinForImageClassification",
+    config="SwinConfig",
+    inputs=_images(),
+    note=_NO_CUDNN,
+)
+CONVNEXT: Final = Model(
+    name="convnext-tiny",
+    builder="ConvNextForImageClassification",
+    config="ConvNextConfig",
+    inputs=_images(),
+    blocks=tuple(f"convnext.encoder.stages.{stage}.layers" for stage in range(4)),
+    note=_NO_CUDNN,
 )
 RESNET50: Final = Model(
     name="resnet-50",
     builder="ResNetForImageClassification",
     config="ResNetConfig",
-    inputs=VIT.inputs,
+    inputs=_images(),
     blocks=tuple(f"resnet.encoder.stages.{stage}.layers" for stage in range(4)),
-    note="convolutions run without cuDNN: a GPU that uses it needs other workspaces",
+    note=_NO_CUDNN,
+)
+MLP_MIXER: Final = Model(
+    name="mlp-mixer",
+    builder="MlpMixer",
+    settings={"image": 224, "patch": 16, "width": 768, "depth": 12, "classes": 1000},
+    inputs=(
+        Input(name="pixel_values", shape=(3, 224, 224), dtype="float32"),
+        Input(name="labels", shape=(), high=1000),
+    ),
+    blocks=("blocks",),
+    chain="blocks",
 )

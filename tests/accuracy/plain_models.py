@@ -95,3 +95,66 @@ class TorchTransformer(nn.Module):
             source, target, tgt_mask=self.mask, tgt_is_causal=True
         )
         return Output(functional.mse_loss(prediction, target), prediction)
+
+
+class _MixerBlock(nn.Module):
+    """One feed-forward layer over the patches and one over the channels."""
+
+    def __init__(self, patches: int, width: int) -> None:
+        super().__init__()
+        self.token_norm = nn.LayerNorm(width)
+        self.mix_tokens = nn.Sequential(
+            nn.Linear(patches, width // 2), nn.GELU(), nn.Linear(width // 2, patches)
+        )
+        self.channel_norm = nn.LayerNorm(width)
+        self.mix_channels = nn.Sequential(
+            nn.Linear(width, _WIDENING * width),
+            nn.GELU(),
+            nn.Linear(_WIDENING * width, width),
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        tokens_last = self.token_norm(hidden).transpose(1, 2)
+        hidden = hidden + self.mix_tokens(tokens_last).transpose(1, 2)
+        return hidden + self.mix_channels(self.channel_norm(hidden))
+
+
+class MlpMixer(nn.Module):
+    """MLP-Mixer (Tolstikhin et al., arXiv 2105.01601): images without attention."""
+
+    def __init__(
+        self, *, image: int, patch: int, width: int, depth: int, classes: int
+    ) -> None:
+        super().__init__()
+        self.patch = patch
+        self.stem = nn.Linear(3 * patch * patch, width)
+        patches = (image // patch) ** 2
+        self.blocks = nn.Sequential(
+            *(_MixerBlock(patches, width) for _ in range(depth))
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Output:
+        patches = functional.unfold(pixel_values, self.patch, stride=self.patch)
+        hidden = self.blocks(self.stem(patches.transpose(1, 2)))
+        logits = self.head(self.norm(hidden).mean(dim=1))
+        return Output(functional.cross_entropy(logits, labels), logits)
+
+
+class LstmLanguageModel(nn.Module):
+    """Embedding, torch's own LSTM over the whole sequence, head."""
+
+    def __init__(
+        self, *, vocabulary: int, width: int, depth: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, width, depth, batch_first=True, dropout=dropout)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Output:
+        hidden, _ = self.lstm(self.tokens(input_ids))
+        logits = self.head(hidden)
+        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return Output(loss, logits)

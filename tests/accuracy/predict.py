@@ -5,29 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES, qualified_name
 from budgetfit.core.gpus import find_gpu
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.memory.profile import chain_profile
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
-from tests.accuracy.case import Case, Input
-from tests.accuracy.training import build_model
+from tests.accuracy.case import Case
+from tests.accuracy.training import (
+    OPTIMIZERS,
+    allowed_attention,
+    build_batch,
+    build_model,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
     from budgetfit.core.memory_timeline import MemoryTimeline
     from budgetfit.core.step_trace import StepTrace
+
+GIB = 2**30
+EXAMPLE_SAMPLES = 2  # the second one of a padded batch is not padded
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One case: predicted against recorded peaks over all steps, in bytes.
 
-    ``formula_allocated`` is what the solver's chain formula says (rule C).
+    ``formula_allocated`` is what the solver's chain formula says (rule C). ``retries``
+    count how often the allocator had to empty its cache.
     """
 
     case: Case
@@ -36,6 +48,8 @@ class Comparison:
     predicted_reserved: int
     recorded_reserved: int
     formula_allocated: int
+    predicted_retries: int
+    recorded_retries: int
 
     @property
     def allocated_error(self) -> float:
@@ -55,13 +69,10 @@ class Comparison:
 
 def subject_of(case: Case, *, cudnn: bool) -> Subject:
     """The case's model on meta, with a batch of shapes and small integers."""
-    batch = {
-        wanted.name: torch.zeros((2, *wanted.shape), dtype=_dtype(case, wanted))
-        for wanted in case.model.inputs
-    }
     subject = Subject(
         model=build_model(case.model, "meta"),
-        batch=batch,
+        batch=build_batch(case, EXAMPLE_SAMPLES, "cpu"),
+        optimizer=None if case.optimizer in OPTIMIZER_NAMES else _optimizer(case),
         gpu=find_gpu(case.gpu),
         cudnn=cudnn,
     ).with_found_blocks()
@@ -75,32 +86,47 @@ def subject_of(case: Case, *, cudnn: bool) -> Subject:
     return replace(subject, blocks=tuple(blocks))
 
 
-def _dtype(case: Case, wanted: Input) -> torch.dtype:
-    """What the recorded batch had: pure bf16 got its images in bf16."""
-    if case.precision == "bf16" and wanted.dtype != "int64":
-        return torch.bfloat16
-    return getattr(torch, wanted.dtype)
+def _optimizer(case: Case) -> Callable[..., torch.optim.Optimizer]:
+    """The case's own optimizer, where transformers has no name for it."""
+    return OPTIMIZERS[case.optimizer]
 
 
-def recipe_of(case: Case, subject: Subject, *, recompute: bool) -> Recipe:
+def recipe_of(
+    case: Case, subject: Subject, segments: tuple[Segment, ...] = ()
+) -> Recipe:
     """The case's settings as a recipe."""
     return Recipe(
         batch_size=case.batch_size,
         gradient_accumulation_steps=case.gradient_accumulation_steps,
         precision=case.precision,
-        optimizer=case.optimizer,
-        segments=every_block(subject.blocks) if recompute else (),
+        optimizer=qualified_name(subject.optimizer)
+        if subject.optimizer
+        else case.optimizer,
+        segments=segments,
     )
 
 
+def segments_of(case: Case, subject: Subject) -> tuple[Segment, ...]:
+    """What the case recomputes; see ``Case.checkpointing``."""
+    if case.checkpointing == "keep":
+        return ()
+    if case.checkpointing == "recompute":
+        return every_block(subject.blocks)
+    chain = subject.model.get_submodule(case.model.chain)
+    names = tuple(f"{case.model.chain}.{name}" for name, _ in chain.named_children())
+    return (Segment(names[:2]), *every_block(names[2 : len(names) // 2]))
+
+
 def judge(case: Case, subject: Subject, trace: StepTrace) -> MemoryTimeline:
-    """Replay a trace of the case on its card, without a limit."""
+    """Replay a trace of the case on its card, without a limit unless it runs out."""
+    limit = int(case.imitated_memory_gib * GIB) if case.runs_out else ENDLESS_BYTES
     return replay(
         trace,
         case.batch_size,
         subject.gpu,
-        limit_bytes=ENDLESS_BYTES,
+        limit_bytes=limit,
         expandable_segments=is_expandable(case),
+        then_batch_sizes=case.batch_sizes[2:] if case.last_batch_size else (),
     )
 
 
@@ -110,23 +136,29 @@ def is_expandable(case: Case) -> bool:
 
 
 def compare(case: Case, recording: dict[str, Any]) -> Comparison:
-    """Predict a recorded case by tracing it at its own batch size."""
-    recompute = case.checkpointing == "recompute"
+    """Predict a recorded case by tracing it at its own batch size.
+
+    Where the batch changes on the way, one trace has to hold for several sizes.
+    """
     subject = subject_of(case, cudnn=recording["software"]["cudnn_enabled"])
     traces = Traces(subject)
-    kept = traces.once(recipe_of(case, subject, recompute=False))
-    recipe = recipe_of(case, subject, recompute=recompute)
-    trace = traces.once(recipe) if recompute else kept
+    look_up = traces.of if case.last_batch_size else traces.once
+    segments = segments_of(case, subject)
+    every = every_block(subject.blocks)
+    with allowed_attention(case):
+        kept = look_up(recipe_of(case, subject))
+        recomputed = look_up(recipe_of(case, subject, every)) if segments else None
+        recipe = recipe_of(case, subject, segments)
+        trace = look_up(recipe)
     chain = chain_profile(
         kept,
-        trace if recompute else None,
+        recomputed,
         case.batch_size,
         kernel_card(subject.gpu),
         expandable_segments=is_expandable(case),
     )
-    steps = [
-        point for point in judge(case, subject, trace).points if point.phase != "setup"
-    ]
+    timeline = judge(case, subject, trace)
+    steps = [point for point in timeline.points if point.phase != "setup"]
     phases = [phase for step in recording["steps"] for phase in step]
     return Comparison(
         case=case,
@@ -135,4 +167,6 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
         predicted_reserved=max(point.reserved_bytes for point in steps),
         recorded_reserved=max(phase["peak_reserved_bytes"] for phase in phases),
         formula_allocated=chain_peak_bytes(chain, recipe.segments),
+        predicted_retries=timeline.retries,
+        recorded_retries=recording["alloc_retries"],
     )

@@ -7,6 +7,8 @@ made without a GPU cannot be called a GPU measurement.
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -31,10 +33,9 @@ def describe_card(nvml: Nvml | None) -> dict[str, Any]:
     """The card as torch sees it, and which one it imitates, if any."""
     properties = torch.cuda.get_device_properties(0)
     imitated = os.environ.get(_IMITATED)
-    names = {card.null_driver: card.gpu for card in CARDS.values()}
     return {
         "name": properties.name,
-        "imitates": names[imitated] if imitated else None,
+        "imitates": imitated,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "sm_count": properties.multi_processor_count,
         "threads_per_sm": properties.max_threads_per_multi_processor,
@@ -69,7 +70,7 @@ def refuse_a_wrong_card(case: Case) -> None:
     """Raise unless this process has the case's card, real or imitated."""
     card = CARDS[case.gpu]
     if origin() == NULL_DRIVER:
-        wanted, found = card.null_driver, os.environ.get(_IMITATED)
+        wanted, found = card.gpu, os.environ.get(_IMITATED)
     else:
         wanted, found = card.title, torch.cuda.get_device_properties(0).name
     if found != wanted:
@@ -84,6 +85,21 @@ def choose_cudnn(*, enabled: bool) -> None:
         raise RuntimeError(msg)
     torch.backends.cudnn.enabled = enabled
     torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
+@contextmanager
+def weights_as_they_are() -> Iterator[None]:
+    """Leave out the initialisation of weights on the null driver: nobody reads them.
+
+    Large models are then built in no time and take no host memory.
+    """
+    if origin() == GPU:
+        yield
+        return
+    from transformers import initialization  # noqa: PLC0415  # few cases need it
+
+    with initialization.no_init_weights():
+        yield
 
 
 def answer_for_the_device() -> str:

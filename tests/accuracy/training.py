@@ -6,21 +6,40 @@ Nothing of budgetfit is imported here: this is what its predictions are compared
 import importlib
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tests.accuracy.case import Case, Model
+from tests.accuracy.case import Case, Input, Model
 
 AUTOCAST: Final = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+ATTENTION: Final = {
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION],
+    "math": [SDPBackend.MATH],
+}
+
+
+def _adafactor(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """What transformers' Trainer builds for ``optim="adafactor"``."""
+    optimization = importlib.import_module("transformers.optimization")
+    made: torch.optim.Optimizer = optimization.Adafactor(
+        parameters, lr=1e-4, scale_parameter=False, relative_step=False
+    )
+    return made
+
+
 OPTIMIZERS: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
     "adamw_torch_fused": partial(torch.optim.AdamW, lr=1e-4, fused=True),
     "adamw_torch": partial(torch.optim.AdamW, lr=1e-4, foreach=True),
     "sgd": partial(torch.optim.SGD, lr=1e-3, foreach=True),
+    "sgd_momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9, foreach=True),
+    "adafactor": _adafactor,
 }
 
 # phase(name, micro_step): what is measured around each part of a step.
@@ -39,20 +58,71 @@ def build_model(wanted: Model, device: str) -> nn.Module:
         build = partial(getattr(plain_models, wanted.builder), **wanted.settings)
     with torch.device(device):
         model: nn.Module = build()
+    if wanted.config:
+        model.tie_weights()  # also where the initialisation was left out
     return model
 
 
-def build_batch(case: Case, device: str) -> dict[str, torch.Tensor]:
-    """The batch, made on the device, each input a tensor of its own."""
-    batch = {}
-    for wanted in case.model.inputs:
-        shape = (case.batch_size, *wanted.shape)
-        if wanted.dtype == "int64":
-            batch[wanted.name] = torch.randint(wanted.high, shape, device=device)
-        else:
-            dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
-            batch[wanted.name] = torch.randn(shape, device=device, dtype=dtype)
-    return batch
+def build_batch(case: Case, batch_size: int, device: str) -> dict[str, torch.Tensor]:
+    """The batch, made on the host and moved, each input a tensor of its own."""
+    return {
+        wanted.name: _build_input(case, wanted, batch_size).to(device)
+        for wanted in case.model.inputs
+    }
+
+
+def _build_input(case: Case, wanted: Input, batch_size: int) -> torch.Tensor:
+    shape = (batch_size, *wanted.shape)
+    if wanted.padding:
+        mask = torch.ones(shape, dtype=torch.int64)
+        mask[::2, -wanted.padding :] = 0
+        return mask
+    if wanted.dtype == "int64":
+        return torch.randint(wanted.high, shape)
+    dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
+    return torch.randn(shape, dtype=dtype)
+
+
+class Together(nn.Module):
+    """Neighbouring blocks that are recomputed as one."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run them one after the other under one checkpoint."""
+
+        def run(hidden: Any) -> Any:  # noqa: ANN401
+            for block in self.blocks:
+                hidden = block(hidden, *args, **kwargs)
+            return hidden
+
+        return checkpoint(run, hidden, use_reentrant=False)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """What a model asks of a block, such as its attention type, the first has."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("blocks")[0], name)
+
+
+def recompute_some_blocks(model: nn.Module, chain: str) -> None:
+    """A mixed plan: two blocks as one, then single ones up to the middle."""
+    path, _, name = chain.rpartition(".")
+    blocks = list(model.get_submodule(chain))
+    middle = len(blocks) // 2
+    for block in blocks[2:middle]:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    wrapped = [Together(blocks[:2]), *blocks[2:]]
+    parent = model.get_submodule(path)
+    setattr(parent, name, type(getattr(parent, name))(*_members(parent, name, wrapped)))
+
+
+def _members(parent: nn.Module, name: str, wrapped: list[nn.Module]) -> tuple[Any, ...]:
+    is_list = isinstance(getattr(parent, name), nn.ModuleList)
+    return (wrapped,) if is_list else tuple(wrapped)
 
 
 def recompute_every_block(model: nn.Module, blocks: tuple[str, ...]) -> None:
@@ -69,6 +139,13 @@ def recompute_every_block(model: nn.Module, blocks: tuple[str, ...]) -> None:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
+def allowed_attention(case: Case) -> AbstractContextManager[Any]:
+    """Only the attention kernels that the case allows."""
+    if not case.attention:
+        return nullcontext()
+    return sdpa_kernel(ATTENTION[case.attention])
+
+
 class Training:
     """Model, optimizer, scaler and batch of a case on the CUDA device."""
 
@@ -82,15 +159,20 @@ class Training:
         self.model.train()
         if case.checkpointing == "recompute":
             recompute_every_block(self.model, case.model.blocks)
+        elif case.checkpointing == "mixed":
+            recompute_some_blocks(self.model, case.model.chain)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = OPTIMIZERS[case.optimizer](parameters)
         self.scaler = torch.amp.GradScaler(
             "cuda", enabled=case.precision == "fp16-mixed"
         )
-        self.batch = build_batch(case, "cuda")
+        self.batch = build_batch(case, case.batch_size, "cuda")
 
-    def step(self, phase: Phase) -> None:
+    def step(self, phase: Phase, batch_size: int) -> None:
         """One optimizer step in the order of applying rule P4."""
+        if batch_size != len(next(iter(self.batch.values()))):
+            self.batch.clear()
+            self.batch = build_batch(self.case, batch_size, "cuda")
         dtype = AUTOCAST.get(self.case.precision)
         accumulation = self.case.gradient_accumulation_steps
         for micro_step in range(accumulation):

@@ -2,13 +2,13 @@
 
 from typing import Any, Final
 
+from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES
 
 NULL_DEVICE_NAME: Final = "NullCUDA"  # what the null driver calls its device
 NULL_DRIVER: Final = "null driver"
 GPU: Final = "gpu"
 FORMAT: Final = 1
-FEWEST_STEPS: Final = 3  # the first creates states, the second meets them, one more
 
 _SIZES: Final = (
     "peak_allocated_bytes",
@@ -49,14 +49,15 @@ def faults(recording: dict[str, Any]) -> list[str]:
         found.append("the allocator's settings are not those of the case")
     return [
         *found,
-        *_faults_of_order(recording, case.gradient_accumulation_steps),
+        *_faults_of_order(recording, case),
         *_faults_of_sizes(recording),
     ]
 
 
-def _faults_of_order(recording: dict[str, Any], micro_steps: int) -> list[str]:
+def _faults_of_order(recording: dict[str, Any], case: Case) -> list[str]:
     """Phases that are missing, double or in another order."""
     found = []
+    micro_steps = case.gradient_accumulation_steps
     step = [
         (phase, micro_step)
         for micro_step in range(micro_steps)
@@ -65,8 +66,8 @@ def _faults_of_order(recording: dict[str, Any], micro_steps: int) -> list[str]:
     step.append(("optimizer", micro_steps - 1))
     if [phase["phase"] for phase in recording["setup"]] != ["setup"]:
         found.append("the setup is one phase")
-    if len(recording["steps"]) < FEWEST_STEPS:
-        found.append(f"fewer than {FEWEST_STEPS} steps")
+    if len(recording["steps"]) != len(case.batch_sizes):
+        found.append(f"not {len(case.batch_sizes)} steps")
     found += [
         f"step {number} does not have the phases of a step"
         for number, phases in enumerate(recording["steps"])
