@@ -8,6 +8,11 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from budgetfit.tracing.cuda_semantics.inner_steps import log_steps, rows_of
+from budgetfit.tracing.cuda_semantics.recurrent_layers import (
+    fused_gru_cell,
+    fused_gru_cell_backward,
+    fused_lstm_cell,
+)
 from budgetfit.tracing.cuda_semantics.temporaries import (
     output_bytes_of,
     steps_of,
@@ -37,12 +42,14 @@ CUBLAS_OPS = frozenset(
 # Without cuDNN a convolution is a product of unfolded patches.
 CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
 CUDNN_OPS = CONVOLUTIONS | {
+    aten._thnn_fused_lstm_cell.default,
+    aten._thnn_fused_gru_cell.default,
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
 }
 CUDNN_NOTE = (
-    "convolutions or attention run in cuDNN on this card: its workspaces are not in "
-    "the prediction"
+    "convolutions, recurrent layers or attention run in cuDNN on this card: its "
+    "workspaces are not in the prediction"
 )
 # Mean and inverse deviation are fp32 whatever the input is; a CPU keeps the input's.
 FP32_STATISTICS = frozenset(
@@ -88,8 +95,9 @@ class CudaOps:
                 # A GradScaler asks whether it found an infinity; a step that is
                 # skipped would show less memory than one that is taken.
                 return 0.0
-        if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
-            return _grouped_product(*args, **kwargs)
+        out = _stand_in(func, args, kwargs)
+        if out is not None:
+            return out
         out = run(func, args, kwargs)
         if func in FP32_STATISTICS and out[0].dtype in HALF:
             return (out[0], out[1].float(), out[2].float())
@@ -132,6 +140,21 @@ class CudaOps:
                 return []
             self._workspaces.add(thread)
         return [ScratchRow("cublas_workspace", self.target.torch_version, 0)]
+
+
+def _stand_in(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:  # noqa: ANN401
+    """Return the outputs of an op that fakes refuse, None for every other."""
+    if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+        return _grouped_product(*args, **kwargs)
+    if func is aten._thnn_fused_lstm_cell.default:
+        return fused_lstm_cell(args[0], args[2])
+    if func is aten._thnn_fused_gru_cell.default:
+        return fused_gru_cell(args[0], args[2])
+    if func is aten._thnn_fused_gru_cell_backward.default:
+        return fused_gru_cell_backward(args[0], args[1], has_bias=args[2])
+    return None
 
 
 def _grouped_product(

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from budgetfit.tracing.cuda_semantics.attention import AttentionCall, run_attention
+from budgetfit.tracing.cuda_semantics.recurrent_layers import RECURRENT_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,6 +112,9 @@ def cuda_branches(target: CudaTarget) -> Iterator[None]:
             aten.scaled_dot_product_attention.default,
         ),
     }
+    for name, kernel in RECURRENT_LAYERS.items():
+        packet, _, overload = name.partition(".")
+        kernels[name] = kernel, getattr(getattr(aten, packet), overload)
     library = torch.library.Library("aten", "IMPL", "AutogradCPU")
     try:
         for name, (kernel, composite) in kernels.items():

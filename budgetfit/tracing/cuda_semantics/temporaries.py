@@ -22,6 +22,7 @@ from budgetfit.tracing.cuda_semantics import (
     loss_temporaries,
     matmul_temporaries,
     norm_temporaries,
+    recurrent_temporaries,
     reduction_temporaries,
 )
 from budgetfit.tracing.cuda_semantics.scratch_registry import (
@@ -47,6 +48,7 @@ __all__ = [
     "matmul_temporaries",
     "norm_temporaries",
     "output_bytes_of",
+    "recurrent_temporaries",
     "reduction_temporaries",
     "scratch",
     "steps_of",

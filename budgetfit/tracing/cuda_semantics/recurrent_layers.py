@@ -1,0 +1,218 @@
+"""LSTM, GRU and plain recurrent layers as CUDA runs them without cuDNN: step by step.
+
+On a CPU torch multiplies the inputs of all steps at once, or calls oneDNN; on CUDA each
+step has two products and, for LSTM and GRU, a fused cell. With cuDNN the whole layer is
+one kernel whose buffers a card alone knows (M40).
+
+Source: ``aten/src/ATen/native/RNN.cpp`` (``_rnn_impl``, ``FullLayer``,
+``FullBidirectionalLayer`` and the cells). Packed sequences are not represented.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+aten = torch.ops.aten
+
+State = tuple["Tensor", ...]
+
+
+class Weights(NamedTuple):
+    """The parameters of one layer in one direction; no biases, or no projection."""
+
+    of_input: Tensor
+    of_state: Tensor
+    input_bias: Tensor | None
+    state_bias: Tensor | None
+    projection: Tensor | None
+
+
+Cell = "Callable[[Tensor, State, Weights], State]"
+
+
+def _lstm_cell(x: Tensor, state: State, weights: Weights) -> State:
+    of_input = torch.matmul(x, weights.of_input.t())
+    of_state = torch.matmul(state[0], weights.of_state.t())
+    out, cell, _ = aten._thnn_fused_lstm_cell(
+        of_input, of_state, state[1], weights.input_bias, weights.state_bias
+    )
+    if weights.projection is not None:
+        out = torch.matmul(out, weights.projection.t())
+    return out, cell
+
+
+def _gru_cell(x: Tensor, state: State, weights: Weights) -> State:
+    of_input = torch.matmul(x, weights.of_input.t())
+    of_state = torch.matmul(state[0], weights.of_state.t())
+    return (
+        aten._thnn_fused_gru_cell(
+            of_input, of_state, state[0], weights.input_bias, weights.state_bias
+        )[0],
+    )
+
+
+def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401 - a Cell
+    def cell(x: Tensor, state: State, weights: Weights) -> State:
+        linear = torch.nn.functional.linear
+        summed = linear(state[0], weights.of_state, weights.state_bias)
+        part = linear(x, weights.of_input, weights.input_bias)
+        summed.add_(part)
+        result = (activation(summed),)
+        del part, summed  # in this order, after the activation
+        return result
+
+    return cell
+
+
+def _one_direction(
+    cell: Any,  # noqa: ANN401 - a Cell
+    steps: Sequence[Tensor],
+    state: State,
+    weights: Weights,
+) -> tuple[list[Tensor], State]:
+    outputs = []
+    for x in steps:
+        state = cell(x, state, weights)
+        outputs.append(state[0])
+    return outputs, state
+
+
+def _layers(  # noqa: PLR0913 - what torch passes
+    cell: Any,  # noqa: ANN401 - a Cell
+    x: Tensor,
+    states: Sequence[State],
+    weights: Sequence[Weights],
+    *,
+    dropout: float,
+    bidirectional: bool,
+) -> tuple[Tensor, list[State]]:
+    """Return the outputs of the last layer and the last state of each."""
+    directions = 2 if bidirectional else 1
+    last: list[State] = []
+    for layer in range(0, len(weights), directions):
+        steps = x.unbind(0)
+        outputs, state = _one_direction(cell, steps, states[layer], weights[layer])
+        last.append(state)
+        x = torch.stack(outputs, 0)
+        if bidirectional:
+            backwards, state = _one_direction(
+                cell, steps[::-1], states[layer + 1], weights[layer + 1]
+            )
+            last.append(state)
+            x = torch.cat([x, torch.stack(backwards[::-1], 0)], x.dim() - 1)
+        if dropout and layer + directions < len(weights):
+            x = torch.dropout(x, dropout, train=True)
+    return x, last
+
+
+def _weights(
+    params: Sequence[Tensor], *, has_biases: bool, projects: bool
+) -> list[Weights]:
+    size = 2 + 2 * has_biases + projects
+    result = []
+    for start in range(0, len(params), size):
+        of_input, of_state, *rest = params[start : start + size]
+        first, second = rest[:2] if has_biases else (None, None)
+        projection = rest[-1] if projects else None
+        result.append(Weights(of_input, of_state, first, second, projection))
+    return result
+
+
+def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
+    x: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``lstm.input`` on CUDA without cuDNN."""
+    del num_layers
+    hidden, cell = hx
+    out, last = _layers(
+        _lstm_cell,
+        x.transpose(0, 1) if batch_first else x,
+        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
+        _weights(
+            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
+        ),
+        dropout=dropout if train else 0.0,
+        bidirectional=bidirectional,
+    )
+    out = out.transpose(0, 1) if batch_first else out
+    hiddens, cells = zip(*last, strict=True)
+    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
+
+
+def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:  # noqa: ANN401 - a Cell
+    """Return ``gru.input``, ``rnn_tanh.input`` or ``rnn_relu.input``, by its cell."""
+
+    def layer(  # noqa: PLR0913, PLR0917 - aten's signature
+        x: Tensor,
+        hx: Tensor,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, Tensor]:
+        del num_layers
+        out, last = _layers(
+            cell,
+            x.transpose(0, 1) if batch_first else x,
+            [(state,) for state in hx.unbind(0)],
+            _weights(params, has_biases=has_biases, projects=False),
+            dropout=dropout if train else 0.0,
+            bidirectional=bidirectional,
+        )
+        out = out.transpose(0, 1) if batch_first else out
+        return out, torch.stack([state[0] for state in last], 0)
+
+    return layer
+
+
+RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
+    "lstm.input": lstm,
+    "gru.input": layer_of(_gru_cell),
+    "rnn_tanh.input": layer_of(_plain_cell(torch.tanh)),
+    "rnn_relu.input": layer_of(_plain_cell(torch.relu)),
+}
+
+
+def fused_lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the outputs of ``_thnn_fused_lstm_cell``, which fakes refuse without bias.
+
+    State, cell and a workspace of four gates. Source: ``native/cuda/RNN.cu``.
+    """
+    return torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)
+
+
+def fused_gru_cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of ``_thnn_fused_gru_cell``, which fakes refuse.
+
+    The new state and a workspace of five gates. Source: ``native/cuda/RNN.cu``.
+    """
+    rows, columns = state.shape
+    return torch.empty_like(state), gates.new_empty((rows, 5 * columns))
+
+
+def fused_gru_cell_backward(
+    grad: Tensor, workspace: Tensor, *, has_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of both sums of gates, the state and the biases."""
+    rows, columns = grad.shape
+    gates = [workspace.new_empty((rows, 3 * columns)) for _ in range(2)]
+    biases = [workspace.new_empty(3 * columns) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad), *biases

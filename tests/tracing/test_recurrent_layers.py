@@ -1,0 +1,87 @@
+"""Recurrent layers as CUDA runs them: torch's own results, step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
+from budgetfit.tracing.cuda_semantics.recurrent_layers import RECURRENT_LAYERS
+from budgetfit.tracing.cuda_semantics.target import CudaTarget
+from budgetfit.tracing.fake_model import fake_copy, fake_mode
+from budgetfit.tracing.known_values import KnownValues
+from budgetfit.tracing.storage_log import StorageLog
+
+TARGET = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13), cudnn=False)
+LAYOUTS = [
+    {"num_layers": 1},
+    {"num_layers": 2, "batch_first": True},
+    {"num_layers": 2, "bidirectional": True},
+    {"num_layers": 1, "bias": False},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_plain_layer_computes_what_torch_does(layout: dict[str, int]) -> None:
+    layer = nn.RNN(6, 4, **layout)  # type: ignore[arg-type]
+    x = torch.randn(3, 5, 6)
+    batch = x.shape[0 if layer.batch_first else 1]
+    directions = 2 if layer.bidirectional else 1
+    state = torch.zeros(layer.num_layers * directions, batch, 4)
+    expected, last = layer(x)
+    out, own = RECURRENT_LAYERS["rnn_tanh.input"](
+        x,
+        state,
+        list(layer.parameters()),
+        layer.bias,
+        layer.num_layers,
+        0.0,
+        False,
+        layer.bidirectional,
+        layer.batch_first,
+    )
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(own, last)
+
+
+def traced(layer: nn.Module) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of the output and what a step asks of the allocator."""
+    with fake_mode() as mode:
+        twin = fake_copy(layer, mode)
+        semantics, imitation = imitate_cuda(TARGET)
+        log = StorageLog(semantics, KnownValues().run)
+        with imitation, log:
+            x = torch.empty(4, 3, 64, requires_grad=True)
+            for parameter in twin.parameters():
+                log.born(parameter)
+            first = len(log.sizes)
+            out, _ = twin(x)
+            last = len(log.sizes)
+            out.sum().backward()
+    return tuple(out.shape), log.sizes[first:last]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_layers_with_fused_cells_have_torchs_shapes(
+    kind: type[nn.Module], layout: dict[str, int]
+) -> None:
+    layer = kind(64, 64, **layout)
+    shape, _ = traced(layer)
+    assert shape == tuple(layer(torch.empty(4, 3, 64))[0].shape)
+
+
+def test_an_lstm_saves_the_gates_of_every_step() -> None:
+    _, sizes = traced(nn.LSTM(64, 64, 1, batch_first=True))
+    # 4 samples of 64 states in fp32, 4 gates; a step: both products, the workspace, the
+    # state and the cell. In the end the outputs of 3 steps and both last states.
+    state, gates = 4 * 64 * 4, 4 * 64 * 4 * 4
+    step = [gates, gates, gates, state, state]
+    made = [size for size in sizes[sizes.index(gates) :] if size]
+    assert made == step * 3 + [3 * state, state, state]
+
+
+def test_a_projection_makes_states_smaller() -> None:
+    layer = nn.LSTM(64, 64, 1, proj_size=16)
+    assert traced(layer)[0] == (4, 3, 16)
