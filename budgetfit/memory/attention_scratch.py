@@ -16,7 +16,6 @@ import numpy as np
 from budgetfit.memory.scratch_rules import (
     KernelCard,
     ceil_div,
-    larger,
     round_up,
     rule,
 )
@@ -117,22 +116,20 @@ def efficient_tile(
     return EfficientTile(128, 64, in_registers=False)
 
 
-@rule("efficient_attention_backward", parts=5)
+@rule("efficient_attention_backward", parts=1)
 def efficient_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return [grad x out, its sum, transposed sum, delta, workspace] in bytes.
+    """Return [workspace] in bytes.
 
-    The first three only for fp32, where the kernel does not compute delta itself.
     Arguments: batch x heads, queries, keys, head dimension of keys, of values, 1 for
-    fp32 (0 for 16 bits), 1 with dropout, 1 for a single head.
+    fp32 (0 for 16 bits), 1 with dropout.
     """
-    rows, queries, keys, head_dim, value_dim, single, dropout, one_head = arguments
+    rows, queries, keys, head_dim, value_dim, single, dropout = arguments
     tile = efficient_tile(
         card,
         single=bool(single),
         dropout=bool(dropout),
         head_dim=max(head_dim, value_dim),
     )
-    delta = rows * queries * 4
     tiles = ceil_div(queries, tile.queries) * ceil_div(head_dim, tile.keys)
     floats = tiles * (LOCK_BYTES // 4 + tile.queries * tile.keys)
     if not tile.in_registers:
@@ -141,12 +138,7 @@ def efficient_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int
             splits * tile.keys * round_up(width, tile.queries)
             for width in (head_dim, value_dim)
         )
-    workspace = rows * round_up(floats, 4) * 4
-    if single:
-        product = rows * queries * value_dim * 4
-        transposed = 0 if one_head or queries == 1 else delta
-        return larger([product, delta, transposed], [delta, workspace])
-    return [0, 0, 0, delta, workspace]
+    return [rows * round_up(floats, 4) * 4]
 
 
 def _key_splits(rows: int, keys: int, tile_keys: int) -> int:

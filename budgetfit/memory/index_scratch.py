@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from budgetfit.memory.scratch_rules import (
     KernelCard,
-    block_bytes,
     ceil_div,
-    larger,
     round_up,
     rule,
 )
@@ -141,42 +139,82 @@ PARTIAL_ROWS = 10  # rows that one partial sum covers
 FULL_PARTIALS = 4  # more partials than so many per row: they are added atomically
 
 
-@rule("embedding_sorted", parts=2)
-def embedding_sorted(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return [sorted indices, their places], made before the gradient itself.
+def _segments(indices: int, rows: int) -> int:
+    """Return the most rows of the table that are asked for."""
+    return min(indices, rows)
 
-    Arguments: indices, bytes per index.
-    """
+
+@rule("embedding_indices", parts=1)
+def embedding_indices(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return one row of indices, or 0 for few. Arguments: indices, bytes per index."""
     indices, index = arguments
-    return [indices * index] * 2 if indices > FEW_INDICES else [0, 0]
+    return [indices * index if indices > FEW_INDICES else 0]
 
 
-@rule("embedding_partials", parts=13)
+@rule("embedding_sort", parts=1)
+def embedding_sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of sorting indices with their places.
+
+    Arguments: indices, rows of the table, bytes per index.
+    """
+    indices, rows, index = arguments
+    if indices <= FEW_INDICES:
+        return [0]
+    return [radix_sort_bytes(card, indices, index, index, rows.bit_length())]
+
+
+@rule("embedding_unique", parts=1)
+def embedding_unique(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of finding segments. Arguments: indices, bytes per index."""
+    indices, index = arguments
+    return [unique_bytes(card, indices, index) if indices > FEW_INDICES else 0]
+
+
+@rule("embedding_segments", parts=1)
+def embedding_segments(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return a number for each segment: one row's share of the sorted indices.
+
+    Arguments: indices, rows of the table, bytes per index.
+    """
+    indices, rows, index = arguments
+    return [_segments(indices, rows) * index if indices > FEW_INDICES else 0]
+
+
+@rule("embedding_scan", parts=1)
+def embedding_scan(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of a running sum over the segments.
+
+    Arguments: indices, rows of the table, bytes per index.
+    """
+    indices, rows, index = arguments
+    few = indices <= FEW_INDICES
+    return [0 if few else scan_bytes(_segments(indices, rows), index)]
+
+
+@rule("embedding_count", parts=1)
+def embedding_count(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return one number, or nothing for few indices. Arguments: indices, its bytes."""
+    indices, number = arguments
+    return [number if indices > FEW_INDICES else 0]
+
+
+@rule("embedding_partials", parts=3)
 def embedding_partials(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return the worst of three moments: sorting, finding the segments, summing them.
+    """Return [first index of each partial, sums of the partials, gradient in fp32].
 
-    A segment is one row's share of the sorted indices; it is summed in fp32 by parts of
-    10. The sort is over when the gradient is made: [what it takes beyond the gradient].
-    Then [starts, their count, places, storage]. Then [starts, count, partials per
-    segment, their offsets, their count, first of each partial, sums, 0], and where many
-    indices share few rows [the segment of each partial] instead of sums, with a
-    gradient in fp32 where the gradient has 16 bits.
+    A segment is summed in fp32 by parts of 10. Where many indices share few rows the
+    second is the segment of each partial, and only there a gradient of 16 bits is
+    summed in fp32.
 
     Arguments: indices, rows of the table, columns, bytes per index, per element.
     """
     indices, rows, columns, index, element = arguments
     if indices <= FEW_INDICES:
-        return [0] * 13
-    segments = min(indices, rows)
+        return [0, 0, 0]
+    segments = _segments(indices, rows)
     partials = indices // PARTIAL_ROWS + segments
-    starts = indices * index
-    storage = radix_sort_bytes(card, indices, index, index, rows.bit_length())
-    gradient = rows * columns * element
-    sorting = [max(0, block_bytes(starts, storage) - block_bytes(gradient))]
-    finding = [starts, 8, starts, unique_bytes(card, indices, index)]
-    some, each = segments * index, partials * index
+    each = partials * index
     if segments < 4 * card.sm_count and partials > FULL_PARTIALS * segments:
         single = rows * columns * SINGLE_BYTES if element < SINGLE_BYTES else 0
-        return larger(sorting, finding, [starts, 8, some, some, 8, each, each, single])
-    sums = partials * columns * SINGLE_BYTES
-    return larger(sorting, finding, [starts, 8, some, some, 8, each, sums, 0])
+        return [each, each, single]
+    return [each, partials * columns * SINGLE_BYTES, 0]

@@ -14,6 +14,7 @@ from budgetfit.memory.kernel_scratch import (
     KernelCard,
     cublas_workspace_bytes,
     cublas_workspace_stays,
+    cublaslt_workspace_is_separate,
     rule,
     scratch_bytes,
 )
@@ -102,23 +103,32 @@ def test_the_workspace_of_efficient_attention_follows_shared_memory(
     card: KernelCard, size: int
 ) -> None:
     # bf16, width 80, with dropout, 1000 queries and keys (M27)
-    arguments = (24, 1000, 1000, 80, 80, 0, 1, 0)
-    parts = scratch_bytes(card, "efficient_attention_backward", arguments)
-    assert parts[-2:] == [96_000, size]
+    arguments = (24, 1000, 1000, 80, 80, 0, 1)
+    assert scratch_bytes(card, "efficient_attention_backward", arguments) == [size]
 
 
 def test_an_embedding_gradient_sums_parts_of_ten_rows() -> None:
     # 8192 indices into 50257 rows of 768: (819 + 8192) x 768 x 4 bytes (M35)
     arguments = (8192, 50_257, 768, 8, 4)
     parts = scratch_bytes(A100, "embedding_partials", arguments)
-    assert max(parts) == 27_681_792
-    assert 72_088 in parts
-    assert scratch_bytes(A100, "embedding_sorted", (8192, 8)) == [65_536, 65_536]
+    assert parts == [72_088, 27_681_792, 0]
+    assert scratch_bytes(A100, "embedding_indices", (8192, 8)) == [65_536]
+    assert scratch_bytes(A100, "embedding_sort", (8192, 50_257, 8)) == [138_751]
+    assert scratch_bytes(A100, "embedding_unique", (8192, 8)) == [1279]
+    assert scratch_bytes(A100, "embedding_scan", (8192, 50_257, 8)) == [1279]
 
 
 def test_few_indices_need_no_sort() -> None:
-    assert sum(scratch_bytes(A100, "embedding_sorted", (3072, 8))) == 0
-    assert sum(scratch_bytes(A100, "embedding_partials", (3072, 9, 64, 8, 4))) == 0
+    few = {
+        "embedding_indices": (3072, 8),
+        "embedding_sort": (3072, 9, 8),
+        "embedding_unique": (3072, 8),
+        "embedding_segments": (3072, 9, 8),
+        "embedding_scan": (3072, 9, 8),
+        "embedding_count": (3072, 8),
+        "embedding_partials": (3072, 9, 64, 8, 4),
+    }
+    assert not any(sum(scratch_bytes(A100, *row)) for row in few.items())
 
 
 def test_a_sort_of_a_million_floats_takes_what_was_measured() -> None:
@@ -137,6 +147,9 @@ def test_a_running_sum_of_a_million_integers_takes_what_was_measured() -> None:
         ((8, 9), "2.13.0", 8_519_680),
         ((9, 0), "2.10.0", 33_554_432),
         ((12, 0), "2.10.0", 8_519_680),
+        ((9, 0), "2.11.0", 33_554_432),
+        ((10, 0), "2.11.0", 8_519_680),
+        ((10, 0), "2.12.0", 33_554_432),
         ((12, 0), "2.13.0", 33_554_432),
         ((11, 0), "2.13.0", 8_519_680),
         ((11, 0), "2.14.0", 33_554_432),
@@ -155,6 +168,20 @@ def test_the_workspace_of_cublas_follows_card_and_version(
 def test_the_workspace_of_cublas_stays_up_to_2_14() -> None:
     assert cublas_workspace_stays("2.14.1")
     assert not cublas_workspace_stays("2.15.0")
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 9), (9, 0), (10, 0)])
+def test_cublaslt_takes_a_mebibyte_on_every_card(capability: tuple[int, int]) -> None:
+    card = KernelCard(capability, 1, 2048)
+    assert scratch_bytes(card, "cublaslt_workspace", ()) == [1 << 20]
+
+
+def test_cublaslt_shares_the_workspace_of_cublas_in_2_12_to_2_14() -> None:
+    separate = {
+        version: cublaslt_workspace_is_separate(f"{version}.0")
+        for version in ("2.11", "2.12", "2.13", "2.14", "2.15")
+    }
+    assert [version for version, alone in separate.items() if alone] == ["2.11", "2.15"]
 
 
 def test_a_text_that_is_no_version_is_refused() -> None:
@@ -194,10 +221,14 @@ ARGUMENTS = {
         WIDTH,
         FLAG,
         FLAG,
-        FLAG,
     ),
+    "embedding_count": (COUNT, st.just(8)),
+    "embedding_indices": (COUNT, st.sampled_from((4, 8))),
+    "embedding_scan": (COUNT, COUNT, st.sampled_from((4, 8))),
+    "embedding_segments": (COUNT, COUNT, st.sampled_from((4, 8))),
+    "embedding_sort": (COUNT, COUNT, st.sampled_from((4, 8))),
+    "embedding_unique": (COUNT, st.sampled_from((4, 8))),
     "embedding_partials": (COUNT, COUNT, WIDTH, st.sampled_from((4, 8)), BYTES),
-    "embedding_sorted": (COUNT, st.sampled_from((4, 8))),
     "flash_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, st.just(2), FLAG),
     "flash_attention_forward": (COUNT, WIDTH, WIDTH, WIDTH, FLAG),
     "grouped_matmul": (WIDTH,),

@@ -13,10 +13,15 @@ from torch._prims_common import check_contiguous_sizes_strides
 
 from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Args,
+    Born,
+    Give,
+    InnerStep,
     Kwargs,
     Scratch,
+    Take,
     buffer,
     copy_of,
+    in_steps,
     scratch,
     temporary,
 )
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+DELTA_BYTES = 4  # fp32
 
 
 @temporary("_scaled_dot_product_flash_attention")
@@ -73,25 +80,47 @@ def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
     )
 
 
-@temporary("_scaled_dot_product_efficient_attention_backward")
-def efficient_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """grad_out, query, key, value: [batch, heads, length, head dimension]."""
+@in_steps("_scaled_dot_product_efficient_attention_backward")
+def efficient_backward(
+    args: Args, _kwargs: Kwargs, _out: object
+) -> Iterator[InnerStep]:
+    """grad_out, query, key, value: [batch, heads, length, head dimension].
+
+    delta is the sum of grad x out; the kernels for 16 bits compute it themselves.
+    """
     grad, query, key, value = args[:4]
     dropout = args[9]
     if not _contiguous_by_length(grad):
-        yield copy_of(grad, when="before")
+        yield Take(copy_of(grad))
     batch, heads, length, head_dim = query.shape
-    yield scratch(
+    yield from (Born(output) for output in range(3))  # of query, key and value
+    single = query.dtype == torch.float32
+    delta = Take(buffer(batch * heads * length * DELTA_BYTES))
+    if single:
+        product = Take(buffer(grad.numel() * DELTA_BYTES))
+        yield product
+        if heads > 1 and length > 1:
+            total = Take(delta.scratch)
+            yield total
+            yield delta  # transposed to [batch, heads, length]
+            yield Give(total)
+        else:
+            yield delta
+        yield Give(product)
+    else:
+        yield delta
+    workspace = scratch(
         "efficient_attention_backward",
         batch * heads,
         length,
         key.shape[2],
         head_dim,
         value.shape[3],
-        query.dtype == torch.float32,
+        single,
         dropout > 0,
-        heads == 1,
     )
+    yield Take(workspace)
+    yield Give(delta)
 
 
 @temporary("_safe_softmax")

@@ -16,12 +16,17 @@ from torch._prims_common import check_contiguous_sizes_strides
 
 from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Args,
+    Born,
+    Give,
+    InnerStep,
     Kwargs,
     Scratch,
+    Take,
     buffer,
     contiguous_copies,
     copy_of,
     flattens,
+    in_steps,
     scratch,
     temporary,
 )
@@ -41,16 +46,47 @@ def embedding(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
         yield copy_of(args[1], when="before")
 
 
-@temporary("embedding_dense_backward")
-def embedding_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """Sorted indices and partial sums for more than 3072 of them (M35)."""
+@in_steps("embedding_dense_backward")
+def embedding_backward(
+    args: Args, _kwargs: Kwargs, _out: object
+) -> Iterator[InnerStep]:
+    """More than 3072 indices are sorted and their rows summed by parts (M35).
+
+    Source: ``native/cuda/Embedding.cu`` and ``EmbeddingBackwardKernel.cu``.
+    """
     grad, indices, rows = args[:3]
-    yield from contiguous_copies(grad, indices, when="before")
+    for copy in contiguous_copies(grad, indices):
+        yield Take(copy)
     count, index = indices.numel(), indices.element_size()
-    yield scratch("embedding_sorted", count, index, when="before")
-    yield scratch(
-        "embedding_partials", count, rows, grad.shape[-1], index, grad.element_size()
-    )
+    each = scratch("embedding_indices", count, index)
+    segments = scratch("embedding_segments", count, rows, index)
+    number = scratch("embedding_count", count, INDEX_BYTES)
+    yield Take(each)  # sorted
+    yield Take(each)  # the place of each before
+    places = Take(each)
+    yield places
+    yield from _passing(scratch("embedding_sort", count, rows, index))
+    yield Give(places)
+    yield Born(0)
+    yield Take(each)  # where each segment starts
+    yield Take(number)  # how many there are
+    counting = Take(each)
+    yield counting
+    yield from _passing(scratch("embedding_unique", count, index))
+    yield Give(counting)
+    yield Take(segments)  # partial sums in each
+    yield Take(segments)  # and before each
+    yield from _passing(scratch("embedding_scan", count, rows, index))
+    yield Take(number)
+    columns, element = grad.shape[-1], grad.element_size()
+    yield Take(scratch("embedding_partials", count, rows, columns, index, element))
+
+
+def _passing(size: Scratch) -> Iterator[InnerStep]:
+    """Storage of a CUB call: taken and given back."""
+    take = Take(size)
+    yield take
+    yield Give(take)
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> tuple[torch.Size, int]:
