@@ -29,6 +29,7 @@ __all__ = [
     "attention_scratch",
     "cublas_workspace_bytes",
     "cublas_workspace_stays",
+    "cublaslt_workspace_is_separate",
     "index_scratch",
     "reduction_scratch",
     "rule",
@@ -37,6 +38,7 @@ __all__ = [
 
 SMALL_WORKSPACE_BYTES = 8_519_680  # :4096:2:16:8 in KiB
 LARGE_WORKSPACE_BYTES = 33_554_432
+CUBLASLT_WORKSPACE_BYTES = 1 << 20  # on every card
 
 SINGLE_BYTES = 4  # of fp32
 MANY_ROWS = 64 * 1024  # above: the weight gradients of a norm are summed in two passes
@@ -70,7 +72,7 @@ def cublas_workspace_bytes(card: KernelCard, torch_version: str) -> int:
     """
     major, minor = card.compute_capability
     version = _version(torch_version)
-    if version <= (2, 10):
+    if version <= (2, 11):  # 2.11.0 as measured
         large = (major, minor) == (9, 0)
     elif version <= (2, 13):
         large = major in {9, 10, 12}
@@ -82,6 +84,15 @@ def cublas_workspace_bytes(card: KernelCard, torch_version: str) -> int:
 def cublas_workspace_stays(torch_version: str) -> bool:
     """Say whether a workspace lives as long as its thread (M18)."""
     return _version(torch_version) <= (2, 14)
+
+
+def cublaslt_workspace_is_separate(torch_version: str) -> bool:
+    """Say whether cuBLASLt has a workspace besides that of cuBLAS (M17).
+
+    One that stays in 2.11, one per product from 2.15 on; in between they share one.
+    """
+    version = _version(torch_version)
+    return version <= (2, 11) or version >= (2, 15)
 
 
 def _version(text: str) -> tuple[int, int]:
@@ -136,3 +147,9 @@ def cublas_workspace(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     """Return one workspace of the torch version ``arguments`` = (major, minor)."""
     major, minor = arguments
     return [cublas_workspace_bytes(card, f"{major}.{minor}")]
+
+
+@rule("cublaslt_workspace", parts=1)
+def cublaslt_workspace(_card: KernelCard, _arguments: tuple[int, ...]) -> list[int]:
+    """Return one workspace of cuBLASLt where it has its own."""
+    return [CUBLASLT_WORKSPACE_BYTES]

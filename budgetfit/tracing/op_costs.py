@@ -7,12 +7,15 @@ tensors or that only make views cost nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
 from budgetfit.core.step_trace import RATES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _RATE = {
     torch.float32: RATES.index("fp32"),
@@ -32,7 +35,35 @@ def _grouped_mm_flops(
     return flops // one.shape[0] if columns_are_dealt_out else flops
 
 
-_FORMULAS = {**flop_registry, torch.ops.aten._grouped_mm: _grouped_mm_flops}
+def _all_heads(formula: Callable[..., int], query: int) -> Callable[..., int]:
+    """Give keys and values as many heads as queries, which are argument ``query``.
+
+    Fewer heads are the same work; torch 2.11 refuses to count it.
+    """
+
+    def flops(*args: Any, **kwargs: Any) -> int:  # noqa: ANN401 - any op argument
+        heads = args[query].shape[1]
+        shapes = [x.shape if isinstance(x, torch.Tensor) else x for x in args]
+        for position in (query + 1, query + 2):
+            batch, _, length, width = shapes[position]
+            shapes[position] = torch.Size((batch, heads, length, width))
+        return formula(*shapes, **kwargs)
+
+    return flops
+
+
+_ATEN = torch.ops.aten
+_QUERY = {
+    _ATEN._scaled_dot_product_flash_attention: 0,
+    _ATEN._scaled_dot_product_flash_attention_backward: 1,
+    _ATEN._scaled_dot_product_cudnn_attention: 0,
+    _ATEN._scaled_dot_product_cudnn_attention_backward: 1,
+}
+_FORMULAS = {
+    **flop_registry,
+    _ATEN._grouped_mm: _grouped_mm_flops,
+    **{op: _all_heads(flop_registry[op], query) for op, query in _QUERY.items()},
+}
 
 
 def cost_of(

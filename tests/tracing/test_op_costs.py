@@ -90,3 +90,15 @@ def test_attention_is_two_products_forward() -> None:
     op = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
     _, flops, _ = cost_of(op, (x, x, x), {}, out)
     assert flops == 2 * (2 * 2 * 4 * 64 * 64 * 16)
+
+
+def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
+    # torch 2.11 refuses to count them.
+    x, shared = (empty(2, heads, 64, 16, dtype=torch.bfloat16) for heads in (4, 2))
+    out = (x, *(empty(1) for _ in range(8)))
+    forward = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
+    backward = aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
+    product = 2 * (2 * 4 * 64 * 64 * 16)
+    assert cost_of(forward, (x, shared, shared), {}, out)[1] == 2 * product
+    args = (x, x, shared, shared, x)
+    assert cost_of(backward, args, {}, out)[1] == 5 * product

@@ -25,6 +25,7 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Give,
     InnerStep,
     Kwargs,
+    Product,
     Take,
     buffer,
     in_steps,
@@ -124,6 +125,7 @@ def _plain(
     if results.image is not None:
         yield results.image
         yield columns
+        yield Product()
     if results.bias is not None:
         yield results.bias
         yield from _passing(bias_sum(call, shape, _all_but_channels(shape)))
@@ -131,6 +133,7 @@ def _plain(
         yield results.weight
         if results.image is None:
             yield columns
+        yield Product()
     if results.image is not None or results.weight is not None:
         yield Give(columns)
 
@@ -144,6 +147,7 @@ def _dilated(
     wanted = results.image is not None or results.weight is not None
     if wanted:
         yield columns
+        yield Product()
     if results.bias is not None:
         image = shape[1:]
         total = Take(buffer(call.bytes_of(shape[1])))
@@ -164,6 +168,7 @@ def _transposed(
         yield from first
         yield results.image
         yield from columns
+        yield Product()
         yield from (Give(take) for take in reversed((*first, *columns)))
     if results.weight is None and results.bias is None:
         return
@@ -173,6 +178,7 @@ def _transposed(
     yield from second
     if results.bias is not None:
         yield from _passing(bias_sum(call, shape, _all_but_channels(shape)))
+    yield Product()
     yield from (Give(take) for take in reversed(second))
 
 

@@ -30,6 +30,7 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Give,
     InnerStep,
     Kwargs,
+    Product,
     Take,
     buffer,
     in_steps,
@@ -163,6 +164,7 @@ def _forward(call: Convolution, result: Take | None) -> Iterator[InnerStep]:
     if call.transposed and call.bias:  # ones, to add the bias by a product
         inner.append(Take(buffer(call.bytes_of(prod(call.outputs[2:])))))
     yield from inner
+    yield Product()
     yield from (Give(take) for take in reversed(inner))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from budgetfit.tracing.cuda_semantics.cublas_workspaces import CublasWorkspaces
 from budgetfit.tracing.cuda_semantics.inner_steps import log_steps, rows_of
 from budgetfit.tracing.cuda_semantics.recurrent_layers import (
     fused_gru_cell,
@@ -18,6 +19,7 @@ from budgetfit.tracing.cuda_semantics.temporaries import (
     steps_of,
     temporaries_of,
 )
+from budgetfit.tracing.cuda_semantics.verified_ops import is_verified
 from budgetfit.tracing.storage_log import OpScratch, ScratchRow
 
 if TYPE_CHECKING:
@@ -26,22 +28,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# Ops that go through a cuBLAS handle, which brings a workspace (cuda-memory M15-M18).
-CUBLAS_OPS = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.mv.default,
-        aten.addmv.default,
-        aten.dot.default,
-        aten._addmm_activation.default,
-    }
-)
-# Without cuDNN a convolution is a product of unfolded patches.
-CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
-CUDNN_OPS = CONVOLUTIONS | {
+CUDNN_OPS = {
+    aten.convolution.default,
+    aten.convolution_backward.default,
     aten._thnn_fused_lstm_cell.default,
     aten._thnn_fused_gru_cell.default,
     aten._scaled_dot_product_cudnn_attention.default,
@@ -58,8 +47,6 @@ FP32_STATISTICS = frozenset(
 HALF = (torch.float16, torch.bfloat16)
 # Positions of outputs in host memory: the dropout seed and offset, outside CUDA graphs.
 HOST_OUTPUTS = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
-# From this version on the workspace is taken and given back by each product (M18).
-TRANSIENT_WORKSPACE_VERSION = (2, 15)
 
 
 class CudaOps:
@@ -74,7 +61,7 @@ class CudaOps:
         self.in_backward = False
         self.in_optimizer = False
         self.notes: set[str] = set()
-        self._workspaces: set[str] = set()
+        self._workspaces = CublasWorkspaces(target)
 
     def run(
         self,
@@ -111,35 +98,27 @@ class CudaOps:
         out: Any,  # noqa: ANN401
     ) -> OpScratch:
         """Return the op's scratch and, at a thread's first product, the workspace."""
-        if func in CUDNN_OPS and self.target.cudnn:
+        unknown = func in CUDNN_OPS and self.target.cudnn
+        if unknown:
             self.notes.add(CUDNN_NOTE)
-        lasting: list[ScratchRow] = []
+        thread = "autograd" if self.in_backward else "main"
+        lasting, passing = self._workspaces.of(func, args, kwargs, out, thread)
+        steps = log_steps(steps_of(func, args, kwargs, out), passing)
         before: list[ScratchRow] = []
         after: list[ScratchRow] = []
-        if func in CUBLAS_OPS or (func in CONVOLUTIONS and not self.target.cudnn):
-            (before if self._transient else lasting).extend(self._workspace())
         for scratch in temporaries_of(func, args, kwargs, out):
             (before if scratch.when == "before" else after).extend(rows_of(scratch))
+        if not steps:  # the steps say themselves when they multiply
+            after.extend(passing)
         return OpScratch(
             lasting,
             before,
             after,
             output_bytes_of(func, args, kwargs, out),
             HOST_OUTPUTS.get(func, ()),
-            log_steps(steps_of(func, args, kwargs, out)),
+            steps,
+            str(func) if unknown or not is_verified(func) else "",
         )
-
-    @property
-    def _transient(self) -> bool:
-        return self.target.torch_version >= TRANSIENT_WORKSPACE_VERSION
-
-    def _workspace(self) -> list[ScratchRow]:
-        thread = "autograd" if self.in_backward else "main"
-        if not self._transient:
-            if thread in self._workspaces:
-                return []
-            self._workspaces.add(thread)
-        return [ScratchRow("cublas_workspace", self.target.torch_version, 0)]
 
 
 def _stand_in(

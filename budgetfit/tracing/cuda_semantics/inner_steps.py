@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.tracing.cuda_semantics.scratch_registry import Born, Take
+from budgetfit.tracing.cuda_semantics.scratch_registry import Born, Product, Take
 from budgetfit.tracing.storage_log import ScratchRow, Step
 
 if TYPE_CHECKING:
@@ -21,15 +21,25 @@ def rows_of(scratch: Scratch) -> list[ScratchRow]:
     ]
 
 
-def log_steps(steps: Sequence[InnerStep]) -> tuple[Step, ...]:
-    """Return the steps of an op as a log follows them."""
-    number: dict[Take, int] = {}
+def log_steps(
+    steps: Sequence[InnerStep], workspace: Sequence[ScratchRow] = ()
+) -> tuple[Step, ...]:
+    """Return the steps of an op as a log follows them.
+
+    ``workspace`` is what each matrix product takes and gives back.
+    """
+    number: dict[InnerStep, int] = {}
     result = []
     for step in steps:
         if isinstance(step, Take):
             number[step] = len(number)
             rows = tuple(rows_of(step.scratch))
             result.append(Step("take", number[step], rows))
+        elif isinstance(step, Product):
+            if workspace:
+                number[step] = len(number)
+                result.append(Step("take", number[step], tuple(workspace)))
+                result.append(Step("give", number[step]))
         elif isinstance(step, Born):
             result.append(Step("output", step.output))
         else:

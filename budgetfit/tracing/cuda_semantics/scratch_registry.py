@@ -54,7 +54,12 @@ class Born:
     output: int
 
 
-InnerStep = Take | Give | Born
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A step inside a kernel call: cuBLAS multiplies, with a workspace of its own."""
+
+
+InnerStep = Take | Give | Born | Product
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Call = Callable[[Args, Kwargs, Any], Iterable[Scratch]]
