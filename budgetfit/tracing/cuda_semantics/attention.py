@@ -210,32 +210,36 @@ def _math_attention(
     """Attention as plain products (``_scaled_dot_product_attention_math``).
 
     aten's own composite adds the mask out of place when it meets a tensor subclass, as
-    a fake tensor is; CUDA adds it in place.
+    a fake tensor is; CUDA adds it in place. What is made and what is dropped has the
+    order of the compiled function: arguments from last to first, variables likewise.
     """
     dtype = call.query.dtype
-    query, key, value = call.query, call.key, call.value
+    query_used, key_used, value_used = call.query, call.key, call.value
     if dtype in HALF:  # computed in fp32 for accuracy
-        query, key, value = query.float(), key.float(), value.float()
-    factor = abs(scale if scale is not None else query.size(-1) ** -0.5) ** 0.5
-    query = query * (-factor if scale is not None and scale < 0 else factor)
-    if call.is_causal:
-        mask = _float_mask(
-            torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril(),
-            query.dtype,
+        query_used, key_used, value_used = (
+            x.float() for x in (query_used, key_used, value_used)
         )
+    factor = abs(scale if scale is not None else query_used.size(-1) ** -0.5) ** 0.5
+    query = query_used * (-factor if scale is not None and scale < 0 else factor)
+    if call.is_causal:
+        ones = torch.ones(query.size(-2), key_used.size(-2), dtype=torch.bool)
+        lower = ones.tril()
+        del ones
+        mask = _float_mask(lower, query.dtype)
+        del lower
+    key, value = key_used, value_used
     if call.enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
-    scores = query @ (key.transpose(-2, -1) * factor)
+    weights = query @ (key.transpose(-2, -1) * factor)
     if mask is not None:
-        scores = scores.add_(mask)
-    weights = torch.ops.aten._safe_softmax(scores, -1)
-    del scores  # as the composite reassigns it
-    dropped = weights
+        weights = weights.add_(mask)
+    weights = torch.ops.aten._safe_softmax(weights, -1)
     if call.dropout_p > 0:
-        dropped = torch.ops.aten.dropout(weights, call.dropout_p, True)
-    out = (dropped @ value).to(dtype)
-    weights.to(dtype)  # the composite's second result, made and dropped
+        weights = torch.ops.aten.dropout(weights, call.dropout_p, True)
+    second = weights.to(dtype)  # the composite's second result, which nobody takes
+    out = (weights @ value).to(dtype)
+    del weights, value, key, query, mask, value_used, key_used, query_used, second
     return out
 
 
@@ -243,8 +247,8 @@ def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor |
     """A boolean mask becomes one that is added (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    zero = torch.scalar_tensor(0.0, dtype=dtype)
-    return torch.where(mask.logical_not(), float("-inf"), zero)
+    zero, closed = (torch.scalar_tensor(x, dtype=dtype) for x in (0.0, float("-inf")))
+    return torch.where(mask, zero, closed)
 
 
 def _aligned_mask(mask: torch.Tensor) -> torch.Tensor:
