@@ -149,10 +149,8 @@ def _link(library: Library, wanted: set[str], wheel: Wheel, work: Path) -> int:
     objects.append(_compiled(stubs, wheel, work / f"{stubs.name}.o"))
     (work / "done").mkdir(exist_ok=True)
     shutil.copy(stubs, work / "done")  # for whoever looks for the cause of a crash
-    _run(
-        *("gcc", "-shared", "-pthread", f"-Wl,-soname,{library.file}"),
-        *("-o", work / "done" / library.file, *objects),
-    )
+    linker = ("gcc", "-shared", "-pthread", f"-Wl,-soname,{library.file}")
+    _run(*linker, "-o", work / "done" / library.file, *objects)
     return len(missing)
 
 

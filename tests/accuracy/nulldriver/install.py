@@ -2,9 +2,9 @@
 
     python -m tests.accuracy.nulldriver.install [--torch 2.15.0]
 
-The environment is ``.nulldriver/torch-<version>`` in the root of the repository: ignored
-by git and outside of every package. What is there already is left alone. Downloads
-about 3 GB and needs gcc, binutils and about 6 GB of disk.
+The environment is ``.nulldriver/torch-<version>`` in the root of the repository, which
+git ignores. What is there already is left alone. Downloads about 3 GB and needs gcc,
+binutils and about 6 GB of disk.
 """
 
 import argparse

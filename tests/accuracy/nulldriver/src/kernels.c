@@ -9,8 +9,8 @@
 /* ------------------------------------------------------------------- their names ---- */
 
 /* Kept only for NULLCUDA_TRACE=kernels: an open hash table from a kernel's host function
- * to its name, as large as any wheel needs (torch 2.13 registers about 90,000 kernels). */
-#define NAME_ROOM ((size_t)1 << 20)
+ * to its name, as large as any wheel needs (torch 2.13 registers 22,000 kernels). */
+#define NAME_ROOM ((size_t)1 << 18)
 static struct named {
     const void *kernel;
     const char *name;
