@@ -63,6 +63,13 @@ class KernelScratch(NamedTuple):
     part: int
 
 
+class UnverifiedOp(NamedTuple):
+    """An op whose memory nobody has checked, and the storages that its calls made."""
+
+    name: str
+    storages: tuple[int, ...]
+
+
 class Phase(NamedTuple):
     """A stretch of events: ``start`` inclusive, ``end`` exclusive.
 
@@ -134,6 +141,7 @@ class StepTrace:
         phases: Consecutive stretches of the program.
         passes: When each block ran.
         ops: The arithmetic.
+        unverified_ops: Ops that allocated memory without a verified rule.
         notes: What the trace could not represent, in plain words.
     """
 
@@ -153,6 +161,7 @@ class StepTrace:
     passes: tuple[BlockPass, ...]
     ops: OpTable
     random_blocks: tuple[str, ...] = field(default=())
+    unverified_ops: tuple[UnverifiedOp, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
@@ -169,6 +178,10 @@ class StepTrace:
             for rule, arguments, part in data["scratch"]
         )
         data["phases"] = tuple(Phase(*row) for row in data["phases"])
+        data["unverified_ops"] = tuple(
+            UnverifiedOp(name, tuple(storages))
+            for name, storages in data.get("unverified_ops", ())
+        )
         data["passes"] = tuple(BlockPass(*row) for row in data["passes"])
         for name in (
             "batch_sizes",

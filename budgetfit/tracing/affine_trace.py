@@ -6,11 +6,18 @@ Rounding to the allocator's 512 bytes happens in the replay, after scaling.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from budgetfit.core.step_trace import Affine, KernelScratch, OpTable, StepTrace
+from budgetfit.core.step_trace import (
+    Affine,
+    KernelScratch,
+    OpTable,
+    StepTrace,
+    UnverifiedOp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,8 +99,19 @@ def _build(
         phases=tuple(first.phases),
         passes=tuple(first.passes),
         ops=_ops(first, second),
+        unverified_ops=_unverified(log.unverified),
         random_blocks=tuple(blocks[index] for index in sorted(first.random_blocks)),
         notes=tuple(first.notes),
+    )
+
+
+def _unverified(made_by: dict[int, str]) -> tuple[UnverifiedOp, ...]:
+    """Return the unverified ops with their storages, by name."""
+    storages: dict[str, list[int]] = defaultdict(list)
+    for storage, name in made_by.items():
+        storages[name].append(storage)
+    return tuple(
+        UnverifiedOp(name, tuple(made)) for name, made in sorted(storages.items())
     )
 
 

@@ -78,6 +78,7 @@ def _twin(raw: RawTrace, storage: int) -> int:
     for rows in (log.sizes, log.categories, log.layers):
         rows.append(rows[storage])
     twin = len(log.sizes) - 1
-    if storage in log.scratch:
-        log.scratch[twin] = log.scratch[storage]
+    for facts in (log.scratch, log.unverified):
+        if storage in facts:
+            facts[twin] = facts[storage]  # type: ignore[assignment]
     return twin

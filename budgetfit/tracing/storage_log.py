@@ -65,7 +65,8 @@ class OpScratch(NamedTuple):
     ``lasting`` is taken before the op and never given back (workspaces); ``before`` and
     ``after`` are taken before and after the outputs and given back at the end of the
     op. ``steps`` say the same, and the births of outputs, in an order of their own,
-    after ``before``; what they do not give back dies with the op.
+    after ``before``; what they do not give back dies with the op. ``unverified``: the
+    op's name, where nobody has checked that this is all.
     """
 
     lasting: Sequence[ScratchRow] = ()
@@ -74,6 +75,7 @@ class OpScratch(NamedTuple):
     output_bytes: int | None = None
     host_outputs: Sequence[int] = ()
     steps: Sequence[Step] = ()
+    unverified: str = ""
 
 
 RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
@@ -116,6 +118,7 @@ class StorageLog(TorchDispatchMode):
         categories: Index into ``CATEGORIES`` of each storage.
         layers: Layer index of each storage, from ``current_layer``.
         scratch: Storage index -> the rule that sizes it.
+        unverified: Storage index -> the op that made it, whose memory nobody checked.
         events: ``k + 1`` for the birth of storage k, ``-(k + 1)`` for its death.
         ops: What was computed, for the roofline.
         live_bytes, peak_bytes: Unrounded bytes alive now, and the most since
@@ -132,6 +135,7 @@ class StorageLog(TorchDispatchMode):
         self.categories: list[int] = []
         self.layers: list[int] = []
         self.scratch: dict[int, ScratchRow] = {}
+        self.unverified: dict[int, str] = {}
         self.events: list[int] = []
         self.ops: list[OpRow] = []
         self.live_bytes = 0
@@ -166,25 +170,35 @@ class StorageLog(TorchDispatchMode):
         if func.is_view:
             self.see(out)
             return out
-        lasting, before, after, output_bytes, host, steps = semantics.scratch(
-            func, args, kwargs, out
-        )
-        held = [self._allocate_scratch(row, "temporaries") for row in before]
-        held += self._follow(steps, out)
-        self.see(out if func is not _DROPOUT else out[::-1])  # its mask comes first
-        if output_bytes is not None:
-            self._resize(out, output_bytes)
-        for position in host:
-            self._resize(out[position], 0)
-        for row in lasting:
-            self._allocate_scratch(row, "workspace")
-        held += [self._allocate_scratch(row, "temporaries") for row in after]
-        self.events.extend(-(index + 1) for index in reversed(held))
+        self._log_allocations(func, semantics.scratch(func, args, kwargs, out), out)
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
         if flops or moved_bytes:
             layer = self.current_layer()
             self.ops.append(OpRow(len(self.events), layer, rate, flops, moved_bytes))
         return out
+
+    def _log_allocations(
+        self,
+        func: torch._ops.OpOverload,
+        taken: OpScratch,
+        out: Any,  # noqa: ANN401 - whatever an op returns
+    ) -> None:
+        """Log what an op takes, makes and gives back."""
+        first = len(self.sizes)
+        held = [self._allocate_scratch(row, "temporaries") for row in taken.before]
+        held += self._follow(taken.steps, out)
+        self.see(out if func is not _DROPOUT else out[::-1])  # its mask comes first
+        if taken.output_bytes is not None:
+            self._resize(out, taken.output_bytes)
+        for position in taken.host_outputs:
+            self._resize(out[position], 0)
+        for row in taken.lasting:
+            self._allocate_scratch(row, "workspace")
+        held += [self._allocate_scratch(row, "temporaries") for row in taken.after]
+        self.events.extend(-(index + 1) for index in reversed(held))
+        if taken.unverified:
+            made = range(first, len(self.sizes))
+            self.unverified.update(dict.fromkeys(made, taken.unverified))
 
     def _follow(
         self,

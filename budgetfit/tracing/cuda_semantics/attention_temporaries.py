@@ -93,7 +93,7 @@ def efficient_backward(
     if not _contiguous_by_length(grad):
         yield Take(copy_of(grad))
     batch, heads, length, head_dim = query.shape
-    yield from (Born(output) for output in range(3))  # of query, key and value
+    yield from (Born(output) for output in range(4))  # of query, key, value and bias
     single = query.dtype == torch.float32
     delta = Take(buffer(batch * heads * length * DELTA_BYTES))
     if single:

@@ -45,8 +45,12 @@ FP32_STATISTICS = frozenset(
     {aten.native_layer_norm.default, aten.native_batch_norm.default}
 )
 HALF = (torch.float16, torch.bfloat16)
-# Positions of outputs in host memory: the dropout seed and offset, outside CUDA graphs.
-HOST_OUTPUTS = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
+# Positions of outputs without device memory: the dropout seed and offset, outside CUDA
+# graphs, and a buffer that CPUs fill.
+HOST_OUTPUTS = {
+    aten._scaled_dot_product_efficient_attention.default: (2, 3),
+    aten.log_sigmoid_forward.default: (1,),
+}
 
 
 class CudaOps:

@@ -22,6 +22,7 @@ from budgetfit.tracing.cuda_semantics import (
     loss_temporaries,
     matmul_temporaries,
     norm_temporaries,
+    pointwise_temporaries,
     recurrent_temporaries,
     reduction_temporaries,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "matmul_temporaries",
     "norm_temporaries",
     "output_bytes_of",
+    "pointwise_temporaries",
     "recurrent_temporaries",
     "reduction_temporaries",
     "scratch",
