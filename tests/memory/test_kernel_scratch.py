@@ -213,6 +213,7 @@ FLAG = st.integers(0, 1)
 ARGUMENTS = {
     "buffer": (COUNT,),
     "cublas_workspace": (st.just(2), st.integers(10, 15)),
+    "cublaslt_workspace": (),
     "efficient_attention_backward": (
         COUNT,
         WIDTH,

@@ -22,9 +22,14 @@ from tests.tracing.attention_calls import Call, calls
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RECORDING = json.loads(
-    (Path(__file__).parent / "fixtures" / "attention_choices.json").read_text()
-)
+RECORDINGS = {
+    version: json.loads(
+        (
+            Path(__file__).parent / "fixtures" / f"attention_choices_{version}.json"
+        ).read_text()
+    )
+    for version in ("2.11", "2.12", "2.13", "2.14", "2.15")
+}
 KERNELS = {"m": "math", "f": "flash", "e": "efficient", "c": "cudnn"}
 T4, A100, ADA, HOPPER, BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
 
@@ -57,12 +62,23 @@ def choice(call: Call, to: CudaTarget) -> str:
     return choose_backend(facts, to)
 
 
-@pytest.mark.parametrize("capability", RECORDING["choices"])
-def test_the_choice_is_that_of_pytorchs_own_cuda_build(capability: str) -> None:
-    assert RECORDING["torch"].startswith("2.13.")
-    major, minor = map(int, capability.split("."))
-    recorded = [KERNELS[letter] for letter in RECORDING["choices"][capability]]
-    chosen = [choice(call, target((major, minor))) for call in calls()]
+@pytest.mark.parametrize(
+    ("version", "capability"),
+    [
+        (version, capability)
+        for version, recording in RECORDINGS.items()
+        for capability in recording["choices"]
+    ],
+)
+def test_the_choice_is_that_of_pytorchs_own_cuda_build(
+    version: str, capability: str
+) -> None:
+    recording = RECORDINGS[version]
+    assert recording["torch"].startswith(f"{version}.")
+    card = _numbers(capability)
+    recorded = [KERNELS[letter] for letter in recording["choices"][capability]]
+    to = target(card, _numbers(version))
+    chosen = [choice(call, to) for call in calls()]
     differing = [
         (call, right, ours)
         for call, right, ours in zip(calls(), recorded, chosen, strict=True)
@@ -71,8 +87,14 @@ def test_the_choice_is_that_of_pytorchs_own_cuda_build(capability: str) -> None:
     assert not differing
 
 
-def test_the_recording_knows_every_kernel() -> None:
-    assert set().union(*RECORDING["choices"].values()) == set(KERNELS)
+def _numbers(text: str) -> tuple[int, int]:
+    major, minor = map(int, text.split("."))
+    return major, minor
+
+
+def test_the_recordings_know_every_kernel() -> None:
+    for recording in RECORDINGS.values():
+        assert set().union(*recording["choices"].values()) == set(KERNELS)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +133,12 @@ def test_dtype_head_size_mask_groups_and_card_decide(
     call: Call, capability: tuple[int, int], kernel: str
 ) -> None:
     assert choice(call, target(capability)) == kernel
+
+
+def test_from_torch_2_14_on_the_efficient_kernel_takes_grouped_heads() -> None:
+    call = Call("float16", key_heads=2, gqa=True)
+    assert choice(call, target(T4, (2, 13))) == "math"
+    assert choice(call, target(T4, (2, 14))) == "efficient"
 
 
 def test_cudnn_comes_first_from_torch_2_11_on_and_only_where_it_is_switched_on() -> (

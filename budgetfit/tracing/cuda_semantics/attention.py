@@ -28,6 +28,12 @@ CUDNN_WIDEST_HEAD_DIM = 256
 CUDNN_DROPOUT_STEPS = 16  # it knows dropout probabilities of n / 16 only
 DIMS = 4  # [batch, heads, length, head_dim]
 HALF = (torch.float16, torch.bfloat16)
+# The same releases of torch answered as they stand here on capabilities 7.5 to 12.1.
+CUDNN_DROPOUT_VERSION = (2, 12)  # before, cuDNN was asked for any probability
+OFFSET_VERSION = (2, 13)  # before, the efficient kernel read from any address
+GROUPED_EFFICIENT_VERSION = (2, 14)
+CUDNN_BACKWARD_VERSION = (2, 14)  # its limits look at what the backward can do
+CUDNN_BACKWARD_WIDE = ((192, 128), (256, 256))  # head sizes of DeepSeek; the widest
 # Capabilities on which torch >= 2.11 tries cuDNN first (runtime cuDNN > 9.15).
 CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
 
@@ -111,10 +117,14 @@ def _efficient_allowed(call: AttentionCall, target: CudaTarget) -> bool:
     allowed: tuple[torch.dtype, ...] = (*HALF, torch.float32)
     if target.compute_capability < (8, 0):
         allowed = (torch.float16, torch.float32)
-    if dtype not in allowed or not _fused_shapes(call, grouped=False):
+    grouped = target.torch_version >= GROUPED_EFFICIENT_VERSION
+    if dtype not in allowed or not _fused_shapes(call, grouped=grouped):
         return False
     alignment = _gemm_alignment(dtype, target.compute_capability)
-    if target.compute_capability >= (8, 0) and any(
+    checks_offset = (
+        target.torch_version >= OFFSET_VERSION and target.compute_capability >= (8, 0)
+    )
+    if checks_offset and any(
         x.storage_offset() % alignment for x in (call.query, call.key, call.value)
     ):
         return False
@@ -141,17 +151,29 @@ def _cudnn_first(target: CudaTarget) -> bool:
 def _cudnn_allowed(call: AttentionCall, target: CudaTarget) -> bool:
     if call.query.dtype not in HALF or not _fused_shapes(call, grouped=True):
         return False
-    head_dims = call.query.size(-1), call.value.size(-1)
-    # DeepSeek's heads have a limit of their own.
-    wide = target.compute_capability == (9, 0) or head_dims == (192, 128)
-    limit = CUDNN_WIDEST_HEAD_DIM if wide else CUDNN_MAX_HEAD_DIM
+    version = target.torch_version
+    sixteenths = float(call.dropout_p * CUDNN_DROPOUT_STEPS).is_integer()
+    one_query = call.query.size(-2) == 1
+    blackwell = target.compute_capability >= (10, 0)
     return (
-        all(size % 8 == 0 and size <= limit for size in head_dims)
-        and float(call.dropout_p * CUDNN_DROPOUT_STEPS).is_integer()
+        _cudnn_head_dims(call, target)
+        and (sixteenths or version < CUDNN_DROPOUT_VERSION)
         and call.key.size(-2) > 1
-        and not (call.dropout_p and call.query.size(-2) == 1)
+        and not (call.dropout_p and one_query)
+        and not (version == (2, 14) and blackwell and one_query)
         and (call.mask is None or _cudnn_mask(call.mask))
     )
+
+
+def _cudnn_head_dims(call: AttentionCall, target: CudaTarget) -> bool:
+    sizes = call.query.size(-1), call.value.size(-1)
+    if any(size % 8 for size in sizes):
+        return False
+    if target.torch_version >= CUDNN_BACKWARD_VERSION:
+        wide = not call.needs_grad or sizes in CUDNN_BACKWARD_WIDE
+    else:
+        wide = target.compute_capability == (9, 0) or sizes == CUDNN_BACKWARD_WIDE[0]
+    return max(sizes) <= (CUDNN_WIDEST_HEAD_DIM if wide else CUDNN_MAX_HEAD_DIM)
 
 
 def _cudnn_mask(mask: torch.Tensor) -> bool:

@@ -80,6 +80,14 @@ def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
     )
 
 
+@in_steps("_scaled_dot_product_efficient_attention")
+def efficient_forward(
+    _args: Args, _kwargs: Kwargs, _out: object
+) -> Iterator[InnerStep]:
+    """Seed and offset are made first, where they are on the card."""
+    yield from (Born(2), Born(3))
+
+
 @in_steps("_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(
     args: Args, _kwargs: Kwargs, _out: object
@@ -94,6 +102,10 @@ def efficient_backward(
         yield Take(copy_of(grad))
     batch, heads, length, head_dim = query.shape
     yield from (Born(output) for output in range(4))  # of query, key, value and bias
+    if key.shape[1] != heads:  # first for each head of the query, then summed
+        for shared in (key, value):
+            numbers = batch * heads * shared.shape[2] * shared.shape[3]
+            yield Take(buffer(numbers * shared.element_size()))
     single = query.dtype == torch.float32
     delta = Take(buffer(batch * heads * length * DELTA_BYTES))
     if single:

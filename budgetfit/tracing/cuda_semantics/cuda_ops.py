@@ -46,9 +46,12 @@ FP32_STATISTICS = frozenset(
 )
 HALF = (torch.float16, torch.bfloat16)
 # Positions of outputs without device memory: the dropout seed and offset, outside CUDA
-# graphs, and a buffer that CPUs fill.
+# graphs, and a buffer that CPUs fill. Without dropout torch 2.14 makes seed and offset
+# on the card.
+EFFICIENT_ATTENTION = aten._scaled_dot_product_efficient_attention.default
+SEED_ON_CARD_VERSION = (2, 14)
 HOST_OUTPUTS = {
-    aten._scaled_dot_product_efficient_attention.default: (2, 3),
+    EFFICIENT_ATTENTION: (2, 3),
     aten.log_sigmoid_forward.default: (1,),
 }
 
@@ -119,10 +122,20 @@ class CudaOps:
             before,
             after,
             output_bytes_of(func, args, kwargs, out),
-            HOST_OUTPUTS.get(func, ()),
+            self._host_outputs(func, args),
             steps,
             str(func) if unknown or not is_verified(func) else "",
         )
+
+    def _host_outputs(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...]
+    ) -> tuple[int, ...]:
+        if func is EFFICIENT_ATTENTION:
+            dropout = args[5] if len(args) > 5 else 0.0  # noqa: PLR2004 - its position
+            version = self.target.torch_version
+            if not dropout and version >= SEED_ON_CARD_VERSION:
+                return ()
+        return HOST_OUTPUTS.get(func, ())
 
 
 def _stand_in(
