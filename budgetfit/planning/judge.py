@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
+from budgetfit.planning.op_notes import unverified_op_notes
 from budgetfit.timing.roofline import op_times_ns, step_time_ns
 
 if TYPE_CHECKING:
@@ -51,7 +52,15 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         at_peak_bytes=timeline.at_peak_bytes,
         step_ms=step_ms(trace, recipe, gpu),
         timeline=timeline,
-        notes=(*trace.notes, *notes, *context_notes(budget), TIME_NOTE),
+        notes=(
+            *trace.notes,
+            *unverified_op_notes(
+                trace, recipe.batch_size, gpu, timeline.allocated_bytes
+            ),
+            *notes,
+            *context_notes(budget),
+            TIME_NOTE,
+        ),
         fits=fits,
         process_range_bytes=process_range_bytes(timeline.reserved_bytes, budget),
     )
