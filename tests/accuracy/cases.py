@@ -29,6 +29,7 @@ from tests.accuracy.models import (
     LLAMA_PADDED,
     MIXTRAL,
     PLAIN_GPT,
+    QWEN,
     RESNET50,
     T5_BASE,
     T5_SMALL,
@@ -214,10 +215,10 @@ def _end_of_an_epoch() -> list[Case]:
 def _out_of_memory() -> list[Case]:
     """Less memory than is reserved at ease: the cache is emptied, training goes on."""
     rows: list[tuple[float, Model, str, int, Precision, Checkpointing]] = [
-        (13, GPT2, "rtx-4090", 8, "bf16-mixed", "keep"),
-        (7.75, BERT, "t4", 16, "fp16-mixed", "keep"),
-        (36, LLAMA_2048, "h100-80gb", 4, "bf16-mixed", "keep"),
-        (9.55, T5_BASE, "a10g", 16, "bf16-mixed", "keep"),
+        (26, LLAMA_2048, "h100-80gb", 8, "bf16-mixed", "recompute"),
+        (11, QWEN, "rtx-3090", 2, "bf16-mixed", "recompute"),
+        (11.3125, GPT2_EAGER, "rtx-4090", 4, "bf16-mixed", "keep"),
+        (6.0625, VIT, "rtx-4090", 64, "bf16-mixed", "keep"),
     ]
     return [
         _case(*row, mark="retries", imitated_memory_gib=memory, runs_out=True)

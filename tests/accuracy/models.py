@@ -278,6 +278,7 @@ SWIN: Final = Model(
     builder="SwinForImageClassification",
     config="SwinConfig",
     inputs=_images(),
+    blocks=("swin.encoder.layers",),  # transformers' flag would nest stages and layers
     note=_NO_CUDNN,
 )
 CONVNEXT: Final = Model(
