@@ -44,7 +44,10 @@ SINGLE_BYTES = 4  # of fp32
 MANY_ROWS = 64 * 1024  # above: the weight gradients of a norm are summed in two passes
 GROUP_BYTES = 60
 GROUP_PADDING_BYTES = 24  # arrays of 8 bytes a group are aligned to 16
-GROUP_WORKSPACE_BYTES = 512
+GROUP_WORKSPACE_BYTES = 512  # of each SM
+BLACKWELL = 10  # compute capability of its data-center cards
+BLACKWELL_WORKSPACE_BYTES = (5888, 5376)  # of each SM; for few rows or columns
+SMALL_GROUP_SIDE = 128
 MOST_BLOCKS = 32 * 1024  # of the first pass
 
 
@@ -132,14 +135,21 @@ def norm_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
 def grouped_matmul(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     """Return [problem descriptions, workspace] of a bf16 grouped product (CUTLASS).
 
-    Argument: groups. Source: ``GroupMM.cu``: Hopper alone has this kernel, other cards
-    multiply one group after the other.
+    Arguments: groups, rows, groups that share them, columns, groups that share those.
+    Source: ``GroupMM.cu``: Hopper and Blackwell's
+    data-center cards have this kernel, others multiply one group after the other.
     """
-    if card.compute_capability != (9, 0):
+    groups, rows, row_groups, columns, column_groups = arguments
+    if card.compute_capability == (9, 0):
+        workspace_bytes = GROUP_WORKSPACE_BYTES
+    elif card.compute_capability[0] == BLACKWELL:
+        side = min(rows // row_groups, columns // column_groups)
+        small = side <= SMALL_GROUP_SIDE
+        workspace_bytes = BLACKWELL_WORKSPACE_BYTES[small]
+    else:
         return [0, 0]
-    groups = arguments[0]
     descriptions = groups * GROUP_BYTES + groups % 2 * GROUP_PADDING_BYTES
-    return [descriptions, card.sm_count * GROUP_WORKSPACE_BYTES]
+    return [descriptions, card.sm_count * workspace_bytes]
 
 
 @rule("cublas_workspace", parts=1)

@@ -232,7 +232,7 @@ ARGUMENTS = {
     "embedding_partials": (COUNT, COUNT, WIDTH, st.sampled_from((4, 8)), BYTES),
     "flash_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, st.just(2), FLAG),
     "flash_attention_forward": (COUNT, WIDTH, WIDTH, WIDTH, FLAG),
-    "grouped_matmul": (WIDTH,),
+    "grouped_matmul": (WIDTH, COUNT, WIDTH, COUNT, WIDTH),
     "index_put_accumulate": (COUNT, COUNT),
     "masked_scatter": (COUNT,),
     "norm_backward": (COUNT, WIDTH, BYTES, FLAG, FLAG),

@@ -53,8 +53,12 @@ def product_and_sum(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scrat
 
 @temporary("_grouped_mm")
 def grouped_product(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
-    """A workspace of the Hopper kernel, in bf16."""
+    """A workspace of the Hopper and Blackwell kernels, in bf16."""
     offsets = args[2] if len(args) > 2 else None  # noqa: PLR2004 - the third argument
     if out.dtype == torch.bfloat16:
         groups = out.shape[0] if offsets is None else offsets.numel()
-        yield scratch("grouped_matmul", groups)
+        left, right = args[0].dim() - 2, args[1].dim() - 2
+        rows, columns = (groups if right > left else 1), (groups if left > right else 1)
+        yield scratch(
+            "grouped_matmul", groups, out.shape[-2], rows, out.shape[-1], columns
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -10,16 +12,25 @@ from torch.utils._pytree import tree_leaves
 from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
 from budgetfit.memory.scratch_rules import block_bytes
 from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
+from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
 from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.storage_log import ScratchRow, StorageLog
 from tests.accuracy.op_level.op_call import decode, op_named, strided
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
     import torch
 
 # Nothing that is recorded here depends on the card outside the rules.
 TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)
-WORKSPACE = "cublas_workspace"
+WORKSPACES = ("cublas_workspace", "cublaslt_workspace")
+
+
+def imitation() -> AbstractContextManager[None]:
+    """Return the context in which composite ops take CUDA's branches."""
+    return imitate_cuda(TARGET)[1]
 
 
 class Moment(NamedTuple):
@@ -99,10 +110,37 @@ def predicted(card: KernelCard, call: Call) -> Moment:
         size = call.sizes[storage]
         if storage in call.scratch:
             rule, arguments, part = call.scratch[storage]
-            if rule == WORKSPACE:  # made before the recorded call
+            if rule in WORKSPACES:  # made before the recorded call
                 continue
             size = scratch_bytes(card, rule, arguments)[part]
         if size:
             number[storage] = 1 + sum(request > 0 for request in requests)
             requests.append(size)
     return recorded(requests)
+
+
+@cache
+def recording(path: Path) -> dict[str, Any]:
+    """Return a recording."""
+    return json.loads(path.read_text("utf-8"))
+
+
+def card_of(data: dict[str, Any]) -> KernelCard:
+    """Return what rules ask of a recorded card."""
+    major, minor = data["compute_capability"]
+    return KernelCard((major, minor), data["sm_count"], data["threads_per_sm"])
+
+
+def matches(case: list[Any], cards: dict[str, KernelCard]) -> dict[str, bool]:
+    """Return, by card, whether one recorded call is predicted to the byte.
+
+    Cards without such a kernel or with too little memory are left out.
+    """
+    op, args, kwargs, by_card = case
+    call = fake_call(op, args, kwargs)
+    result = {}
+    for names, measured in by_card.items():
+        real = None if measured is None else recorded(measured)
+        for name in names.split() if real is not None else ():
+            result[name] = predicted(cards[name], call) == real
+    return result

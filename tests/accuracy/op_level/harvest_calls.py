@@ -23,7 +23,8 @@ from budgetfit.planning.traces import Traces
 from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
 from tests.accuracy.cases import CASES
 from tests.accuracy.op_level.op_call import encode
-from tests.accuracy.predict import recipe_of, subject_of
+from tests.accuracy.predict import recipe_of, segments_of, subject_of
+from tests.accuracy.training import allowed_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -118,12 +119,13 @@ def programs(cases: Iterable[Case]) -> Iterator[Case]:
         pairings = {
             (case.family, case.precision, str(case.gpu == "t4")),
             (case.family, case.checkpointing),
+            (case.family, case.attention),
             (case.optimizer, case.precision),
             (case.family, str(case.gradient_accumulation_steps > 1)),
         }
         if not pairings <= seen:
             seen |= pairings
-            yield replace(case, batch_size=2)
+            yield replace(case, batch_size=2, last_batch_size=0)
 
 
 def calls_of(cases: Iterable[Case]) -> Calls:
@@ -132,8 +134,9 @@ def calls_of(cases: Iterable[Case]) -> Calls:
         for case in programs(cases):
             print(case.name, flush=True)
             subject = subject_of(case, cudnn=False)
-            recompute = case.checkpointing == "recompute"
-            Traces(subject).once(recipe_of(case, subject, recompute=recompute))
+            recipe = recipe_of(case, subject, segments_of(case, subject))
+            with allowed_attention(case):
+                Traces(subject).once(recipe)
     return calls
 
 

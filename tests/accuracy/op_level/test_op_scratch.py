@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from budgetfit.memory import reduction_scratch
-from budgetfit.memory.kernel_scratch import KernelCard
-from tests.accuracy.op_level.compare import fake_call, predicted, recorded
+from tests.accuracy.op_level.compare import card_of, imitation, matches, recording
 
-# Where sorting the indices is the worst moment, the gradient does not exist yet; the
-# rule gives what the sort takes beyond it: the bytes agree, the list does not.
-ONE_MOMENT = ("embedding_dense_backward",)
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
-
-
-@cache
-def recording(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8"))
-
-
-def card_of(data: dict[str, Any]) -> KernelCard:
-    major, minor = data["compute_capability"]
-    return KernelCard((major, minor), data["sm_count"], data["threads_per_sm"])
 
 
 def differences(path: Path) -> tuple[list[str], int]:
     """Return what the model gets wrong, and how many calls there are on all cards."""
     cards = {name: card_of(data) for name, data in recording(path)["cards"].items()}
     wrong, calls = [], 0
-    for op, args, kwargs, by_card in recording(path)["cases"]:
-        call = fake_call(op, args, kwargs)
-        for names, measured in by_card.items():
-            if measured is None:  # no such kernel on this card, or too little memory
-                continue
-            real = recorded(measured)
-            for name in names.split():
-                calls += 1
-                model = predicted(cards[name], call)
-                if op in ONE_MOMENT:
-                    model = model._replace(alive=real.alive)
-                if model != real:
-                    wrong.append(f"{name} {op} {args}: {model} is not {real}")
+    with imitation():
+        for case in recording(path)["cases"]:
+            fits = matches(case, cards)
+            calls += len(fits)
+            wrong += [f"{name}: {case[:3]}" for name, fit in fits.items() if not fit]
     return wrong, calls
 
 
