@@ -37,10 +37,14 @@ def forward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
 
 @temporary("native_layer_norm_backward")
 def layer_norm_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """Contiguous inputs, and two passes for many short rows."""
+    """Contiguous inputs, and two passes for many short rows.
+
+    The gradient is copied by the kernel's host code, when the outputs are there.
+    """
     grad, tensor, shape = args[:3]
     mask = args[7]
-    yield from contiguous_copies(grad, tensor, when="before")
+    yield from contiguous_copies(tensor, when="before")
+    yield from contiguous_copies(grad)
     yield _norm_backward(tensor, shape, gamma=mask[1], beta=mask[2])
 
 
@@ -48,7 +52,8 @@ def layer_norm_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[S
 def rms_norm_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """The same without a bias."""
     grad, tensor, shape = args[:3]
-    yield from contiguous_copies(grad, tensor, when="before")
+    yield from contiguous_copies(tensor, when="before")
+    yield from contiguous_copies(grad)
     yield _norm_backward(tensor, shape, gamma=args[5][1], beta=False)
 
 
