@@ -115,17 +115,15 @@ def sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     return [0, storage, items * INDEX_BYTES, items * INDEX_BYTES, items * key]
 
 
-@rule("index_put_accumulate", parts=5)
-def index_put(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return [flat, sorted, original indices, places, storage].
+@rule("index_put_sort", parts=1)
+def index_put_sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of sorting flat indices with their places.
 
     Arguments: indices, positions that they choose from.
     """
     indices, positions = arguments
-    each = indices * INDEX_BYTES
     bits = max(1, (positions - 1).bit_length())
-    storage = radix_sort_bytes(card, indices, INDEX_BYTES, INDEX_BYTES, bits)
-    return [each, each, each, each, storage]
+    return [radix_sort_bytes(card, indices, INDEX_BYTES, INDEX_BYTES, bits)]
 
 
 @rule("masked_scatter", parts=2)

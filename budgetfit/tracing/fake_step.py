@@ -219,13 +219,12 @@ def _register(model: nn.Module, log: StorageLog) -> None:
     def register(module: nn.Module) -> None:
         for child in module.children():
             register(child)
-        for tensors, category in (
-            (module._parameters, "parameters"),
-            (module._buffers, "buffers"),
-        ):
-            for tensor in tensors.values():
-                if tensor is not None:
-                    log.name(tensor, category, layers[module])
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                log.name(parameter, "parameters", layers[module])
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                log.name(buffer, "buffers", layers[module])
 
     register(model)
 

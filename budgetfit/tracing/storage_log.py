@@ -54,7 +54,7 @@ class Step(NamedTuple):
     ``number`` tells what is taken apart, and names an output by its position.
     """
 
-    kind: Literal["take", "give", "output"]
+    kind: Literal["take", "keep", "give", "output"]
     number: int
     rows: tuple[ScratchRow, ...] = ()
 
@@ -213,6 +213,9 @@ class StorageLog(TorchDispatchMode):
                 held[step.number] = [
                     self._allocate_scratch(row, "temporaries") for row in step.rows
                 ]
+            elif step.kind == "keep":
+                for row in step.rows:
+                    self._allocate_scratch(row, "workspace")
             elif step.kind == "give":
                 given = reversed(held.pop(step.number))
                 self.events.extend(-(index + 1) for index in given)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.cuda_semantics.cublas_workspaces import CublasWorkspaces
 from budgetfit.tracing.cuda_semantics.inner_steps import log_steps, rows_of
@@ -14,6 +15,7 @@ from budgetfit.tracing.cuda_semantics.recurrent_layers import (
     fused_gru_cell_backward,
     fused_lstm_cell,
 )
+from budgetfit.tracing.cuda_semantics.scratch_registry import Product
 from budgetfit.tracing.cuda_semantics.temporaries import (
     output_bytes_of,
     steps_of,
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 CUDNN_OPS = {
-    aten.convolution.default,
-    aten.convolution_backward.default,
+    *CONVOLUTIONS,
     aten._thnn_fused_lstm_cell.default,
     aten._thnn_fused_gru_cell.default,
     aten._scaled_dot_product_cudnn_attention.default,
@@ -42,9 +44,18 @@ CUDNN_NOTE = (
 )
 # Mean and inverse deviation are fp32 whatever the input is; a CPU keeps the input's.
 FP32_STATISTICS = frozenset(
-    {aten.native_layer_norm.default, aten.native_batch_norm.default}
+    {
+        aten.native_layer_norm.default,
+        aten.native_batch_norm.default,
+        aten._weight_norm_interface.default,
+    }
 )
 HALF = (torch.float16, torch.bfloat16)
+# Their kernels make outputs in one piece, whatever the inputs' strides are; so do
+# convolutions without cuDNN. A CPU follows the inputs.
+CONTIGUOUS_OUTPUTS = frozenset(
+    {aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default}
+)
 # Positions of outputs without device memory: the dropout seed and offset, outside CUDA
 # graphs, and a buffer that CPUs fill. Without dropout torch 2.14 makes seed and offset
 # on the card.
@@ -78,10 +89,10 @@ class CudaOps:
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
         """Run an op as CUDA would."""
-        if func is aten.add.Tensor and self.in_backward and not kwargs:
-            summed = _accumulated_in_place(*args)
-            if summed is not None:
-                return summed
+        if self.in_backward:
+            replaced = _by_autograd(run, func, args, kwargs)
+            if replaced is not None:
+                return replaced
         if func is aten._local_scalar_dense.default and self.in_optimizer:
             try:
                 return run(func, args, kwargs)
@@ -90,11 +101,17 @@ class CudaOps:
                 # skipped would show less memory than one that is taken.
                 return 0.0
         out = _stand_in(func, args, kwargs)
-        if out is not None:
-            return out
-        out = run(func, args, kwargs)
+        if out is None:
+            out = self._as_made_by_cuda(func, run(func, args, kwargs))
+        return out
+
+    def _as_made_by_cuda(self, func: torch._ops.OpOverload, out: Any) -> Any:  # noqa: ANN401
+        """Return outputs with the dtypes and strides that CUDA's kernels give them."""
         if func in FP32_STATISTICS and out[0].dtype in HALF:
-            return (out[0], out[1].float(), out[2].float())
+            return (out[0], *(statistic.float() for statistic in out[1:]))
+        native = func in CONVOLUTIONS and not self.target.cudnn
+        if native or func in CONTIGUOUS_OUTPUTS:
+            return tree_map_only(torch.Tensor, torch.Tensor.contiguous, out)
         return out
 
     def scratch(
@@ -109,16 +126,22 @@ class CudaOps:
         if unknown:
             self.notes.add(CUDNN_NOTE)
         thread = "autograd" if self.in_backward else "main"
-        lasting, passing = self._workspaces.of(func, args, kwargs, out, thread)
-        steps = log_steps(steps_of(func, args, kwargs, out), passing)
+        cudnn = func in CONVOLUTIONS and self.target.cudnn
+        inside = () if cudnn else steps_of(func, args, kwargs, out)
+        multiplies = any(isinstance(step, Product) for step in inside)
+        lasting: list[ScratchRow] = []
+        passing: list[ScratchRow] = []
+        if multiplies or not inside:  # a depthwise convolution multiplies by itself
+            lasting, passing = self._workspaces.of(func, args, kwargs, out, thread)
+        steps = log_steps(inside, passing, lasting)
         before: list[ScratchRow] = []
         after: list[ScratchRow] = []
         for scratch in temporaries_of(func, args, kwargs, out):
             (before if scratch.when == "before" else after).extend(rows_of(scratch))
-        if not steps:  # the steps say themselves when they multiply
+        if not multiplies:  # else the steps say themselves when they do
             after.extend(passing)
         return OpScratch(
-            lasting,
+            () if multiplies else lasting,
             before,
             after,
             output_bytes_of(func, args, kwargs, out),
@@ -138,12 +161,36 @@ class CudaOps:
         return HOST_OUTPUTS.get(func, ())
 
 
+def _by_autograd(
+    run: RunOp,
+    func: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:  # noqa: ANN401
+    """Return what autograd does in place for plain tensors; None for all other ops.
+
+    For subclasses, as fakes are, it does the same out of place.
+    """
+    if func is aten.add.Tensor and not kwargs:
+        return _accumulated_in_place(*args)
+    if func is aten.index_put.default:
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name() == "IndexBackward0":
+            return run(aten._index_put_impl_.default, (*args, True), kwargs)
+    return None
+
+
 def _stand_in(
     func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:  # noqa: ANN401
     """Return the outputs of an op that fakes refuse, None for every other."""
     if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
         return _grouped_product(*args, **kwargs)
+    if func is aten._fused_rms_norm.default:
+        x, shape = args[:2]
+        rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
+        rstd = x.new_empty(rows, dtype=torch.float32)
+        return x.new_empty(x.shape), rstd
     if func is aten._thnn_fused_lstm_cell.default:
         return fused_lstm_cell(args[0], args[2])
     if func is aten._thnn_fused_gru_cell.default:

@@ -122,25 +122,43 @@ def index(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
         yield buffer(prod(shape) * INDEX_BYTES, when="before")
 
 
-@temporary("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
-def index_put(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """Accumulation sorts the indices; the values become contiguous."""
+@in_steps("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def index_put(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[InnerStep]:
+    """Accumulation sorts the indices; the values become contiguous.
+
+    Source: ``index_put_with_sort_kernel`` in ``native/cuda/Indexing.cu``.
+    """
+    yield Born(0)
     tensor, indices, values = args[:3]
     accumulate = len(args) > 3 and args[3]  # noqa: PLR2004 - the fourth argument
     shape, copied = _expanded(indices)
     if not accumulate:
         for _ in range(copied):
-            yield buffer(prod(shape) * INDEX_BYTES)
+            yield Take(buffer(prod(shape) * INDEX_BYTES))
         return
     chosen = [size for size, i in zip(tensor.shape, indices, strict=False) if i is None]
     last = max(k for k, i in enumerate(indices) if i is not None)
     rest = [*chosen, *tensor.shape[len(indices) :]]
     wanted = prod(shape) * prod(rest)
-    if values.numel() != wanted or not values.is_contiguous():
-        yield buffer(wanted * values.element_size())
     inner = prod(tensor.shape[last + 1 :])
     positions = tensor.numel() // max(inner, 1)
-    yield scratch("index_put_accumulate", prod(shape), positions)
+    each = buffer(prod(shape) * INDEX_BYTES)
+    wrapped, flat = Take(each), Take(each)
+    yield wrapped
+    yield flat
+    yield Give(wrapped)
+    copied_values = Take(buffer(wanted * values.element_size()))
+    copies = values.numel() != wanted or not values.is_contiguous()
+    if copies:
+        yield copied_values
+    order = [Take(each) for _ in ("sorted", "the place of each before")]
+    yield from order
+    places = Take(each)
+    yield places
+    yield from _passing(scratch("index_put_sort", prod(shape), positions))
+    yield from (Give(take) for take in (places, *reversed(order)))
+    if copies:
+        yield Give(copied_values)
 
 
 @temporary("masked_scatter", "masked_scatter_")

@@ -22,11 +22,14 @@ def rows_of(scratch: Scratch) -> list[ScratchRow]:
 
 
 def log_steps(
-    steps: Sequence[InnerStep], workspace: Sequence[ScratchRow] = ()
+    steps: Sequence[InnerStep],
+    workspace: Sequence[ScratchRow] = (),
+    lasting: Sequence[ScratchRow] = (),
 ) -> tuple[Step, ...]:
     """Return the steps of an op as a log follows them.
 
-    ``workspace`` is what each matrix product takes and gives back.
+    ``workspace`` is what each matrix product takes and gives back, ``lasting`` what the
+    first one takes for good.
     """
     number: dict[InnerStep, int] = {}
     result = []
@@ -36,6 +39,9 @@ def log_steps(
             rows = tuple(rows_of(step.scratch))
             result.append(Step("take", number[step], rows))
         elif isinstance(step, Product):
+            if lasting:
+                result.append(Step("keep", 0, tuple(lasting)))
+                lasting = ()
             if workspace:
                 number[step] = len(number)
                 result.append(Step("take", number[step], tuple(workspace)))
