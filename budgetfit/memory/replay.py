@@ -9,26 +9,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.core.step_trace import CATEGORIES, Phase, StepTrace
+from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.memory.caching_allocator import Block, CachingAllocator, OutOfMemory
 from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
+from budgetfit.memory.step_schedule import Part, Stretch, schedule, with_micro_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from budgetfit.core.gpus import Gpu
-    from budgetfit.core.step_trace import BlockPass
 
 LARGEST_LAYERS = 12  # shown at the peak
 ENDLESS_BYTES = 1 << 46  # more than any device has
-STEADY_REPEATS = 1  # the last traced step is played once more: memory has settled then
 
 
 def kernel_card(gpu: Gpu) -> KernelCard:
@@ -87,49 +84,10 @@ def block_bytes(
     return blocks
 
 
-class Stretch(NamedTuple):
-    """Events ``start`` to ``end``: all in one phase and in one block (or none)."""
-
-    step: int
-    micro_step: int
-    phase: str
-    block: int
-    start: int
-    end: int
-
-
-def stretches(trace: StepTrace) -> Iterator[Stretch]:
-    """Cut the trace at every edge of a phase and of a block's pass."""
-    inside: dict[tuple[str, int, int], list[BlockPass]] = defaultdict(list)
-    for row in trace.passes:
-        inside[(row.direction, row.step, row.micro_step)].append(row)
-    for phase in trace.phases:
-        position = phase.start
-        for row in inside[(phase.name, phase.step, phase.micro_step)]:
-            if row.start > position:
-                yield _stretch(phase, -1, position, row.start)
-            yield _stretch(phase, row.block, row.start, row.end)
-            position = row.end
-        if phase.end > position or phase.start == phase.end:
-            yield _stretch(phase, -1, position, phase.end)
-
-
-def _stretch(phase: Phase, block: int, start: int, end: int) -> Stretch:
-    return Stretch(phase.step, phase.micro_step, phase.name, block, start, end)
-
-
-class _Part(NamedTuple):
-    """A stretch of the trace, played with so many samples per micro-batch."""
-
-    stretch: Stretch
-    samples: int
-
-
 @dataclass(slots=True)
 class _Player:
     """The allocator and what it handed out, while a trace plays."""
 
-    trace: StepTrace
     allocator: CachingAllocator
     sizes: dict[int, list[int]]  # of every storage, by samples per micro-batch
     samples: int
@@ -137,21 +95,10 @@ class _Player:
     blocks: dict[int, Block | None] = field(default_factory=dict)
     failed_bytes: int | None = None
 
-    def play(self, part: _Part) -> bool:
+    def play(self, part: Part) -> bool:
         """Play a part of the schedule; False when the device is full."""
-        going = part.samples == self.samples or self._change_batch(part.samples)
-        stretch = part.stretch
-        return going and self.play_events(self.events[stretch.start : stretch.end])
-
-    def _change_batch(self, samples: int) -> bool:
-        """Drop the batch and take one of another size, in this order.
-
-        That is what a loop does that moves each batch of its loader to the device.
-        """
-        category = CATEGORIES.index("batch")
-        batch = [x for x in self.blocks if self.trace.category[x - 1] == category]
-        self.samples = samples
-        return self.play_events([-x for x in batch]) and self.play_events(batch)
+        self.samples = part.samples
+        return self.play_events(self.events[part.stretch.start : part.stretch.end])
 
     def play_events(self, events: list[int]) -> bool:
         """Play some events; False when the device is full."""
@@ -179,10 +126,12 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
     limit_bytes: int | None = None,
     expandable_segments: bool = False,
     then_batch_sizes: tuple[int, ...] = (),
+    micro_steps: int = 1,
 ) -> MemoryTimeline:
     """Play the trace through the caching allocator and return what it took.
 
     The last traced step is played twice, so that a steady step follows the first ones.
+    Of more micro-steps than were traced up to two are played: reserved memory settles.
     After it come steps of ``then_batch_sizes``, such as the smaller last batch of an
     epoch and the full ones after it: other sizes meet the blocks that are cached.
 
@@ -193,6 +142,7 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
         limit_bytes: Where the device is full; None for the whole card.
         expandable_segments: The allocator setting of that name.
         then_batch_sizes: Samples per micro-batch of further steps.
+        micro_steps: Micro-batches in each step.
 
     Raises:
         ValueError: If the trace does not hold for one of the batch sizes, or its last
@@ -203,18 +153,18 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
         samples: storage_bytes(trace, samples, card).tolist()
         for samples in (batch_size, *then_batch_sizes)
     }
-    events = trace.events.tolist()
     total = gpu.total_bytes if limit_bytes is None else limit_bytes
-    schedule = _schedule(trace, batch_size, then_batch_sizes)
+    traced, events = with_micro_steps(trace, micro_steps)
+    played = schedule(trace, traced, batch_size, then_batch_sizes)
 
     def player() -> _Player:
         allocator = CachingAllocator(total, expandable_segments=expandable_segments)
-        return _Player(trace, allocator, sizes, batch_size, events)
+        return _Player(allocator, sizes, batch_size, events)
 
     actor = player()
     points: list[TimelinePoint] = []
     peak, peak_index = -1, 0
-    for part in schedule:
+    for part in played:
         actor.allocator.reset_peaks()
         going = actor.play(part)
         allocated = actor.allocator.peak_allocated_bytes
@@ -223,7 +173,7 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
             peak, peak_index = allocated, len(points) - 1
         if not going:
             break
-    categories, layers = _at_peak(trace, schedule[: peak_index + 1], player(), peak)
+    categories, layers = _at_peak(trace, played[: peak_index + 1], player(), peak)
     return MemoryTimeline(
         points=tuple(points),
         allocated_bytes=peak,
@@ -233,33 +183,6 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
         peak=peak_index,
         retries=actor.allocator.retries,
         failed_bytes=actor.failed_bytes,
-    )
-
-
-def _schedule(
-    trace: StepTrace, batch_size: int, then_batch_sizes: tuple[int, ...]
-) -> list[_Part]:
-    """All stretches, the last step's once more where it leaves nothing behind."""
-    traced = list(stretches(trace))
-    last = max(stretch.step for stretch in traced)
-    steady = [stretch for stretch in traced if stretch.step == last]
-    played = [_Part(stretch, batch_size) for stretch in traced]
-    repeats = (batch_size,) * STEADY_REPEATS + then_batch_sizes
-    if last < 1 or not _closed(trace.events[steady[0].start : steady[-1].end]):
-        if then_batch_sizes:
-            raise ValueError("the last step of this trace cannot be repeated")
-        return played
-    for number, samples in enumerate(repeats, start=last + 1):
-        played += [_Part(row._replace(step=number), samples) for row in steady]
-    return played
-
-
-def _closed(events: NDArray[np.int32]) -> bool:
-    """Whether these events free what they allocate, and nothing else."""
-    return bool(
-        (np.sort(events[events > 0]) == np.sort(-events[events < 0])).all()
-        if (events > 0).sum() == (events < 0).sum()
-        else False
     )
 
 
@@ -277,7 +200,7 @@ def _point(
 
 
 def _at_peak(
-    trace: StepTrace, played: list[_Part], actor: _Player, peak_bytes: int
+    trace: StepTrace, played: list[Part], actor: _Player, peak_bytes: int
 ) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
     """Play again up to the peak and add up what is alive there, tails included."""
     *before, last = played

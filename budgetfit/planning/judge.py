@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.core.plan import Estimate
@@ -34,15 +35,20 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     without an out-of-memory and without emptying the allocator's cache (memory-model
     A4). Where it does not, the numbers are those of a device without limit.
     """
+    play = partial(
+        replay,
+        trace,
+        recipe.batch_size,
+        gpu,
+        micro_steps=recipe.gradient_accumulation_steps,
+    )
     fits = None
     timeline = None
     if budget is not None:
-        timeline = replay(
-            trace, recipe.batch_size, gpu, limit_bytes=budget.usable_bytes
-        )
+        timeline = play(limit_bytes=budget.usable_bytes)
         fits = timeline.failed_bytes is None and timeline.retries == 0
     if timeline is None or not fits:
-        timeline = replay(trace, recipe.batch_size, gpu, limit_bytes=ENDLESS_BYTES)
+        timeline = play(limit_bytes=ENDLESS_BYTES)
     return Estimate(
         recipe=recipe,
         allocated_bytes=timeline.allocated_bytes,

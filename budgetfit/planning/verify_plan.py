@@ -14,7 +14,7 @@ from torch import nn
 from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.memory.replay import stretches
+from budgetfit.memory.step_schedule import stretches
 from budgetfit.planning.calibration import card_of, remember_context
 from budgetfit.planning.traces import STEADY_MICRO_STEPS, quiet_fakes
 from budgetfit.tracing.affine_trace import step_trace

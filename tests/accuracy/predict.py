@@ -71,7 +71,7 @@ def subject_of(case: Case, *, cudnn: bool) -> Subject:
     """The case's model on meta, with a batch of shapes and small integers."""
     subject = Subject(
         model=build_model(case.model, "meta"),
-        batch=build_batch(case, EXAMPLE_SAMPLES, "cpu"),
+        batch=build_batch(case, EXAMPLE_SAMPLES),
         optimizer=None if case.optimizer in OPTIMIZER_NAMES else _optimizer(case),
         gpu=find_gpu(case.gpu),
         cudnn=cudnn,
@@ -127,6 +127,7 @@ def judge(case: Case, subject: Subject, trace: StepTrace) -> MemoryTimeline:
         limit_bytes=limit,
         expandable_segments=is_expandable(case),
         then_batch_sizes=case.batch_sizes[2:] if case.last_batch_size else (),
+        micro_steps=case.gradient_accumulation_steps,
     )
 
 

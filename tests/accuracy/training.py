@@ -63,10 +63,10 @@ def build_model(wanted: Model, device: str) -> nn.Module:
     return model
 
 
-def build_batch(case: Case, batch_size: int, device: str) -> dict[str, torch.Tensor]:
-    """The batch, made on the host and moved, each input a tensor of its own."""
+def build_batch(case: Case, batch_size: int) -> dict[str, torch.Tensor]:
+    """A batch in host memory, each input a tensor of its own."""
     return {
-        wanted.name: _build_input(case, wanted, batch_size).to(device)
+        wanted.name: _build_input(case, wanted, batch_size)
         for wanted in case.model.inputs
     }
 
@@ -166,26 +166,41 @@ class Training:
         self.scaler = torch.amp.GradScaler(
             "cuda", enabled=case.precision == "fp16-mixed"
         )
-        self.batch = build_batch(case, case.batch_size, "cuda")
+        self._batches: dict[int, dict[str, torch.Tensor]] = {}
 
     def step(self, phase: Phase, batch_size: int) -> None:
-        """One optimizer step in the order of applying rule P4."""
-        if batch_size != len(next(iter(self.batch.values()))):
-            self.batch.clear()
-            self.batch = build_batch(self.case, batch_size, "cuda")
+        """One optimizer step in the order of applying rule P4.
+
+        Each micro-batch is moved to the device when its turn comes, and dropped when it
+        has had it.
+        """
         dtype = AUTOCAST.get(self.case.precision)
         accumulation = self.case.gradient_accumulation_steps
         for micro_step in range(accumulation):
+            is_last = micro_step == accumulation - 1
             with phase("forward", micro_step):
+                batch = {
+                    name: tensor.to("cuda")
+                    for name, tensor in self._batch_on_host(batch_size).items()
+                }
                 with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
                     # Nothing else of the outputs outlives this line: kept logits
                     # would live through the backward.
-                    loss = self.model(**self.batch).loss
+                    loss = self.model(**batch).loss
                 loss = loss / accumulation
             with phase("backward", micro_step):
                 self.scaler.scale(loss).backward()
                 del loss
+                if not is_last:
+                    del batch
         with phase("optimizer", accumulation - 1):
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
+            del batch
+
+    def _batch_on_host(self, batch_size: int) -> dict[str, torch.Tensor]:
+        """A batch of that size; always the same one."""
+        if batch_size not in self._batches:
+            self._batches[batch_size] = build_batch(self.case, batch_size)
+        return self._batches[batch_size]

@@ -17,7 +17,6 @@ from budgetfit.memory.replay import (
     kernel_card,
     replay,
     storage_bytes,
-    stretches,
 )
 from tests.memory.made_traces import MIB, TraceMaker
 
@@ -208,21 +207,6 @@ def test_blocks_are_requests_rounded_up_with_tails_too_small_to_split() -> None:
         made.born("almost", 20 * MIB - 512)  # a segment of 20 MiB: 512 stay with it
     sizes = block_bytes(made.trace(), 1, kernel_card(ADA))
     assert sizes.tolist() == [512, 0, 20 * MIB]
-
-
-def test_nothing_is_a_phase_too() -> None:
-    made = TraceMaker()
-    with made.phase("forward"):
-        made.born("x", MIB)
-    with made.phase("backward"):
-        pass
-    with made.phase("optimizer"):
-        made.die("x")
-    assert [row.phase for row in stretches(made.trace())] == [
-        "forward",
-        "backward",
-        "optimizer",
-    ]
 
 
 # -- laws -----------------------------------------------------------------------------
