@@ -156,7 +156,7 @@ def test_as_it_is_keeps_what_the_model_recomputes_itself() -> None:
     options: dict[str, Any] = {
         "gpu": CARD,
         "batch": EXAMPLES["gpt2"].batch,
-        "batch_size": 2,
+        "batch_size": 16,  # what is recomputed outweighs a workspace (torch 2.11)
         "precision": "as-is",
     }
 
@@ -291,7 +291,7 @@ def test_what_does_not_fit_says_what_is_needed_and_advises_what_fits(
     assert error.needed_bytes > error.usable_bytes
     name, largest_bytes = error.largest
     assert 0 < largest_bytes < error.needed_bytes
-    assert name in str(error)
+    assert name.replace("_", " ") in str(error)
     for suggestion in error.suggestions:
         again = budgetfit.estimate(
             Mebi(6),

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.memory.kernel_scratch import cublas_workspace_stays
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.subject import Subject
@@ -54,7 +55,9 @@ def test_a_recomputed_block_at_the_peak_may_hold_its_wide_input_besides() -> Non
         for part in (blocks[:-1], blocks)
     )
     hidden = BATCH * 16 * 32 * 4
-    assert 0 < after - before <= hidden + ROUNDING
+    assert after - before <= hidden + ROUNDING
+    if cublas_workspace_stays(torch.__version__):  # else a product may be the peak
+        assert before < after
 
 
 @pytest.mark.parametrize("recompute", [False, True])
