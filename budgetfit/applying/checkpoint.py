@@ -46,7 +46,8 @@ def apply_segments(
             which keeps the generators' state for every block (applying P7).
         determinism_check: ``"default"`` compares what is recomputed with the original
             by shape, dtype and device; ``"none"`` does not.
-        keep_own_checkpointing: Leave the model's other checkpointing switched on.
+        keep_own_checkpointing: Leave the model's other checkpointing switched on, and
+            without segments its generation cache too: the model as it is.
 
     Returns:
         What puts everything back.
@@ -57,7 +58,8 @@ def apply_segments(
     """
     blocks = _find_blocks(model, segments)
     with Undo() as undo:
-        switch_off_caches(model, undo)
+        if segments or not keep_own_checkpointing:
+            switch_off_caches(model, undo)
         if not keep_own_checkpointing:
             for module in model.modules():
                 _switch_off(module, undo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES, qualified_name
@@ -143,7 +144,11 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
     """
     subject = subject_of(case, cudnn=recording["software"]["cudnn_enabled"])
     traces = Traces(subject)
-    look_up = traces.of if case.last_batch_size else traces.once
+    look_up = partial(
+        traces.of if case.last_batch_size else traces.once,
+        # What ``Run`` switches off was on when this was recorded: the model as it is.
+        keep_own_checkpointing=case.model.settings.get("use_cache", False),
+    )
     segments = segments_of(case, subject)
     every = every_block(subject.blocks)
     with allowed_attention(case):
