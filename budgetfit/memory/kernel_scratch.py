@@ -49,6 +49,11 @@ BLACKWELL = 10  # compute capability of its data-center cards
 BLACKWELL_WORKSPACE_BYTES = (5888, 5376)  # of each SM; for few rows or columns
 SMALL_GROUP_SIDE = 128
 MOST_BLOCKS = 32 * 1024  # of the first pass
+NORM_WARP = 32  # channels, of batch normalization
+NORM_THREADS = 512  # of a block
+NORM_ROWS_PER_THREAD = 16
+NORM_MOST_BLOCKS = 128  # that share a channel
+NORM_LEAST_BLOCKS = 8  # fewer are not worth it
 
 
 def scratch_bytes(
@@ -129,6 +134,31 @@ def norm_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     )
     _, *buffers = reduce_rows(card, height, columns, numbers)
     return [blocks * gamma, blocks * beta, columns * element, *buffers]
+
+
+@rule("batch_norm_statistics", parts=2)
+def batch_norm_statistics(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+    """Return [staged sums, counters] of statistics over rows of neighbouring channels.
+
+    Arguments: rows, channels, numbers that each block hands on. Source:
+    ``flexible_launch_configs`` in ``Normalization.cuh``.
+    """
+    rows, channels, numbers = arguments
+    width = min(last_power_of_two(channels), NORM_WARP)
+    height = min(
+        last_power_of_two(ceil_div(rows, NORM_ROWS_PER_THREAD)), NORM_THREADS // width
+    )
+    if width * height != NORM_THREADS:
+        width = min(last_power_of_two(channels), NORM_THREADS // height)
+    blocks = min(ceil_div(rows, height * NORM_ROWS_PER_THREAD), NORM_MOST_BLOCKS)
+    if blocks < NORM_LEAST_BLOCKS:
+        return [0, 0]
+    return [numbers * channels * blocks * SINGLE_BYTES, ceil_div(channels, width) * 4]
+
+
+def last_power_of_two(number: int) -> int:
+    """Return the largest power of two that is not above a number."""
+    return 1 << (max(number, 1).bit_length() - 1)
 
 
 @rule("grouped_matmul", parts=2)

@@ -135,13 +135,17 @@ def efficient_backward(
     yield Give(delta)
 
 
-@temporary("_safe_softmax")
-def safe_softmax(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
+@in_steps("_safe_softmax")
+def safe_softmax(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[InnerStep]:
     """The mask of what is minus infinity, its rows, and a zero for them.
 
     Source: ``aten/src/ATen/native/transformers/attention.cpp``.
     """
     tensor, dim = args[:2]
-    yield buffer(tensor.numel())
-    yield buffer(tensor.numel() // max(tensor.shape[dim], 1))
-    yield buffer(out.element_size())
+    yield Born(0)
+    if not tensor.is_contiguous():
+        copy = Take(copy_of(tensor))
+        yield from (copy, Give(copy))
+    yield Take(buffer(tensor.numel()))
+    yield Take(buffer(tensor.numel() // max(tensor.shape[dim], 1)))
+    yield Take(buffer(out.element_size()))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    disable_fake_tensor_cache,
+)
 from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.cuda_semantics.cublas_workspaces import CublasWorkspaces
@@ -25,6 +30,8 @@ from budgetfit.tracing.cuda_semantics.verified_ops import is_verified
 from budgetfit.tracing.storage_log import OpScratch, ScratchRow
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
     from budgetfit.tracing.storage_log import RunOp
 
@@ -50,6 +57,8 @@ FP32_STATISTICS = frozenset(
         aten._weight_norm_interface.default,
     }
 )
+# A bias gets a gradient whose rows are padded.
+PADDED_OUTPUTS = {aten._scaled_dot_product_efficient_attention_backward.default}
 HALF = (torch.float16, torch.bfloat16)
 # Their kernels make outputs in one piece, whatever the inputs' strides are; so do
 # convolutions without cuDNN. A CPU follows the inputs.
@@ -102,7 +111,9 @@ class CudaOps:
                 return 0.0
         out = _stand_in(func, args, kwargs)
         if out is None:
-            out = self._as_made_by_cuda(func, run(func, args, kwargs))
+            with _whole_storages(func, args):
+                made = run(func, args, kwargs)
+            out = self._as_made_by_cuda(func, made)
         return out
 
     def _as_made_by_cuda(self, func: torch._ops.OpOverload, out: Any) -> Any:  # noqa: ANN401
@@ -147,7 +158,7 @@ class CudaOps:
             output_bytes_of(func, args, kwargs, out),
             self._host_outputs(func, args),
             steps,
-            str(func) if unknown or not is_verified(func) else "",
+            str(func) if unknown or not is_verified(func, args) else "",
         )
 
     def _host_outputs(
@@ -178,6 +189,17 @@ def _by_autograd(
         if node is not None and node.name() == "IndexBackward0":
             return run(aten._index_put_impl_.default, (*args, True), kwargs)
     return None
+
+
+def _whole_storages(
+    func: torch._ops.OpOverload, args: tuple[Any, ...]
+) -> AbstractContextManager[None]:
+    """Return a context in which outputs own all that was made for them.
+
+    The fakes' cache makes outputs of padded rows anew, and without the last padding.
+    """
+    mode = detect_fake_mode(args) if func in PADDED_OUTPUTS else None
+    return nullcontext() if mode is None else disable_fake_tensor_cache(mode)
 
 
 def _stand_in(

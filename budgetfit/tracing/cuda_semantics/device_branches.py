@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from budgetfit.tracing.cuda_semantics.attention import AttentionCall, run_attention
+from budgetfit.tracing.cuda_semantics.fused_rms_norm import fused_rms_norm, is_fused
 from budgetfit.tracing.cuda_semantics.recurrent_layers import RECURRENT_LAYERS
 
 if TYPE_CHECKING:
@@ -42,6 +43,18 @@ def _linear(
     if bias is not None and x.dim() != 2 and not x.is_contiguous():  # noqa: PLR2004
         return (x @ weight.t()).add_(bias)
     return _composite(aten.linear.default, x, weight, bias)
+
+
+def _rms_norm(
+    x: torch.Tensor,
+    shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """CUDA has one op for it (layer_norm.cpp)."""
+    if is_fused(x, weight):
+        return fused_rms_norm(x, shape, weight, eps)[0]
+    return _composite(aten.rms_norm.default, x, shape, weight, eps)
 
 
 def _half_to_float(
@@ -99,6 +112,8 @@ def cuda_branches(target: CudaTarget) -> Iterator[None]:
     kernels: dict[str, tuple[Callable[..., Any], Any]] = {
         "dropout": (_dropout, aten.dropout.default),
         "linear": (_linear, aten.linear.default),
+        "rms_norm": (_rms_norm, aten.rms_norm.default),
+        "_fused_rms_norm": (fused_rms_norm, aten._fused_rms_norm.default),
         "softmax.int": (
             _half_to_float(aten._softmax, aten.softmax.int),
             aten.softmax.int,

@@ -208,3 +208,22 @@ def sort(args: Args, kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     length = tensor.shape[dim]
     rows = tensor.numel() // max(length, 1)
     yield scratch("sort", rows, length, tensor.element_size())
+
+
+@temporary("topk", "cummax", "cummin")
+def contiguous_after(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """A contiguous input. Long rows are sorted by several blocks: not represented."""
+    yield from contiguous_copies(args[0])
+
+
+@temporary("median.dim", "kthvalue")
+def contiguous_before(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """A contiguous input."""
+    yield from contiguous_copies(args[0], when="before")
+
+
+@temporary("_cdist_backward")
+def distances_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """The gradient of every pair, which is then summed."""
+    one, distances = args[1], args[4]
+    yield buffer(distances.numel() * one.shape[-1] * one.element_size())

@@ -21,10 +21,16 @@ from budgetfit.tracing.cuda_semantics.reduction_temporaries import (
 )
 from budgetfit.tracing.cuda_semantics.scratch_registry import (
     Args,
+    Born,
+    Give,
+    InnerStep,
     Kwargs,
     Scratch,
+    Take,
+    buffer,
     contiguous_copies,
     copy_of,
+    in_steps,
     kept_output,
     temporary,
 )
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+INDEX_BYTES = 8
 
 
 @temporary("_softmax", "_log_softmax")
@@ -58,6 +66,13 @@ def log_softmax_backward(
 ) -> Iterator[Scratch]:
     """Only contiguous copies; ``host_softmax_backward``."""
     yield from contiguous_copies(*args[:2])
+
+
+@temporary("nll_loss2d_forward")
+def nll_loss_of_maps(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Contiguous inputs, if losses are summed."""
+    if _reduced(args, 3):
+        yield from contiguous_copies(*(t for t in args[:3] if t is not None))
 
 
 @temporary("nll_loss_forward")
@@ -126,3 +141,29 @@ def logits_loss(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
 def whole_loss(args: Args, _kwargs: Kwargs, _out: object) -> int:
     """The scalar's storage is that of every element's loss."""
     return int(args[0].numel()) * int(args[0].element_size())
+
+
+@in_steps("soft_margin_loss_backward")
+def soft_margin_backward(
+    args: Args, _kwargs: Kwargs, _out: object
+) -> Iterator[InnerStep]:
+    """Three terms at once, and a product of two of them."""
+    terms = [Take(copy_of(args[1])) for _ in range(3)]
+    yield from terms
+    yield from (Give(terms[1]), Give(terms[0]), Born(0), Give(terms[2]))
+
+
+@temporary("multi_margin_loss")
+def multi_margin_loss(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """The losses of all rows, if they are summed."""
+    if _reduced(args, 5):
+        yield buffer(args[0].shape[0] * args[0].element_size())
+
+
+@temporary("_ctc_loss_backward")
+def ctc_loss_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """Lengths and offsets on the card, and the other half of the recursion."""
+    samples, alpha = args[1].shape[1], args[6]
+    for _ in range(3):
+        yield buffer(samples * INDEX_BYTES, when="before")
+    yield copy_of(alpha, when="before")

@@ -84,6 +84,23 @@ def _one_direction(
     return outputs, state
 
 
+def _one_layer(
+    cell: Any,  # noqa: ANN401 - a Cell
+    x: Tensor,
+    states: Sequence[State],
+    weights: Sequence[Weights],
+) -> tuple[Tensor, list[State]]:
+    """Return the outputs of one layer and its last states, by direction."""
+    steps = x.unbind(0)
+    outputs, last = _one_direction(cell, steps, states[0], weights[0])
+    joined = torch.stack(outputs, 0)
+    if len(weights) == 1:
+        return joined, [last]
+    backwards, other = _one_direction(cell, steps[::-1], states[1], weights[1])
+    parts = [joined, torch.stack(backwards[::-1], 0)]
+    return torch.cat(parts, joined.dim() - 1), [last, other]
+
+
 def _layers(  # noqa: PLR0913 - what torch passes
     cell: Any,  # noqa: ANN401 - a Cell
     x: Tensor,
@@ -93,20 +110,13 @@ def _layers(  # noqa: PLR0913 - what torch passes
     dropout: float,
     bidirectional: bool,
 ) -> tuple[Tensor, list[State]]:
-    """Return the outputs of the last layer and the last state of each."""
+    """Return the outputs of the last layer and the last states of each."""
     directions = 2 if bidirectional else 1
     last: list[State] = []
     for layer in range(0, len(weights), directions):
-        steps = x.unbind(0)
-        outputs, state = _one_direction(cell, steps, states[layer], weights[layer])
-        last.append(state)
-        x = torch.stack(outputs, 0)
-        if bidirectional:
-            backwards, state = _one_direction(
-                cell, steps[::-1], states[layer + 1], weights[layer + 1]
-            )
-            last.append(state)
-            x = torch.cat([x, torch.stack(backwards[::-1], 0)], x.dim() - 1)
+        both = slice(layer, layer + directions)
+        x, ends = _one_layer(cell, x, states[both], weights[both])
+        last += ends
         if dropout and layer + directions < len(weights):
             x = torch.dropout(x, dropout, train=True)
     return x, last

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from budgetfit.tracing.cuda_semantics import (
     attention_temporaries,
+    batch_norm_temporaries,
     convolution_backward_temporaries,
     convolution_temporaries,
     foreach_temporaries,
@@ -39,6 +40,7 @@ from budgetfit.tracing.cuda_semantics.scratch_registry import (
 __all__ = [
     "Scratch",
     "attention_temporaries",
+    "batch_norm_temporaries",
     "convolution_backward_temporaries",
     "convolution_temporaries",
     "foreach_temporaries",

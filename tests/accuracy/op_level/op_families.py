@@ -39,6 +39,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "more_norms": module_cases.more_norms,
     "norms": layer_cases.norms,
     "other_reductions": reduction_cases.other_reductions,
+    "optimizers": plain_cases.optimizers,
     "poolings": module_cases.poolings,
     "products": index_cases.products,
     "rarer": module_cases.rarer,

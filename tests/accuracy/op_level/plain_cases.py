@@ -316,6 +316,63 @@ def some_row(x: torch.Tensor) -> torch.Tensor:
     return tensor([x.shape[-1]], x.dtype)
 
 
+def optimizers() -> Iterator[Case]:
+    """Steps on lists of tensors, and what is written by a value on the card."""
+    rng = seeded(35)
+    for _ in range(4):
+        count = rng.randint(1, 5)
+        shapes = [[size(rng, 500), size(rng, 300)] for _ in range(count)]
+        dtype = rng.choice((torch.float32, torch.float32, torch.bfloat16))
+        one, two, three = ([tensor(shape, dtype) for shape in shapes] for _ in range(3))
+        steps = [tensor([]) for _ in shapes]
+        yield "_foreach_add_.Tensor", [one, tensor([])], {}
+        yield "_foreach_sub_.List", [one, two], {}
+        yield "_foreach_mul_.List", [one, two], {}
+        yield "_foreach_mul_.Tensor", [one, tensor([])], {}
+        yield "_foreach_sqrt", [one], {}
+        yield "_foreach_sqrt_", [one], {}
+        yield "_foreach_mul.Scalar", [one, 2.0], {}
+        yield "_foreach_mul.List", [one, two], {}
+        yield "_foreach_add.List", [one, two], {}
+        yield "_foreach_sub.List", [one, two], {}
+        yield "_foreach_div.List", [one, two], {}
+        yield "_foreach_neg", [one], {}
+        yield "_foreach_neg_", [one], {}
+        yield "_foreach_pow.ScalarAndTensor", [0.9, steps], {}
+        yield "_foreach_maximum_.List", [one, two], {}
+        yield "_foreach_copy_", [one, two], {}
+        yield "_foreach_zero_", [one], {}
+        yield "_foreach_lerp_.List", [one, two, three], {}
+        settings = {
+            "lr": 1e-3,
+            "beta1": 0.9,
+            "beta2": 0.99,
+            "weight_decay": 0.1,
+            "eps": 1e-8,
+            "amsgrad": False,
+            "maximize": False,
+        }
+        yield "_fused_adamw_", [one, two, three, one, [], steps], settings
+        yield "_fused_adam_", [one, two, three, one, [], steps], settings
+        momentum = {
+            "weight_decay": 0.1,
+            "momentum": 0.9,
+            "lr": 1e-3,
+            "dampening": 0.0,
+            "nesterov": False,
+            "maximize": False,
+            "is_first_step": False,
+        }
+        yield "_fused_sgd_", [one, two, three], momentum
+        scale, tracker = tensor([1]), tensor([1], torch.int32)
+        yield "_amp_update_scale_", [scale, tracker, tensor([1]), 2.0, 0.5, 2000], {}
+        x = owned(rng, dtype)
+        yield "fill_.Tensor", [x, tensor([], dtype)], {}
+        yield "as_strided_", [tensor([64], dtype), [4, 8], [8, 1], 0], {}
+        yield "mul.Scalar", [some(rng), 2.0], {}
+        yield "_safe_softmax", [layout(rng, rng.choice(FLOATS), 3, 2**16), -1], {}
+
+
 def makers() -> Iterator[Case]:
     """New tensors, copies, joins and pieces."""
     rng = seeded(34)

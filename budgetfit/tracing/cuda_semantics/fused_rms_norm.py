@@ -1,0 +1,76 @@
+"""RMS normalization as CUDA runs it: one fused op, where a CPU multiplies and sums.
+
+Source: ``rms_norm_symint`` in ``aten/src/ATen/native/layer_norm.cpp``, the formula of
+``_fused_rms_norm`` in ``derivatives.yaml``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+aten = torch.ops.aten
+IMAGE_DIMS, VOLUME_DIMS = 4, 5
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """The op and its gradient; autograd knows the formula on CUDA only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - what autograd hands in
+        x: Tensor,
+        shape: Sequence[int],
+        weight: Tensor | None,
+        eps: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the result and the inverse deviations, in fp32."""
+        with torch._C._AutoDispatchBelowAutograd():
+            out, rstd = aten._fused_rms_norm(x, shape, weight, eps)
+        ctx.save_for_backward(x, rstd, weight)
+        ctx.shape = list(shape)
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)  # else zeros would be made for it
+        return out, rstd
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - what autograd hands in
+        grad: Tensor,
+        _: Tensor,
+    ) -> tuple[Tensor | None, None, Tensor | None, None]:
+        """Return the gradients of input and weight."""
+        x, rstd, weight = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        into_x, into_weight = aten._fused_rms_norm_backward(
+            grad, x, ctx.shape, rstd, weight, mask
+        )
+        return into_x, None, into_weight, None
+
+
+def fused_rms_norm(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``_fused_rms_norm`` on CUDA."""
+    return _FusedRmsNorm.apply(x, shape, weight, eps)
+
+
+def is_fused(x: Tensor, weight: Tensor | None) -> bool:
+    """Say whether ``rms_norm`` takes the fused op (channels-last inputs do not)."""
+    if weight is not None and weight.dtype != x.dtype:
+        return False
+    formats = {
+        IMAGE_DIMS: torch.channels_last,
+        VOLUME_DIMS: torch.channels_last_3d,
+    }
+    last = formats.get(x.dim())
+    return last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last)
