@@ -13,6 +13,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
+from budgetfit.planning.last_batch import last_batch_warnings
 from budgetfit.planning.layer_table import layer_table
 from budgetfit.planning.search import Found, Request, policy_segments, rank, search
 from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
@@ -76,6 +77,8 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     _say(progress, "judging the alternatives")
     others = alternatives(chains, request, budget, best.estimate)
     estimate, explanation, others = _best_judged(best, others, request)
+    trace = chains.traces.of(estimate.recipe)
+    last_batch = last_batch_warnings(trace, estimate.recipe, subject.gpu, budget)
     return Plan(
         recipe=estimate.recipe,
         estimate=estimate,
@@ -83,7 +86,7 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         gpu=subject.gpu,
         model=subject.summary(),
         alternatives=others,
-        warnings=subject.notes,
+        warnings=(*subject.notes, *last_batch),
         provenance={
             **versions(),
             "solver": explanation,

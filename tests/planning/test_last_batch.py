@@ -1,0 +1,60 @@
+"""A smaller batch on the way can make a plan that fits too large."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe
+from budgetfit.memory.replay import replay
+from budgetfit.planning.last_batch import last_batch_warnings
+from tests.memory.made_traces import MIB, TraceMaker
+
+if TYPE_CHECKING:
+    from budgetfit.core.step_trace import StepTrace
+
+ADA = find_gpu("rtx-4090")
+
+
+def splitting(batch_sizes: tuple[int, ...] = (2, 3)) -> StepTrace:
+    """Three samples reserve 180 + 100 MiB; one sample splits these blocks badly.
+
+    It takes 60 of the 100, so that the 100 split the 180: after them, 80 and the 100
+    are free, of which two times 90 find only one.
+    """
+    made = TraceMaker()
+    for step in (0, 1):
+        with made.phase("forward", step):
+            made.born("x", per_sample=60 * MIB)
+            made.born("weights", 100 * MIB)
+            made.die("x")
+            made.born("one", 90 * MIB)
+            made.born("two", 90 * MIB)
+            made.die("weights", "one", "two")
+    return made.trace(batch_sizes)
+
+
+def budget(usable_bytes: int) -> Budget:
+    return Budget(total_bytes=usable_bytes, context_bytes=0, headroom_bytes=0)
+
+
+def test_the_warning_says_what_would_be_reserved_and_what_to_do() -> None:
+    trace, recipe = splitting(), Recipe(batch_size=3)
+    assert replay(trace, 3, ADA).reserved_bytes == 280 * MIB
+    (warning,) = last_batch_warnings(trace, recipe, ADA, budget(300 * MIB))
+    assert "370 MiB" in warning
+    assert "300 MiB" in warning
+    assert "drop_last=True" in warning
+
+
+def test_there_is_no_warning_where_it_still_fits() -> None:
+    trace, recipe = splitting(), Recipe(batch_size=3)
+    assert last_batch_warnings(trace, recipe, ADA, budget(370 * MIB)) == ()
+
+
+def test_a_batch_of_one_has_no_smaller_one_and_one_traced_size_says_nothing() -> None:
+    few = budget(300 * MIB)
+    assert last_batch_warnings(splitting(), Recipe(batch_size=1), ADA, few) == ()
+    trace = splitting(batch_sizes=(3,))
+    assert last_batch_warnings(trace, Recipe(batch_size=3), ADA, few) == ()
