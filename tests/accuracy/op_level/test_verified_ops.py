@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from budgetfit.tracing.cuda_semantics.verified_ops import is_verified, verified_ops
@@ -13,6 +14,10 @@ from tests.accuracy.op_level.verify_ops import VERIFIED, listing, traced_ops
 aten = torch.ops.aten
 
 
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."),
+    reason="the recordings are those of torch 2.13, whose fakes are asked",
+)
 def test_the_list_is_what_the_recordings_prove() -> None:
     assert VERIFIED.read_text("utf-8") == listing(), (
         "run python -m tests.accuracy.op_level.verify_ops"
@@ -36,3 +41,17 @@ def test_an_op_is_verified_by_its_overload() -> None:
     assert is_verified(aten.add.Tensor)
     assert not is_verified(aten.add.out)
     assert not is_verified(torch.ops.prims.add.default)
+
+
+def test_calls_that_the_rules_of_a_verified_op_do_not_cover_are_not_verified() -> None:
+    short, long = torch.empty(4, 100), torch.empty(4, 5000)
+    assert is_verified(aten.topk.default, (short, 5))
+    assert not is_verified(aten.topk.default, (long, 5))
+    assert is_verified(aten.topk.default, (long, 2, 0))
+    assert not is_verified(aten.sort.default, (short.half(),))
+    assert is_verified(aten.histc.default, (short, 8, 0, 7))
+    assert not is_verified(aten.histc.default, (short, 8))
+    volume = torch.empty(2, 3, 4, 4, 4)
+    assert is_verified(aten.native_batch_norm.default, (volume, None))
+    last = volume.to(memory_format=torch.channels_last_3d)
+    assert not is_verified(aten.native_batch_norm.default, (last, None))
