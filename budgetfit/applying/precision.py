@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.nested import map_tensors
@@ -13,7 +14,7 @@ from budgetfit.applying.undo import Undo
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Iterator
 
     from budgetfit.core.precision import Precision
 
@@ -42,12 +43,14 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
     with Undo() as undo:
         if precision.weights != "as-is":
             dtype = _DTYPES[precision.weights]
-            for parameter in _floats(model.parameters(), dtype):
-                undo.add(_cast, parameter, parameter.dtype)
-                _cast(parameter, dtype)
-            for buffer in _floats(model.buffers(), dtype):
-                undo.add(_give_back, buffer, buffer.detach().to("cpu"))
-                _cast(buffer, dtype)
+            for tensor in _children_first(model):
+                if not tensor.is_floating_point() or tensor.dtype == dtype:
+                    continue
+                if isinstance(tensor, nn.Parameter):
+                    undo.add(_cast, tensor, tensor.dtype)
+                else:
+                    undo.add(_give_back, tensor, tensor.detach().to("cpu"))
+                _cast(tensor, dtype)
         if device_type == "cuda" and precision.autocast is None:
             undo.add(
                 torch.set_float32_matmul_precision,
@@ -100,12 +103,12 @@ def _refuse_fp16_weights(model: nn.Module, precision: Precision) -> None:
             )
 
 
-def _floats(tensors: Any, dtype: torch.dtype) -> list[torch.Tensor]:  # noqa: ANN401
-    return [
-        tensor
-        for tensor in tensors
-        if tensor.is_floating_point() and tensor.dtype != dtype
-    ]
+def _children_first(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield parameters and buffers in the order in which ``Module.to`` casts them."""
+    for child in module.children():
+        yield from _children_first(child)
+    for tensors in (module._parameters, module._buffers):  # noqa: SLF001
+        yield from (tensor for tensor in tensors.values() if tensor is not None)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -201,6 +201,8 @@ def _t5(name: str, **settings: int) -> Model:
             Input(name="input_ids", shape=(512,), high=32_128),
             Input(name="labels", shape=(128,), high=32_128),
         ),
+        # transformers' flag would make attention masks trainable in passing.
+        blocks=("encoder.block", "decoder.block"),
     )
 
 
