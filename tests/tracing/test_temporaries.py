@@ -80,6 +80,11 @@ def calls(batch: int) -> dict[str, tuple[Any, tuple[Any, ...], Any]]:
             (heads, heads, heads, heads, *efficient),
             None,
         ),
+        "cudnn": (
+            aten._scaled_dot_product_cudnn_attention_backward.default,
+            (half, half, few.half(), few.half(), half, lse, seed, seed),
+            None,
+        ),
         "indexing": (aten.index_put_.default, (rows, [index], x, True), rows),
         "matrix product": (aten.mm.default, (rows[:, ::2], kernel[:, 0, 0]), rows),
         "convolution": (aten.convolution.default, (image, kernel, None, *conv), image),
@@ -181,3 +186,13 @@ def test_a_grouped_convolution_joins_its_groups_in_the_end() -> None:
     assert steps[-1].output == 0
     given = [step.take.scratch.arguments[0] for step in steps if isinstance(step, Give)]
     assert given == [32 * 4 * 4, 2 * 2 * 64 * 4] * 3, "outputs wait to be joined"
+
+
+def test_cudnn_attention_has_one_workspace_by_the_frontends_formula() -> None:
+    op = aten._scaled_dot_product_cudnn_attention_backward.default
+    query, few = torch.empty(2, 8, 64, 32).half(), torch.empty(2, 2, 64, 32).half()
+    row_sums, gradient = 2 * 8 * 64 * 4, 2 * 8 * 64 * 32 * 4
+    for key, expanded in ((query, 0), (few, 2 * 2 * 8 * 64 * 32 * 2)):
+        args = (query, query, key, key, query)
+        (taken,) = temporaries_of(op, args, {}, None)
+        assert taken.arguments == (row_sums + gradient + expanded,)

@@ -135,6 +135,27 @@ def efficient_backward(
     yield Give(delta)
 
 
+@temporary("_scaled_dot_product_cudnn_attention_backward")
+def cudnn_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+    """grad_out, query, key, value: [batch, heads, length, head dimension].
+
+    One workspace with the row sums of grad x out, an fp32 gradient of the query and,
+    for grouped heads, gradients of keys and values for each head of the query. What
+    cuDNN itself adds to it only a card can tell (M29).
+
+    Source: ``CompositeSDPABackwardNode`` in NVIDIA/cudnn-frontend,
+    ``node/scaled_dot_product_flash_attention.h``.
+    """
+    _, query, key, value = args[:4]
+    batch, heads, length, head_dim = query.shape
+    size_bytes = batch * heads * length * (1 + head_dim) * DELTA_BYTES
+    for shared in (key, value):
+        if shared.shape[1] != heads:
+            numbers = batch * heads * shared.shape[2] * shared.shape[3]
+            size_bytes += numbers * shared.element_size()
+    yield buffer(size_bytes)
+
+
 @in_steps("_safe_softmax")
 def safe_softmax(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[InnerStep]:
     """The mask of what is minus infinity, its rows, and a zero for them.

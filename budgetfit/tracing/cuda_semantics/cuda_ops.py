@@ -38,16 +38,23 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
-CUDNN_OPS = {
-    *CONVOLUTIONS,
-    aten._thnn_fused_lstm_cell.default,
-    aten._thnn_fused_gru_cell.default,
+CUDNN_ATTENTION = {
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
 }
+CUDNN_OPS = {
+    *CONVOLUTIONS,
+    *CUDNN_ATTENTION,
+    aten._thnn_fused_lstm_cell.default,
+    aten._thnn_fused_gru_cell.default,
+}
 CUDNN_NOTE = (
-    "convolutions, recurrent layers or attention run in cuDNN on this card: its "
-    "workspaces are not in the prediction"
+    "convolutions or recurrent layers run in cuDNN on this card: its workspaces are "
+    "not in the prediction"
+)
+CUDNN_ATTENTION_NOTE = (
+    "attention runs in cuDNN on this card: of its workspace only what cudnn-frontend "
+    "asks for is in the prediction"
 )
 # Mean and inverse deviation are fp32 whatever the input is; a CPU keeps the input's.
 FP32_STATISTICS = frozenset(
@@ -135,7 +142,8 @@ class CudaOps:
         """Return the op's scratch and, at a thread's first product, the workspace."""
         unknown = func in CUDNN_OPS and self.target.cudnn
         if unknown:
-            self.notes.add(CUDNN_NOTE)
+            attention = func in CUDNN_ATTENTION
+            self.notes.add(CUDNN_ATTENTION_NOTE if attention else CUDNN_NOTE)
         thread = "autograd" if self.in_backward else "main"
         cudnn = func in CONVOLUTIONS and self.target.cudnn
         inside = () if cudnn else steps_of(func, args, kwargs, out)
