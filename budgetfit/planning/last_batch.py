@@ -15,15 +15,22 @@ if TYPE_CHECKING:
 
 
 def last_batch_warnings(
-    trace: StepTrace, recipe: Recipe, gpu: Gpu, budget: Budget
+    trace: StepTrace | None, recipe: Recipe, gpu: Gpu, budget: Budget
 ) -> tuple[str, ...]:
     """Warn where a smaller batch on the way makes a plan that fits too large.
 
     Smaller tensors split cached blocks that full ones then no longer find, so the
     allocator may reserve more after a smaller step than before it. One sample is the
     smallest that a last batch can be.
+
+    Args:
+        trace: None where none was made that holds at several batch sizes: tracing again
+            for a warning is not worth the seconds.
+        recipe: What was planned.
+        gpu: The card.
+        budget: What the allocator may reserve of it.
     """
-    if recipe.batch_size == 1 or len(trace.batch_sizes) == 1:
+    if trace is None or recipe.batch_size == 1:
         return ()
     reserved_bytes = replay(
         trace,

@@ -77,7 +77,7 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     _say(progress, "judging the alternatives")
     others = alternatives(chains, request, budget, best.estimate)
     estimate, explanation, others = _best_judged(best, others, request)
-    trace = chains.traces.of(estimate.recipe)
+    trace = chains.traces.for_all_sizes(estimate.recipe)
     last_batch = last_batch_warnings(trace, estimate.recipe, subject.gpu, budget)
     return Plan(
         recipe=estimate.recipe,

@@ -60,6 +60,10 @@ class Traces:
         line = self._affine[program]
         return line if line is not None else self.exact(recipe, program)
 
+    def for_all_sizes(self, recipe: Recipe) -> StepTrace | None:
+        """Return the trace that holds at every batch size, if it was made already."""
+        return self._affine.get(_program(recipe, keep_own_checkpointing=False))
+
     def once(
         self, recipe: Recipe, *, keep_own_checkpointing: bool = False
     ) -> StepTrace:

@@ -188,5 +188,7 @@ PAIRWISE: Final = tuple(
         (models.VIT, "a10g", 512, "bf16-mixed", "recompute", "sgd_momentum", 1),
         (models.VIT, "b200", 512, "fp16-mixed", "mixed", "adamw_torch_fused", 1),
         (models.VIT, "t4", 12, "fp32", "keep", "adafactor", 4),
+        (models.LLAMA_1024, "a100-40gb", 2, "bf16-mixed", "keep", "sgd_momentum", 1),
+        (models.VIT, "rtx-3090", 64, "bf16", "keep", "adamw_torch", 1),
     )
 )

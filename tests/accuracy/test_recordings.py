@@ -27,7 +27,9 @@ def read(path: Path) -> dict[str, Any]:
     return recording
 
 
-each_recording = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+each_recording = pytest.mark.parametrize(
+    "path", PATHS, ids=[f"{path.parent.name}-{path.stem}" for path in PATHS]
+)
 
 
 @each_recording
@@ -63,7 +65,11 @@ def test_a_recording_is_large_enough_for_errors_to_show(path: Path) -> None:
 @each_recording
 def test_only_cases_that_run_out_of_memory_retry(path: Path) -> None:
     recording = read(path)
-    assert (recording["alloc_retries"] > 0) == CASES[recording["name"]].runs_out
+    runs_out = CASES[recording["name"]].runs_out
+    if path.parent.name == FULL_RELEASE:  # whose bytes their memory was chosen by
+        assert (recording["alloc_retries"] > 0) == runs_out
+    else:
+        assert runs_out or not recording["alloc_retries"]
 
 
 def test_every_case_is_recorded_on_the_null_driver() -> None:
@@ -117,9 +123,10 @@ def test_every_pair_of_settings_is_recorded() -> None:
     assert pairs(wanted) - found == set()
 
 
-@pytest.mark.parametrize(
-    "model", {row.model.name: row.model for row in PAIRWISE}.values(), ids=str
-)
+MODELS = {row.model.name: row.model for row in PAIRWISE}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_each_model_is_recorded_with_every_value_of_each_setting(model: Model) -> None:
     found = pairs(
         settings(case) | {"model": model.name}
