@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -62,7 +63,8 @@ def test_a_miss_comes_with_a_sentence() -> None:
     found, text = predict_with_sentence(BY_NAME["liger-op-007"])
     assert not found.holds
     assert text.startswith("All four rows differ by the bytes of one head's weights")
-    assert text.endswith("the prediction is off by +0.0%.")
+    # by +0.0% with the workspaces of torch 2.13, by a little else with others'
+    assert re.search(r"the prediction is off by [+-]0\.[0-3]%\.$", text)
 
 
 def test_trained_parameters_are_as_many_as_published() -> None:
