@@ -145,7 +145,7 @@ def write_page(jobs: int = 2) -> str:
     PAGE.write_text(text, encoding="utf-8")
     head = text.removeprefix(INTRODUCTION).split("\n## Every predicted row")[0]
     process = section().split("\n\n")[1]
-    return f"{head}\n\nProcess: {process}\nEvery row is in {PAGE}\n"
+    return f"{head}\n\nProcess: {process}\nEvery row is in {PAGE.name}\n"
 
 
 def main() -> int:
