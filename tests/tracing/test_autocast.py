@@ -42,7 +42,7 @@ POLICIES = {
     "banned": BANNED,
 }
 
-# What torch 2.11 alone has, or 2.13 first, or 2.15 first.
+# What torch has from 2.12 or 2.14 on, or only up to 2.12.
 OF_OTHER_RELEASES = {
     "cumprod.dimname",
     "cumsum.dimname",

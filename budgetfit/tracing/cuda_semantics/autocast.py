@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # The lists name what any supported torch knows; an op that the installed one does not
-# have is passed over. In 2.11 rms_norm is in none of CUDA's lists and the
-# overloads with named dimensions are; linalg_matrix_sqrth came with 2.15.
+# have is passed over. CUDA's lists have rms_norm from
+# 2.12 on, overloads with named dimensions up to 2.12, linalg_matrix_sqrth from 2.14 on.
 
 # The inputs are cast to fp32.
 FP32 = frozenset(
