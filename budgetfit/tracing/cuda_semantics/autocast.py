@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # The lists name what any supported torch knows; an op that the installed one does not
-# have is passed over. CUDA's lists have rms_norm from
-# 2.12 on, overloads with named dimensions up to 2.12, linalg_matrix_sqrth from 2.14 on.
+# have is passed over. CUDA's own have rms_norm from 2.12 on, overloads with named
+# dimensions up to 2.12 and linalg_matrix_sqrth from 2.14 on.
 
 # The inputs are cast to fp32.
 FP32 = frozenset(
