@@ -157,6 +157,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         name=resolved.name,
         source=resolved.source,
         notes=tuple(notes),
+        cudnn=torch.backends.cudnn.enabled,
     ).with_found_blocks()
     source = PlanSource(
         model=resolved.model if isinstance(model, nn.Module) else None,

@@ -31,6 +31,7 @@ class Subject:
         gpu: The card.
         blocks: Module paths of the chain, in the order in which they run.
         name, source: What the model is called and where it came from.
+        cudnn: Whether cuDNN may run: torch's switch, as it is when planning.
         notes: What was assumed on the way here.
     """
 
