@@ -132,7 +132,11 @@ class Run:
             The micro-batch's mean loss, detached, on the device.
         """
         try:
-            loss = self._accumulate(batch)
+            self._on_phase("forward")
+            # Kept until the step is over, as by a loop that moves its batches itself:
+            # memory is the same either way, and as it was predicted.
+            moved = cast_batch(batch, self._precision, self.device)
+            loss = self._accumulate(moved)
             self._micro_steps += 1
             if self._micro_steps == self.recipe.gradient_accumulation_steps:
                 self._update(max_grad_norm, gradient_scale=1.0)
@@ -210,13 +214,10 @@ class Run:
 
     def _accumulate(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
         """Forward and backward of one micro-batch, in the order of applying P4."""
-        self._on_phase("forward")
         if not self.model.training:
             self.model.train()  # evaluated in between: per-layer flags need it
-        batch = cast_batch(batch, self._precision, self.device)
         with self.autocast():
             loss = loss_of(self.model, batch, self._loss)
-        del batch
         # On CUDA some losses come in a storage of the size of their input (mse_loss
         # does): the copy and the division, by 1 too, leave it behind.
         reported = loss.detach().clone()
