@@ -1,43 +1,22 @@
 """StepTraces -> what each block costs when kept and when recomputed (rule C).
 
 The numbers are read off the curve of live bytes of two traces, one with everything kept
-and one with every block recomputed. What runs before, between and after the blocks
-becomes blocks of its own that can only be kept, so that a chain covers the whole step.
+and one with every block recomputed. What runs outside the blocks can only be kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-from budgetfit.core.step_trace import StepTrace
-from budgetfit.memory.replay import block_bytes
+from budgetfit.memory.live_curve import LiveCurve
+from budgetfit.memory.stations import Station, stations, steady_moment
 
 if TYPE_CHECKING:
     from budgetfit.core.block_profile import Mode
-    from budgetfit.core.step_trace import BlockPass, Phase
+    from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.kernel_scratch import KernelCard
-
-PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
-NEVER = np.iinfo(np.int64).max
-
-
-class Station(NamedTuple):
-    """A stretch of the chain: where its forward and its backward lie in the events."""
-
-    name: str
-    block: int
-    forward: tuple[int, int]
-    backward: tuple[int, int]
-    output_storage: int
-    output_bytes: int
-    joins_next: bool
-
 
 TimesOf = Callable[[Sequence[Station]], Sequence[tuple[int, int]]]
 
@@ -50,137 +29,6 @@ class StationBytes(NamedTuple):
     forward: int
     backward: int
     gradient: int
-
-
-@dataclass(frozen=True, slots=True)
-class LiveCurve:
-    """A trace at one batch size as live bytes after every event.
-
-    ``after[i]`` is what is alive once ``i`` events have happened.
-    """
-
-    trace: StepTrace
-    sizes: NDArray[np.int64]
-    after: NDArray[np.int64]
-    birth: NDArray[np.int64]
-    death: NDArray[np.int64]
-
-    @classmethod
-    def of(
-        cls,
-        trace: StepTrace,
-        batch_size: int,
-        card: KernelCard,
-        *,
-        expandable_segments: bool = False,
-    ) -> LiveCurve:
-        """Scale the trace to ``batch_size`` and add it up."""
-        sizes = block_bytes(
-            trace, batch_size, card, expandable_segments=expandable_segments
-        )
-        events = trace.events.astype(np.int64)
-        storage = np.abs(events) - 1
-        after = np.concatenate([[0], np.cumsum(np.sign(events) * sizes[storage])])
-        birth = np.full(len(sizes), NEVER)
-        death = np.full(len(sizes), NEVER)
-        positions = np.arange(len(events))
-        birth[storage[events > 0]] = positions[events > 0]
-        death[storage[events < 0]] = positions[events < 0]
-        return cls(trace, sizes, after, birth, death)
-
-    def most(self, start: int, end: int) -> int:
-        """Return the most bytes alive from event ``start`` up to ``end``."""
-        return int(self.after[start : end + 1].max())
-
-    def phase(self, name: str, step: int, micro_step: int) -> Phase:
-        """Return one stretch of the program."""
-        return next(
-            row
-            for row in self.trace.phases
-            if (row.name, row.step, row.micro_step) == (name, step, micro_step)
-        )
-
-
-def steady_moment(trace: StepTrace) -> tuple[int, int]:
-    """Return (step, micro_step) of the last traced micro-batch: the steady one."""
-    last = [row for row in trace.phases if row.name == "backward"][-1]
-    return last.step, last.micro_step
-
-
-def stations(curve: LiveCurve) -> tuple[Station, ...]:
-    """Cut the steady micro-step into the chain's stretches, in execution order."""
-    trace = curve.trace
-    step, micro_step = steady_moment(trace)
-    forward_phase = curve.phase("forward", step, micro_step)
-    backward_phase = curve.phase("backward", step, micro_step)
-    rows = [
-        row for row in trace.passes if (row.step, row.micro_step) == (step, micro_step)
-    ]
-    forward = [row for row in rows if row.direction == "forward"]
-    backward = {row.block: row for row in rows if row.direction == "backward"}
-    found: list[Station] = []
-    position, back = forward_phase.start, backward_phase.end
-    for index, row in enumerate(forward):
-        if row.start > position:
-            # Its backward comes after the block's own: from there to where we were.
-            begin = backward[row.block].end if row.block in backward else back
-            found.append(
-                Station(
-                    PROLOGUE if index == 0 else f"{BETWEEN}{index}",
-                    -1,
-                    (position, row.start),
-                    (begin, back),
-                    row.input_storage,
-                    _output_bytes(curve, row.input_storage),
-                    joins_next=False,
-                )
-            )
-        begin, end = _backward_of(row, backward, back)
-        following = forward[index + 1].start if index + 1 < len(forward) else row.end
-        # Where only frees happen before the next block, they end this one.
-        stop = row.end if _allocates(trace, row.end, following) else following
-        found.append(
-            Station(
-                trace.block_names[row.block],
-                row.block,
-                (row.start, stop),
-                (begin, end),
-                row.output_storage,
-                _output_bytes(curve, row.output_storage),
-                joins_next=index + 1 < len(forward)
-                and trace.joined[index]
-                and stop == following,
-            )
-        )
-        position, back = stop, begin
-    found.append(
-        Station(
-            EPILOGUE,
-            -1,
-            (position, forward_phase.end),
-            (backward_phase.start, back if forward else backward_phase.end),
-            -1,
-            0,
-            joins_next=False,
-        )
-    )
-    return tuple(found)
-
-
-def _allocates(trace: StepTrace, start: int, end: int) -> bool:
-    return bool((trace.events[start:end] > 0).any())
-
-
-def _backward_of(
-    row: BlockPass, backward: dict[int, BlockPass], back: int
-) -> tuple[int, int]:
-    """Return where a block's backward lies; empty where nothing needs gradients."""
-    found = backward.get(row.block)
-    return (found.start, found.end) if found else (back, back)
-
-
-def _output_bytes(curve: LiveCurve, storage: int) -> int:
-    return int(curve.sizes[storage]) if storage >= 0 else 0
 
 
 def station_bytes(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.memory.profile import Station
+    from budgetfit.memory.stations import Station
     from budgetfit.planning.traces import Traces
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from budgetfit.core.plan import Layer, LayerMemory
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.memory.profile import steady_moment
+from budgetfit.memory.stations import steady_moment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,67 @@
+"""A trace at one batch size as the bytes that are alive after each of its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetfit.core.step_trace import StepTrace
+from budgetfit.memory.replay import block_bytes
+
+if TYPE_CHECKING:
+    from budgetfit.core.step_trace import Phase
+    from budgetfit.memory.kernel_scratch import KernelCard
+
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCurve:
+    """A trace at one batch size as live bytes after every event.
+
+    ``after[i]`` is what is alive once ``i`` events have happened.
+    """
+
+    trace: StepTrace
+    sizes: NDArray[np.int64]
+    after: NDArray[np.int64]
+    birth: NDArray[np.int64]
+    death: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        trace: StepTrace,
+        batch_size: int,
+        card: KernelCard,
+        *,
+        expandable_segments: bool = False,
+    ) -> LiveCurve:
+        """Scale the trace to ``batch_size`` and add it up."""
+        sizes = block_bytes(
+            trace, batch_size, card, expandable_segments=expandable_segments
+        )
+        events = trace.events.astype(np.int64)
+        storage = np.abs(events) - 1
+        after = np.concatenate([[0], np.cumsum(np.sign(events) * sizes[storage])])
+        birth = np.full(len(sizes), NEVER)
+        death = np.full(len(sizes), NEVER)
+        positions = np.arange(len(events))
+        birth[storage[events > 0]] = positions[events > 0]
+        death[storage[events < 0]] = positions[events < 0]
+        return cls(trace, sizes, after, birth, death)
+
+    def most(self, start: int, end: int) -> int:
+        """Return the most bytes alive from event ``start`` up to ``end``."""
+        return int(self.after[start : end + 1].max())
+
+    def phase(self, name: str, step: int, micro_step: int) -> Phase:
+        """Return one stretch of the program."""
+        return next(
+            row
+            for row in self.trace.phases
+            if (row.name, row.step, row.micro_step) == (name, step, micro_step)
+        )
