@@ -187,13 +187,12 @@ def section(origin: str, results: list[Result]) -> tuple[str, str]:
         abs(row.predicted_allocated - row.recorded_allocated) <= FEW_BLOCKS
         for _, row in rows
     )
-    parts += [
+    equal = (
         f"* equal to the byte: reserved in {exact['reserved']} of {len(rows)}, "
         f"allocated in {exact['allocated']}; allocated within {FEW_BLOCKS} bytes in "
-        f"{close} (`Run` keeps the loss that it reports)",
-        "",
-        HEADER,
-    ]
+        f"{close} (`Run` keeps the loss that it reports)"
+    )
+    parts += [equal, "", HEADER]
     parts += [_summary(title, found) for title, found in errors.items()]
     tables = []
     for name, group in GROUPS.items():
