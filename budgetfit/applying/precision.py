@@ -43,7 +43,7 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
     with Undo() as undo:
         if precision.weights != "as-is":
             dtype = _DTYPES[precision.weights]
-            for tensor in _children_first(model):
+            for tensor in children_first(model):
                 if not tensor.is_floating_point() or tensor.dtype == dtype:
                     continue
                 if isinstance(tensor, nn.Parameter):
@@ -103,10 +103,10 @@ def _refuse_fp16_weights(model: nn.Module, precision: Precision) -> None:
             )
 
 
-def _children_first(module: nn.Module) -> Iterator[torch.Tensor]:
+def children_first(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield parameters and buffers in the order in which ``Module.to`` casts them."""
     for child in module.children():
-        yield from _children_first(child)
+        yield from children_first(child)
     for tensors in (module._parameters, module._buffers):  # noqa: SLF001
         yield from (tensor for tensor in tensors.values() if tensor is not None)
 

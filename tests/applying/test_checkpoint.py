@@ -132,6 +132,15 @@ def test_undo_gives_back_every_attribute(name: str) -> None:
     assert getattr(getattr(model, "config", None), "use_cache", None) == use_cache
 
 
+def test_a_model_taken_as_it_is_keeps_its_generation_cache() -> None:
+    model: Any = make("gpt2")
+    with apply_segments(model, [], keep_own_checkpointing=True):
+        assert model.config.use_cache
+    first = segments_of("gpt2", ((0,),))
+    apply_segments(model, first, keep_own_checkpointing=True)
+    assert not model.config.use_cache  # a recomputation would fill it twice
+
+
 def test_generation_caches_are_off_until_undone() -> None:
     model: Any = make("gpt2")
     assert model.config.use_cache

@@ -8,6 +8,7 @@ from budgetfit.applying.precision import (
     apply_precision,
     autocast_context,
     cast_batch,
+    children_first,
     make_scaler,
 )
 from budgetfit.core.errors import InputError
@@ -141,3 +142,27 @@ def test_batches_get_the_weights_dtype_where_they_are_floats() -> None:
     assert cast_batch(torch.ones(2).double(), PRECISIONS["fp32"], CPU).dtype == (
         torch.float32
     )
+
+
+class OwnParameter(nn.Module):
+    """A parameter and a buffer beside a child that has both too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(2))
+        self.register_buffer("shift", torch.zeros(3))
+        self.inside = nn.BatchNorm1d(4)
+
+
+def test_weights_are_cast_in_the_order_of_torch() -> None:
+    model = OwnParameter()
+    by_torch: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        by_torch.append(tensor)
+        return tensor
+
+    model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
+    ours = list(children_first(model))
+    assert len(ours) == len(by_torch) == 2 + 5  # two of its own, five of the norm
+    assert all(a is b for a, b in zip(ours, by_torch, strict=True))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn import functional
 
 from budgetfit.applying.run import Run
 from budgetfit.core.recipe import Recipe
@@ -109,6 +110,47 @@ def test_norms_keep_their_statistics_in_fp32() -> None:
         out, mean, deviation = aten.native_layer_norm(x, [8], weight, weight, 1e-5)
     assert out.dtype == torch.bfloat16
     assert mean.dtype == deviation.dtype == torch.float32
+
+
+def convolved(*, cudnn: bool) -> torch.Tensor:
+    card = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13), cudnn=cudnn)
+    with fake_mode(), StorageLog(CudaOps(card)):
+        image = torch.empty(2, 4, 8, 8).to(memory_format=torch.channels_last)
+        return functional.conv2d(image, torch.empty(6, 4, 3, 3))
+
+
+def test_a_convolution_without_cudnn_returns_one_piece() -> None:
+    assert convolved(cudnn=False).is_contiguous()
+    last = convolved(cudnn=True)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_gradient_of_a_norms_input_is_one_piece() -> None:
+    x = torch.empty(4, 3, 8)
+    grad = torch.empty(4, 8, 3).transpose(1, 2)
+    stats, weight = torch.empty(4, 3, 1), torch.empty(8)
+    rows = [x, [8], stats, stats, weight, weight, [True] * 3]
+    with fake_mode(), StorageLog(CudaOps(target())):
+        of_input, *_ = aten.native_layer_norm_backward(grad, *rows)
+    assert of_input.is_contiguous()
+
+
+class Indexed(nn.Module):
+    """Rows of 1 MiB of a table of 8 MiB, chosen by index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(8, MIB // 4))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.table[rows[:1]]
+
+
+def test_the_gradient_of_indexing_is_added_in_place_on_cuda() -> None:
+    rows = torch.zeros(2, dtype=torch.long)
+    table = [size for size in backward_births(Indexed(), rows, target()) if size == 8]
+    copied = [size for size in backward_births(Indexed(), rows, None) if size == 8]
+    assert len(copied) == len(table) + 1
 
 
 def workspaces(to: CudaTarget, *, products: int) -> tuple[int, int]:

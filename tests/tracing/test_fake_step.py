@@ -86,6 +86,33 @@ def test_weights_come_first_in_the_models_order(by_hand: RawTrace) -> None:
     ]
 
 
+class OwnParameter(nn.Module):
+    """A weight of 2 MiB of its own, a layer of 1 MiB inside, a buffer of 3 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(2 * MIB // 4))
+        self.register_buffer("shift", torch.zeros(3 * MIB // 4))
+        self.inside = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x).sum() * self.scale.sum() + self.shift.sum()
+
+
+def test_weights_come_in_the_order_in_which_a_model_is_moved() -> None:
+    model = OwnParameter()
+    moved: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        moved.append(tensor.nbytes // MIB)
+        return tensor
+
+    model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
+    raw = trace(model, torch.zeros(2, 512))
+    setup = raw.log.events[: raw.step_start]
+    assert [raw.log.sizes[event - 1] // MIB for event in setup] == moved == [1, 2, 3]
+
+
 def test_a_forward_bears_what_it_saves_and_drops_the_rest(by_hand: RawTrace) -> None:
     block = [
         (4, "blocks.0.inner"),  # x W
