@@ -71,14 +71,24 @@ class Traces:
         return self.exact(recipe, _program(recipe, keep_own_checkpointing))
 
     def exact(self, recipe: Recipe, program: Program | None = None) -> StepTrace:
-        """Return a trace of this recipe at its own batch size, or one for all sizes."""
+        """Return a trace of this recipe at its own batch size, or one for all sizes.
+
+        The one for all sizes is no truth about a batch of one: views and copies differ
+        where a dimension has one entry (tracing T6).
+        """
         program = program or _program(recipe, keep_own_checkpointing=False)
         line = self._affine.get(program)
-        if line is not None:
+        if line is not None and recipe.batch_size >= min(TRACED_BATCH_SIZES):
             return line
         key = (program, recipe.batch_size)
         if key not in self._exact:
-            self._exact[key] = self._trace_exactly(recipe, program)
+            try:
+                self._exact[key] = self._trace_exactly(recipe, program)
+            except TraceError as error:
+                if line is None:
+                    raise
+                self.log.append(f"batch {recipe.batch_size} is not traced: {error}")
+                self._exact[key] = line
         return self._exact[key]
 
     def _trace_exactly(self, recipe: Recipe, program: Program) -> StepTrace:

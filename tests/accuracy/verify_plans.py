@@ -45,7 +45,7 @@ MODELS: tuple[tuple[str, Callable[[], nn.Module], str], ...] = (
     (
         "gpt2-124m",
         lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False)),
-        "4GB",
+        "4500MB",
     ),
     (
         "bert-base",

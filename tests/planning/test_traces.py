@@ -39,6 +39,21 @@ def test_a_single_recipe_is_traced_once_at_its_own_size(traces: Traces) -> None:
     assert len(traces.log) == 2
 
 
+def test_a_batch_of_one_is_traced_for_itself(traces: Traces) -> None:
+    line = traces.of(Recipe(batch_size=1))
+    assert line.batch_sizes == (2, 3)
+    assert traces.exact(Recipe(batch_size=1)).batch_sizes == (1,)
+    assert traces.exact(Recipe(batch_size=2)) is line
+
+
+def test_what_cannot_run_with_one_sample_is_judged_by_the_line() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))  # wants two values
+    traces = Traces(Subject(model=model, batch=torch.zeros(2, 4), gpu=ADA))
+    line = traces.of(Recipe(batch_size=1))
+    assert traces.exact(Recipe(batch_size=1)) is line
+    assert "batch 1 is not traced" in traces.log[-1]
+
+
 @pytest.mark.parametrize(
     "other",
     [
