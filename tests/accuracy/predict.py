@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES, qualified_name
 from budgetfit.core.gpus import find_gpu
@@ -24,9 +27,7 @@ from tests.accuracy.training import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
+    from collections.abc import Callable, Iterator
 
     from budgetfit.core.memory_timeline import MemoryTimeline
     from budgetfit.core.step_trace import StepTrace
@@ -137,12 +138,24 @@ def is_expandable(case: Case) -> bool:
     return "expandable_segments:True" in case.allocator
 
 
+@contextmanager
+def cudnn_attention(enabled: bool) -> Iterator[None]:
+    """Attention by cuDNN as it was switched when the case was recorded."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(enabled)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def compare(case: Case, recording: dict[str, Any]) -> Comparison:
     """Predict a recorded case by tracing it at its own batch size.
 
     Where the batch changes on the way, one trace has to hold for several sizes.
     """
-    subject = subject_of(case, cudnn=recording["software"]["cudnn_enabled"])
+    software = recording["software"]
+    subject = subject_of(case, cudnn=software["cudnn_enabled"])
     traces = Traces(subject)
     look_up = partial(
         traces.of if case.last_batch_size else traces.once,
@@ -151,7 +164,7 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
     )
     segments = segments_of(case, subject)
     every = every_block(subject.blocks)
-    with allowed_attention(case):
+    with cudnn_attention("cudnn" in software["sdpa"]), allowed_attention(case):
         kept = look_up(recipe_of(case, subject))
         recomputed = look_up(recipe_of(case, subject, every)) if segments else None
         recipe = recipe_of(case, subject, segments)

@@ -1,7 +1,8 @@
 """Plan models near a small limit, then verify the plans on this CUDA device.
 
     python -m tests.accuracy.verify_plans             # on a real card
-    run.sh --gpu t4 -- python -m tests.accuracy.verify_plans --gpu t4   # null driver
+    python -m tests.accuracy.nulldriver.run --gpu t4 -- \\
+        python -m tests.accuracy.verify_plans --gpu t4
 
 Unlike the recordings, the measured program is the product's own: the plan is applied
 and `budgetfit.verify` measures it. Prints one line per plan, signed errors first, and
@@ -18,7 +19,7 @@ import torch
 import transformers
 
 import budgetfit
-from tests.accuracy.provenance import answer_for_the_device, origin
+from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
 from tests.accuracy.well_formed import NULL_DRIVER
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     measured_on = origin()
     if measured_on == NULL_DRIVER:
-        torch.backends.cudnn.enabled = False  # it cannot run there
+        choose_cudnn(enabled=False)  # it cannot run there
         answer_for_the_device()
     gpu = options.gpu or torch.cuda.get_device_name()
     sys.stdout.write(f"measured on: {measured_on} ({gpu}), torch {torch.__version__}\n")

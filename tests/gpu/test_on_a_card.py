@@ -135,10 +135,7 @@ def recordable() -> list[Case]:
         gpu
         for gpu, card in CARDS.items()
         if card.title == NAME
-        or (
-            NAME == NULL_DEVICE_NAME
-            and os.environ.get("NULLCUDA_GPU") == card.null_driver
-        )
+        or (NAME == NULL_DEVICE_NAME and os.environ.get("NULLCUDA_GPU") == card.gpu)
     ]
     small = [
         case

@@ -140,9 +140,9 @@ def _gemm_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
 
 
 def _cudnn_first(target: CudaTarget) -> bool:
+    """It has a switch of its own; torch.backends.cudnn.enabled does not reach it."""
     return (
-        target.cudnn
-        and torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.cudnn_sdp_enabled()
         and target.torch_version >= (2, 11)
         and target.compute_capability in CUDNN_FIRST
     )
