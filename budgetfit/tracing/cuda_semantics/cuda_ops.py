@@ -44,7 +44,6 @@ CUDNN_ATTENTION = {
 }
 CUDNN_OPS = {
     *CONVOLUTIONS,
-    *CUDNN_ATTENTION,
     aten._thnn_fused_lstm_cell.default,
     aten._thnn_fused_gru_cell.default,
 }
@@ -140,9 +139,9 @@ class CudaOps:
         out: Any,  # noqa: ANN401
     ) -> OpScratch:
         """Return the op's scratch and, at a thread's first product, the workspace."""
-        unknown = func in CUDNN_OPS and self.target.cudnn
+        attention = func in CUDNN_ATTENTION
+        unknown = attention or (func in CUDNN_OPS and self.target.cudnn)
         if unknown:
-            attention = func in CUDNN_ATTENTION
             self.notes.add(CUDNN_ATTENTION_NOTE if attention else CUDNN_NOTE)
         thread = "autograd" if self.in_backward else "main"
         cudnn = func in CONVOLUTIONS and self.target.cudnn
