@@ -3,8 +3,11 @@
 Each model meets every precision, every optimizer, every way of checkpointing that it
 has, and both counts of micro-batches; over all rows every pair of (precision,
 checkpointing, optimizer, accumulation, card) occurs that can. ``test_recordings.py``
-holds them to it. The rows were drawn so, at random, and the batch sizes chosen by hand
-to fill a fifth or three quarters of the card.
+holds them to it.
+
+The rows were drawn at random until they did so, the last two added by hand. Batch sizes
+fill a fifth or three quarters of the card, by estimates of budgetfit where they were
+drawn: what is recorded does not depend on whether those were right.
 """
 
 from typing import Final, NamedTuple

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from budgetfit.memory.kernel_scratch import PARTS
 
@@ -69,6 +69,7 @@ FUNCTIONS: dict[str, Call] = {}
 Steps = Callable[[Args, Kwargs, Any], Iterable[InnerStep]]
 STEPS: dict[str, Steps] = {}
 
+Rule = TypeVar("Rule")
 Size = Callable[[Args, Kwargs, Any], int]
 KEPT: dict[str, Size] = {}
 
@@ -128,12 +129,17 @@ def temporary(*ops: str) -> Callable[[Call], Call]:
     return register
 
 
+def _registered(table: dict[str, Rule], func: OpOverload) -> Rule | None:
+    """Return the rule of an overload, else that of all its op's overloads."""
+    packet, _, overload = str(func).removeprefix("aten.").partition(".")
+    return table.get(f"{packet}.{overload}") or table.get(packet)
+
+
 def temporaries_of(
     func: OpOverload, args: Args, kwargs: Kwargs, out: object
 ) -> tuple[Scratch, ...]:
     """Return what the op's CUDA kernel takes; () for an op without a rule."""
-    packet, _, overload = str(func).removeprefix("aten.").partition(".")
-    function = FUNCTIONS.get(f"{packet}.{overload}") or FUNCTIONS.get(packet)
+    function = _registered(FUNCTIONS, func)
     return tuple(function(args, kwargs, out)) if function else ()
 
 
@@ -161,8 +167,7 @@ def steps_of(
     func: OpOverload, args: Args, kwargs: Kwargs, out: object
 ) -> tuple[InnerStep, ...]:
     """Return what happens inside the op, in order; () for an op without such a rule."""
-    packet, _, overload = str(func).removeprefix("aten.").partition(".")
-    function = STEPS.get(f"{packet}.{overload}") or STEPS.get(packet)
+    function = _registered(STEPS, func)
     return tuple(function(args, kwargs, out)) if function else ()
 
 
