@@ -6,7 +6,10 @@ The letters in comments are those of memory-model rule C and solver-facts 4.2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from budgetfit.core.recipe import Segment
 
 Mode = Literal["keep", "recompute", "selective", "offload"]
 
@@ -28,6 +31,7 @@ class BlockOption:
             forward only: autocast's weight copies that nothing saved (cuda-memory M50).
         extra_ns: Time added to the plain forward and backward, in nanoseconds
             (integers, so that equal costs compare equal).
+        saved_ops, input_on_host: Which option of its mode it is, as in ``Segment``.
     """
 
     mode: Mode
@@ -36,6 +40,8 @@ class BlockOption:
     backward_bytes: int
     cached_bytes: int = 0
     extra_ns: int = 0
+    saved_ops: tuple[str, ...] = ()
+    input_on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +74,34 @@ class BlockProfile:
         """The option that saves everything autograd asks for."""
         return self.options[0]
 
-    def option(self, mode: Mode) -> BlockOption | None:
-        """Return the option of this mode, or None."""
-        return next((option for option in self.options if option.mode == mode), None)
+    def option(
+        self,
+        mode: Mode,
+        saved_ops: tuple[str, ...] = (),
+        *,
+        input_on_host: bool = False,
+    ) -> BlockOption | None:
+        """Return this option, or None."""
+        wanted = mode, saved_ops, input_on_host
+        return next(
+            (
+                option
+                for option in self.options
+                if (option.mode, option.saved_ops, option.input_on_host) == wanted
+            ),
+            None,
+        )
+
+    def option_in(self, segment: Segment) -> BlockOption | None:
+        """Return the option that the block has in a segment, or None.
+
+        In a segment whose input waits on the host that is the first block alone.
+        """
+        return self.option(
+            segment.mode,
+            segment.saved_ops,
+            input_on_host=segment.input_on_host and self.name == segment.blocks[0],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,24 @@ class Segment:
 
     Attributes:
         blocks: Module paths in the model, in execution order, for example
-            ``("model.layers.0", "model.layers.1")``.
+            ``("model.layers.0", "model.layers.1")``. Modes other than ``recompute``
+            take one block.
         mode: ``recompute`` saves only the first block's input and runs the forward
-            again.
+            again. ``selective`` does so too, but saves what ``saved_ops`` make.
+            ``offload`` saves what autograd asks for in pinned host memory.
+        saved_ops: Of ``selective``: calls of aten ops in the block's forward whose
+            outputs are saved, as ``"aten.mm.default:0"`` for the first call of that op.
+        nested: Of ``recompute``: when several blocks run forward again, each saves only
+            its input and runs a second time (two-level checkpointing).
+        input_on_host: Of ``recompute``: the first block's input waits in pinned host
+            memory.
     """
 
     blocks: tuple[str, ...]
     mode: SegmentMode = "recompute"
+    saved_ops: tuple[str, ...] = ()
+    nested: bool = False
+    input_on_host: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a segment that cannot mean anything."""
@@ -35,6 +46,31 @@ class Segment:
                 f"{self.mode!r} is not a segment mode. "
                 f"Use one of: {', '.join(get_args(SegmentMode))}."
             )
+        if self.mode != "recompute" and len(self.blocks) > 1:
+            raise InputError(
+                f"A {self.mode!r} segment is one block, for example "
+                f'Segment(("{self.blocks[0]}",), mode="{self.mode}").'
+            )
+        self._check_details()
+
+    def _check_details(self) -> None:
+        """Refuse what belongs to another mode."""
+        if bool(self.saved_ops) != (self.mode == "selective"):
+            raise InputError(
+                "saved_ops belong to a 'selective' segment, which needs at least one, "
+                'for example saved_ops=("aten.mm.default:0",).'
+            )
+        for name in self.saved_ops:
+            op, _, call = name.rpartition(":")
+            if not op or not call.isdecimal():
+                raise InputError(
+                    f"{name!r} is no call of an op. Name the op and which of its calls "
+                    'in the block, from 0: "aten.mm.default:0".'
+                )
+        if self.nested and len(self.blocks) < 2:  # noqa: PLR2004 - several
+            raise InputError("A nested segment has several blocks to recompute.")
+        if self.input_on_host and self.mode != "recompute":
+            raise InputError("input_on_host belongs to a 'recompute' segment.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +91,11 @@ class Recipe:
     precision: str = "fp32"
     optimizer: str = "adamw_torch_fused"
     segments: tuple[Segment, ...] = field(default=())
+    loss_chunks: int = 1
 
     def __post_init__(self) -> None:
         """Refuse counts below one and blocks that are in two segments."""
-        for name in ("batch_size", "gradient_accumulation_steps"):
+        for name in ("batch_size", "gradient_accumulation_steps", "loss_chunks"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(

@@ -40,8 +40,11 @@ PhaseName = Literal["setup", "forward", "backward", "optimizer"]
 Direction = Literal["forward", "backward"]
 
 # What an op's arithmetic runs on: a matrix product by its input dtype, or plain
-# arithmetic.
-RATES = ("none", "fp32", "fp16", "bf16", "fp64")
+# arithmetic; ``host`` is a copy to or from host memory, beside the kernels.
+RATES = ("none", "fp32", "fp16", "bf16", "fp64", "host")
+# Ops of ours that copy between the device and pinned host memory (applying.host_copy):
+# what ``to_host`` returns takes no device memory.
+TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
 
 
 class Affine(NamedTuple):
@@ -107,8 +110,9 @@ class OpTable:
     """The arithmetic of the trace, one entry per op, in order.
 
     ``event`` is the number of events before the op ended, ``layer`` the module that
-    ran; the others say how many floating-point operations it does (affine), at which
-    rate (index into ``RATES``), and how many bytes it reads and writes (affine).
+    ran, ``name`` an index into ``StepTrace.op_names``; the others say how many
+    floating-point operations it does (affine), at which rate (index into ``RATES``),
+    and how many bytes it reads and writes (affine).
     """
 
     event: NDArray[np.int64]
@@ -118,6 +122,7 @@ class OpTable:
     flops_per_sample: NDArray[np.float64]
     bytes_fixed: NDArray[np.float64]
     bytes_per_sample: NDArray[np.float64]
+    name: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -141,6 +146,7 @@ class StepTrace:
         phases: Consecutive stretches of the program.
         passes: When each block ran.
         ops: The arithmetic.
+        op_names: Names of ops such as ``aten.mm.default``; ``ops.name`` indexes them.
         unverified_ops: Ops that allocated memory without a verified rule.
         notes: What the trace could not represent, in plain words.
     """
@@ -160,6 +166,7 @@ class StepTrace:
     phases: tuple[Phase, ...]
     passes: tuple[BlockPass, ...]
     ops: OpTable
+    op_names: tuple[str, ...] = field(default=())
     random_blocks: tuple[str, ...] = field(default=())
     unverified_ops: tuple[UnverifiedOp, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
@@ -189,6 +196,7 @@ class StepTrace:
             "block_names",
             "blocks",
             "joined",
+            "op_names",
             "random_blocks",
             "notes",
         ):
@@ -206,6 +214,7 @@ _DTYPES = {
     "scratch_index": np.int32,
     "events": np.int32,
     "event": np.int64,
+    "name": np.int32,
     "rate": np.int8,
     "flops_fixed": np.float64,
     "flops_per_sample": np.float64,

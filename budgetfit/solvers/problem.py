@@ -20,11 +20,13 @@ class Problem:
         chain: What each block costs, at one batch size.
         budget_bytes: Most bytes that may be alive at any point, static ones included.
         max_segment: Most blocks in one recomputed segment; None for any number.
+        nested: Whether segments of several blocks may be recomputed in two levels.
     """
 
     chain: ChainProfile
     budget_bytes: int
     max_segment: int | None = None
+    nested: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a segment length that allows nothing."""
@@ -49,11 +51,15 @@ class Solution:
         proven_optimal: No plan within the budget is faster; without segments: there is
             no plan within the budget.
         explanation: The same in plain words, and how it was found.
+        least_time_ns: No plan within the budget has a shorter forward and backward;
+            None where nothing is known. The certificate: how far from optimal the plan
+            can be.
     """
 
     segments: tuple[Segment, ...] | None
     proven_optimal: bool
     explanation: str
+    least_time_ns: int | None = None
 
 
 def longest_segment(chain: ChainProfile, start: int, limit: int | None = None) -> int:

@@ -24,6 +24,10 @@ MATRIX_SHARE: Final = 0.6
 # Of the data sheet's bandwidth: STREAM-like kernels reach 0.9 to 0.92 on H100 (3.08 of
 # 3.35 TB/s), op by op somewhat less.
 BANDWIDTH_SHARE: Final = 0.85
+# Of the bus: pinned copies are commonly measured at 12 to 13 of PCIe 3.0's 15.75 GB/s
+# and 24 to 26 of PCIe 4.0's 31.5 (CUDA's bandwidthTest sample).
+LINK_SHARE: Final = 0.8
+SLOWEST_LINK: Final = 15.75  # PCIe 3.0 x16, where a card's link is not known
 # One op issued from Python: launch and dispatch, measured at about 4 microseconds on an
 # H100 host. Small ops queue up behind it, so nothing is faster.
 LAUNCH_NS: Final = 4_000.0
@@ -34,6 +38,7 @@ _FP64_SHARES: Final = {
     **dict.fromkeys([(6, 1), (7, 5)], 1 / 32),
 }
 _OTHER_FP64_SHARE: Final = 1 / 64
+_HOST: Final = RATES.index("host")
 
 
 class BlockTime(NamedTuple):
@@ -72,9 +77,10 @@ def op_times_ns(
     moved = ops.bytes_fixed + ops.bytes_per_sample * batch_size
     flops_per_ns = np.array([_flops_per_ns(gpu, rate, tf32=tf32) for rate in RATES])
     # 10^9 bytes per second are one byte per nanosecond.
-    bytes_per_ns = gpu.memory_gb_per_s * BANDWIDTH_SHARE
+    bytes_per_ns = np.full(len(RATES), gpu.memory_gb_per_s * BANDWIDTH_SHARE)
+    bytes_per_ns[_HOST] = (gpu.link_gb_per_s or SLOWEST_LINK) * LINK_SHARE
     arithmetic_ns = flops / flops_per_ns[ops.rate]
-    slowest: Nanoseconds = np.maximum(arithmetic_ns, moved / bytes_per_ns)
+    slowest: Nanoseconds = np.maximum(arithmetic_ns, moved / bytes_per_ns[ops.rate])
     return np.maximum(slowest, LAUNCH_NS)
 
 
@@ -82,7 +88,9 @@ def stretch_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) ->
     """Return the time of the ops between two event positions, in whole nanoseconds.
 
     An op belongs to where its outputs are allocated, which ``trace.ops.event`` has
-    already counted. Neighbouring stretches share no op.
+    already counted. Neighbouring stretches share no op. Copies to and from the host run
+    beside the kernels: the slower of the two streams decides, and the last copy has
+    nothing left to hide behind.
 
     Args:
         trace: The step.
@@ -91,7 +99,12 @@ def stretch_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) ->
         end: Event position behind it.
     """
     first, last = np.searchsorted(trace.ops.event, [start, end], side="right")
-    return round(float(times_ns[first:last].sum()))
+    inside = times_ns[first:last]
+    copies = inside[trace.ops.rate[first:last] == _HOST]
+    if not copies.size:
+        return round(float(inside.sum()))
+    kernels = float(inside.sum() - copies.sum())
+    return round(max(kernels, float(copies[:-1].sum())) + float(copies[-1]))
 
 
 def block_times_ns(trace: StepTrace, times_ns: Nanoseconds) -> tuple[BlockTime, ...]:

@@ -54,8 +54,8 @@ def affine_trace(first: RawTrace, second: RawTrace, blocks: Sequence[str]) -> St
         ),
         (
             "ops",
-            [op.event for op in first.log.ops],
-            [op.event for op in second.log.ops],
+            [(op.name, op.event) for op in first.log.ops],
+            [(op.name, op.event) for op in second.log.ops],
         ),
     )
     for what, one, other in pairs:
@@ -83,6 +83,7 @@ def _build(
             Affine(int(a), int(b)) for a, b in zip(constants, slopes, strict=True)
         )
         scratch.append(KernelScratch(row.rule, arguments, row.part))
+    names = {name: n for n, name in enumerate(dict.fromkeys(op.name for op in log.ops))}
     return StepTrace(
         batch_sizes=sizes,
         layers=tuple(first.layers),
@@ -98,7 +99,8 @@ def _build(
         events=np.array(log.events, np.int32),
         phases=tuple(first.phases),
         passes=tuple(first.passes),
-        ops=_ops(first, second),
+        ops=_ops(first, second, names),
+        op_names=tuple(names),
         unverified_ops=_unverified(log.unverified),
         random_blocks=tuple(blocks[index] for index in sorted(first.random_blocks)),
         notes=tuple(first.notes),
@@ -115,7 +117,7 @@ def _unverified(made_by: dict[int, str]) -> tuple[UnverifiedOp, ...]:
     )
 
 
-def _ops(first: RawTrace, second: RawTrace) -> OpTable:
+def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
     one, other = first.log.ops, second.log.ops
     flops, flops_slope = _lines(
         first, second, [op.flops for op in one], [op.flops for op in other], np.float64
@@ -135,6 +137,7 @@ def _ops(first: RawTrace, second: RawTrace) -> OpTable:
         flops_per_sample=flops_slope,
         bytes_fixed=moved,
         bytes_per_sample=moved_slope,
+        name=np.array([names[op.name] for op in one], np.int32),
     )
 
 

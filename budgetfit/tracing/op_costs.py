@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from budgetfit.core.step_trace import RATES
+from budgetfit.core.step_trace import RATES, TO_DEVICE, TO_HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ _RATE = {
     torch.float64: RATES.index("fp64"),
 }
 _NONE = RATES.index("none")
+_HOST = RATES.index("host")
 
 
 def _grouped_mm_flops(
@@ -80,6 +81,8 @@ def cost_of(
     _collect(out, tensors)
     if not tensors or func.is_view:
         return _NONE, 0.0, 0
+    if str(func) in (TO_HOST, TO_DEVICE):  # crosses the bus once
+        return _HOST, 0.0, tensors[0].numel() * tensors[0].element_size()
     moved_bytes = sum(x.numel() * x.element_size() for x in tensors)
     formula = _FORMULAS.get(func._overloadpacket)
     if formula is None:

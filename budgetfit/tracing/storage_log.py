@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.core.step_trace import CATEGORIES, TO_HOST
 from budgetfit.tracing.op_costs import cost_of
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class ScratchRow(NamedTuple):
 class OpRow(NamedTuple):
     """One op's arithmetic: where in the events, its rate, FLOPs and bytes moved."""
 
+    name: str
     event: int
     layer: int
     rate: int
@@ -76,6 +77,12 @@ class OpScratch(NamedTuple):
     host_outputs: Sequence[int] = ()
     steps: Sequence[Step] = ()
     unverified: str = ""
+
+
+@functools.cache
+def op_name(func: torch._ops.OpOverload) -> str:
+    """Return an op's name, as ``aten.mm.default``."""
+    return str(func)
 
 
 RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
@@ -165,6 +172,8 @@ class StorageLog(TorchDispatchMode):
         if semantics is None:
             out = self._run(func, args, kwargs)
             self.see(out)
+            if op_name(func) == TO_HOST:
+                self.ignore(out)
             return out
         out = semantics.run(self._run, func, args, kwargs)
         if func.is_view:
@@ -172,9 +181,12 @@ class StorageLog(TorchDispatchMode):
             return out
         self._log_allocations(func, semantics.scratch(func, args, kwargs, out), out)
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
+        name = op_name(func)
+        if name == TO_HOST:
+            self.ignore(out)
         if flops or moved_bytes:
-            layer = self.current_layer()
-            self.ops.append(OpRow(len(self.events), layer, rate, flops, moved_bytes))
+            layer, event = self.current_layer(), len(self.events)
+            self.ops.append(OpRow(name, event, layer, rate, flops, moved_bytes))
         return out
 
     def _log_allocations(

@@ -128,5 +128,6 @@ class TraceMaker:
                 flops_per_sample=none,
                 bytes_fixed=none,
                 bytes_per_sample=none,
+                name=none.astype(np.int32),
             ),
         )

@@ -52,7 +52,9 @@ def trace_of(
             np.full(len(event), -1, np.int32),
             np.array([RATES.index(name) for name in rate], np.int8),
             *(np.array(each, np.float64) for each in amounts),
+            name=np.zeros(len(event), np.int32),
         ),
+        op_names=("aten.mm.default",),
     )
 
 
