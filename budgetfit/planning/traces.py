@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TRACED_BATCH_SIZES = (2, 3)
 STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
 
-Program = tuple[str, str, tuple[Segment, ...], bool, bool]
+Program = tuple[str, str, tuple[Segment, ...], bool, bool, int]
 
 
 class Traces:
@@ -175,6 +175,7 @@ def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:
         recipe.segments,
         recipe.gradient_accumulation_steps > 1,
         keep_own_checkpointing,
+        recipe.loss_chunks,
     )
 
 
