@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from budgetfit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SegmentMode = Literal["recompute", "selective", "offload"]
 
@@ -71,6 +74,11 @@ class Segment:
             raise InputError("A nested segment has several blocks to recompute.")
         if self.input_on_host and self.mode != "recompute":
             raise InputError("input_on_host belongs to a 'recompute' segment.")
+
+
+def selective_blocks(segments: Iterable[Segment]) -> frozenset[str]:
+    """Return the names of the blocks under selective checkpointing."""
+    return frozenset(each.blocks[0] for each in segments if each.mode == "selective")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

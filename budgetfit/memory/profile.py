@@ -1,107 +1,90 @@
-"""StepTraces -> what each block costs when kept and when recomputed (rule C).
+"""StepTraces -> what each block costs under each option (rule C).
 
-The numbers are read off the curve of live bytes of two traces, one with everything kept
-and one with every block recomputed. What runs outside the blocks can only be kept.
+The numbers are read off the curves of live bytes: of a trace with everything kept, of
+one with every block recomputed, and of probes, in which blocks have other options. What
+runs outside the blocks can only be kept.
+
+A probe need not try every option on every block: blocks of one type, which run the same
+ops on the same sizes, differ from each other by their places alone. So a block's option
+is what it costs kept (or recomputed), plus what that option changed on a block of its
+type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.memory.live_curve import LiveCurve
+from budgetfit.memory.station_bytes import StationBytes, station_bytes, worst
 from budgetfit.memory.stations import Station, stations, steady_moment
 
 if TYPE_CHECKING:
     from budgetfit.core.block_profile import Mode
+    from budgetfit.core.recipe import Segment
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.kernel_scratch import KernelCard
 
-TimesOf = Callable[[Sequence[Station]], Sequence[tuple[int, int]]]
+PassTimes = tuple[int, int]  # nanoseconds of a station's forward and backward
 
 
-class StationBytes(NamedTuple):
-    """What one station costs in one trace; the letters of rule C."""
+class Probe(NamedTuple):
+    """A trace in which blocks have options of their own: one block per segment."""
 
-    saved: int
-    cached: int
-    forward: int
-    backward: int
-    gradient: int
+    trace: StepTrace
+    segments: tuple[Segment, ...]
 
 
-def station_bytes(
-    curve: LiveCurve, chain: Sequence[Station]
-) -> tuple[int, tuple[StationBytes, ...]]:
-    """Return W and each station's S, c, f, b and g in one trace."""
-    step, micro_step = steady_moment(curve.trace)
-    forward = curve.phase("forward", step, micro_step)
-    backward = curve.phase("backward", step, micro_step)
-    static = int(curve.after[forward.start])
-    in_forward = curve.birth >= forward.start
-    prefix = cached = 0
-    measured = []
-    for station in chain:
-        start, end = station.forward
-        begin, stop = station.backward
-        # Alive at the end of this forward, gone before the backward begins.
-        passing = (
-            in_forward
-            & (curve.birth < end)
-            & (curve.death >= end)
-            & (curve.death < backward.start)
+TimesOf = Callable[[Probe, Sequence[Station]], Sequence[PassTimes]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """One trace, measured: a row for each station, by name."""
+
+    curve: LiveCurve
+    chain: tuple[Station, ...]
+    static: int
+    rows: dict[str, StationBytes]
+    times: dict[str, PassTimes]
+
+    @classmethod
+    def of(cls, probe: Probe, curve: LiveCurve, times_of: TimesOf | None) -> _Measured:
+        chain = stations(curve)
+        static, rows = station_bytes(curve, chain)
+        times = times_of(probe, chain) if times_of else [(0, 0)] * len(chain)
+        names = [station.name for station in chain]
+        return cls(
+            curve,
+            chain,
+            static,
+            dict(zip(names, rows, strict=True)),
+            dict(zip(names, times, strict=True)),
         )
-        # Its output is not cached: it belongs to the station that takes it.
-        output = station.output_storage
-        handed_on = station.output_bytes if output >= 0 and passing[output] else 0
-        new_cached = int(curve.sizes[passing].sum()) - handed_on
-        total = int(curve.after[end]) - static - station.output_bytes
-        new_prefix = total - new_cached
-        grows = (
-            (curve.birth >= begin)
-            & (curve.birth < stop)
-            & (curve.death >= backward.end)
-            & (curve.birth >= backward.start)
-        )
-        measured.append(
-            StationBytes(
-                saved=new_prefix - prefix,
-                cached=new_cached - cached,
-                forward=curve.most(start, end) - static - prefix - cached,
-                backward=curve.most(begin, stop) - static - new_prefix
-                if stop > begin
-                else 0,
-                gradient=int(curve.sizes[grows].sum()),
-            )
-        )
-        prefix, cached = new_prefix, new_cached
-    return static, _above_the_base(chain, measured)
+
+    @cached_property
+    def optimizer_peak(self) -> int:
+        peaks = [
+            self.curve.most(row.start, row.end)
+            for row in self.curve.trace.phases
+            if row.name == "optimizer"
+        ]
+        return max(peaks, default=0)
 
 
-def _above_the_base(
-    chain: Sequence[Station], measured: Sequence[StationBytes]
-) -> tuple[StationBytes, ...]:
-    """Let b count above prefix + incoming gradient + gradients of later stations."""
-    later = 0
-    result: list[StationBytes] = []
-    for index in range(len(chain) - 1, -1, -1):
-        row = measured[index]
-        incoming = chain[index].output_bytes if index + 1 < len(chain) else 0
-        backward = row.backward - incoming - later if row.backward else 0
-        result.append(row._replace(backward=backward))
-        later += row.gradient
-    return tuple(reversed(result))
-
-
-def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
+def chain_profile(  # noqa: PLR0913 - one value each, all needed
     kept: StepTrace,
-    recomputed: StepTrace | None,
+    recomputed: Probe | None,
     batch_size: int,
     card: KernelCard,
     times_of: TimesOf | None = None,
-    optimizer_ns: int = 0,
     *,
+    probes: Sequence[Probe] = (),
+    types: Mapping[str, int] | None = None,
+    optimizer_ns: int = 0,
     expandable_segments: bool = False,
 ) -> ChainProfile:
     """Return the chain at ``batch_size``: sizes from the traces, times as given.
@@ -112,95 +95,170 @@ def chain_profile(  # noqa: PLR0913, PLR0917 - one value each, in this order
             can only be kept.
         batch_size: Samples per micro-batch.
         card: Sizes the kernels' scratch memory.
-        times_of: Says how long each station's forward and backward take, in
+        times_of: Says how long each station's forward and backward take in a trace, in
             nanoseconds (``timing``); None for no times.
+        probes: Traces that try further options on some blocks, the rest recomputed.
+        types: Each block's type, as ``block_types`` tells; needed with ``probes``.
         optimizer_ns: Time of one optimizer step.
         expandable_segments: The allocator setting, which decides on block tails.
     """
-    curve = LiveCurve.of(
-        kept, batch_size, card, expandable_segments=expandable_segments
-    )
-    chain = stations(curve)
-    static, keep_bytes = station_bytes(curve, chain)
-    again: dict[str, StationBytes] = {}
-    if recomputed is not None:
-        other = LiveCurve.of(
-            recomputed, batch_size, card, expandable_segments=expandable_segments
+
+    def measured(probe: Probe) -> _Measured:
+        curve = LiveCurve.of(
+            probe.trace, batch_size, card, expandable_segments=expandable_segments
         )
-        other_chain = stations(other)
-        other_static, rows = station_bytes(other, other_chain)
-        static = max(static, other_static)
-        again = {s.name: row for s, row in zip(other_chain, rows, strict=True)}
-        keep_bytes = tuple(
-            row if station.block >= 0 else _worse(row, again.get(station.name, row))
-            for station, row in zip(chain, keep_bytes, strict=True)
-        )
-    times = times_of(chain) if times_of is not None else [(0, 0)] * len(chain)
+        return _Measured.of(probe, curve, times_of)
+
+    plain = measured(Probe(kept, ()))
+    again = measured(recomputed) if recomputed is not None else None
+    others = [(probe, measured(probe)) for probe in probes]
+    everything = [plain, *([again] if again else []), *(each for _, each in others)]
+    fixed = {
+        station.name: worst([m.rows[station.name] for m in everything])
+        for station in plain.chain
+        if station.block < 0 and all(station.name in m.rows for m in everything)
+    }
+    rows = plain.rows | fixed
+    extra = _options_by_type(plain, again, others, types or {})
     blocks = tuple(
         BlockProfile(
             name=station.name,
-            options=_options(station, row, again.get(station.name), forward_ns),
-            gradient_bytes=row.gradient,
+            options=(
+                _option("keep", rows[station.name], 0),
+                *_recompute(station, plain, again),
+                *(
+                    each
+                    for change in extra.get((types or {}).get(station.name, -1), ())
+                    if (each := change.on(station.name, plain, again)) is not None
+                ),
+            ),
+            gradient_bytes=rows[station.name].gradient,
             output_bytes=station.output_bytes,
-            forward_ns=forward_ns,
-            backward_ns=backward_ns,
+            forward_ns=plain.times[station.name][0],
+            backward_ns=plain.times[station.name][1],
             joins_next=station.joins_next,
         )
-        for station, row, (forward_ns, backward_ns) in zip(
-            chain, keep_bytes, times, strict=True
-        )
+        for station in plain.chain
     )
-    gradients = sum(row.gradient for row in keep_bytes)
+    static = max(each.static for each in everything)
+    gradients = sum(row.gradient for row in rows.values())
     return ChainProfile(
         batch_size=batch_size,
         static_bytes=static,
         input_bytes=0,
-        optimizer_bytes=max(0, _optimizer_peak(curve) - static - gradients),
+        optimizer_bytes=max(0, plain.optimizer_peak - static - gradients),
         optimizer_ns=optimizer_ns,
         blocks=blocks,
     )
 
 
-def _worse(one: StationBytes, other: StationBytes) -> StationBytes:
-    """What cannot be wrapped may still cost more once something else is recomputed.
+def block_types(kept: StepTrace) -> dict[str, int]:
+    """Return a number for each block: equal for blocks that run the same ops.
 
-    An encoder's output, for one, lives on as the input of every recomputed decoder
-    block and not at all where the decoder saves a low-precision copy. The larger value
-    holds for every plan.
+    The same ops on the same sizes in the forward of the last traced micro-batch.
     """
-    saved = max(one.saved, other.saved)
-    return StationBytes(
-        saved=saved,
-        cached=max(one.saved + one.cached, other.saved + other.cached) - saved,
-        forward=max(one.forward, other.forward),
-        backward=max(one.backward, other.backward),
-        gradient=max(one.gradient, other.gradient),
-    )
+    step, micro_step = steady_moment(kept)
+    ops = kept.ops
+    types: dict[tuple[bytes, ...], int] = {}
+    found = {}
+    for row in kept.passes:
+        if (row.direction, row.step, row.micro_step) != ("forward", step, micro_step):
+            continue
+        first, last = ops.event.searchsorted([row.start, row.end], side="right")
+        columns = (ops.name, ops.rate, ops.flops_per_sample, ops.bytes_per_sample)
+        alike = (
+            *(column[first:last].tobytes() for column in columns),
+            ops.flops_fixed[first:last].tobytes(),
+            ops.bytes_fixed[first:last].tobytes(),
+        )
+        found[kept.block_names[row.block]] = types.setdefault(alike, len(types))
+    return found
 
 
-def _options(
-    station: Station, keep: StationBytes, again: StationBytes | None, forward_ns: int
+def _recompute(
+    station: Station, plain: _Measured, again: _Measured | None
 ) -> tuple[BlockOption, ...]:
-    def option(mode: Mode, row: StationBytes, extra_ns: int) -> BlockOption:
+    """Return the option to run the block again, if it was tried."""
+    if station.block < 0 or again is None or station.name not in again.rows:
+        return ()
+    extra_ns = sum(again.times[station.name]) - sum(plain.times[station.name])
+    return (_option("recompute", again.rows[station.name], max(0, extra_ns)),)
+
+
+class _Change(NamedTuple):
+    """What an option changes on a block against keeping or recomputing it."""
+
+    segment: Segment
+    saved: int
+    cached: int
+    forward: int
+    alive: int  # S + b
+    extra_ns: int
+
+    def base(self, plain: _Measured, again: _Measured) -> _Measured:
+        """Return what it is compared with: what is offloaded was kept."""
+        return plain if self.segment.mode == "offload" else again
+
+    def on(
+        self, name: str, plain: _Measured, again: _Measured | None
+    ) -> BlockOption | None:
+        """Return the option for another block of the same type."""
+        if again is None or name not in again.rows:
+            return None
+        base = self.base(plain, again)
+        row = base.rows[name]
+        saved = max(0, row.saved + self.saved)
+        base_ns = sum(base.times[name]) - sum(plain.times[name])
         return BlockOption(
-            mode=mode,
-            saved_bytes=row.saved,
-            forward_bytes=row.forward,
-            backward_bytes=row.backward,
-            cached_bytes=row.cached,
-            extra_ns=extra_ns,
+            mode=self.segment.mode,
+            saved_ops=self.segment.saved_ops,
+            input_on_host=self.segment.input_on_host,
+            saved_bytes=saved,
+            cached_bytes=max(0, row.cached + self.cached),
+            forward_bytes=row.forward + self.forward,
+            backward_bytes=row.saved + row.backward + self.alive - saved,
+            extra_ns=max(0, base_ns + self.extra_ns),
         )
 
-    kept = option("keep", keep, 0)
-    if station.block < 0 or again is None:
-        return (kept,)
-    return (kept, option("recompute", again, forward_ns))
+
+def _options_by_type(
+    plain: _Measured,
+    again: _Measured | None,
+    others: Sequence[tuple[Probe, _Measured]],
+    types: Mapping[str, int],
+) -> dict[int, list[_Change]]:
+    """Return what each tried option changes, once for each type of block."""
+    found: dict[int, dict[tuple[object, ...], _Change]] = {}
+    for probe, measured in others if again is not None else ():
+        for segment in probe.segments:
+            name = segment.blocks[0]
+            is_plain = segment.mode == "recompute" and not segment.input_on_host
+            if is_plain or name not in measured.rows or again is None:
+                continue
+            base = (plain if segment.mode == "offload" else again).rows[name]
+            base_ns = (plain if segment.mode == "offload" else again).times[name]
+            row = measured.rows[name]
+            key = segment.mode, segment.saved_ops, segment.input_on_host
+            found.setdefault(types.get(name, -1), {}).setdefault(
+                key,
+                _Change(
+                    segment,
+                    saved=row.saved - base.saved,
+                    cached=row.cached - base.cached,
+                    forward=row.forward - base.forward,
+                    alive=row.saved + row.backward - base.saved - base.backward,
+                    extra_ns=sum(measured.times[name]) - sum(base_ns),
+                ),
+            )
+    return {kind: list(changes.values()) for kind, changes in found.items()}
 
 
-def _optimizer_peak(curve: LiveCurve) -> int:
-    peaks = [
-        curve.most(row.start, row.end)
-        for row in curve.trace.phases
-        if row.name == "optimizer"
-    ]
-    return max(peaks, default=0)
+def _option(mode: Mode, row: StationBytes, extra_ns: int) -> BlockOption:
+    return BlockOption(
+        mode=mode,
+        saved_bytes=row.saved,
+        forward_bytes=row.forward,
+        backward_bytes=row.backward,
+        cached_bytes=row.cached,
+        extra_ns=extra_ns,
+    )

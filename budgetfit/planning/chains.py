@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.precision import find_precision
-from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.recipe import Recipe, Segment, selective_blocks
 from budgetfit.memory.chain_peak import chain_peak_bytes
-from budgetfit.memory.profile import chain_profile
+from budgetfit.memory.profile import Probe, block_types, chain_profile
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
+from budgetfit.planning.op_sets import op_sets_by_type
+from budgetfit.planning.probes import ALL_LEVERS, probe_segments
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.roofline import op_times_ns, step_time_ns, stretch_ns
@@ -21,7 +25,13 @@ if TYPE_CHECKING:
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.stations import Station
+    from budgetfit.planning.probes import Lever
     from budgetfit.planning.traces import Traces
+    from budgetfit.timing.roofline import Nanoseconds
+
+# What an op's output weighs against its time hardly depends on the batch once kernels
+# are busy; sets are chosen once, here.
+REFERENCE_BATCH_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,7 @@ class Setting:
     optimizer: str
     effective_batch_size: int | None = None
     accumulation: int | None = None
+    loss_chunks: int = 1
 
     def accumulation_at(self, batch_size: int) -> int:
         """Return the micro-batches per optimizer step at a micro-batch size."""
@@ -50,6 +61,7 @@ class Setting:
             precision=self.precision,
             optimizer=self.optimizer,
             segments=segments,
+            loss_chunks=self.loss_chunks,
         )
 
 
@@ -61,21 +73,72 @@ def every_block(blocks: tuple[str, ...]) -> tuple[Segment, ...]:
 class Chains:
     """Profiles of a subject's chain; traces only when a program is first asked for."""
 
-    def __init__(self, traces: Traces, setting: Setting) -> None:
+    def __init__(
+        self,
+        traces: Traces,
+        setting: Setting,
+        levers: frozenset[Lever] = ALL_LEVERS,
+    ) -> None:
         self.traces = traces
         self.setting = setting
+        self.levers = levers
         self._profiles: dict[int, ChainProfile] = {}
+        self._probe_segments: list[tuple[Segment, ...]] | None = None
 
     def kept(self, batch_size: int) -> StepTrace:
         """Return the trace with everything kept."""
         return self.traces.of(self.setting.recipe(batch_size))
 
-    def recomputed(self, batch_size: int) -> StepTrace | None:
+    def recomputed(self, batch_size: int) -> Probe | None:
         """Return the trace with every block recomputed; None without blocks."""
-        blocks = self.traces.subject.blocks
-        if not blocks:
+        segments = every_block(self.traces.subject.blocks)
+        if not segments:
             return None
-        return self.traces.of(self.setting.recipe(batch_size, every_block(blocks)))
+        return Probe(
+            self.traces.of(self.setting.recipe(batch_size, segments)), segments
+        )
+
+    def probes(self, batch_size: int) -> list[Probe]:
+        """Return traces that try the further options, each on a block of each type.
+
+        An option that the model cannot run (torch refuses to save what is overwritten
+        later) is left out, and the log says so.
+        """
+        if self._probe_segments is None:
+            self._probe_segments = self._tried(batch_size)
+        return [
+            Probe(self.traces.of(self.setting.recipe(batch_size, segments)), segments)
+            for segments in self._probe_segments
+        ]
+
+    def _tried(self, batch_size: int) -> list[tuple[Segment, ...]]:
+        kept, recomputed = self.kept(batch_size), self.recomputed(batch_size)
+        if recomputed is None or not self.levers:
+            return []
+        size = REFERENCE_BATCH_SIZE if len(kept.batch_sizes) > 1 else batch_size
+        op_sets = (
+            op_sets_by_type(
+                kept,
+                recomputed.trace,
+                size,
+                partial(self._op_times_ns, batch_size=size),
+            )
+            if "selective" in self.levers
+            else {}
+        )
+        while True:
+            tried = probe_segments(block_types(kept), op_sets, self.levers)
+            try:
+                for segments in tried:
+                    self.traces.of(self.setting.recipe(batch_size, segments))
+            except (InputError, TraceError) as error:
+                if not op_sets:
+                    self.traces.log.append(f"no further options: {error}")
+                    return []
+                self.traces.log.append(f"nothing is saved selectively: {error}")
+                op_sets = {}
+            else:
+                return tried
 
     def at(self, batch_size: int) -> ChainProfile:
         """Return the chain at a batch size."""
@@ -93,6 +156,7 @@ class Chains:
         accumulating = Chains(
             self.traces,
             replace(self.setting, effective_batch_size=None, accumulation=2),
+            self.levers,
         )
 
         def profile_at(batch_size: int) -> ChainProfile:
@@ -113,28 +177,40 @@ class Chains:
 
     def _profile(self, batch_size: int) -> ChainProfile:
         kept = self.kept(batch_size)
-        gpu = self.traces.subject.gpu
-        card = kernel_card(gpu)
-        tf32 = find_precision(self.setting.precision).tf32
-        times_ns = op_times_ns(kept, batch_size, gpu, tf32=tf32)
-
-        def times_of(chain: Sequence[Station]) -> list[tuple[int, int]]:
-            return [
-                (
-                    stretch_ns(kept, times_ns, *station.forward),
-                    stretch_ns(kept, times_ns, *station.backward),
-                )
-                for station in chain
-            ]
-
+        recomputed = self.recomputed(batch_size)
         return chain_profile(
             kept,
-            self.recomputed(batch_size),
+            recomputed,
             batch_size,
-            card,
-            times_of,
-            step_time_ns(kept, times_ns).optimizer_ns,
+            kernel_card(self.traces.subject.gpu),
+            partial(self._times_of, batch_size),
+            probes=self.probes(batch_size) if recomputed is not None else (),
+            types=block_types(kept),
+            optimizer_ns=step_time_ns(
+                kept, self._op_times_ns(Probe(kept, ()), batch_size)
+            ).optimizer_ns,
         )
+
+    def _op_times_ns(self, probe: Probe, batch_size: int) -> Nanoseconds:
+        return op_times_ns(
+            probe.trace,
+            batch_size,
+            self.traces.subject.gpu,
+            tf32=find_precision(self.setting.precision).tf32,
+            selective_blocks=selective_blocks(probe.segments),
+        )
+
+    def _times_of(
+        self, batch_size: int, probe: Probe, chain: Sequence[Station]
+    ) -> list[tuple[int, int]]:
+        times_ns = self._op_times_ns(probe, batch_size)
+        return [
+            (
+                stretch_ns(probe.trace, times_ns, *station.forward),
+                stretch_ns(probe.trace, times_ns, *station.backward),
+            )
+            for station in chain
+        ]
 
     def reserve_bytes(self, batch_size: int) -> int:
         """Return how much more the allocator reserves than is live, as a first guess.
@@ -143,15 +219,13 @@ class Chains:
         traced programs at this batch is a fair guess for the programs between them.
         """
         gaps = []
-        for trace in (self.kept(batch_size), self.recomputed(batch_size)):
-            if trace is not None:
-                line = replay(
-                    trace,
-                    batch_size,
-                    self.traces.subject.gpu,
-                    limit_bytes=ENDLESS_BYTES,
-                )
-                gaps.append(line.reserved_bytes - line.allocated_bytes)
+        recomputed = self.recomputed(batch_size)
+        traces = [self.kept(batch_size), *([recomputed.trace] if recomputed else [])]
+        for trace in traces:
+            line = replay(
+                trace, batch_size, self.traces.subject.gpu, limit_bytes=ENDLESS_BYTES
+            )
+            gaps.append(line.reserved_bytes - line.allocated_bytes)
         return min(gaps)
 
 

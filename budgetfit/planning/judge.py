@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import selective_blocks
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
 from budgetfit.planning.op_notes import unverified_op_notes
 from budgetfit.timing.roofline import op_times_ns, step_time_ns
@@ -93,6 +94,12 @@ def context_notes(budget: Budget | None) -> tuple[str, ...]:
 def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:
     """Return the roofline's time of one optimizer step, all micro-batches included."""
     tf32 = find_precision(recipe.precision).tf32
-    times_ns = op_times_ns(trace, recipe.batch_size, gpu, tf32=tf32)
+    times_ns = op_times_ns(
+        trace,
+        recipe.batch_size,
+        gpu,
+        tf32=tf32,
+        selective_blocks=selective_blocks(recipe.segments),
+    )
     steps = recipe.gradient_accumulation_steps
     return step_time_ns(trace, times_ns).total_ns(steps) / 1e6

@@ -7,13 +7,14 @@ other; absolute ones are estimates until ``verify`` has measured a step.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.gpus import Gpu
-from budgetfit.core.step_trace import RATES, Direction, PhaseName, StepTrace
+from budgetfit.core.step_trace import RATES, Direction, Phase, PhaseName, StepTrace
 
 Nanoseconds = NDArray[np.float64]
 
@@ -31,6 +32,10 @@ SLOWEST_LINK: Final = 15.75  # PCIe 3.0 x16, where a card's link is not known
 # One op issued from Python: launch and dispatch, measured at about 4 microseconds on an
 # H100 host. Small ops queue up behind it, so nothing is faster.
 LAUNCH_NS: Final = 4_000.0
+# The same under torch's selective checkpointing, whose dispatch mode runs Python for
+# each op: 4 microseconds became 25 in the forward, 9 became 21 when run again (120 small
+# ops on a CPU, torch 2.13; no GPU is needed to issue ops).
+SELECTIVE_LAUNCH_NS: Final = 20_000.0
 # fp64 results per fp32 one, by compute capability (CUDA C++ Programming Guide,
 # throughput of native arithmetic instructions): one half on data-center cards.
 _FP64_SHARES: Final = {
@@ -62,7 +67,12 @@ class StepTime(NamedTuple):
 
 
 def op_times_ns(
-    trace: StepTrace, batch_size: int, gpu: Gpu, *, tf32: bool
+    trace: StepTrace,
+    batch_size: int,
+    gpu: Gpu,
+    *,
+    tf32: bool,
+    selective_blocks: Collection[str] = (),
 ) -> Nanoseconds:
     """Return how long each op takes, in nanoseconds, in the order of ``trace.ops``.
 
@@ -71,6 +81,7 @@ def op_times_ns(
         batch_size: Samples per micro-batch.
         gpu: Gives the rates and the bandwidth.
         tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
+        selective_blocks: Names of blocks under selective checkpointing.
     """
     ops = trace.ops
     flops = ops.flops_fixed + ops.flops_per_sample * batch_size
@@ -81,7 +92,12 @@ def op_times_ns(
     bytes_per_ns[_HOST] = (gpu.link_gb_per_s or SLOWEST_LINK) * LINK_SHARE
     arithmetic_ns = flops / flops_per_ns[ops.rate]
     slowest: Nanoseconds = np.maximum(arithmetic_ns, moved / bytes_per_ns[ops.rate])
-    return np.maximum(slowest, LAUNCH_NS)
+    launch_ns = np.full(slowest.size, LAUNCH_NS)
+    for each in trace.passes if selective_blocks else ():
+        if trace.block_names[each.block] in selective_blocks:
+            launch_ns[_ops_between(trace, each.start, each.end)] = SELECTIVE_LAUNCH_NS
+    times_ns: Nanoseconds = np.maximum(slowest, launch_ns)
+    return times_ns
 
 
 def stretch_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -> int:
@@ -98,9 +114,9 @@ def stretch_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) ->
         start: Event position at which the stretch begins, as in ``Phase``.
         end: Event position behind it.
     """
-    first, last = np.searchsorted(trace.ops.event, [start, end], side="right")
-    inside = times_ns[first:last]
-    copies = inside[trace.ops.rate[first:last] == _HOST]
+    here = _ops_between(trace, start, end)
+    inside = times_ns[here]
+    copies = inside[trace.ops.rate[here] == _HOST]
     if not copies.size:
         return round(float(inside.sum()))
     kernels = float(inside.sum() - copies.sum())
@@ -141,11 +157,31 @@ def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
         phases = [phase for phase in trace.phases if phase.name == name]
         last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
         found[name] = sum(
-            stretch_ns(trace, times_ns, phase.start, phase.end)
+            _phase_ns(trace, times_ns, phase)
             for phase in phases
             if (phase.step, phase.micro_step) == last
         )
     return StepTime(found["forward"], found["backward"], found["optimizer"])
+
+
+def _ops_between(trace: StepTrace, start: int, end: int) -> slice:
+    """Return which ops belong to the stretch between two event positions."""
+    first, last = np.searchsorted(trace.ops.event, [start, end], side="right")
+    return slice(int(first), int(last))
+
+
+def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
+    """Return a phase's time: its blocks and what lies between, one after the other.
+
+    The compute stream waits for host copies at the edges of each block.
+    """
+    total, position = 0, phase.start
+    for each in sorted(trace.passes, key=lambda row: row.start):
+        if phase.start <= each.start and each.end <= phase.end:
+            total += stretch_ns(trace, times_ns, position, each.start)
+            total += stretch_ns(trace, times_ns, each.start, each.end)
+            position = each.end
+    return total + stretch_ns(trace, times_ns, position, phase.end)
 
 
 def _flops_per_ns(gpu: Gpu, rate: str, *, tf32: bool) -> float:

@@ -12,7 +12,7 @@ from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_points
 from budgetfit.memory.live_curve import LiveCurve
-from budgetfit.memory.profile import chain_profile
+from budgetfit.memory.profile import Probe, chain_profile
 from budgetfit.memory.replay import kernel_card, replay
 from budgetfit.memory.stations import EPILOGUE, PROLOGUE, stations, steady_moment
 from tests.memory.made_traces import MIB, TraceMaker
@@ -95,11 +95,16 @@ def _backward(made: TraceMaker, block: int, *, weights: bool) -> None:
 
 
 EVERY = ((0,), (1,), (2,))
+EACH = tuple(Segment((name,)) for name in "abc")
+
+
+def recomputed() -> Probe:
+    return Probe(chain_trace(EVERY), EACH)
 
 
 @pytest.fixture(scope="module")
 def chain() -> ChainProfile:
-    return chain_profile(chain_trace(), chain_trace(EVERY), 1, CARD)
+    return chain_profile(chain_trace(), recomputed(), 1, CARD)
 
 
 def test_what_runs_around_the_blocks_becomes_stations_of_its_own() -> None:
@@ -167,7 +172,7 @@ PLANS = [
 def test_the_formula_is_the_judge_for_every_segmentation(
     plan: tuple[tuple[int, ...], ...], batch_size: int
 ) -> None:
-    profile = chain_profile(chain_trace(), chain_trace(EVERY), batch_size, CARD)
+    profile = chain_profile(chain_trace(), recomputed(), batch_size, CARD)
     names = ("a", "b", "c")
     segments = [Segment(tuple(names[block] for block in part)) for part in plan]
     judged = replay(chain_trace(plan), batch_size, ADA).allocated_bytes
@@ -184,10 +189,13 @@ def test_without_a_recomputed_trace_everything_is_kept() -> None:
 def test_times_are_those_of_the_stations() -> None:
     profile = chain_profile(
         chain_trace(),
-        chain_trace(EVERY),
+        recomputed(),
         1,
         CARD,
-        lambda found: [(10 * k, 20 * k) for k in range(len(found))],
+        lambda probe, found: [
+            (10 * k, 20 * k + 10 * k * len(probe.segments) // 3)
+            for k in range(len(found))
+        ],
         optimizer_ns=7,
     )
     assert [block.forward_ns for block in profile.blocks] == [0, 10, 20, 30, 40]
@@ -249,7 +257,7 @@ def test_what_recomputing_changes_elsewhere_counts_for_every_plan() -> None:
             made.die("x", "y")
         return made.trace()
 
-    profile = chain_profile(with_extra(0), with_extra(6), 1, CARD)
+    profile = chain_profile(with_extra(0), Probe(with_extra(6), EACH), 1, CARD)
     assert profile.static_bytes == 10 * MIB
     assert profile.blocks[0].keep.forward_bytes == 8 * MIB
 

@@ -1,0 +1,105 @@
+"""What each station of the chain costs in one trace: the letters of rule C.
+
+Read off the curve of live bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from budgetfit.memory.stations import Station, steady_moment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.memory.live_curve import LiveCurve
+
+
+class StationBytes(NamedTuple):
+    """What one station costs in one trace; the letters of rule C."""
+
+    saved: int
+    cached: int
+    forward: int
+    backward: int
+    gradient: int
+
+
+def station_bytes(
+    curve: LiveCurve, chain: Sequence[Station]
+) -> tuple[int, tuple[StationBytes, ...]]:
+    """Return W and each station's S, c, f, b and g in one trace."""
+    step, micro_step = steady_moment(curve.trace)
+    forward = curve.phase("forward", step, micro_step)
+    backward = curve.phase("backward", step, micro_step)
+    static = int(curve.after[forward.start])
+    in_forward = curve.birth >= forward.start
+    prefix = cached = 0
+    measured = []
+    for station in chain:
+        start, end = station.forward
+        begin, stop = station.backward
+        # Alive at the end of this forward, gone before the backward begins.
+        passing = (
+            in_forward
+            & (curve.birth < end)
+            & (curve.death >= end)
+            & (curve.death < backward.start)
+        )
+        # Its output is not cached: it belongs to the station that takes it.
+        output = station.output_storage
+        handed_on = station.output_bytes if output >= 0 and passing[output] else 0
+        new_cached = int(curve.sizes[passing].sum()) - handed_on
+        total = int(curve.after[end]) - static - station.output_bytes
+        new_prefix = total - new_cached
+        grows = (
+            (curve.birth >= begin)
+            & (curve.birth < stop)
+            & (curve.death >= backward.end)
+            & (curve.birth >= backward.start)
+        )
+        measured.append(
+            StationBytes(
+                saved=new_prefix - prefix,
+                cached=new_cached - cached,
+                forward=curve.most(start, end) - static - prefix - cached,
+                backward=curve.most(begin, stop) - static - new_prefix
+                if stop > begin
+                else 0,
+                gradient=int(curve.sizes[grows].sum()),
+            )
+        )
+        prefix, cached = new_prefix, new_cached
+    return static, _above_the_base(chain, measured)
+
+
+def _above_the_base(
+    chain: Sequence[Station], measured: Sequence[StationBytes]
+) -> tuple[StationBytes, ...]:
+    """Let b count above prefix + incoming gradient + gradients of later stations."""
+    later = 0
+    result: list[StationBytes] = []
+    for index in range(len(chain) - 1, -1, -1):
+        row = measured[index]
+        incoming = chain[index].output_bytes if index + 1 < len(chain) else 0
+        backward = row.backward - incoming - later if row.backward else 0
+        result.append(row._replace(backward=backward))
+        later += row.gradient
+    return tuple(reversed(result))
+
+
+def worst(rows: Sequence[StationBytes]) -> StationBytes:
+    """What cannot be wrapped may still cost more once something else is recomputed.
+
+    An encoder's output, for one, lives on as the input of every recomputed decoder
+    block and not at all where the decoder saves a low-precision copy. The largest value
+    holds for every plan.
+    """
+    saved = max(row.saved for row in rows)
+    return StationBytes(
+        saved=saved,
+        cached=max(row.saved + row.cached for row in rows) - saved,
+        forward=max(row.forward for row in rows),
+        backward=max(row.backward for row in rows),
+        gradient=max(row.gradient for row in rows),
+    )

@@ -1,0 +1,155 @@
+"""Which op outputs a block could save selectively: a few good sets for each type.
+
+Under torch's selective checkpointing every op that is not saved runs again, up to the
+last one that backward waits for, whether or not something needs it. So times and bytes
+of saved ops add up, and the best sets are those of a knapsack. What a set really costs
+is measured by a probe (``planning.probes``).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from budgetfit.memory.caching_allocator import round_bytes
+from budgetfit.memory.profile import Probe, block_types
+from budgetfit.memory.stations import steady_moment
+from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.core.step_trace import Direction, StepTrace
+    from budgetfit.timing.roofline import Nanoseconds
+
+MOST_SETS: Final = 3  # for each type of block; each is one more option to trace
+# Copies to another dtype: autocast keeps those of weights, so that the same call need
+# not come in the recomputation (pytorch#141896, solver-facts P10).
+_CASTS: Final = ("aten._to_copy.default",)
+_IN_PLACE: Final = re.compile(r"\w+\.\w*[^_]_\.")
+_FEW: Final = 8  # ops of the backward pass that may come before the recomputation
+
+
+class _Op(NamedTuple):
+    """One call in a block: its name and number, what it makes and how long it takes."""
+
+    name: str
+    call: int
+    made_bytes: int
+    time_ns: float
+
+
+def op_sets_by_type(
+    kept: StepTrace,
+    recomputed: StepTrace,
+    batch_size: int,
+    op_times_ns: Callable[[Probe], Nanoseconds],
+) -> dict[int, list[tuple[str, ...]]]:
+    """Return, for each type of block, what it could save, least bytes first.
+
+    Args:
+        kept: A trace with nothing recomputed, whose blocks give the types.
+        recomputed: One with every block recomputed: its backward tells what runs again.
+        batch_size: Where sizes and times are compared.
+        op_times_ns: How long each op of a trace takes.
+    """
+    types = block_types(kept)
+    times_ns = op_times_ns(Probe(recomputed, ()))
+    found: dict[int, list[tuple[str, ...]]] = {}
+    for kind in sorted(set(types.values())):
+        names = [name for name in types if types[name] == kind]
+        block = names[len(names) // 2]
+        ops = _run_again(recomputed, block, batch_size, times_ns)
+        choice = [op for at, op in enumerate(ops) if _can_be_saved(ops, at)]
+        items = [
+            OpItem(
+                saved_bytes=op.made_bytes,
+                saved_ns=round(op.time_ns),
+                group=0 if is_random(op.name) else None,
+            )
+            for op in choice
+        ]
+        sets = pareto_op_sets(items, MOST_SETS)
+        found[kind] = [
+            tuple(f"{choice[at].name}:{choice[at].call}" for at in sorted(chosen))
+            for chosen in sets
+        ]
+    return found
+
+
+@functools.cache
+def is_random(name: str) -> bool:
+    """Whether an op draws random numbers, or may; the name is as in ``op_names``."""
+    namespace, packet, overload = name.split(".")
+    op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _can_be_saved(ops: Sequence[_Op], at: int) -> bool:
+    """Whether an op makes something that stays as it is."""
+    follower = ops[at + 1].name if at + 1 < len(ops) else ""
+    return (
+        ops[at].made_bytes > 0
+        and ops[at].name not in _CASTS
+        and _IN_PLACE.match(ops[at].name) is None
+        # It would overwrite what was saved, which torch refuses (solver-facts P9).
+        and _IN_PLACE.match(follower) is None
+    )
+
+
+def _run_again(
+    trace: StepTrace, block: str, batch_size: int, times_ns: Nanoseconds
+) -> list[_Op]:
+    """Return the calls of a block's forward that run again in its backward."""
+    forward = _rows(trace, block, "forward")
+    backward = _rows(trace, block, "backward")
+    names = [trace.op_names[trace.ops.name[row]] for row in forward]
+    again = [trace.op_names[trace.ops.name[row]] for row in backward]
+
+    def alike(offset: int) -> int:
+        pairs = zip(names, again[offset:], strict=False)
+        return next((n for n, (a, b) in enumerate(pairs) if a != b), len(again))
+
+    offset = max(range(min(_FEW, len(again))), key=alike, default=0)
+    length = min(alike(offset), len(names), len(again) - offset)
+    calls: Counter[str] = Counter()
+    ops = []
+    for name, row in zip(names[:length], backward[offset:], strict=False):
+        time_ns = float(times_ns[row])
+        ops.append(_Op(name, calls[name], _made_bytes(trace, row, batch_size), time_ns))
+        calls[name] += 1
+    return ops
+
+
+def _rows(trace: StepTrace, block: str, direction: Direction) -> range:
+    """Return the numbers of the ops of one block's pass in the steady micro-step."""
+    step, micro_step = steady_moment(trace)
+    for row in trace.passes:
+        if (
+            trace.block_names[row.block] == block
+            and row.direction == direction
+            and (row.step, row.micro_step) == (step, micro_step)
+        ):
+            first, last = trace.ops.event.searchsorted(
+                [row.start, row.end], side="right"
+            )
+            return range(int(first), int(last))
+    return range(0)
+
+
+def _made_bytes(trace: StepTrace, row: int, batch_size: int) -> int:
+    """Return the bytes that an op makes and leaves behind."""
+    start = int(trace.ops.event[row - 1]) if row else 0
+    events = trace.events[start : trace.ops.event[row]]
+    freed = set((-events[events < 0]).tolist())
+    total = 0
+    for event in events[events > 0].tolist():
+        if event not in freed:
+            size = trace.fixed_bytes[event - 1]
+            size += trace.bytes_per_sample[event - 1] * batch_size
+            total += round_bytes(int(size))
+    return total
