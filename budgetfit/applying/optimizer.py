@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses import FakeTensor
 
+from budgetfit.applying.adamw_8bit import PAGED_NOTE, adamw_8bit, paged_adamw_8bit
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -146,6 +147,13 @@ _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
+    "adamw_bnb_8bit": adamw_8bit,
+    "paged_adamw_8bit": paged_adamw_8bit,
 }
 
 OPTIMIZER_NAMES: tuple[str, ...] = tuple(_MAKERS)
+
+
+def optimizer_notes(name: str) -> tuple[str, ...]:
+    """Say what a prediction leaves out of an optimizer; () if nothing."""
+    return (PAGED_NOTE,) if name == "paged_adamw_8bit" else ()

@@ -65,6 +65,14 @@ OPTIMIZERS: Final = {
     "sgd": Part("torch.optim.SGD(parameters, lr=lr)"),
     "adagrad": Part("torch.optim.Adagrad(parameters, lr=lr)"),
     "rmsprop": Part("torch.optim.RMSprop(parameters, lr=lr)"),
+    "adamw_bnb_8bit": Part(
+        "AdamW(parameters, lr=lr, weight_decay=0.0, optim_bits=8)",
+        ("from bitsandbytes.optim import AdamW",),
+    ),
+    "paged_adamw_8bit": Part(
+        "AdamW(parameters, lr=lr, weight_decay=0.0, optim_bits=8, is_paged=True)",
+        ("from bitsandbytes.optim import AdamW",),
+    ),
     "adafactor": Part(
         "Adafactor(\n        parameters, lr=lr, scale_parameter=False, "
         "relative_step=False\n    )",

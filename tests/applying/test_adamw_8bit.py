@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from budgetfit.applying.adamw_8bit import StandIn
+from budgetfit.applying.optimizer import make_optimizer, optimizer_notes
+from budgetfit.core.errors import InputError
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.memory.replay import replay
+from tests.traced import ADA, session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# A bias, the smallest tensor with 8-bit states, one with a last block of 1 element,
+# a paged one, and one that is not contiguous.
+SHAPES = ((4095,), (64, 64), (4097,), (400, 250), (100, 80))
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    made[-1] = torch.nn.Parameter(torch.ones(SHAPES[-1][::-1]).t())
+    for parameter in made:
+        parameter.grad = torch.ones_like(parameter)
+    return made
+
+
+def stepped(name: str) -> list[dict[str, tuple[object, ...]]]:
+    """Return the states after a step of the stand-in, tensor by tensor, in order."""
+    with FakeTensorMode():
+        fakes = parameters()
+        optimizer = make_optimizer(name, fakes, device_type="cpu")
+        assert isinstance(optimizer, StandIn)
+        optimizer.step()
+    return described(optimizer, fakes)
+
+
+def described(
+    optimizer: torch.optim.Optimizer, trained: Iterable[torch.nn.Parameter]
+) -> list[dict[str, tuple[object, ...]]]:
+    return [
+        {
+            name: (tuple(value.shape), value.stride(), value.dtype)
+            for name, value in optimizer.state[parameter].items()
+            if isinstance(value, torch.Tensor)
+        }
+        for parameter in trained
+    ]
+
+
+def test_tensors_from_4096_elements_on_have_8_bit_states_and_a_scale_per_256() -> None:
+    small, square, odd, large, turned = stepped("adamw_bnb_8bit")
+    assert small == dict.fromkeys(("state1", "state2"), ((4095,), (1,), torch.float32))
+    assert list(square) == ["state1", "qmap1", "state2", "qmap2", "absmax1", "absmax2"]
+    assert square["state1"] == square["state2"] == ((64, 64), (64, 1), torch.uint8)
+    assert square["qmap1"] == ((256,), (1,), torch.float32)
+    assert square["absmax1"] == ((16,), (1,), torch.float32)
+    assert odd["absmax2"] == ((17,), (1,), torch.float32)
+    assert large["state1"] == ((400, 250), (250, 1), torch.uint8)
+    assert turned["state1"] == ((100, 80), (1, 100), torch.uint8)
+
+
+def test_states_are_those_of_the_library() -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    trained = parameters()
+    optimizer = make_optimizer("adamw_bnb_8bit", trained, device_type="cpu")
+    optimizer.step()
+    assert described(optimizer, trained) == stepped("adamw_bnb_8bit")
+
+
+def test_paged_states_of_large_tensors_are_outside_the_allocator() -> None:
+    *_, large, turned = stepped("paged_adamw_8bit")
+    assert large["state1"] == large["state2"] == ((0,), (1,), torch.uint8)
+    assert large["absmax1"] == ((391,), (1,), torch.float32)
+    assert turned["state1"] == ((100, 80), (1, 100), torch.uint8)
+    assert "managed memory" in optimizer_notes("paged_adamw_8bit")[0]
+    assert optimizer_notes("adamw_bnb_8bit") == ()
+
+
+def test_a_step_of_a_trace_makes_the_states_and_nothing_that_passes() -> None:
+    # Three weights of 512 x 512: 2 bytes each, 1024 scales of 4 bytes twice, and two
+    # tables for all.
+    trace = session("mebi").of(Recipe(batch_size=2, optimizer="adamw_bnb_8bit"))
+    states = trace.fixed_bytes[trace.category == CATEGORIES.index("optimizer_state")]
+    assert states.sum() == 3 * (2 * 512 * 512 + 2 * 1024 * 4) + 2 * 256 * 4
+    assert "budgetfit.adamw_8bit_.default" in trace.op_names
+    without = session("mebi").of(Recipe(batch_size=2, optimizer="sgd"))
+    ours, plain = (
+        replay(each, 2, find_gpu(ADA)).phase_peaks_bytes["optimizer"]
+        for each in (trace, without)
+    )
+    assert ours == plain + states.sum()
+
+
+def test_training_without_the_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(InputError, match="pip install bitsandbytes"):
+        make_optimizer("adamw_bnb_8bit", parameters(), device_type="cpu")
