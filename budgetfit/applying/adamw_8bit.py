@@ -6,13 +6,14 @@ is which states it makes, by tensor, and in what order; that is repeated here. S
 ``update_step``, ``get_state_buffer``.
 
 Assumed: a version whose blocks have 256 elements, and no overrides by the library's
-``GlobalOptimManager``; transformers' Trainer registers embeddings there, which then keep
-32-bit states.
+``GlobalOptimManager``. transformers' Trainer registers embeddings there, which then
+keep 32-bit states.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -109,13 +110,13 @@ def adamw_8bit(
     if any(isinstance(parameter, FakeTensor) for parameter in parameters):
         return StandIn(parameters, lr, paged=paged)
     try:
-        from bitsandbytes.optim import AdamW  # noqa: PLC0415 - optional, and slow
+        library: Any = importlib.import_module("bitsandbytes.optim")
     except ImportError as error:
         raise InputError(
             "This optimizer is bitsandbytes'. Planning needs no bitsandbytes, training "
             f"does: pip install bitsandbytes ({error})."
         ) from None
-    made: torch.optim.Optimizer = AdamW(
+    made: torch.optim.Optimizer = library.AdamW(
         parameters, lr, (0.9, 0.999), 1e-8, 0.0, optim_bits=8, is_paged=paged
     )
     return made
