@@ -171,19 +171,16 @@ class StorageLog(TorchDispatchMode):
         semantics = self._semantics
         if semantics is None:
             out = self._run(func, args, kwargs)
-            self.see(out)
-            if op_name(func) == TO_HOST:
-                self.ignore(out)
-            return out
-        out = semantics.run(self._run, func, args, kwargs)
-        if func.is_view:
+        else:
+            out = semantics.run(self._run, func, args, kwargs)
+        if op_name(func) == TO_HOST:  # not a byte, not even for a moment
+            self.born(out, size_bytes=0)
+        if semantics is None or func.is_view:
             self.see(out)
             return out
         self._log_allocations(func, semantics.scratch(func, args, kwargs, out), out)
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
         name = op_name(func)
-        if name == TO_HOST:
-            self.ignore(out)
         if flops or moved_bytes:
             layer, event = self.current_layer(), len(self.events)
             self.ops.append(OpRow(name, event, layer, rate, flops, moved_bytes))
@@ -252,7 +249,12 @@ class StorageLog(TorchDispatchMode):
         finally:
             self.category = before
 
-    def born(self, tensor: torch.Tensor, category: Category | None = None) -> int:
+    def born(
+        self,
+        tensor: torch.Tensor,
+        category: Category | None = None,
+        size_bytes: int | None = None,
+    ) -> int:
         """Log a tensor's storage if it is new; return its index (-1: it has none)."""
         if tensor.layout is not torch.strided:
             return -1
@@ -262,7 +264,7 @@ class StorageLog(TorchDispatchMode):
         if known is not None:
             return known[0]
         index = self._allocate(
-            storage.nbytes(),
+            storage.nbytes() if size_bytes is None else size_bytes,
             self._category_now() if category is None else _CATEGORY[category],
         )
         self._alive[key] = (

@@ -6,6 +6,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.core.step_trace import TO_DEVICE, TO_HOST
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,7 +28,9 @@ def verified_ops() -> frozenset[str]:
 
 
 def is_verified(func: OpOverload, args: tuple[Any, ...] = ()) -> bool:
-    """Say whether a call's memory is known. Ops that are not aten's never are."""
+    """Say whether a call's memory is known: of ops beside aten's, our copies' is."""
+    if str(func) in (TO_HOST, TO_DEVICE):  # a copy makes its output and nothing else
+        return True
     name = str(func).partition(".")[2]
     if func.namespace != "aten" or name not in verified_ops():
         return False
