@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from budgetfit.applying.call_model import loss_of
 from budgetfit.applying.checkpoint import apply_segments
+from budgetfit.applying.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizer import (
     LEARNING_RATE,
     make_optimizer,
@@ -102,6 +104,15 @@ class Run:
                     keep_own_checkpointing=keep_own_checkpointing,
                 )
             )
+            self._chunked_loss: ChunkedLoss | None = None
+            if recipe.loss_chunks > 1:
+                self._chunked_loss = chunk_loss(
+                    model,
+                    recipe.loss_chunks,
+                    self._undo,
+                    loss=loss,
+                    determinism_check=determinism_check,
+                )
             self.optimizer = make_optimizer(
                 _same_optimizer(recipe.optimizer, optimizer),
                 model.parameters(),
@@ -216,7 +227,7 @@ class Run:
         """Forward and backward of one micro-batch, in the order of applying P4."""
         if not self.model.training:
             self.model.train()  # evaluated in between: per-layer flags need it
-        with self.autocast():
+        with self.autocast(), self._training_call():
             loss = loss_of(self.model, batch, self._loss)
         # On CUDA some losses come in a storage of the size of their input (mse_loss
         # does): the copy and the division, by 1 too, leave it behind.
@@ -227,6 +238,11 @@ class Run:
         self._on_phase("backward")
         loss.backward()
         return reported
+
+    def _training_call(self) -> AbstractContextManager[None]:
+        """Return what belongs around a forward that is trained on."""
+        chunked = self._chunked_loss
+        return nullcontext() if chunked is None else chunked.training_call()
 
     def _update(self, max_grad_norm: float | None, gradient_scale: float) -> None:
         self._on_phase("optimizer")
