@@ -12,7 +12,8 @@ import functools
 import torch
 
 # Kept for as long as the process: its end would take the ops away.
-_LIBRARY = torch.library.Library("budgetfit", "DEF")
+# A fragment: several files define ops of this namespace.
+_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 _LIBRARY.define("to_host(Tensor x) -> Tensor")
 _LIBRARY.define("to_device(Tensor host, Device device) -> Tensor")
 
