@@ -37,7 +37,8 @@ PAGED_NOTE: Final = (
 
 # One kernel for each tensor, in place and without temporaries: an op of our own, so
 # that the roofline sees the bytes that it moves. It never runs on real tensors.
-_LIBRARY = torch.library.Library("budgetfit", "DEF")
+# A fragment: several files define ops of this namespace.
+_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 _LIBRARY.define(
     "adamw_8bit_(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states) -> ()"
 )
