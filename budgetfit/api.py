@@ -28,7 +28,12 @@ from budgetfit.planning.make_plan import (
 )
 from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.verify_plan import verify_plan
-from budgetfit.reporting.text import render_estimate, render_plan, render_verification
+from budgetfit.reporting.text import (
+    render_estimate,
+    render_plan,
+    render_verification,
+    render_why,
+)
 from budgetfit.tracing.batch_shapes import batch_size_of
 
 if TYPE_CHECKING:
@@ -346,5 +351,8 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
 
 
 TEXT.update(
-    Plan=render_plan, Estimate=render_estimate, Verification=render_verification
+    Plan=render_plan,
+    Estimate=render_estimate,
+    Verification=render_verification,
+    BlockRow=render_why,
 )

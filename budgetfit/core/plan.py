@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.core.block_table import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu
@@ -98,11 +99,21 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another recipe, judged like the plan itself."""
+    """Another recipe, judged like the plan itself.
+
+    Attributes:
+        label: What is different, in plain words.
+        estimate: At its own best batch size.
+        fits: Whether the judge let it pass.
+        changes_training: Whether it trains other numbers: only suggested, never chosen.
+        note: What to know before taking it; empty if nothing.
+    """
 
     label: str
     estimate: Estimate
     fits: bool
+    changes_training: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +133,9 @@ class ModelSummary:
 class Plan:
     """The recommended settings and the evidence for them.
 
-    ``source`` holds the live model, batch, loss and optimizer that ``apply`` and
-    ``verify`` use; it is not saved, so a loaded plan needs them handed in again.
+    ``block_table`` says why each block is treated as it is. ``source`` holds the live
+    model, batch, loss and optimizer that ``apply`` and ``verify`` use; it is not saved,
+    so a loaded plan needs them handed in again.
     """
 
     recipe: Recipe
@@ -134,6 +146,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     warnings: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
+    block_table: tuple[BlockRow, ...] = ()
     source: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -143,6 +156,17 @@ class Plan:
     def fits(self) -> bool:
         """Whether the judge let the recipe pass."""
         return bool(self.estimate.fits)
+
+    def why(self, block: str) -> str:
+        """Say why a block is treated as it is, with what each other treatment would do.
+
+        Args:
+            block: Its module path, or the end of it: ``layers.3``.
+
+        Raises:
+            InputError: If the plan has no such block, or several.
+        """
+        return _text(find_block(self.block_table, block))
 
     def to_json(self) -> str:
         """Return the plan as one JSON document."""

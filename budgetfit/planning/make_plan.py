@@ -18,6 +18,7 @@ from budgetfit.planning.layer_table import layer_table
 from budgetfit.planning.search import Found, Request, policy_segments, rank, search
 from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
 from budgetfit.planning.what_if import alternatives, does_not_fit, smallest
+from budgetfit.planning.why import block_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,6 +102,9 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
             "card": subject.gpu.source,
             "notes": list(subject.notes),
         },
+        block_table=block_table(
+            chains.at(estimate.recipe.batch_size), estimate, budget
+        ),
     )
 
 
@@ -137,6 +141,7 @@ def _best_judged(
         row
         for row in others
         if row.fits
+        and not row.changes_training
         and rank(row.estimate, request.objective) < rank(estimate, request.objective)
     ]
     if request.checkpointing != "auto" or not ahead:

@@ -9,10 +9,12 @@ from budgetfit.reporting.layout import make_console, render, show
 from budgetfit.reporting.plan_text import plan_text
 from budgetfit.reporting.tables import gpus_text, layers_text
 from budgetfit.reporting.verification_text import verification_text
+from budgetfit.reporting.why_text import why_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from budgetfit.core.block_table import BlockRow
     from budgetfit.core.plan import Estimate, Plan, Verification
 
 __all__ = [
@@ -26,8 +28,10 @@ __all__ = [
     "render_estimate",
     "render_plan",
     "render_verification",
+    "render_why",
     "show",
     "verification_text",
+    "why_text",
 ]
 
 
@@ -44,6 +48,11 @@ def render_estimate(estimate: Estimate) -> str:
 def render_verification(check: Verification) -> str:
     """Return the verification as plain text, for ``print(check)``."""
     return render(verification_text(check))
+
+
+def render_why(row: BlockRow) -> str:
+    """Return why a block is treated as it is, as plain text, for ``plan.why``."""
+    return render(why_text(row))
 
 
 def print_plan(

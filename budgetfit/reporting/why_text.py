@@ -1,0 +1,112 @@
+"""Why a block is treated as it is, as text: the reason, then every treatment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.reporting.layout import bullets, section, table
+from budgetfit.reporting.words import time_text
+
+if TYPE_CHECKING:
+    from budgetfit.core.block_table import BlockChoice, BlockRow
+
+_COLUMNS = ("", "waits", "adds", "micro-batch", "peak", "")
+_SAME_MS = 1e-6  # times are whole nanoseconds
+_LEGEND = (
+    "waits: bytes from its forward to its backward. adds: time. micro-batch, peak: of "
+    "the whole\nplan with only this changed, by the chain formula (live bytes)."
+)
+
+
+def why_text(row: BlockRow) -> RenderableType:
+    """Render one block of a plan."""
+    return Group(
+        section(f"{row.name} is {_treatment(row)}", bullets(_reasons(row))),
+        table(_COLUMNS, [_line(row, choice) for choice in row.choices], left=(0, 5)),
+        Text(_LEGEND, style="dim"),
+    )
+
+
+def choice_text(choice: BlockChoice) -> str:
+    """Name a treatment in a few words."""
+    if choice.mode == "selective":
+        count = len(choice.saved_ops)
+        return f"selective, saves {count} op{'s' if count > 1 else ''}"
+    if choice.input_on_host:
+        return "recomputed, input on host"
+    names = {"keep": "kept", "recompute": "recomputed", "offload": "offloaded"}
+    return names[choice.mode]
+
+
+def _treatment(row: BlockRow) -> str:
+    text = choice_text(row.choice)
+    if len(row.segment) > 1:
+        levels = ", in two levels" if row.nested else ""
+        text += f" together with {len(row.segment) - 1} more{levels}"
+    return text
+
+
+def _reasons(row: BlockRow) -> list[str]:
+    texts = [_price(row)] if row.choice.mode != "keep" else []
+    if row.choice.saved_ops:
+        texts.append(f"saves the outputs of {', '.join(row.choice.saved_ops)}")
+    texts.append(_reason(row))
+    texts.append(
+        f"at its own peak {format_bytes(row.peak_bytes)} are alive, "
+        f"{format_bytes(abs(row.headroom_bytes))} "
+        f"{'below' if row.headroom_bytes >= 0 else 'above'} the limit of "
+        f"{format_bytes(row.limit_bytes)}; "
+        f"{format_bytes(row.prefix_bytes)} of that was there before it ran"
+    )
+    return texts
+
+
+def _price(row: BlockRow) -> str:
+    """What the treatment saves and costs, against keeping everything of the block."""
+    kept, chosen = row.choices[0], row.choice
+    saved = kept.saved_bytes - chosen.saved_bytes
+    return (
+        f"{format_bytes(abs(saved))} {'less' if saved >= 0 else 'more'} wait for its "
+        f"backward than if it were kept, for {time_text(chosen.extra_ms)} in each "
+        "micro-batch"
+    )
+
+
+def _reason(row: BlockRow) -> str:
+    """Why no faster treatment was taken."""
+    now = row.choice
+    faster = [c for c in row.choices if c.plan_ms < now.plan_ms - _SAME_MS]
+    if not faster:
+        return "nothing is faster, and the plan fits with it"
+    over = [c for c in faster if c.plan_peak_bytes > row.limit_bytes]
+    if len(over) == len(faster):
+        least = min(over, key=lambda c: c.plan_peak_bytes)
+        excess = least.plan_peak_bytes - row.limit_bytes
+        return (
+            "every faster treatment is too much: even "
+            f"{choice_text(least)} would be {format_bytes(excess)} over the limit"
+        )
+    other = min((c for c in faster if c not in over), key=lambda choice: choice.plan_ms)
+    gain = now.plan_ms - other.plan_ms
+    return (
+        f"{choice_text(other)} would be {time_text(gain)} faster and fit by the "
+        "formula; the plan was chosen as a whole, by its objective and the judge"
+    )
+
+
+def _line(row: BlockRow, choice: BlockChoice) -> tuple[str, ...]:
+    excess = choice.plan_peak_bytes - row.limit_bytes
+    chosen = choice == row.choice
+    verdict = "fits" if excess <= 0 else f"{format_bytes(excess)} too much"
+    return (
+        ("> " if chosen else "  ") + choice_text(choice),
+        format_bytes(choice.saved_bytes),
+        time_text(choice.extra_ms),
+        time_text(choice.plan_ms),
+        format_bytes(choice.plan_peak_bytes),
+        "this plan" if chosen else verdict,
+    )
