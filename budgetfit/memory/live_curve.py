@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.step_trace import StepTrace
-from budgetfit.memory.replay import block_bytes
+from budgetfit.memory.replay import block_bytes, storage_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import Phase
@@ -39,11 +39,20 @@ class LiveCurve:
         card: KernelCard,
         *,
         expandable_segments: bool = False,
+        tails: bool = True,
     ) -> LiveCurve:
-        """Scale the trace to ``batch_size`` and add it up."""
-        sizes = block_bytes(
-            trace, batch_size, card, expandable_segments=expandable_segments
-        )
+        """Scale the trace to ``batch_size`` and add it up.
+
+        Without ``tails`` sizes are only rounded to 512 bytes: 20 times as fast, and up
+        to 1.5 % less where tensors are of a few MiB, because the allocator does not
+        split small tails off.
+        """
+        if tails:
+            sizes = block_bytes(
+                trace, batch_size, card, expandable_segments=expandable_segments
+            )
+        else:
+            sizes = (storage_bytes(trace, batch_size, card) + 511) & -512
         events = trace.events.astype(np.int64)
         storage = np.abs(events) - 1
         after = np.concatenate([[0], np.cumsum(np.sign(events) * sizes[storage])])

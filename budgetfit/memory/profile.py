@@ -13,7 +13,7 @@ type.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -86,6 +86,7 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
     types: Mapping[str, int] | None = None,
     optimizer_ns: int = 0,
     expandable_segments: bool = False,
+    tails: bool = True,
 ) -> ChainProfile:
     """Return the chain at ``batch_size``: sizes from the traces, times as given.
 
@@ -101,11 +102,16 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         types: Each block's type, as ``block_types`` tells; needed with ``probes``.
         optimizer_ns: Time of one optimizer step.
         expandable_segments: The allocator setting, which decides on block tails.
+        tails: See ``LiveCurve.of``.
     """
 
     def measured(probe: Probe) -> _Measured:
         curve = LiveCurve.of(
-            probe.trace, batch_size, card, expandable_segments=expandable_segments
+            probe.trace,
+            batch_size,
+            card,
+            expandable_segments=expandable_segments,
+            tails=tails,
         )
         return _Measured.of(probe, curve, times_of)
 
@@ -149,6 +155,61 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         optimizer_bytes=max(0, plain.optimizer_peak - static - gradients),
         optimizer_ns=optimizer_ns,
         blocks=blocks,
+    )
+
+
+def with_other_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
+    chain: ChainProfile,
+    before: Probe,
+    after: Probe,
+    batch_size: int,
+    card: KernelCard,
+    times_of: TimesOf | None = None,
+    *,
+    tails: bool = True,
+) -> ChainProfile:
+    """Return the chain with what comes behind the blocks changed: a loss in parts.
+
+    Args:
+        chain: The chain of programs like ``before``.
+        before: A trace of such a program.
+        after: One that differs from it behind the blocks only.
+        batch_size: As in ``chain_profile``, like what follows.
+        card: Sizes the kernels' scratch memory.
+        times_of: Says how long each station takes.
+        tails: See ``LiveCurve.of``.
+    """
+    old, new = (
+        _Measured.of(
+            probe, LiveCurve.of(probe.trace, batch_size, card, tails=tails), times_of
+        )
+        for probe in (before, after)
+    )
+    last = chain.blocks[-1]
+    one, other = old.rows[last.name], new.rows[last.name]
+    saved = max(0, last.keep.saved_bytes + other.saved - one.saved)
+    alive = other.saved + other.backward - one.saved - one.backward
+    option = BlockOption(
+        mode="keep",
+        saved_bytes=saved,
+        forward_bytes=last.keep.forward_bytes + other.forward - one.forward,
+        backward_bytes=last.keep.saved_bytes + last.keep.backward_bytes + alive - saved,
+        cached_bytes=max(0, last.keep.cached_bytes + other.cached - one.cached),
+    )
+    (forward_ns, backward_ns), (new_forward_ns, new_backward_ns) = (
+        each.times[last.name] for each in (old, new)
+    )
+    changed = replace(
+        last,
+        options=(option,),
+        gradient_bytes=max(0, last.gradient_bytes + other.gradient - one.gradient),
+        forward_ns=max(0, last.forward_ns + new_forward_ns - forward_ns),
+        backward_ns=max(0, last.backward_ns + new_backward_ns - backward_ns),
+    )
+    return replace(
+        chain,
+        static_bytes=max(chain.static_bytes, new.static),
+        blocks=(*chain.blocks[:-1], changed),
     )
 
 

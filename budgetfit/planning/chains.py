@@ -11,7 +11,12 @@ from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment, selective_blocks
 from budgetfit.memory.chain_peak import chain_peak_bytes
-from budgetfit.memory.profile import Probe, block_types, chain_profile
+from budgetfit.memory.profile import (
+    Probe,
+    block_types,
+    chain_profile,
+    with_other_epilogue,
+)
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.op_sets import op_sets_by_type
 from budgetfit.planning.probes import ALL_LEVERS, probe_segments
@@ -78,11 +83,13 @@ class Chains:
         traces: Traces,
         setting: Setting,
         levers: frozenset[Lever] = ALL_LEVERS,
+        whole_loss: Chains | None = None,
     ) -> None:
         self.traces = traces
         self.setting = setting
         self.levers = levers
-        self._profiles: dict[int, ChainProfile] = {}
+        self._whole_loss = whole_loss
+        self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._probe_segments: list[tuple[Segment, ...]] | None = None
 
     def kept(self, batch_size: int) -> StepTrace:
@@ -140,33 +147,43 @@ class Chains:
             else:
                 return tried
 
-    def at(self, batch_size: int) -> ChainProfile:
-        """Return the chain at a batch size."""
-        if batch_size not in self._profiles:
-            self._profiles[batch_size] = self._profile(batch_size)
-        return self._profiles[batch_size]
+    def with_loss_chunks(self, loss_chunks: int) -> Chains:
+        """Return the chains of the same programs with the loss in so many parts."""
+        setting = replace(self.setting, loss_chunks=loss_chunks)
+        return Chains(self.traces, setting, self.levers, whole_loss=self)
 
-    def within(self, limit_bytes: int) -> Callable[[int], ChainProfile]:
+    def at(self, batch_size: int, *, tails: bool = True) -> ChainProfile:
+        """Return the chain at a batch size; ``tails`` as in ``LiveCurve.of``."""
+        key = batch_size, tails
+        if key not in self._profiles:
+            profile = self._profile if self._whole_loss is None else self._other_loss
+            self._profiles[key] = profile(batch_size, tails=tails)
+        return self._profiles[key]
+
+    def within(
+        self, limit_bytes: int, *, tails: bool = True
+    ) -> Callable[[int], ChainProfile]:
         """Return ``at`` for a search under a limit.
 
         The whole effective batch at once is a program of its own (gradients come and
         go), which is worth its traces only if it has a chance to fit.
         """
         effective = self.setting.effective_batch_size
-        accumulating = Chains(
-            self.traces,
-            replace(self.setting, effective_batch_size=None, accumulation=2),
-            self.levers,
-        )
+        accumulating = self._accumulating()
 
         def profile_at(batch_size: int) -> ChainProfile:
             if batch_size == effective and batch_size > 1:
-                chain = accumulating.at(batch_size)
+                chain = accumulating.at(batch_size, tails=tails)
                 if self._least_bytes(chain) > limit_bytes:
                     return chain
-            return self.at(batch_size)
+            return self.at(batch_size, tails=tails)
 
         return profile_at
+
+    def _accumulating(self) -> Chains:
+        setting = replace(self.setting, effective_batch_size=None, accumulation=2)
+        whole = self._whole_loss and self._whole_loss._accumulating()  # noqa: SLF001
+        return Chains(self.traces, setting, self.levers, whole_loss=whole)
 
     def _least_bytes(self, chain: ChainProfile) -> int:
         """Return a peak that no plan is below, were the gradients not there at all."""
@@ -175,7 +192,28 @@ class Chains:
         gradients = sum(4 * p.numel() for p in parameters if p.requires_grad)
         return chain_peak_bytes(chain, segments) - gradients
 
-    def _profile(self, batch_size: int) -> ChainProfile:
+    def _other_loss(self, batch_size: int, *, tails: bool) -> ChainProfile:
+        """Return the chain of the whole loss with what is behind the blocks changed.
+
+        One program tells, with every block recomputed: blocks do not depend on it.
+        """
+        assert self._whole_loss is not None  # noqa: S101 - asked for by ``at`` only
+        whole = self._whole_loss.at(batch_size, tails=tails)
+        before, after = (
+            chains.recomputed(batch_size) or Probe(chains.kept(batch_size), ())
+            for chains in (self._whole_loss, self)
+        )
+        return with_other_epilogue(
+            whole,
+            before,
+            after,
+            batch_size,
+            kernel_card(self.traces.subject.gpu),
+            partial(self._times_of, batch_size),
+            tails=tails,
+        )
+
+    def _profile(self, batch_size: int, *, tails: bool) -> ChainProfile:
         kept = self.kept(batch_size)
         recomputed = self.recomputed(batch_size)
         return chain_profile(
@@ -189,6 +227,7 @@ class Chains:
             optimizer_ns=step_time_ns(
                 kept, self._op_times_ns(Probe(kept, ()), batch_size)
             ).optimizer_ns,
+            tails=tails,
         )
 
     def _op_times_ns(self, probe: Probe, batch_size: int) -> Nanoseconds:
@@ -220,8 +259,10 @@ class Chains:
         """
         gaps = []
         recomputed = self.recomputed(batch_size)
-        traces = [self.kept(batch_size), *([recomputed.trace] if recomputed else [])]
-        for trace in traces:
+        traces = [recomputed.trace] if recomputed else []
+        if self._whole_loss is None:
+            traces.append(self.kept(batch_size))
+        for trace in traces or [self.kept(batch_size)]:
             line = replay(
                 trace, batch_size, self.traces.subject.gpu, limit_bytes=ENDLESS_BYTES
             )
