@@ -120,3 +120,28 @@ def _own_loss(outputs: Any, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         )
     means = [tensor.mean(dtype=torch.float32) for tensor in floats]
     return torch.stack(means).mean()
+
+
+def outputs_of(model: nn.Module, batch: Any, *, for_loss: bool) -> Any:  # noqa: ANN401
+    """Run the model as an evaluation does, without labels, and return its outputs.
+
+    A decoder that would be fed with the labels reads them as its input: inputs and
+    outputs are as large either way.
+
+    Args:
+        model: Called in the mode and the contexts that it is in.
+        batch: As for ``loss_of``.
+        for_loss: Whether a user's loss takes the batch's targets in training.
+    """
+    args, kwargs = arguments_for(model, batch, for_loss=for_loss)
+    labels = kwargs.get("labels")
+    kwargs = {name: item for name, item in kwargs.items() if not _is_label(name)}
+    config = getattr(model, "config", None)
+    if labels is not None and getattr(config, "is_encoder_decoder", False):
+        kwargs.setdefault("decoder_input_ids", labels.clamp(min=0))
+    return model(*args, **kwargs)
+
+
+def _is_label(name: str) -> bool:
+    """Say whether an argument is a label, by transformers' own rule for names."""
+    return "label" in name or name in ("start_positions", "end_positions")

@@ -64,6 +64,7 @@ class Estimate:
             sets aside for the CUDA context.
         process_range_bytes: Between what that peak is expected in 19 of 20 processes;
             None where no budget was given.
+        host_bytes: Pinned host memory that offloaded tensors wait in.
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak.
         step_ms: One optimizer step, all its micro-batches included: a roofline
@@ -73,6 +74,8 @@ class Estimate:
         notes: What is not modelled, in plain words.
         fits: Whether the replay ended within the budget, without allocator retries;
             None where no budget was given.
+        eval_batch_size: Samples that can be evaluated at once between training steps,
+            without gradients and labels; None where it was not asked or cannot be told.
     """
 
     recipe: Recipe
@@ -87,6 +90,7 @@ class Estimate:
     notes: tuple[str, ...] = ()
     fits: bool | None = None
     process_range_bytes: tuple[int, int] | None = None
+    eval_batch_size: int | None = None
 
     def __str__(self) -> str:
         return _text(self)

@@ -1,0 +1,174 @@
+"""The largest batch that can be evaluated between training steps.
+
+Evaluation holds no graph, so its batch may be several times the training's; but its
+logits are there in full, and an ordinary loop, ``outputs = model(**batch)``, holds
+those of the batch before until the next ones are made.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from budgetfit.applying.call_model import outputs_of
+from budgetfit.applying.precision import cast_batch
+from budgetfit.applying.run import Run
+from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
+from budgetfit.memory.replay import replay
+from budgetfit.planning.traces import TRACED_BATCH_SIZES, quiet_fakes
+from budgetfit.tracing.affine_trace import affine_trace
+from budgetfit.tracing.evaluation import evaluation_after
+from budgetfit.tracing.fake_step import trace_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.planning.subject import Subject
+    from budgetfit.planning.traces import Traces
+
+LARGEST = 1 << 20  # where memory does not grow with the batch
+
+
+def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int | None:
+    """Return the largest batch whose evaluation fits while ``recipe`` trains.
+
+    Evaluation means: the model in evaluation mode, no gradients kept, the recipe's
+    autocast, no labels, two batches one after the other; weights and optimizer states
+    stay, gradients are None. It fits when the replay of training steps and then of
+    evaluations ends within the budget. The allocator may empty its cache once,
+    when evaluation begins, but not at every batch.
+
+    Returns:
+        Samples; 0 where not even one fits, None where it cannot be told: the model does
+        not run without labels, sizes are on no line, or the training itself does not
+        fit.
+    """
+    try:
+        evaluation = evaluation_trace(traces.subject, recipe.precision)
+    except Exception as error:  # noqa: BLE001 - any model's own, for want of labels
+        text = " ".join(str(error).split())[:200]
+        traces.log.append(f"evaluation is not traced: {type(error).__name__}: {text}")
+        return None
+    trace = evaluation_after(traces.exact(recipe), evaluation)
+    fits = partial(_fits, trace, recipe, traces, budget.usable_bytes)
+    if not fits(()):
+        return None
+    return _largest(
+        lambda samples: fits((samples, samples)),
+        _upper_bound(trace, recipe, budget.usable_bytes),
+    )
+
+
+class _Evaluation:
+    """Evaluates two batches per step, in the order of an ordinary loop."""
+
+    def __init__(self, run: Run, *, for_loss: bool) -> None:
+        self.optimizer = run.optimizer
+        self._run = run
+        self._for_loss = for_loss
+
+    def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
+        """Evaluate; the first outputs are there while the second ones are made."""
+        run = self._run
+        moved = cast_batch(batch, find_precision(run.recipe.precision), run.device)
+        run.model.eval()
+        with torch.no_grad():
+            outputs = None
+            for _ in range(2):
+                # One autocast region a batch: it casts the weights again in each.
+                with run.autocast():
+                    outputs = outputs_of(run.model, moved, for_loss=self._for_loss)
+        del outputs
+
+
+def evaluation_trace(subject: Subject, precision: str) -> StepTrace:
+    """Return the trace of evaluations under a precision, for any batch size.
+
+    Raises:
+        NotAffineError: If sizes are on no line.
+        Exception: What the model raises without labels.
+    """
+
+    def program(model: nn.Module, on_phase: Callable[[str], None]) -> _Evaluation:
+        recipe = Recipe(batch_size=2, precision=precision, optimizer="sgd")
+        run = Run(model, recipe, on_phase=on_phase)
+        return _Evaluation(run, for_loss=subject.loss is not None)
+
+    with quiet_fakes():
+        first, second = (
+            trace_once(
+                subject.model,
+                program,
+                subject.batch,
+                batch_size=size,
+                batch_dim=subject.batch_dim,
+                blocks=subject.blocks,
+                target=subject.target,
+            )
+            for size in TRACED_BATCH_SIZES
+        )
+    return affine_trace(first, second, subject.blocks)
+
+
+def _fits(
+    trace: StepTrace,
+    recipe: Recipe,
+    traces: Traces,
+    limit_bytes: int,
+    then_batch_sizes: tuple[int, ...],
+) -> bool:
+    timeline = replay(
+        trace,
+        recipe.batch_size,
+        traces.subject.gpu,
+        limit_bytes=limit_bytes,
+        then_batch_sizes=then_batch_sizes,
+        micro_steps=recipe.gradient_accumulation_steps,
+    )
+    return timeline.failed_bytes is None and timeline.retries <= 1
+
+
+def _upper_bound(trace: StepTrace, recipe: Recipe, limit_bytes: int) -> int:
+    """Return the batch at which live bytes alone would fill the device."""
+    phase = trace.phases[-1]
+    before, during = trace.events[: phase.start], trace.events[phase.start : phase.end]
+    sizes = trace.fixed_bytes + trace.bytes_per_sample * recipe.batch_size
+    kept = int(_signed(sizes, before).sum())
+    fixed = np.cumsum(_signed(trace.fixed_bytes, during))
+    slope = np.cumsum(_signed(trace.bytes_per_sample, during))
+    grows = slope > 0
+    if not grows.any():
+        return LARGEST
+    room = (limit_bytes - kept - fixed[grows]) // slope[grows]
+    return int(min(LARGEST, max(0, room.min())))
+
+
+def _signed(sizes: np.ndarray, events: np.ndarray) -> np.ndarray:
+    """Return what each event adds to the live bytes."""
+    return np.sign(events).astype(np.int64) * sizes[np.abs(events) - 1]
+
+
+def _largest(fits: Callable[[int], bool], bound: int) -> int:
+    """Return the largest number up to ``bound`` that fits; nearly always close to it.
+
+    Goes down from the bound in steps that double, then halves the last one.
+    """
+    too_many, step, enough = bound + 1, 1, bound
+    while enough > 0 and not fits(enough):
+        too_many, enough = enough, max(0, enough - step)
+        step *= 2
+    while too_many - enough > 1:
+        middle = (too_many + enough) // 2
+        if fits(middle):
+            enough = middle
+        else:
+            too_many = middle
+    return enough

@@ -1,0 +1,65 @@
+"""A training trace and an evaluation trace, put together: evaluation after training.
+
+Training decides where optimizer states lie and what the allocator keeps; evaluation
+then finds what is left. Both are traced by themselves, because evaluation depends on
+the precision alone and training on the whole recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from budgetfit.core.step_trace import Phase, StepTrace
+
+
+def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
+    """Return ``training`` with the last step of ``evaluation`` as one more step.
+
+    Weights are those of the training; what evaluation makes and keeps (workspaces), it
+    would have found there, and is left out. The last step can therefore be repeated,
+    and at other batch sizes (``memory.replay``). Arithmetic and notes are those of the
+    training alone.
+
+    Args:
+        training: Played at its own batch size; need not hold for another.
+        evaluation: Of the same model; its last phase is the evaluation.
+    """
+    last = evaluation.phases[-1]
+    events = evaluation.events[last.start : last.end]
+    passing = np.intersect1d(events[events > 0], -events[events < 0])
+    kept = np.abs(events)
+    events = events[np.isin(kept, passing)]
+    storages = passing - 1
+    number = np.zeros(len(evaluation.fixed_bytes) + 1, np.int32)
+    first = len(training.fixed_bytes)
+    number[passing] = np.arange(first + 1, first + 1 + len(passing), dtype=np.int32)
+    moved = (np.sign(events) * number[np.abs(events)]).astype(np.int32)
+    scratch = evaluation.scratch_index[storages]
+    start = len(training.events)
+    step = training.phases[-1].step + 1
+    return replace(
+        training,
+        batch_sizes=evaluation.batch_sizes,
+        fixed_bytes=_joined(training.fixed_bytes, evaluation.fixed_bytes[storages]),
+        bytes_per_sample=_joined(
+            training.bytes_per_sample, evaluation.bytes_per_sample[storages]
+        ),
+        category=_joined(training.category, evaluation.category[storages]),
+        layer=_joined(training.layer, evaluation.layer[storages]),
+        scratch_index=_joined(
+            training.scratch_index,
+            np.where(scratch < 0, -1, scratch + len(training.scratch)),
+        ),
+        scratch=(*training.scratch, *evaluation.scratch),
+        events=_joined(training.events, moved),
+        phases=(
+            *training.phases,
+            Phase("forward", step, 0, start, start + len(moved)),
+        ),
+    )
+
+
+def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.concatenate([one, other.astype(one.dtype)])

@@ -1,0 +1,126 @@
+# ruff: noqa: ANN401, SLF001 - any batch; the tests look inside
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe
+from budgetfit.planning import evaluation_batch
+from budgetfit.planning.evaluation_batch import (
+    evaluation_batch_size,
+    evaluation_trace,
+)
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from tests.models import EXAMPLES, MIB, Mebi
+from tests.traced import ADA, session
+
+SGD = "sgd"
+
+
+def traces(model: nn.Module, batch: Any, **options: Any) -> Traces:
+    subject = Subject(model=model, batch=batch, gpu=find_gpu(ADA), **options)
+    return Traces(subject.with_found_blocks())
+
+
+def size_in(limit_mib: int, session: Traces, recipe: Recipe) -> int | None:
+    return evaluation_batch_size(session, recipe, Budget(limit_mib * MIB, 0, 0))
+
+
+def test_the_batch_is_what_weights_inputs_and_two_outputs_leave_room_for() -> None:
+    # Three weights of 1 MiB, no optimizer state; cuBLAS takes 8.125 MiB once. A sample
+    # is 1 MiB. In a block are alive: the batch, the outputs of the batch before, the
+    # block's input, its product and the tanh of it: 5 MiB, later the sum in place of
+    # the product. In large blocks the allocator hands out multiples of 2 MiB.
+    mebi = traces(Mebi(), EXAMPLES["mebi"].batch)
+    recipe = Recipe(batch_size=2, optimizer=SGD)
+    sizes = [size_in(limit, mebi, recipe) for limit in (256, 512, 1024)]
+    assert sizes == sorted(sizes)  # type: ignore[type-var]
+    for limit, size in zip((256, 512, 1024), sizes, strict=True):
+        assert size is not None
+        live_mib = 3 + 9 + 5 * size
+        assert 0.85 * limit <= live_mib <= limit
+
+
+def test_no_gradients_and_no_graph_means_more_samples_than_training() -> None:
+    # Training keeps 2 MiB a sample and block, here of twelve blocks.
+    mebi = traces(Mebi(blocks=12), EXAMPLES["mebi"].batch)
+    recipe = Recipe(batch_size=8, optimizer=SGD)
+    evaluated = size_in(512, mebi, recipe)
+    assert evaluated is not None
+    assert evaluated > 4 * recipe.batch_size
+
+
+def test_optimizer_states_stay_where_they_are() -> None:
+    model = nn.Sequential(nn.Linear(4096, 4096, bias=False))  # 64 MiB of weights
+    session = traces(model, torch.zeros(2, 4096))
+    plain = size_in(512, session, Recipe(batch_size=2, optimizer=SGD))
+    adam = size_in(512, session, Recipe(batch_size=2, optimizer="adamw_torch"))
+    assert plain is not None
+    assert adam is not None
+    # Two states are 128 MiB; a sample is input and outputs twice: 3 x 16 KiB.
+    assert (plain - adam) * 3 * 16 / 1024 == pytest.approx(128, rel=0.1)
+
+
+def test_it_fits_and_one_sample_more_does_not() -> None:
+    session_ = session("gpt2")
+    recipe = Recipe(batch_size=4)
+    budget = Budget(64 * MIB, 0, 0)
+    size = evaluation_batch_size(session_, recipe, budget)
+    assert size is not None
+    evaluation = evaluation_trace(session_.subject, recipe.precision)
+    trace = evaluation_batch.evaluation_after(session_.exact(recipe), evaluation)
+    for samples, expected in ((size, True), (size + 1, False)):
+        assert expected == evaluation_batch._fits(
+            trace, recipe, session_, budget.usable_bytes, (samples, samples)
+        )
+
+
+@pytest.mark.parametrize("name", ["t5", "vit", "bert", "transformer"])
+def test_models_of_every_kind_are_evaluated_without_labels(name: str) -> None:
+    found = evaluation_batch_size(
+        session(name), Recipe(batch_size=2), Budget(256 * MIB, 0, 0)
+    )
+    assert found is not None
+    assert found > 2
+
+
+def test_what_cannot_be_told_is_none() -> None:
+    class NeedsLabels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return nn.functional.mse_loss(self.inner(x), labels)
+
+    batch = {"x": torch.zeros(2, 8), "labels": torch.zeros(2, 8)}
+    needy = traces(NeedsLabels(), batch)
+    assert size_in(256, needy, Recipe(batch_size=2)) is None
+    assert "missing 1 required positional argument: 'labels'" in needy.log[-1]
+    mebi = traces(Mebi(), EXAMPLES["mebi"].batch)
+    too_large = Recipe(batch_size=400, optimizer=SGD)
+    assert size_in(256, mebi, too_large) is None  # the training itself does not fit
+
+
+def test_a_model_that_is_evaluated_stays_in_training_mode() -> None:
+    model = Mebi().train()
+    evaluation_trace(traces(model, EXAMPLES["mebi"].batch).subject, "fp32")
+    assert model.training
+
+
+@pytest.mark.parametrize("answer", [0, 1, 7, 99, 100])
+def test_the_largest_number_is_found_from_above(answer: int) -> None:
+    asked: list[int] = []
+
+    def fits(number: int) -> bool:
+        asked.append(number)
+        return number <= answer
+
+    assert evaluation_batch._largest(fits, 100) == answer
+    assert len(asked) < 20

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import numpy as np
+
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.step_trace import Phase
+from budgetfit.memory.replay import replay
+from budgetfit.planning.evaluation_batch import evaluation_trace
+from budgetfit.tracing.evaluation import evaluation_after
+from tests.traced import ADA, line, session
+
+
+def test_evaluation_comes_after_training_and_leaves_nothing_behind() -> None:
+    training = line("gpt2")
+    evaluation = evaluation_trace(session("gpt2").subject, "fp32")
+    both = evaluation_after(training, evaluation)
+    count = len(training.events)
+    assert (both.events[:count] == training.events).all()
+    added = both.events[count:]
+    assert len(added) > 0
+    assert (np.sort(added[added > 0]) == np.sort(-added[added < 0])).all()
+    # Storages of its own, behind those of the training.
+    assert added[added > 0].min() == len(training.fixed_bytes) + 1
+    assert both.phases[-1] == Phase("forward", 2, 0, count, len(both.events))
+
+
+def test_the_training_in_front_of_it_plays_as_before() -> None:
+    training = line("bert")
+    evaluation = evaluation_trace(session("bert").subject, "fp32")
+    gpu = find_gpu(ADA)
+    alone = replay(training, 8, gpu)
+    both = replay(evaluation_after(training, evaluation), 8, gpu)
+    steps = [point for point in both.points if point.step < 2]
+    traced = [point for point in alone.points if point.step < 2]
+    assert steps == traced
+    assert {point.phase for point in both.points if point.step >= 2} == {"forward"}
