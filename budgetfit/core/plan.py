@@ -91,6 +91,7 @@ class Estimate:
     fits: bool | None = None
     process_range_bytes: tuple[int, int] | None = None
     eval_batch_size: int | None = None
+    host_bytes: int = 0
 
     def __str__(self) -> str:
         return _text(self)

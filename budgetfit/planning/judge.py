@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import selective_blocks
+from budgetfit.core.step_trace import TO_HOST
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
 from budgetfit.planning.op_notes import unverified_op_notes
 from budgetfit.timing.roofline import op_times_ns, step_time_ns
@@ -70,7 +71,21 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         ),
         fits=fits,
         process_range_bytes=process_range_bytes(timeline.reserved_bytes, budget),
+        host_bytes=host_bytes(trace, recipe.batch_size),
     )
+
+
+def host_bytes(trace: StepTrace, batch_size: int) -> int:
+    """Return the bytes that one forward pass copies to host memory."""
+    if TO_HOST not in trace.op_names:
+        return 0
+    ops = trace.ops
+    forward = [phase for phase in trace.phases if phase.name == "forward"][-1]
+    here = (ops.name == trace.op_names.index(TO_HOST)) & (
+        (ops.event > forward.start) & (ops.event <= forward.end)
+    )
+    moved = ops.bytes_fixed + ops.bytes_per_sample * batch_size
+    return int(moved[here].sum())
 
 
 def process_range_bytes(

@@ -15,7 +15,8 @@ from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
 from budgetfit.planning.last_batch import last_batch_warnings
 from budgetfit.planning.layer_table import layer_table
-from budgetfit.planning.search import Found, Request, policy_segments, rank, search
+from budgetfit.planning.loss_parts import search_with_loss_parts
+from budgetfit.planning.search import Found, Request, policy_segments, rank
 from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
 from budgetfit.planning.what_if import alternatives, does_not_fit, smallest
 from budgetfit.planning.why import block_table
@@ -56,15 +57,8 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         request = replace(request, checkpointing=subject.own_checkpointing())
     found: list[tuple[Chains, Found]] = []
     for precision in precisions:
-        chains = Chains(
-            traces,
-            Setting(
-                precision=precision,
-                optimizer=optimizer,
-                effective_batch_size=effective_batch_size,
-            ),
-        )
-        found.append((chains, search(chains, request, budget)))
+        chains = Chains(traces, replace(first, precision=precision))
+        found.append(search_with_loss_parts(chains, request, budget))
     rated = [
         (rank(row.estimate, request.objective), index)
         for index, (_, row) in enumerate(found)
