@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
+from budgetfit.planning.trace_cache import CACHE_VARIABLE
 from budgetfit.verifying.calibration_file import FOLDER_VARIABLE
 
 if TYPE_CHECKING:
@@ -14,17 +14,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_calibration_of_this_machine(
+def no_files_of_this_machine(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Point at an empty folder, for subprocesses and plans made once per session, too.
+    """No calibration but an empty folder, and no cache of traces.
 
-    Tests of the file itself choose a folder of their own.
+    For subprocesses and plans made once per session, too; tests of the files themselves
+    choose folders of their own.
     """
-    before = os.environ.get(FOLDER_VARIABLE)
-    os.environ[FOLDER_VARIABLE] = str(tmp_path_factory.mktemp("calibration"))
-    yield
-    if before is None:
-        del os.environ[FOLDER_VARIABLE]
-    else:
-        os.environ[FOLDER_VARIABLE] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("calibration")))
+        patch.setenv(CACHE_VARIABLE, "off")
+        yield
