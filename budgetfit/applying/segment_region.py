@@ -13,6 +13,7 @@ does there is saved as usual. The graph owns the recording: when it goes, all go
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from budgetfit.applying.forward_state import (
     generators_kept,
 )
 from budgetfit.applying.nested import tensors_in
+from budgetfit.applying.offload import inputs_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +40,12 @@ class SegmentRegion:
     Args:
         check: Whether recomputed tensors must have the shapes, dtypes and devices of
             the original ones.
+        input_on_host: Whether the first block's input waits in pinned host memory.
     """
 
-    def __init__(self, *, check: bool = True) -> None:
+    def __init__(self, *, check: bool = True, input_on_host: bool = False) -> None:
         self.check = check
+        self.input_on_host = input_on_host
         self._newest: weakref.ref[_Pass] | None = None
 
     def call(
@@ -62,10 +66,12 @@ class SegmentRegion:
         if x is None or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         current = self._newest() if self._newest is not None else None
-        if current is None or not current.continues(position, x):
+        if current is not None and current.continues(position, x):
+            return current.run(position, forward, args, kwargs, random=random)
+        with inputs_on_host(x) if self.input_on_host else nullcontext():
             current = _Pass(x, check=self.check)
             self._newest = weakref.ref(current)
-        return current.run(position, forward, args, kwargs, random=random)
+            return current.run(position, forward, args, kwargs, random=random)
 
 
 class _Made(NamedTuple):

@@ -29,6 +29,7 @@ from budgetfit.verifying.compare import (
 )
 from budgetfit.verifying.kept_model import kept_as_it_was
 from budgetfit.verifying.real_step import LEAST_STEPS, find_device, run_real_steps
+from budgetfit.verifying.recomputed_blocks import blocks_run_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +131,7 @@ def verify_plan(
         ),
         predicted_step_ms=plan.estimate.step_ms,
         gradients=gradients,
-        expected_recomputed_blocks=len(recipe.wrapped_blocks),
+        expected_recomputed_blocks=blocks_run_again(recipe),
         notes=notes,
     )
 

@@ -11,6 +11,19 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from budgetfit.core.recipe import Recipe
+
+
+def blocks_run_again(recipe: Recipe) -> int:
+    """Return how many blocks run again in backward by this recipe.
+
+    Also those that run again twice, and those that save some of what they compute; not
+    those whose saved tensors wait in host memory.
+    """
+    return sum(
+        len(segment.blocks) for segment in recipe.segments if segment.mode != "offload"
+    )
+
 
 class RecomputedBlocks:
     """Notes which blocks run while a backward pass is on.

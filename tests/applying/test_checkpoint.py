@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from budgetfit.applying import checkpoint as under_test
+from budgetfit.applying import block_forward as under_test
 from budgetfit.applying.call_model import loss_of
 from budgetfit.applying.checkpoint import apply_segments
 from budgetfit.core.errors import InputError
@@ -228,11 +228,6 @@ def test_a_module_under_two_names_is_refused() -> None:
     model.append(model[0])
     with pytest.raises(InputError, match="'0' and '1' are one and the same module"):
         apply_segments(model, [Segment(("0", "1"))])
-
-
-def test_modes_that_cannot_be_applied_are_refused() -> None:
-    with pytest.raises(InputError, match="mode 'offload' cannot be applied"):
-        apply_segments(make("stack"), [Segment(("layers.0",), mode="offload")])
 
 
 def test_without_gradients_blocks_run_once_and_nothing_is_held() -> None:

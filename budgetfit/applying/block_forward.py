@@ -1,0 +1,183 @@
+"""One block of a segment: how its forward is called in place of a plain call."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from budgetfit.applying.nested import tensors_in
+from budgetfit.applying.offload import inputs_on_host, run_offloaded
+from budgetfit.applying.selective import SavedCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from budgetfit.applying.segment_region import SegmentRegion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCall:
+    """How one block is to be called.
+
+    Attributes:
+        block: The block.
+        random: Whether the generators' state is kept for the recomputation.
+        check: Torch's ``determinism_check``.
+        saved: The calls that selective checkpointing saves.
+        offload: Nothing runs again; what autograd saves waits in host memory.
+        input_on_host: The checkpoint's input waits in host memory.
+    """
+
+    block: nn.Module
+    random: bool
+    check: str
+    saved: SavedCalls | None = None
+    offload: bool = False
+    input_on_host: bool = False
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401 - whatever the block returns
+        """Call ``function``, the block's forward."""
+        if self.offload:
+            return run_offloaded(function, args, kwargs, module=self.block)
+        if next(tensors_in(args), None) is None:
+            # Torch keeps the generators only of devices that it sees in ``args``: with
+            # all tensors behind keywords, dropout would differ in the recomputation.
+            function, args, kwargs = _keywords_first(function, args, kwargs)
+        return self._checkpoint(function, args, kwargs)
+
+    def inside_a_recomputation(
+        self,
+        function: Callable[..., Any],
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Call ``function`` under a checkpoint that itself lies in a checkpoint.
+
+        What is behind a keyword would be held by reference, and with it what the outer
+        checkpoint is there to drop; what is positional is saved through its hooks.
+        """
+        function, args, kwargs = _keywords_first(function, args, kwargs)
+        return self._checkpoint(function, args, kwargs)
+
+    def _checkpoint(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Call torch's non-reentrant checkpoint.
+
+        It stops a recomputation at the last tensor that backward waits for. Saved calls
+        behind that point are not asked for again; they stay until the block's graph is
+        gone, so a plan does not save them.
+        """
+        x = next(tensors_in(args), None)
+        moving = self.input_on_host and x is not None and torch.is_grad_enabled()
+        with inputs_on_host(x) if moving and x is not None else nullcontext():
+            del x
+            return checkpoint(
+                function,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=self.random,
+                determinism_check=self.check,
+                context_fn=(
+                    noop_context_fn if self.saved is None else self.saved.contexts
+                ),
+                **kwargs,
+            )
+
+
+class CheckpointedForward:
+    """Stands in for one block's ``forward`` and calls it as planned.
+
+    A plain object and no closure, so that a deep copy of the model is a working model
+    of its own. ``__wrapped__`` is the block's forward, for ``inspect.signature``.
+
+    Args:
+        call: How the block is called.
+        plain: The block's forward.
+        region: Of a segment of several blocks.
+        position: The block's place in it.
+        nested: Whether it is a checkpoint of its own inside the segment's.
+    """
+
+    def __init__(
+        self,
+        call: BlockCall,
+        plain: Callable[..., Any],
+        region: SegmentRegion | None = None,
+        position: int = 0,
+        *,
+        nested: bool = False,
+    ) -> None:
+        functools.update_wrapper(self, plain)
+        self.__wrapped__ = plain
+        self._call = call
+        self._region = region
+        self._position = position
+        self._nested = nested
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run the block."""
+        if not self._call.offload:
+            kwargs = _without_cache(self._call.block, kwargs)
+        if self._region is None:
+            return self._call(self.__wrapped__, *args, **kwargs)
+        forward = self.__wrapped__
+        if self._nested:
+            forward = functools.partial(self._call.inside_a_recomputation, forward)
+        return self._region.call(
+            self._position, forward, args, kwargs, random=self._call.random
+        )
+
+
+def is_transformers_layer(block: nn.Module) -> bool:
+    """Whether the block has transformers' own checkpointing, of one layer alone."""
+    layers = sys.modules.get("transformers.modeling_layers")  # not there: no such block
+    return layers is not None and isinstance(block, layers.GradientCheckpointingLayer)
+
+
+def _keywords_first(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Turn tensors that are keyword arguments into positional ones, before others."""
+    if isinstance(function, functools.partial):  # transformers binds keywords this way
+        args = (*function.args, *args)
+        kwargs = {**function.keywords, **kwargs}
+        function = function.func
+    names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
+    rest = {name: value for name, value in kwargs.items() if name not in names}
+    given = len(args)
+
+    def call(*values: Any) -> Any:  # noqa: ANN401
+        named = dict(zip(names, values[given:], strict=True))
+        return function(*values[:given], **named, **rest)
+
+    return call, (*args, *(kwargs[name] for name in names)), {}
+
+
+def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Take a generation cache away, by the rule of transformers' own layers."""
+    if not is_transformers_layer(block) or not torch.is_grad_enabled():
+        return kwargs
+    kwargs = dict(kwargs)
+    if kwargs.get("use_cache"):
+        kwargs["use_cache"] = False
+    if not getattr(block, "_can_checkpoint_with_cache", False):
+        for name in ("past_key_values", "layer_past"):
+            if name in kwargs:
+                kwargs[name] = None
+    return kwargs
