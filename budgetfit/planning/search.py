@@ -191,13 +191,15 @@ def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
     )
 
 
-def search(chains: Chains, request: Request, budget: Budget) -> Found:
+def search(
+    chains: Chains, request: Request, budget: Budget, *, most_rounds: int = MOST_ROUNDS
+) -> Found:
     """Return the best recipe under the request that the judge lets pass.
 
     The solver's limit starts where the traced programs suggest; it shrinks by the
     excess while the judge refuses, and grows by what was left over after he agreed,
-    until two per cent or less are. ``estimate`` is None when nothing fits, not even
-    batch 1.
+    until two per cent or less are, or ``most_rounds`` recipes were judged. ``estimate``
+    is None when nothing fits, not even batch 1.
     """
     solve = solver_for(request, chains.traces.subject.blocks)
     usable = budget.usable_bytes
@@ -205,7 +207,7 @@ def search(chains: Chains, request: Request, budget: Budget) -> Found:
     seen: set[Recipe] = set()
     best: tuple[Estimate, str] | None = None
     limit, refused = _first_limit(chains, solve, request, usable), usable + 1
-    for _ in range(MOST_ROUNDS):
+    for _ in range(most_rounds):
         chosen = _choose(chains, solve, request, limit)
         if chosen is None:
             break
