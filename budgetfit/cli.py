@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from budgetfit import cli_cache
 from budgetfit import cli_options as options
 from budgetfit.cli_answers import (
     ERROR,
@@ -37,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cli_cache.app, name="cache")
 
 
 def main() -> None:

@@ -255,7 +255,7 @@ class Fingerprint:
         elif isinstance(value, types.FunctionType):
             self.once(value, _add_function)
         elif isinstance(value, _MADE_OF_PARTS):
-            self._write("parts", type(value).__qualname__.encode())
+            self.add("parts", type(value).__name__)
             names = (name for kind, name in _PARTS if isinstance(value, kind))
             self.add(*(getattr(value, name) for name in names))
         elif wrapped(value) is not None:

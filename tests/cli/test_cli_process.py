@@ -26,7 +26,8 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["plan", "--help"], ["gpus"], ["gpus", "--json"]]
+    "words",
+    [["--help"], ["plan", "--help"], ["gpus"], ["gpus", "--json"], ["cache", "info"]],
 )
 def test_what_needs_no_torch_does_not_import_it(words: list[str]) -> None:
     result = python(

@@ -1,0 +1,77 @@
+"""``budgetfit cache``: what it says, and that it needs neither torch nor a cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from budgetfit.cli import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["cache", *words])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two traces of 1 MiB together, and a file of somebody else's."""
+    monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path))
+    for letter in "ab":
+        (tmp_path / f"{letter * 64}.npz").write_bytes(bytes(2**19))
+    (tmp_path / "mine.npz").write_bytes(b"mine")
+    return tmp_path
+
+
+def test_info_tells_folder_files_and_bytes(folder: Path) -> None:
+    lines = run("info").stdout.splitlines()
+    assert lines == [
+        f"folder  {folder}",
+        "traces  2",
+        "size    1 MiB of 477 MiB",
+    ]
+    assert json.loads(run("info", "--json").stdout) == {
+        "folder": str(folder),
+        "files": 2,
+        "bytes": 2**20,
+        "limit_bytes": 500_000_000,
+    }
+
+
+def test_clear_removes_the_traces_and_says_how_many(folder: Path) -> None:
+    assert run("clear").stdout == "removed 2 traces, 1 MiB\n"
+    assert [path.name for path in folder.iterdir()] == ["mine.npz"]
+    assert json.loads(run("clear", "--json").stdout) == {
+        "removed_files": 0,
+        "removed_bytes": 0,
+    }
+
+
+def test_a_cache_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUDGETFIT_CACHE", "off")
+    result = run("info")
+    assert result.exit_code == 0
+    assert "folder  off: BUDGETFIT_CACHE" in result.stdout
+    assert json.loads(run("info", "--json").stdout)["folder"] is None
+    assert run("clear").stdout.startswith("removed 0 traces")
+
+
+def test_the_command_alone_lists_what_there_is() -> None:
+    text = run("--help").stdout
+    assert "clear" in text
+    assert "info" in text
+
+
+def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "budgetfit.planning.trace_cache", None)
+    result = run("clear")
+    assert result.exit_code == 1
+    assert "--traceback" in result.output
