@@ -5,9 +5,11 @@ number that a user sees comes from ``memory.replay``.
 
 A plan cuts the chain into steps. A step is one block with one of its options, or a
 segment of several blocks: that saves only the first block's input, and runs forward
-again in the backward pass, keeping everything then. Checkpointing is non-reentrant:
-the gradient that comes into a segment is alive while the segment is recomputed and its
-last block runs backward, and is freed there.
+again in the backward pass. Everything is kept then or, in a nested segment, each
+block's input, and each block runs forward a third time. An input that waited on the
+host is brought back for it. Checkpointing is non-reentrant: the gradient that comes
+into a segment is alive while the segment is recomputed and its last block runs
+backward, and is freed there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,17 +30,33 @@ class ChainPoint(NamedTuple):
 class _Step(NamedTuple):
     """Neighbouring blocks from number ``start`` on, each with its option.
 
-    In a segment of several blocks that is each block's ``recompute`` option.
+    In a segment of several blocks that is each block's ``recompute`` option: the one
+    with its input on the host for the first, where that is the segment's. ``again`` are
+    the options by which they run forward again, with the input back on the device.
     """
 
     start: int
     blocks: tuple[BlockProfile, ...]
     options: tuple[BlockOption, ...]
+    again: tuple[BlockOption, ...]
+    nested: bool
 
     @property
     def saved_bytes(self) -> int:
         """S: what it leaves between its forward and its backward (rule C2)."""
         return self.options[0].saved_bytes
+
+    @property
+    def extra_ns(self) -> int:
+        """Time above the plain forward and backward.
+
+        A nested segment runs every block but the last one forward once more: the last
+        one's input is all that the first recomputation is still after (early stop).
+        """
+        extra_ns = sum(option.extra_ns for option in self.options)
+        if self.nested:
+            extra_ns += sum(block.forward_ns for block in self.blocks[:-1])
+        return extra_ns
 
     @property
     def held_bytes(self) -> list[int]:
@@ -49,20 +67,25 @@ class _Step(NamedTuple):
         """
         if len(self.blocks) == 1:
             return [self.saved_bytes]
+        if self.nested:
+            return [option.saved_bytes for option in self.again]
         first, *others = (block.keep.saved_bytes for block in self.blocks)
-        holds_input = first >= self.saved_bytes
-        return [first if holds_input else first + self.saved_bytes, *others]
+        input_bytes = self.again[0].saved_bytes
+        return [first if first >= input_bytes else first + input_bytes, *others]
 
     @property
     def backward_bytes(self) -> list[int]:
         """Most bytes alive above ``held_bytes`` in each block's backward.
 
         Inside a segment a block runs as if kept, or with less: recomputed tensors can
-        be freed a moment earlier than kept ones. Recomputed alone, it was measured.
+        be freed a moment earlier than kept ones. Recomputed alone, or once more in a
+        nested segment, it was measured.
         """
         if len(self.blocks) == 1:
             return [self.options[0].backward_bytes]
-        rows = zip(self.blocks, self.options, self.held_bytes, strict=True)
+        if self.nested:
+            return [option.backward_bytes for option in self.again]
+        rows = zip(self.blocks, self.again, self.held_bytes, strict=True)
         return [
             min(
                 block.keep.backward_bytes,
@@ -112,8 +135,7 @@ def chain_time_ns(chain: ChainProfile, segments: Sequence[Segment]) -> int:
         InputError: As ``chain_points``.
     """
     plain_ns = sum(block.forward_ns + block.backward_ns for block in chain.blocks)
-    steps = _steps(chain, segments)
-    return plain_ns + sum(option.extra_ns for step in steps for option in step.options)
+    return plain_ns + sum(step.extra_ns for step in _steps(chain, segments))
 
 
 def _forward(live: int, steps: Sequence[_Step]) -> tuple[list[ChainPoint], int]:
@@ -158,11 +180,13 @@ def _recomputation(step: _Step, live: int) -> Iterator[ChainPoint]:
 
     Checkpointing enters autocast anew for it, so that copies of weights which nothing
     saves stay until the recomputation ends; those which are saved are part of S.
+    Nested, it ends when the last block has its input.
     """
-    for block, held in zip(step.blocks, step.held_bytes, strict=True):
-        label = f"recompute {block.name}"
-        yield ChainPoint(label, live + block.keep.forward_bytes)
-        live += held + block.keep.cached_bytes
+    ran = step.again if step.nested else [block.keep for block in step.blocks]
+    rows = list(zip(step.blocks, ran, step.held_bytes, strict=True))
+    for block, option, held in rows[:-1] if step.nested else rows:
+        yield ChainPoint(f"recompute {block.name}", live + option.forward_bytes)
+        live += held + option.cached_bytes
 
 
 def _steps(chain: ChainProfile, segments: Sequence[Segment]) -> list[_Step]:
@@ -182,14 +206,27 @@ def _steps(chain: ChainProfile, segments: Sequence[Segment]) -> list[_Step]:
     steps = []
     start = 0
     while start < len(chain.blocks):
-        segment_here = segment_at.get(start)
-        length = len(segment_here.blocks) if segment_here else 1
-        mode = segment_here.mode if segment_here else "keep"
-        blocks = chain.blocks[start : start + length]
-        options = tuple(o for block in blocks if (o := block.option(mode)) is not None)
-        steps.append(_Step(start, blocks, options))
-        start += length
+        step = _step(chain, start, segment_at.get(start))
+        steps.append(step)
+        start += len(step.blocks)
     return steps
+
+
+def _step(chain: ChainProfile, start: int, segment: Segment | None) -> _Step:
+    """Return the step that starts at a block; without a segment that one is kept."""
+    if segment is None:
+        kept = chain.blocks[start]
+        return _Step(start, (kept,), (kept.keep,), (), nested=False)
+    blocks = chain.blocks[start : start + len(segment.blocks)]
+    options = (block.option_in(segment) for block in blocks)
+    again = (block.option("recompute") for block in blocks)
+    return _Step(
+        start,
+        blocks,
+        tuple(option for option in options if option is not None),
+        tuple(option for option in again if option is not None),
+        segment.nested,
+    )
 
 
 def _check_segment(
@@ -202,16 +239,7 @@ def _check_segment(
             raise InputError(
                 f"The chain has no block {name!r}. Its blocks are {known}, ..."
             )
-        if chain.blocks[index[name]].option(segment.mode) is None:
-            raise InputError(
-                f"Block {name!r} cannot be wrapped with mode {segment.mode!r}. "
-                "Leave it out of the segments."
-            )
-    if len(segment.blocks) > 1 and segment.mode != "recompute":
-        raise InputError(
-            f"A {segment.mode!r} segment is one block, for example "
-            f'Segment(("{segment.blocks[0]}",), mode="{segment.mode}").'
-        )
+        _check_option(chain.blocks[index[name]], segment)
     for name, following in zip(segment.blocks, segment.blocks[1:], strict=False):
         if index[following] != index[name] + 1:
             raise InputError(
@@ -223,3 +251,26 @@ def _check_segment(
                 f"Block {name!r} does not hand its output straight to {following!r}, "
                 "so one segment cannot hold both. Put them into two segments."
             )
+
+
+def _check_option(block: BlockProfile, segment: Segment) -> None:
+    """Refuse a segment with a block that has no such option."""
+    plain = block.option("recompute") is not None
+    if block.option_in(segment) is not None and (plain or len(segment.blocks) == 1):
+        return
+    modes = {option.mode for option in block.options}
+    if segment.saved_ops and segment.mode in modes:
+        known = "; ".join(", ".join(o.saved_ops) for o in block.options if o.saved_ops)
+        raise InputError(
+            f"Block {block.name!r} cannot save just {', '.join(segment.saved_ops)}. "
+            f"Sets of ops that it can save: {known}."
+        )
+    if segment.input_on_host and plain:
+        raise InputError(
+            f"Block {block.name!r} cannot have its input on the host. Leave out "
+            "input_on_host."
+        )
+    raise InputError(
+        f"Block {block.name!r} cannot be wrapped with mode {segment.mode!r}. "
+        "Leave it out of the segments."
+    )

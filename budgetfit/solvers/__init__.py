@@ -1,4 +1,4 @@
-"""Which blocks to keep and which to recompute: one file per solver, and their table.
+"""What to keep, recompute or move to the host: one file per solver, and their table.
 
 A solver takes a ``Problem`` and returns a ``Solution``. A new one is a file here and a
 row in ``SOLVERS``; it inherits the law suite of tests/solvers/test_laws.py.

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.solvers.chain_steps import ChainStep, chain_steps
-from budgetfit.solvers.problem import Problem, Solution, describe, segment
+from budgetfit.solvers.problem import Problem, Solution, describe
 from budgetfit.solvers.undominated import Ints, undominated
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 
@@ -141,8 +141,9 @@ class _Search:
         while start < len(chain.blocks):
             labels = self.labels[start]
             step = self.steps[start][labels.step[label]]
-            if step.wrapped:
-                segments.append(segment(chain, start, step.wrapped))
+            wrapped = step.segment(chain)
+            if wrapped is not None:
+                segments.append(wrapped)
             start, label = step.stop, int(labels.rest[label])
         return tuple(segments)
 
@@ -195,7 +196,8 @@ def _grown(
     behind = [labels[step.stop - start - 1] for step in steps]
     sizes = np.array([each.cost.size for each in behind])
     number = np.repeat(np.arange(len(steps), dtype=np.int16), sizes)
-    _, saved, cached, forward, backward, extra, wrapped = np.array(steps, np.int64).T
+    numbers = np.array([step[1:7] for step in steps], np.int64)
+    saved, cached, forward, backward, extra, wrapped = numbers.T
     lift = saved[number]
     lifted_backward = np.concatenate([each.backward for each in behind]) + lift
     lift += cached[number]

@@ -6,16 +6,17 @@ the backward pass. The gradients that later blocks leave behind are a known sum,
 every plan computes all of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from budgetfit.core.block_profile import BlockOption, ChainProfile
-from budgetfit.solvers.problem import Problem
+from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.core.recipe import Segment
+from budgetfit.solvers.problem import Problem, longer_kinds, segment, single_segment
 
 
 class ChainStep(NamedTuple):
-    """Blocks up to ``stop - 1``: kept (one block), or recomputed as one segment.
+    """Blocks up to ``stop - 1``: one with one of its options, or a longer segment.
 
     Attributes:
         stop: Number of the block after it.
@@ -24,7 +25,9 @@ class ChainStep(NamedTuple):
         forward_bytes: Most bytes alive above those in front of it, in its forward.
         backward_bytes: The same for its backward, later gradients included.
         extra_ns: Time above the plain forward and backward.
-        wrapped: How many blocks it recomputes; 0 for a kept block.
+        wrapped: How many blocks it wraps; 0 for a kept block.
+        option: Of the first block: the option that it has.
+        nested: Whether the segment is recomputed in two levels.
     """
 
     stop: int
@@ -34,15 +37,40 @@ class ChainStep(NamedTuple):
     backward_bytes: int
     extra_ns: int
     wrapped: int
+    option: BlockOption
+    nested: bool = False
+
+    def segment(self, chain: ChainProfile) -> Segment | None:
+        """Return the segment that the step stands for; None for a kept block."""
+        if not self.wrapped:
+            return None
+        start = self.stop - self.wrapped
+        if self.wrapped == 1:
+            return single_segment(chain.blocks[start], self.option)
+        return segment(
+            chain,
+            start,
+            self.wrapped,
+            nested=self.nested,
+            input_on_host=self.option.input_on_host,
+        )
 
 
 def chain_steps(problem: Problem) -> list[list[ChainStep]]:
-    """Return, for each block, the steps that start there: segments, then keeping it."""
+    """Return, for each block, the steps that start there, in index order.
+
+    Wrapping it, in the order of ``segments_from``, then keeping it.
+    """
     chain = problem.chain
     incoming = incoming_bytes(chain)
     return [
         [
-            *_segments(problem, start, incoming),
+            *(
+                _one_block(start, option, incoming[start], wrapped=1)
+                for option in block.options
+                if option.mode != "keep"
+            ),
+            *_longer(problem, start, incoming),
             _one_block(start, block.keep, incoming[start], wrapped=0),
         ]
         for start, block in enumerate(chain.blocks)
@@ -74,41 +102,74 @@ def _one_block(
         backward_bytes=option.saved_bytes + incoming + option.backward_bytes,
         extra_ns=option.extra_ns,
         wrapped=wrapped,
+        option=option,
     )
 
 
-def _segments(problem: Problem, start: int, incoming: list[int]) -> Iterator[ChainStep]:
-    """Yield the recomputed segments that start at a block, the shortest first."""
+def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[ChainStep]:
+    """Yield the segments of several blocks from a block on, the shortest first."""
     blocks = problem.chain.blocks[start : start + problem.longest_segment(start)]
-    options = [o for block in blocks if (o := block.option("recompute")) is not None]
-    if not options:
-        return
-    yield _one_block(start, options[0], incoming[start], wrapped=1)
-    input_bytes = options[0].saved_bytes
-    held = 0  # S of the inner blocks so far, the segment's input counted once
-    cached = extra_ns = inner_cached = 0
-    forward = backward = recompute = 0
-    for length, (block, option) in enumerate(zip(blocks, options, strict=True), 1):
-        keep = block.keep
-        arriving = incoming[start + length - 1]
-        own_input = 0 if length == 1 else input_bytes
-        forward = max(forward, cached + own_input + option.forward_bytes)
-        recompute = max(recompute, held + inner_cached + keep.forward_bytes)
-        alone = held + option.saved_bytes + option.backward_bytes
-        held += keep.saved_bytes
-        if length == 1 and keep.saved_bytes < input_bytes:
-            held += input_bytes
-        backward = max(backward, min(held + keep.backward_bytes, alone) + arriving)
-        cached += option.cached_bytes
-        inner_cached += keep.cached_bytes
-        extra_ns += option.extra_ns
-        if length > 1:
+    again = [o for block in blocks if (o := block.option("recompute")) is not None]
+    kinds = longer_kinds(problem, start) if len(again) > 1 else []
+    # By length: without the first block's part, and without the last block's.
+    others_ns = list(accumulate((o.extra_ns for o in again[1:]), initial=0))
+    twice_ns = list(accumulate((block.forward_ns for block in blocks), initial=0))
+    rows = []
+    for nested, on_host in kinds:
+        first = blocks[0].option("recompute", input_on_host=on_host) or again[0]
+        forward = _forward_needs([first, *again[1:]])
+        backward = _backward_needs(blocks, again, incoming[start:], nested=nested)
+        rows.append((nested, first, list(zip(forward, backward, strict=True))))
+    for length in range(2, len(again) + 1):
+        for nested, first, needs in rows:
+            (cached, forward_bytes), backward_bytes = needs[length - 1]
             yield ChainStep(
                 stop=start + length,
-                saved_bytes=input_bytes,
+                saved_bytes=first.saved_bytes,
                 cached_bytes=cached,
-                forward_bytes=forward,
-                backward_bytes=max(backward, recompute + arriving),
-                extra_ns=extra_ns,
+                forward_bytes=forward_bytes,
+                backward_bytes=backward_bytes,
+                extra_ns=first.extra_ns
+                + others_ns[length - 1]
+                + twice_ns[length - 1] * nested,
                 wrapped=length,
+                option=first,
+                nested=nested,
             )
+
+
+def _forward_needs(options: Sequence[BlockOption]) -> Iterator[tuple[int, int]]:
+    """Yield, for ever longer segments, the copies they leave and the forward's need."""
+    input_bytes = cached = most = 0  # the first block's f holds its own input
+    for option in options:
+        most = max(most, cached + input_bytes + option.forward_bytes)
+        cached += option.cached_bytes
+        input_bytes = options[0].saved_bytes
+        yield cached, most
+
+
+def _backward_needs(
+    blocks: Sequence[BlockProfile],
+    again: Sequence[BlockOption],
+    incoming: Sequence[int],
+    *,
+    nested: bool,
+) -> Iterator[int]:
+    """Yield, for ever longer segments, what recomputation and backward need.
+
+    Nested, the last block is not run in the recomputation: its need comes after.
+    """
+    input_bytes = again[0].saved_bytes
+    held = cached = recompute = backward = 0
+    for block, option, arriving in zip(blocks, again, incoming, strict=False):
+        ran = option if nested else block.keep
+        forward = max(recompute, held + cached + ran.forward_bytes)
+        alone = held + option.saved_bytes + option.backward_bytes
+        # The segment's input is counted once, with the block that saves it too.
+        holds_input = block is not blocks[0] or ran.saved_bytes >= input_bytes
+        held += ran.saved_bytes + (0 if holds_input else input_bytes)
+        used = alone if nested else min(held + ran.backward_bytes, alone)
+        backward = max(backward, used + arriving)
+        yield max(backward, (recompute if nested else forward) + arriving)
+        recompute = forward
+        cached += ran.cached_bytes

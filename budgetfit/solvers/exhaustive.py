@@ -12,7 +12,7 @@ from budgetfit.solvers.problem import (
     Problem,
     Solution,
     describe,
-    segment,
+    segments_from,
     wrapped_count,
 )
 
@@ -46,25 +46,25 @@ def exhaustive(problem: Problem) -> Solution:
             proven_optimal=True,
             explanation=f"None of all {count:,} plans is within the budget.",
         )
-    plan = best[1]
+    (time_ns, _, _), plan = best
     return Solution(
         segments=plan,
         proven_optimal=True,
+        least_time_ns=time_ns,
         explanation=f"{describe(chain, plan)}; all {count:,} plans were tried.",
     )
 
 
 def all_plans(problem: Problem, start: int = 0) -> Iterator[tuple[Segment, ...]]:
-    """Yield every way to keep or recompute the blocks from block ``start`` on.
+    """Yield every way to run the blocks from block ``start`` on.
 
-    Wrapping a block comes before keeping it, a short segment before a long one.
+    Wrapping a block comes before keeping it, in the order of ``segments_from``.
     """
     if start == len(problem.chain.blocks):
         yield ()
         return
-    for length in range(1, problem.longest_segment(start) + 1):
-        first = segment(problem.chain, start, length)
-        for others in all_plans(problem, start + length):
+    for first in segments_from(problem, start):
+        for others in all_plans(problem, start + len(first.blocks)):
             yield (first, *others)
     yield from all_plans(problem, start + 1)
 
@@ -73,8 +73,6 @@ def count_plans(problem: Problem) -> int:
     """Return how many plans ``all_plans`` yields, without making them."""
     counts = [1]  # counts[-1 - k]: from k blocks further on
     for start in range(len(problem.chain.blocks) - 1, -1, -1):
-        longest = problem.longest_segment(start)
-        counts.append(
-            counts[-1] + sum(counts[-length] for length in range(1, longest + 1))
-        )
+        lengths = [len(each.blocks) for each in segments_from(problem, start)]
+        counts.append(counts[-1] + sum(counts[-length] for length in lengths))
     return counts[-1]

@@ -4,10 +4,10 @@ A solver is a function ``solve(problem) -> Solution``. It proposes segments and 
 peak: what a plan really needs is for ``memory.replay`` to say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
 
@@ -78,9 +78,60 @@ def longest_segment(chain: ChainProfile, start: int, limit: int | None = None) -
     return length
 
 
-def segment(chain: ChainProfile, start: int, length: int) -> Segment:
+def single_segment(block: BlockProfile, option: BlockOption) -> Segment:
+    """Return the segment that runs one block with one of its options, not ``keep``."""
+    if option.mode == "keep":
+        raise InputError(f"Block {block.name!r} is kept by leaving it out.")
+    return Segment(
+        (block.name,),
+        mode=option.mode,
+        saved_ops=option.saved_ops,
+        input_on_host=option.input_on_host,
+    )
+
+
+def segment(
+    chain: ChainProfile,
+    start: int,
+    length: int,
+    *,
+    nested: bool = False,
+    input_on_host: bool = False,
+) -> Segment:
     """Return the recomputed segment of ``length`` blocks from block ``start`` on."""
-    return Segment(tuple(block.name for block in chain.blocks[start : start + length]))
+    names = tuple(block.name for block in chain.blocks[start : start + length])
+    return Segment(names, nested=nested, input_on_host=input_on_host)
+
+
+def segments_from(problem: Problem, start: int) -> Iterator[Segment]:
+    """Yield every segment that may start at a block, in index order.
+
+    First the options of the block alone, in their order; then ever longer segments,
+    each plain, with its input on the host, nested, and both.
+    """
+    block = problem.chain.blocks[start]
+    for option in block.options:
+        if option.mode != "keep":
+            yield single_segment(block, option)
+    longest = problem.longest_segment(start)
+    for length in range(2, longest + 1):
+        for nested, input_on_host in longer_kinds(problem, start):
+            yield segment(
+                problem.chain,
+                start,
+                length,
+                nested=nested,
+                input_on_host=input_on_host,
+            )
+
+
+def longer_kinds(problem: Problem, start: int) -> list[tuple[bool, bool]]:
+    """Return the kinds of longer segments from a block on: (nested, input on host)."""
+    block = problem.chain.blocks[start]
+    on_host = block.option("recompute", input_on_host=True) is not None
+    inputs = (False, True) if on_host else (False,)
+    levels = (False, True) if problem.nested else (False,)
+    return [(nested, host) for nested in levels for host in inputs]
 
 
 def wrapped_count(segments: Sequence[Segment]) -> int:
@@ -90,9 +141,32 @@ def wrapped_count(segments: Sequence[Segment]) -> int:
 
 def describe(chain: ChainProfile, segments: Sequence[Segment]) -> str:
     """Return what a plan does to the blocks, in plain words."""
-    wrappable = sum(block.option("recompute") is not None for block in chain.blocks)
+    wrappable = sum(len(block.options) > 1 for block in chain.blocks)
     if not segments:
         return f"All {wrappable} blocks are kept"
+    again = [each for each in segments if each.mode == "recompute"]
+    counts = [
+        (wrapped_count(again), f"recomputed, {_in_segments(again)}" if again else ""),
+        (
+            sum(each.mode == "selective" for each in segments),
+            "recomputed but for some ops' outputs",
+        ),
+        (
+            sum(each.mode == "offload" for each in segments),
+            "offloaded to the host",
+        ),
+    ]
+    parts: list[str] = []
+    for count, words in counts:
+        of_all = "" if parts else f" of {wrappable} blocks"
+        if count:
+            verb = "is" if count == 1 else "are"
+            parts.append(f"{count}{of_all} {verb} {words}")
+    return "; ".join(parts)
+
+
+def _in_segments(segments: Sequence[Segment]) -> str:
+    """Return how recomputed blocks are cut up, in plain words."""
     lengths = [len(each.blocks) for each in segments]
     size = (
         f"{min(lengths)}"
@@ -100,8 +174,16 @@ def describe(chain: ChainProfile, segments: Sequence[Segment]) -> str:
         else f"{min(lengths)} to {max(lengths)}"
     )
     plural = "s" if len(segments) > 1 else ""
-    verb = "is" if wrapped_count(segments) == 1 else "are"
-    return (
-        f"{wrapped_count(segments)} of {wrappable} blocks {verb} recomputed, "
-        f"in {len(segments)} segment{plural} of {size}"
-    )
+    details = [
+        f"{count} {words}"
+        for count, words in (
+            (sum(each.nested for each in segments), "nested"),
+            (
+                sum(each.input_on_host for each in segments),
+                "with inputs on the host",
+            ),
+        )
+        if count
+    ]
+    inside = f" ({', '.join(details)})" if details else ""
+    return f"in {len(segments)} segment{plural} of {size}{inside}"

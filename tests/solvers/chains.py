@@ -2,12 +2,22 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile, Mode
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.exhaustive import all_plans
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
+
+# What a block can be besides kept and recomputed: mode, saved ops, input on the host.
+OTHERS: Final[list[tuple[Mode, tuple[str, ...], bool]]] = [
+    ("selective", ("aten.mm.default:0",), False),
+    ("selective", ("aten.mm.default:0", "aten.bmm.default:1"), False),
+    ("offload", (), False),
+    ("recompute", (), True),
+]
 
 
 def seeded(seed: int) -> random.Random:
@@ -24,6 +34,8 @@ def option(  # noqa: PLR0913 - the letters of rule C
     *,
     cached: int = 0,
     extra: int = 0,
+    saved_ops: tuple[str, ...] = (),
+    input_on_host: bool = False,
 ) -> BlockOption:
     return BlockOption(
         mode=mode,
@@ -32,6 +44,8 @@ def option(  # noqa: PLR0913 - the letters of rule C
         backward_bytes=backward,
         cached_bytes=cached,
         extra_ns=extra,
+        saved_ops=saved_ops,
+        input_on_host=input_on_host,
     )
 
 
@@ -85,11 +99,12 @@ def single(*numbers: int) -> tuple[Segment, ...]:
 
 
 def random_chain(
-    rnd: random.Random, length: int, *, costly: bool = False
+    rnd: random.Random, length: int, *, costly: bool = False, most_others: int = 0
 ) -> ChainProfile:
     """Small integers: ties, zero sizes and equal costs are common.
 
-    ``costly``: recomputing always takes time, as on a real card.
+    ``costly``: recomputing always takes time, as on a real card. ``most_others``: most
+    options of a block besides keeping and recomputing it.
     """
     zero_sizes, equal_costs = rnd.random() < 0.2, rnd.random() < 0.2
     most_cached = rnd.choice([0, 0, 4, 8])
@@ -128,6 +143,21 @@ def random_chain(
                     extra=extra,
                 )
             )
+            kinds = rnd.sample(OTHERS, rnd.randint(0, most_others))
+            for mode, saved_ops, input_on_host in kinds:
+                least = x[number] * (mode == "selective")
+                options.append(
+                    option(
+                        mode,
+                        rnd.randint(least, max(saved, least)),
+                        ends + rnd.choice([0, 3, 8, 40]),
+                        rnd.randint(0, 25),
+                        cached=cached(),
+                        extra=extra + rnd.randint(-extra, 4) if not costly else extra,
+                        saved_ops=saved_ops,
+                        input_on_host=input_on_host,
+                    )
+                )
         blocks.append(
             block(
                 f"layers.{number}",
@@ -145,15 +175,24 @@ def random_chain(
     )
 
 
-def random_problem(rnd: random.Random, length: int, *, costly: bool = False) -> Problem:
+def random_problem(
+    rnd: random.Random,
+    length: int,
+    *,
+    costly: bool = False,
+    most_others: int = 0,
+) -> Problem:
     """A random chain, with a budget from just below its lowest peak to its highest."""
-    chain = random_chain(rnd, length, costly=costly)
+    chain = random_chain(rnd, length, costly=costly, most_others=most_others)
     max_segment = rnd.choice([1, 2, 3, None])
-    boundless = Problem(chain=chain, budget_bytes=0, max_segment=max_segment)
+    nested = bool(most_others) and rnd.random() < 0.5
+    boundless = Problem(
+        chain=chain, budget_bytes=0, max_segment=max_segment, nested=nested
+    )
     peaks = [chain_peak_bytes(chain, plan) for plan in all_plans(boundless)]
     margin = 1 + (max(peaks) - min(peaks)) // 8
     budget_bytes = rnd.randint(min(peaks) - margin, max(peaks))
-    return Problem(chain=chain, budget_bytes=budget_bytes, max_segment=max_segment)
+    return replace(boundless, budget_bytes=budget_bytes)
 
 
 def rate(chain: ChainProfile, plan: Sequence[Segment]) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ from budgetfit.solvers.problem import (
     describe,
     longest_segment,
     segment,
+    single_segment,
     wrapped_count,
 )
 from tests.solvers.chains import block, chain_of, equal_blocks, option, single
@@ -60,3 +61,29 @@ def test_a_plan_is_described_in_plain_words() -> None:
     assert describe(equal, single(0, 1)) == (
         "2 of 3 blocks are recomputed, in 2 segments of 1"
     )
+
+
+def test_a_plan_of_every_kind_is_described() -> None:
+    one = ("aten.mm.default:0",)
+    less = option("selective", 4, 9, 11, saved_ops=one)
+    offload = option("offload", 0, 9, 11)
+    on_host = option("recompute", 0, 9, 11, input_on_host=True)
+    chain = chain_of(*equal_blocks(6, KEEP, RECOMPUTE, less, offload, on_host))
+    plan = [
+        segment(chain, 0, 2, nested=True, input_on_host=True),
+        segment(chain, 2, 1),
+        single_segment(chain.blocks[3], less),
+        single_segment(chain.blocks[4], offload),
+    ]
+    assert describe(chain, plan) == (
+        "3 of 6 blocks are recomputed, in 2 segments of 1 to 2 "
+        "(1 nested, 1 with inputs on the host); "
+        "1 is recomputed but for some ops' outputs; 1 is offloaded to the host"
+    )
+    assert describe(chain, plan[3:]) == "1 of 6 blocks is offloaded to the host"
+    assert plan[2] == Segment(("layers.3",), mode="selective", saved_ops=one)
+
+
+def test_a_kept_block_is_no_segment() -> None:
+    with pytest.raises(InputError, match="is kept by leaving it out"):
+        single_segment(MIXED.blocks[1], KEEP)
