@@ -68,7 +68,8 @@ class Estimate:
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak.
         step_ms: One optimizer step, all its micro-batches included: a roofline
-            estimate.
+            estimate, times ``time_factor``.
+        time_factor: Measured over roofline, where ``verify`` has run on such a card.
         timeline: The replay, stretch by stretch.
         layers: The largest consumers.
         notes: What is not modelled, in plain words.
@@ -91,6 +92,7 @@ class Estimate:
     fits: bool | None = None
     process_range_bytes: tuple[int, int] | None = None
     eval_batch_size: int | None = None
+    time_factor: float = 1.0
     host_bytes: int = 0
 
     def __str__(self) -> str:
@@ -256,7 +258,8 @@ class Verification:
         measured_context_bytes: The process less the allocator's reserved bytes, after
             the last step; None where it cannot be read.
         step_ms: Median of the measured steps.
-        predicted_step_ms: The roofline's.
+        predicted_step_ms: The plan's: the roofline, times ``time_factor``.
+        time_factor: What the plan multiplied the roofline by.
         gradients_match: Whether gradients equal the unmodified model's; None if not
             compared.
         max_gradient_error: Largest relative difference (norm of the difference over
@@ -282,6 +285,7 @@ class Verification:
     notes: tuple[str, ...] = ()
     predicted_process_range_bytes: tuple[int, int] | None = None
     measured_context_bytes: int | None = None
+    time_factor: float = 1.0
 
     def __str__(self) -> str:
         return _text(self)

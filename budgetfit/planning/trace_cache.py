@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CACHE_VARIABLE: Final = "BUDGETFIT_CACHE"
 _OFF: Final = frozenset({"off", "no", "false", "0"})
 # 2 to 4 MB hold a trace of a hundred blocks; a plan makes about ten.
-LIMIT_BYTES: Final = 500 * 10**6
+LIMIT_BYTES: Final = 512 * 2**20
 _LARGEST_FILE_BYTES: Final = LIMIT_BYTES // 4
 # A writer that died leaves its file behind; no living one takes an hour.
 _ABANDONED_S: Final = 3600

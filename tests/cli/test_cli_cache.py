@@ -36,13 +36,13 @@ def test_info_tells_folder_files_and_bytes(folder: Path) -> None:
     assert lines == [
         f"folder  {folder}",
         "traces  2",
-        "size    1 MiB of 477 MiB",
+        "size    1 MiB of 512 MiB",
     ]
     assert json.loads(run("info", "--json").stdout) == {
         "folder": str(folder),
         "files": 2,
         "bytes": 2**20,
-        "limit_bytes": 500_000_000,
+        "limit_bytes": 512 * 2**20,
     }
 
 
