@@ -14,6 +14,7 @@ from budgetfit.arguments import (
     make_subject,
     optimizer_name,
     parse_checkpointing,
+    parse_lengths,
 )
 from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
 from budgetfit.core.recipe import Recipe
@@ -37,7 +38,7 @@ from budgetfit.reporting.text import (
 from budgetfit.tracing.batch_shapes import batch_size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
     from torch import nn
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     Loss = Callable[[Any, Any], torch.Tensor]
     Optimizer = str | Callable[..., torch.optim.Optimizer]
     Progress = Callable[[str], None]
+    Lengths = Iterable[int] | Mapping[int, int]
 
 __all__ = ["apply", "estimate", "estimate_settings", "layers", "plan", "verify"]
 
@@ -60,6 +62,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     gpu: str | None = None,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
     max_length: int | None = None,
+    lengths: Lengths | None = None,
     loss: Loss | None = None,
     precision: str | Sequence[str] = "auto",
     optimizer: Optimizer = "adamw_torch_fused",
@@ -83,6 +86,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         gpu: A card, for example ``"rtx-4090"``; see ``budgetfit gpus``.
         batch: An example batch of any batch size; made from the model if left out.
         max_length: Sequence length of a made text batch.
+        lengths: Lengths of the samples, or samples by length: planned for the longest,
+            with a warning that says what padding to it costs.
         loss: ``loss(outputs, batch) -> scalar``; the model's own if left out.
         precision: ``auto``, ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``,
             ``bf16``, ``as-is``, or a list of them to compare.
@@ -109,11 +114,13 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     budget = card.budget(headroom)
     chosen = precisions(precision, card.gpu)
     name = optimizer_name(optimizer)
+    known = parse_lengths(lengths, max_length)
     subject, source = make_subject(
         model,
         card,
         batch=batch,
         max_length=max_length,
+        lengths=known,
         loss=loss,
         optimizer=optimizer,
         trust_remote_code=trust_remote_code,
@@ -135,10 +142,16 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         "model": model if isinstance(model, str) else None,
         "vram": vram,
         "gpu": gpu,
-        "max_length": max_length,
+        "max_length": max_length if known is None else known.planned,
         "loss": None if loss is None else qualified_name(loss),
     }
-    return replace(made, source=source, provenance={**made.provenance, "asked": asked})
+    rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
+    return replace(
+        made,
+        source=source,
+        warnings=(*made.warnings, *rates),
+        provenance={**made.provenance, "asked": asked},
+    )
 
 
 def estimate(  # noqa: PLR0913 - the contract of interface 2.1
@@ -149,6 +162,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     vram: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
     max_length: int | None = None,
+    lengths: Lengths | None = None,
     loss: Loss | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     headroom: int | str | None = None,
@@ -174,6 +188,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         card,
         batch=batch,
         max_length=max_length,
+        lengths=parse_lengths(lengths, max_length),
         loss=loss,
         optimizer=optimizer if optimizer is not None else name,
         trust_remote_code=trust_remote_code,

@@ -19,12 +19,13 @@ from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.live_program import PlanSource
 from budgetfit.planning.calibration import card_of, known_context
+from budgetfit.planning.lengths import LengthSummary, summarize
 from budgetfit.planning.subject import Subject
-from budgetfit.tracing.batch_shapes import batch_size_of
+from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 OBJECTIVES = ("throughput", "batch_size", "memory")
 
@@ -104,6 +105,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     *,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
     max_length: int | None = None,
+    lengths: LengthSummary | None = None,
     loss: Callable[..., Any] | None = None,
     optimizer: str | Callable[..., torch.optim.Optimizer],
     trust_remote_code: bool = False,
@@ -135,7 +137,8 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         )
     notes = [*card.notes, *resolved.notes]
     if batch is None:
-        made = make_batch(resolved.model, max_length=max_length)
+        longest = max_length if lengths is None else lengths.planned
+        made = make_batch(resolved.model, max_length=longest)
         batch, batch_dim = made.batch, made.batch_dim
         notes += made.notes
         if loss is None and not made.returns_loss:
@@ -146,6 +149,9 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     else:
         batch_dim = batch_dimension(resolved.model)
         batch_size_of(batch, batch_dim=batch_dim)
+    if lengths is not None:
+        _check_holds(batch, lengths.planned)
+        notes += lengths.notes()
     function = None if isinstance(optimizer, str) else optimizer
     subject = Subject(
         model=resolved.model,
@@ -168,6 +174,40 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         optimizer=function,
     )
     return subject, source
+
+
+def parse_lengths(
+    lengths: Iterable[int] | Mapping[int, int] | None, max_length: int | None
+) -> LengthSummary | None:
+    """Return the summary of a list of lengths or of samples by length.
+
+    Raises:
+        InputError: If it is neither.
+    """
+    if lengths is None:
+        return None
+    if isinstance(lengths, (str, bytes, int)):
+        raise InputError(
+            "lengths must be a list of lengths such as [512, 2048], or samples by "
+            f"length such as {{512: 900, 2048: 100}}; got {lengths!r}."
+        )
+    return summarize(lengths, max_length)
+
+
+def _check_holds(batch: Any, length: int) -> None:  # noqa: ANN401
+    """Refuse a batch that is too short for the longest sample.
+
+    Behind the dimension of samples some tensor must have one of positions; where that
+    dimension is, only the model knows.
+    """
+    shapes = [shape for shape, _ in describe_batch(batch).values()]
+    if any(size >= length for shape in shapes for size in shape[1:]):
+        return
+    raise InputError(
+        f"The longest sample has {length} tokens, but the batch has no dimension that "
+        f"long: {', '.join(map(str, shapes))}. Pad the example batch to {length}, or "
+        "leave batch= out, or lengths= where samples have no length."
+    )
 
 
 def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str:

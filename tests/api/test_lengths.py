@@ -1,0 +1,61 @@
+"""``lengths=``: planned for the longest sample, and what padding costs is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import budgetfit
+from budgetfit import InputError
+from tests.models import EXAMPLES, LENGTH, VOCABULARY
+
+LENGTHS = {8: 3, 24: 1}  # 48 tokens in 4 x 24 positions: half is padding
+
+
+def estimated(**options: Any) -> budgetfit.Estimate:  # noqa: ANN401
+    return budgetfit.estimate(EXAMPLES["llama"].model(), gpu="l4", **options)
+
+
+def test_the_longest_sample_is_planned_for() -> None:
+    plan = budgetfit.plan(
+        EXAMPLES["llama"].model(),
+        gpu="l4",
+        lengths=LENGTHS,
+        checkpointing="none",
+        batch_size=2,
+    )
+    assert plan.model.batch["input_ids"][0] == (2, 24)
+    assert plan.provenance["asked"]["max_length"] == 24
+    text = " ".join(plan.warnings)
+    assert "planned for samples of 24 tokens; the mean of 4 is 12.0" in text
+    assert "50.0% of the positions" in text
+    rate = plan.estimate.samples_per_s
+    assert f"about {2 * rate:.1f} samples per second instead of {rate:.1f}" in text
+
+
+def test_an_estimate_notes_it_too() -> None:
+    found = estimated(lengths=[8, 24], max_length=16)
+    assert any("1 of 2 samples are longer than max_length 16" in n for n in found.notes)
+
+
+def test_a_batch_of_ones_own_has_to_hold_the_longest_sample() -> None:
+    batch = EXAMPLES["llama"].batch
+    assert estimated(lengths=[4, LENGTH], batch=batch).fits
+    with pytest.raises(InputError, match=r"Pad the example batch to 17"):
+        estimated(lengths=[4, LENGTH + 1], batch=batch)
+    ids = torch.randint(VOCABULARY, (2, LENGTH + 4))
+    longer = {"input_ids": ids, "labels": ids}
+    assert estimated(lengths=[4, LENGTH], batch=longer).fits
+
+
+def test_models_without_sequences_have_no_lengths() -> None:
+    with pytest.raises(InputError, match="where samples have no length"):
+        budgetfit.plan(EXAMPLES["vit"].model(), gpu="l4", lengths=[512])
+
+
+@pytest.mark.parametrize("wrong", ["512", 1024])
+def test_one_length_is_no_list_of_them(wrong: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match=r"lengths must be a list of lengths"):
+        estimated(lengths=wrong)
