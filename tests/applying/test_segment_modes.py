@@ -1,0 +1,281 @@
+# ruff: noqa: ANN401 - whatever a block takes
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from budgetfit.applying import offload
+from budgetfit.applying.call_model import loss_of
+from budgetfit.applying.checkpoint import apply_segments
+from budgetfit.core.recipe import Segment
+from tests.applying.live_bytes import LiveBytes
+from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
+from tests.applying.test_checkpoint import (
+    BETWEEN,
+    Counter,
+    Gradients,
+    Parent,
+    assert_same,
+    backward,
+    kept_and_peak,
+    three,
+)
+
+NESTED = {
+    "one over all": (tuple(range(BLOCKS)),),
+    "two and four": ((0, 1), (2, 3, 4, 5)),
+    "in the middle": ((1, 2, 3),),
+}
+ALL_THREE = [Segment(("layers.0", "layers.1", "layers.2"), nested=True)]
+
+
+def nested(name: str, positions: tuple[tuple[int, ...], ...]) -> list[Segment]:
+    return [
+        Segment(tuple(CHAIN[name][i] for i in part), nested=True) for part in positions
+    ]
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16 autocast"])
+@pytest.mark.parametrize("positions", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("name", MAKERS)
+def test_nested_segments_give_the_plain_models_gradients_bit_for_bit(
+    name: str, positions: tuple[tuple[int, ...], ...], autocast: bool
+) -> None:
+    batch = batch_for(name)
+    plain_loss, plain = backward(make(name), batch, autocast=autocast)
+    generators = torch.get_rng_state()
+    model = make(name)
+    apply_segments(model, nested(name, positions))
+    loss, planned = backward(model, batch, autocast=autocast)
+    assert loss == plain_loss
+    assert_same(planned, plain)
+    assert torch.equal(torch.get_rng_state(), generators)
+
+
+@pytest.mark.parametrize("positions", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "sequential"])
+def test_blocks_of_a_nested_segment_run_three_times_and_its_last_one_twice(
+    name: str, positions: tuple[tuple[int, ...], ...]
+) -> None:
+    # Forward, for the others' inputs, for its own backward. Nobody waits for the last
+    # one's output: the recomputation of the segment stops before it.
+    model = make(name)
+    counter = Counter(model, CHAIN[name])
+    apply_segments(model, nested(name, positions))
+    backward(model, batch_for(name))
+    expected = dict.fromkeys(CHAIN[name], 1)
+    for part in positions:
+        expected |= {CHAIN[name][i]: 3 for i in part}
+        expected[CHAIN[name][part[-1]]] = 2
+    assert counter.counts == expected
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_nested_segment_keeps_what_torchs_nested_checkpoints_keep(
+    autocast: bool,
+) -> None:
+    x = torch.randn(64, 16)
+    own, reference = three(), three()
+    apply_segments(own, ALL_THREE, random_blocks=())
+    for item in (own, reference):
+        item.eval()
+        for parameter in item.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def again(function: Any, x: torch.Tensor) -> Any:
+        return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for layer in reference.layers:
+            x, _ = again(layer, x)
+        return x
+
+    def run_reference() -> torch.Tensor:
+        loss: torch.Tensor = again(layers, x).square().sum()
+        return loss
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+        expected = kept_and_peak(run_reference)
+        assert kept_and_peak(lambda: own(x)) == expected
+    # One boundary of 64 x 16 floats, and the loss's 4 bytes.
+    assert expected[0] == 64 * 16 * 4 + 4
+
+
+def test_a_nested_segment_peaks_lower_than_one_that_runs_again_at_once() -> None:
+    peaks = []
+    for is_nested in (True, False):
+        model = make("stack")
+        segments = [Segment(CHAIN["stack"], nested=is_nested)]
+        apply_segments(model, segments, random_blocks=())
+        x = torch.randn(512, 16, requires_grad=True)
+        labels = torch.zeros(512, dtype=torch.int64)
+        peaks.append(kept_and_peak(lambda m=model, x=x, y=labels: m(x, y))[1])  # type: ignore[misc]
+    # Six blocks save 5 x each but their inputs (tanh 2, dropout's factors 2, its output
+    # 2, less what is freed on the way); nested, at most one block at a time does.
+    x_bytes = 512 * 16 * 4
+    assert peaks[0] < peaks[1] - 4 * 4 * x_bytes
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_a_parent_that_does_something_between_nested_blocks_gets_exact_gradients(
+    between: Any,
+) -> None:
+    x = torch.randn(4, 16)
+    plain = backward(three(between), (x,))[1]
+    model = three(between)
+    apply_segments(model, ALL_THREE)
+    assert_same(backward(model, (x,))[1], plain)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "stack"])
+def test_nothing_is_left_after_backward_nor_without_one(name: str) -> None:
+    model = make(name)
+    apply_segments(model, nested(name, ((0, 1, 2), (3, 4, 5))))
+    batch = batch_for(name)
+    with LiveBytes() as meter:
+        before = meter.live_bytes
+        loss = loss_of(model, batch, None)
+        del loss
+        assert meter.live_bytes == before
+        loss_of(model, batch, None).backward()
+        model.zero_grad(set_to_none=True)
+        assert meter.live_bytes == before
+
+
+def test_what_one_block_hands_to_the_others_is_not_kept_by_a_nested_segment() -> None:
+    # As T5's position bias: 64 x 16 floats that the first block makes for the others.
+    class Giving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block(16)
+
+        def forward(
+            self, x: torch.Tensor, bias: torch.Tensor | None = None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            if bias is None:
+                bias = self.block.up.weight.sum() * torch.ones(64, 16)
+            return self.block(x + bias)[0], bias
+
+    class Bias(Parent):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Giving() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            bias = None
+            for layer in self.layers:
+                x, bias = layer(x, bias=bias)
+            return x.sum()
+
+    x = torch.randn(64, 16)
+    torch.manual_seed(0)
+    model = Bias().eval()
+    plain = backward(copy.deepcopy(model), (x,))[1]
+    apply_segments(model, ALL_THREE, random_blocks=())
+    with LiveBytes() as meter:
+        loss = model(x)
+        assert meter.live_bytes == 4  # the loss: the input is the caller's
+        del loss
+    assert_same(backward(model, (x,))[1], plain)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_nested_segment_inside_a_checkpoint_of_the_user_gives_exact_gradients(
+    early_stop: bool,
+) -> None:
+    x = torch.randn(4, 16, requires_grad=True)
+    plain = backward(three(), (x,))[1]
+    model = three()
+    apply_segments(model, ALL_THREE)
+    torch.manual_seed(1)
+    checkpoint(model, x, use_reentrant=False, early_stop=early_stop).backward()
+    assert_same({name: p.grad for name, p in model.named_parameters()}, plain)
+
+
+def test_a_graph_of_nested_blocks_can_be_used_twice() -> None:
+    x = torch.randn(4, 16)
+    results: list[Gradients] = []
+    for segments in ([], ALL_THREE):
+        model = three()
+        apply_segments(model, segments)
+        torch.manual_seed(1)
+        loss = model(x)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    assert_same(results[1], results[0])
+
+
+class Moved:
+    """Notes what goes to the host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes: list[int] = []
+        plain = offload.to_host
+
+        def noting(x: torch.Tensor) -> torch.Tensor:
+            self.bytes.append(x.untyped_storage().nbytes())
+            return plain(x)
+
+        monkeypatch.setattr(offload, "to_host", noting)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [((0,), (1,), (4,)), ((0, 1, 2), (3, 4)), ((5,),)],
+    ids=["blocks", "segments", "last"],
+)
+@pytest.mark.parametrize("is_nested", [False, True], ids=["", "nested"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_inputs_on_the_host_are_the_hidden_states_of_each_segment_and_no_more(
+    name: str,
+    groups: tuple[tuple[int, ...], ...],
+    is_nested: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = batch_for(name)
+    plain = backward(make(name), batch)[1]
+    moved = Moved(monkeypatch)
+    model = make(name)
+    segments = [
+        Segment(
+            tuple(CHAIN[name][i] for i in part),
+            nested=is_nested and len(part) > 1,
+            input_on_host=True,
+        )
+        for part in groups
+    ]
+    apply_segments(model, segments)
+    assert_same(backward(model, batch)[1], plain)
+    tokens = 17 if name == "vit" else 16  # patches and one class token
+    width = 16 if name in {"stack", "sequential"} else 32
+    samples = 4 if name in {"stack", "sequential"} else 4 * tokens
+    assert moved.bytes == [samples * width * 4] * len(groups)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_offloaded_blocks_run_once_and_give_exact_gradients(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_for(name)
+    plain = backward(make(name), batch)[1]
+    moved = Moved(monkeypatch)
+    model = make(name)
+    keys = list(model.state_dict())
+    counter = Counter(model, CHAIN[name])
+    before = [dict(item.__dict__) for item in model.modules()]
+    segments = [Segment((CHAIN[name][i],), mode="offload") for i in (0, 2)]
+    undo = apply_segments(model, segments)
+    assert list(model.state_dict()) == keys
+    twin = copy.deepcopy(model)
+    assert_same(backward(model, batch)[1], plain)
+    assert set(counter.counts.values()) == {1}
+    assert moved.bytes
+    undo()
+    assert [dict(item.__dict__) for item in model.modules()] == before
+    assert_same(backward(twin, batch)[1], plain)
