@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.caching_allocator import round_bytes
 from budgetfit.memory.profile import Probe, block_types
 from budgetfit.memory.stations import steady_moment
@@ -31,6 +32,8 @@ MOST_SETS: Final = 3  # for each type of block; each is one more option to trace
 # not come in the recomputation (pytorch#141896, solver-facts P10).
 _CASTS: Final = ("aten._to_copy.default",)
 _IN_PLACE: Final = re.compile(r"\w+\.\w*[^_]_\.")
+# What a graph is built from is an activation, in the backward pass too: recomputed.
+_ACTIVATION: Final = CATEGORIES.index("activations")
 _FEW: Final = 8  # ops of the backward pass that may come before the recomputation
 
 
@@ -73,12 +76,57 @@ def op_sets_by_type(
             )
             for op in choice
         ]
-        sets = pareto_op_sets(items, MOST_SETS)
+        whole_ns = sum(op.time_ns for op in ops)
+        sets = _below_keeping(
+            pareto_op_sets(items, len(items)),
+            items,
+            whole_ns,
+            _kept_bytes(kept, block, batch_size),
+        )
         found[kind] = [
             tuple(f"{choice[at].name}:{choice[at].call}" for at in sorted(chosen))
-            for chosen in sets
+            for chosen in _spread(sets, items)
         ]
     return found
+
+
+def _below_keeping(
+    sets: Sequence[tuple[int, ...]],
+    items: Sequence[OpItem],
+    whole_ns: float,
+    kept_bytes: int,
+) -> list[tuple[int, ...]]:
+    """Return the sets that no mix of a smaller one with kept blocks beats.
+
+    What is kept costs no time at all. So a set has to lie below the line from the one
+    before to that point.
+    """
+    found = []
+    last_bytes, last_ns = 0, whole_ns
+    for chosen in sets:
+        held = sum(items[at].saved_bytes for at in chosen)
+        left_ns = whole_ns - sum(items[at].saved_ns for at in chosen)
+        if held >= kept_bytes:
+            break
+        share = (held - last_bytes) / (kept_bytes - last_bytes)
+        if left_ns >= last_ns * (1 - share):
+            break  # on a convex front all that follow are above the line too
+        found.append(chosen)
+        last_bytes, last_ns = held, left_ns
+    return found
+
+
+def _spread(
+    sets: Sequence[tuple[int, ...]], items: Sequence[OpItem]
+) -> list[tuple[int, ...]]:
+    """Return at most ``MOST_SETS``, as far apart as the time that they save allows."""
+    saved = [sum(items[at].saved_ns for at in chosen) for chosen in sets]
+    wanted = [saved[-1] * (n + 1) / MOST_SETS for n in range(MOST_SETS)] if sets else []
+    nearest = (
+        min(range(len(sets)), key=lambda at: (abs(saved[at] - time_ns), at))
+        for time_ns in wanted
+    )
+    return [sets[at] for at in dict.fromkeys(nearest)]
 
 
 @functools.cache
@@ -119,10 +167,36 @@ def _run_again(
     calls: Counter[str] = Counter()
     ops = []
     for name, row in zip(names[:length], backward[offset:], strict=False):
-        time_ns = float(times_ns[row])
-        ops.append(_Op(name, calls[name], _made_bytes(trace, row, batch_size), time_ns))
+        made = _made(trace, row)
+        if any(trace.category[storage] != _ACTIVATION for storage in made):
+            break  # a first op of the backward that is called like the next forward one
+        size = sum(_size(trace, storage, batch_size) for storage in made)
+        ops.append(_Op(name, calls[name], size, float(times_ns[row])))
         calls[name] += 1
     return ops
+
+
+def _kept_bytes(kept: StepTrace, block: str, batch_size: int) -> int:
+    """Return the bytes that a kept block makes and holds until its backward."""
+    step, micro_step = steady_moment(kept)
+    forward = next(
+        row
+        for row in kept.passes
+        if (row.direction, row.step, row.micro_step) == ("forward", step, micro_step)
+        and kept.block_names[row.block] == block
+    )
+    events = kept.events[forward.start : forward.end].tolist()
+    freed = {-event for event in events if event < 0}
+    return sum(
+        _size(kept, event - 1, batch_size)
+        for event in events
+        if event > 0 and event not in freed
+    )
+
+
+def _size(trace: StepTrace, storage: int, batch_size: int) -> int:
+    fixed, slope = trace.fixed_bytes[storage], trace.bytes_per_sample[storage]
+    return round_bytes(int(fixed) + int(slope) * batch_size)
 
 
 def _rows(trace: StepTrace, block: str, direction: Direction) -> range:
@@ -141,15 +215,8 @@ def _rows(trace: StepTrace, block: str, direction: Direction) -> range:
     return range(0)
 
 
-def _made_bytes(trace: StepTrace, row: int, batch_size: int) -> int:
-    """Return the bytes that an op makes and leaves behind."""
+def _made(trace: StepTrace, row: int) -> list[int]:
+    """Return the storages that an op makes and leaves behind."""
     start = int(trace.ops.event[row - 1]) if row else 0
-    events = trace.events[start : trace.ops.event[row]]
-    freed = set((-events[events < 0]).tolist())
-    total = 0
-    for event in events[events > 0].tolist():
-        if event not in freed:
-            size = trace.fixed_bytes[event - 1]
-            size += trace.bytes_per_sample[event - 1] * batch_size
-            total += round_bytes(int(size))
-    return total
+    events = trace.events[start : trace.ops.event[row]].tolist()
+    return [event - 1 for event in events if event > 0 and -event not in events]
