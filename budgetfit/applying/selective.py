@@ -123,30 +123,23 @@ def in_place_on_saved(
     return None
 
 
-class _Pass:
-    """One run through the block, forward or recomputation."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[Any] = Counter()
-        self.skipped_draw = ""  # the first saved call that draws
-
-
 class _Policy:
     """Tells torch what to save, by counting the calls of each op.
 
-    Torch up to 2.12 asks again in the recomputation, which is counted by itself: one
-    counter for both would give the second pass other numbers (solver-facts P8).
+    Torch up to 2.12 asks again in the recomputation, and gets the same answers because
+    every pass counts from 0 (solver-facts P8).
     """
 
     def __init__(self, block: str, wanted: frozenset[str]) -> None:
         self.block = block
         self._wanted = wanted
-        self._saved: dict[int, str] = {}
+        self._saved: dict[int, str] = {}  # storage -> the call that made it
         self.start()
 
     def start(self) -> None:
-        """Count from 0 again, for another pass."""
-        self._passes = {False: _Pass(), True: _Pass()}
+        """Begin a pass through the block."""
+        self._calls: Counter[Any] = Counter()
+        self._skipped_draw = ""  # the first saved call that draws
 
     def __call__(
         self,
@@ -156,18 +149,17 @@ class _Policy:
         **kwargs: Any,  # noqa: ANN401
     ) -> CheckpointPolicy:
         """Decide about one call."""
-        now = self._passes[context.is_recompute]
-        call = f"{op}:{now.calls[op]}"
-        now.calls[op] += 1
+        call = f"{op}:{self._calls[op]}"
+        self._calls[op] += 1
         written = in_place_on_saved(op, args, kwargs, self._saved)
         if written is not None:
             raise InputError(_overwritten(self.block, repr(written), str(op)))
         saved = call in self._wanted
-        if (saved or now.skipped_draw) and draws_numbers(op, args, kwargs):
+        if (saved or self._skipped_draw) and draws_numbers(op, args, kwargs):
             # What is saved is not drawn again, so the generator would be behind at the
             # next draw: from the first saved one on all are saved (solver-facts P4).
-            self._check_draw(op, now.skipped_draw)
-            now.skipped_draw = now.skipped_draw or call
+            self._check_draw(op, self._skipped_draw)
+            self._skipped_draw = self._skipped_draw or call
             saved = True
         if not saved:
             return CheckpointPolicy.PREFER_RECOMPUTE

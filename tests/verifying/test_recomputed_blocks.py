@@ -6,7 +6,7 @@ import pytest
 
 from budgetfit.applying.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.verifying.recomputed_blocks import RecomputedBlocks
+from budgetfit.verifying.recomputed_blocks import RecomputedBlocks, blocks_run_again
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
 
 if TYPE_CHECKING:
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 
 def recomputed(model: nn.Module, name: str, *segments: tuple[str, ...]) -> set[str]:
+    return recomputed_by(model, name, *map(Segment, segments))
+
+
+def recomputed_by(model: nn.Module, name: str, *segments: Segment) -> set[str]:
     seen = RecomputedBlocks()
-    recipe = Recipe(batch_size=4, segments=tuple(map(Segment, segments)))
+    recipe = Recipe(batch_size=4, segments=segments)
     run = Run(model, recipe, on_phase=seen.on_phase)
     with seen.watching(model, CHAIN[name]):
         run.step(batch_for(name))
@@ -30,6 +34,24 @@ def test_the_blocks_of_the_segments_are_seen_and_no_others(name: str) -> None:
     expected = {chain[0], chain[2], chain[3], chain[4]}
     assert recomputed(make(name), name, chain[:1], chain[2:5]) == expected
     assert recomputed(make(name), name) == set()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_blocks_run_again_are_as_many_as_the_recipe_says_in_every_mode(
+    name: str,
+) -> None:
+    # The Sequential's blocks 1 and 3 are Dropouts without any product to save.
+    chain = CHAIN[name]
+    segments = (
+        Segment(chain[:1], mode="selective", saved_ops=("aten.view.default:0",)),
+        Segment(chain[1:2], mode="offload"),
+        Segment(chain[2:5], nested=True, input_on_host=True),
+    )
+    expected = {chain[0], chain[2], chain[3], chain[4]}
+    assert recomputed_by(make(name), name, *segments) == expected
+    recipe = Recipe(batch_size=4, segments=segments)
+    assert blocks_run_again(recipe) == len(expected)
+    assert blocks_run_again(Recipe(batch_size=4)) == 0
 
 
 def test_a_users_own_checkpointing_is_seen_where_it_is_kept() -> None:
