@@ -96,13 +96,32 @@ def plans(name: str) -> Iterator[tuple[str, tuple[Segment, ...]]]:
     yield "kept", ()
     yield "recomputed", every_block(blocks)
     yield "a segment of two", (Segment(blocks[-2:]),)
+    yield "nested", (Segment(blocks[-2:], nested=True),)
+    yield "offloaded", (Segment(blocks[:1], "offload"), Segment(blocks[-1:]))
+    yield "input on the host", tuple(Segment((b,), input_on_host=True) for b in blocks)
+    yield (
+        "selective",
+        tuple(
+            Segment((b,), "selective", saved_ops=SAVED_OPS.get(name, PRODUCTS))
+            for b in blocks
+        ),
+    )
+
+
+PRODUCTS = ("aten.addmm.default:0", "aten.addmm.default:2")
+SAVED_OPS = {"t5": ("aten.mm.default:1", "aten.bmm.default:0")}
 
 
 CASES = [
     *(
         (name, plan)
         for name in ("gpt2", "t5", "vit")
-        for plan in ("kept", "recomputed", "a segment of two")
+        for plan in ("kept", "recomputed", "a segment of two", "selective")
+    ),
+    *(
+        (name, plan)
+        for name in ("gpt2", "t5")
+        for plan in ("nested", "offloaded", "input on the host")
     ),
     ("transformer", "a segment of two"),
     ("convolutions", "recomputed"),
