@@ -61,6 +61,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     effective_batch_size: int | None = None,
     batch_sizes: Sequence[int] | None = None,
     max_segment: int | None = None,
+    nested: bool = False,
 ) -> BatchChoice:
     """Return the batch size that serves the objective best, with its plan.
 
@@ -79,13 +80,15 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         effective_batch_size: Samples per optimizer step. Only its divisors are tried,
             the rest is gradient accumulation. None: one micro-batch per step.
         batch_sizes: The only ones to try; None for all that make sense.
-        max_segment: As in ``Problem``.
+        max_segment, nested: As in ``Problem``.
 
     Raises:
         InputError: A batch size below 1, or one that does not divide the effective one.
     """
     _check(effective_batch_size, batch_sizes)
-    search = _Search(profile_at, solve, budget_bytes, effective_batch_size, max_segment)
+    search = _Search(
+        profile_at, solve, budget_bytes, effective_batch_size, max_segment, nested
+    )
     if batch_sizes is not None:
         for batch_size in batch_sizes:
             search.fits(batch_size)
@@ -112,6 +115,7 @@ class _Search:
     budget_bytes: int
     effective_batch_size: int | None
     max_segment: int | None
+    nested: bool
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
 
     def fits(self, batch_size: int) -> bool:
@@ -127,6 +131,7 @@ class _Search:
                 chain=chain,
                 budget_bytes=self.budget_bytes,
                 max_segment=self.max_segment,
+                nested=self.nested,
             )
         )
         micro_batches = (self.effective_batch_size or batch_size) // batch_size

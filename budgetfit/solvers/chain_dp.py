@@ -1,266 +1,249 @@
-"""Exact labels: the fastest plan, and the one of lowest peak, without rounding.
+"""The fastest plan, and the one of lowest peak, by exact labels between two bounds.
 
-The chain is walked from its last block to its first. A label stands for one way to run
-the blocks from some block on; all that the blocks before can do to it is to lift it by
-the bytes that they leave behind. So three numbers say everything about it:
-
-* cost: its extra time, then how many blocks it wraps;
-* backward need: the most bytes alive above those in front of it, in its backward;
-* forward need: the same for its forward, where more is in front: autocast's copies of
-  weights (``BlockOption.cached_bytes``), which end with the forward pass.
-
-A label that another one equals or beats in all three is dropped (solver S1). For a step
-s in front of a label r, with F and B from memory-model rule C:
-
-    forward(s + r)  = max(f_s, S_s + c_s + forward(r))
-    backward(s + r) = max(S_s + x_out(s) + later gradients + b_s, S_s + backward(r))
-
-At the first block nothing is in front, and the labels are the whole front of peak and
-time. One pass answers for every budget up to the given one and settles ties exactly:
-least time, then lowest peak, then fewest wrapped blocks. Plans that agree in all of
-these come down to index order: of equal labels the one stays that wraps its first
-block, in the shortest segment. The same problem always gives the same plan.
+One pass of labels (``solvers.labels``) answers for every budget up to the given one and
+settles ties exactly: least time, then lowest peak, then fewest wrapped blocks. Where
+blocks all differ, labels multiply. Then the sandwich (``solvers.sandwich``) bounds what
+the fastest plan takes; labels that cannot lead below its upper bound are dropped, and
+mostly so few remain that the answer is exact again. If not, those with the best bound
+stay, and the least bound among the others is the certificate: how far from optimal the
+plan can be at most. The same problem always gives the same plan.
 """
 
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes
-from budgetfit.solvers.chain_steps import ChainStep, chain_steps
+from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.chain_steps import ChainStep, chain_steps, worthwhile
+from budgetfit.solvers.labels import (
+    Labels,
+    TooManyLabels,
+    all_labels,
+    at_most,
+    cost_unit,
+    plan_of,
+    segments_of,
+)
 from budgetfit.solvers.problem import Problem, Solution, describe
-from budgetfit.solvers.undominated import Ints, undominated
+from budgetfit.solvers.sandwich import NEVER, Sandwich, sandwich
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 
-# Where blocks all differ, labels multiply. So many per block take a second or two and
-# some 100 MB; beyond, the search says so instead of running on.
-MOST_LABELS: Final = 200_000
+# Per block, where bounds cut labels down: 126 blocks that all differ have some 3,000.
+MOST_LABELS: Final = 10_000
+# Without bounds: equal blocks have fewer, and bounds cost more than these.
+_FEW_LABELS: Final = 500
+# A whole front has no bounds. So many take seconds and some 100 MB.
+MOST_FRONT_LABELS: Final = 20_000
+# Slots of the grid, finer while the certificate is above a thousandth of the step.
+_GRIDS: Final = (2**14, 2**16, 2**18)
+_CERTIFICATE: Final = 1_000
 
 
 def chain_dp(problem: Problem, most_labels: int = MOST_LABELS) -> Solution:
     """Return the fastest plan within the budget; the lowest peak decides ties.
 
+    Proven, or with a bound on the time of the best plan (``Solution.least_time_ns``)
+    and how far that can be away, in per cent of the plan's own time.
+
     Args:
         problem: The chain, the budget and the longest segment allowed.
-        most_labels: Give up, with no plan and no proof, above so many labels.
+        most_labels: Most labels of a block that are looked at.
     """
-    search = _search(problem, most_labels)
-    if isinstance(search, Solution):
-        return search
-    return search.solution(
-        search.fastest_first()[0], "no plan within the budget is faster"
-    )
+    steps = worthwhile(chain_steps(problem))
+    try:
+        labels = all_labels(problem, steps, at_most(min(most_labels, _FEW_LABELS)))
+    except TooManyLabels:
+        return _bounded(problem, steps, most_labels)
+    return _exact(problem, steps, labels)
 
 
-def lowest_peak(problem: Problem, most_labels: int = MOST_LABELS) -> Solution:
+def lowest_peak(problem: Problem, most_labels: int = MOST_FRONT_LABELS) -> Solution:
     """Return the plan of lowest peak if it fits the budget; least time decides ties.
 
-    A budget of ``sys.maxsize`` asks for the lowest peak that there is.
+    A budget of ``sys.maxsize`` asks for the lowest peak that there is. With more than
+    ``most_labels`` labels to a block: the best single segment length, unproven.
     """
     # No plan above the best uniform one can be the answer, so none is kept.
     uniform = best_uniform_segments(problem)
-    budget_bytes = min(problem.budget_bytes, chain_peak_bytes(problem.chain, uniform))
-    search = _search(replace(problem, budget_bytes=budget_bytes), most_labels)
-    if isinstance(search, Solution):
-        return search
-    return search.solution(0, "no plan has a lower peak")
+    uniform_bytes = chain_peak_bytes(problem.chain, uniform)
+    budget_bytes = min(problem.budget_bytes, uniform_bytes)
+    steps = worthwhile(chain_steps(problem))
+    limited = replace(problem, budget_bytes=budget_bytes)
+    try:
+        labels = all_labels(limited, steps, at_most(most_labels))
+    except TooManyLabels:
+        fits = uniform_bytes <= problem.budget_bytes
+        return Solution(
+            segments=uniform if fits else None,
+            proven_optimal=False,
+            explanation=f"More than {most_labels:,} labels: the single segment length "
+            "of lowest peak; nothing is proven.",
+        )
+    if not labels[0].cost.size:
+        return _no_plan()
+    return _solution(problem, steps, labels, 0, "no plan has a lower peak")
 
 
 def pareto_front(
-    problem: Problem, most_labels: int = MOST_LABELS
+    problem: Problem, most_labels: int = MOST_FRONT_LABELS
 ) -> tuple[Solution, ...]:
     """Return the plans within the budget that no other beats in peak and time.
 
-    Fastest first. Empty where none fits, or with more than ``most_labels`` labels.
+    Fastest first; empty where none fits. With more than ``most_labels`` labels to a
+    block some are left out evenly, and the plans are no longer proven.
     """
-    search = _search(problem, most_labels)
-    if isinstance(search, Solution):
-        return ()
+    steps = worthwhile(chain_steps(problem))
+    thinned = False
+
+    def evenly(_: int, labels: Labels) -> Labels:
+        nonlocal thinned
+        if labels.cost.size <= most_labels:
+            return labels
+        thinned = True
+        return labels.only(
+            np.linspace(0, labels.cost.size - 1, most_labels).astype(int)
+        )
+
+    labels = all_labels(problem, steps, evenly)
+    claim = "no plan is both faster and lower in peak"
+    if thinned:
+        claim = "others may be a little faster or lower in peak"
     return tuple(
-        search.solution(label, "no plan is both faster and lower in peak")
-        for label in search.fastest_first()
+        _solution(problem, steps, labels, label, claim, proven=not thinned)
+        for label in _fastest_first(problem, labels)
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Labels:
-    """The ways to run the blocks from one block on that are worth keeping.
-
-    ``step`` is the number of the first step among those that start there, ``rest`` the
-    label behind it, at the block where the step stops. In ascending order of
-    ``backward``.
-    """
-
-    backward: Ints
-    cost: Ints
-    forward: Ints
-    step: NDArray[np.int16]
-    rest: NDArray[np.int32]
+def _exact(
+    problem: Problem, steps: list[list[ChainStep]], labels: list[Labels]
+) -> Solution:
+    if not labels[0].cost.size:
+        return _no_plan()
+    fastest = _fastest_first(problem, labels)[0]
+    claim = "no plan within the budget is faster"
+    return _solution(problem, steps, labels, fastest, claim)
 
 
-# Behind the last block there is nothing, which needs less than any bytes before it.
-_NOTHING: Final = np.full(1, -(2**60), np.int64)
-_ZERO: Final = np.zeros(1, np.int64)
-_END: Final = _Labels(
-    _NOTHING, _ZERO, _NOTHING, _ZERO.astype(np.int16), _ZERO.astype(np.int32)
-)
+@dataclass(slots=True)
+class _Cut:
+    """Drops labels that the bounds make useless, and remembers what else it drops."""
+
+    bounds: Sandwich
+    unit: int
+    most_labels: int
+    most_ns: int
+    dropped_ns: int = NEVER
+
+    def least_ns(self, start: int, labels: Labels) -> "np.ndarray":
+        """Return the least extra time of a plan with each label."""
+        before = self.bounds.least_before(start, labels.backward, labels.forward)
+        return before + labels.cost // self.unit
+
+    def useless(self, start: int, labels: Labels) -> Labels:
+        """Drop labels that cannot lead to a plan as fast as the one that is known."""
+        least_ns = self.least_ns(start, labels)
+        return labels.only(np.flatnonzero(least_ns <= min(self.most_ns, NEVER - 1)))
+
+    def worst(self, start: int, labels: Labels) -> Labels:
+        """Drop the labels of the worst bounds, where there are too many."""
+        if labels.cost.size <= self.most_labels:
+            return labels
+        least_ns = self.least_ns(start, labels)
+        order = np.argsort(least_ns, kind="stable")
+        left_out = order[self.most_labels :]
+        self.dropped_ns = min(self.dropped_ns, int(least_ns[left_out[0]]))
+        return labels.only(np.sort(order[: self.most_labels]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Search:
-    """A finished pass: all labels, and what they were made from."""
-
-    problem: Problem
-    steps: list[list[ChainStep]]
-    labels: list[_Labels]
-
-    def fastest_first(self) -> list[int]:
-        """Return the first block's labels, of each time the one of lowest peak."""
-        time = self.labels[0].cost // _cost_unit(self.problem)
-        _, first = np.unique(time, return_index=True)
-        return [int(label) for label in first]
-
-    def solution(self, label: int, claim: str) -> Solution:
-        """Return the plan behind a label of the first block."""
-        segments = self._segments(label)
-        most = max(labels.cost.size for labels in self.labels)
-        described = describe(self.problem.chain, segments)
-        return Solution(
-            segments=segments,
-            proven_optimal=True,
-            explanation=f"{described}; {claim} (at most {most:,} labels, no rounding).",
-        )
-
-    def _segments(self, label: int) -> tuple[Segment, ...]:
-        chain = self.problem.chain
-        segments = []
-        start = 0
-        while start < len(chain.blocks):
-            labels = self.labels[start]
-            step = self.steps[start][labels.step[label]]
-            wrapped = step.segment(chain)
-            if wrapped is not None:
-                segments.append(wrapped)
-            start, label = step.stop, int(labels.rest[label])
-        return tuple(segments)
+def _bounded(
+    problem: Problem, steps: list[list[ChainStep]], most_labels: int
+) -> Solution:
+    """Return the fastest plan found between ever closer bounds."""
+    plain_ns = chain_time_ns(problem.chain, ())
+    least_ns, most_ns = 0, NEVER
+    plan: tuple[Segment, ...] | None = None
+    for slots in _GRIDS:
+        bounds = sandwich(problem, steps, slots)
+        if bounds.least_ns >= NEVER:
+            return _no_plan()
+        if bounds.most_ns < most_ns:
+            most_ns, plan = bounds.most_ns, segments_of(problem, bounds.steps)
+        cut = _Cut(bounds, cost_unit(problem), most_labels, most_ns)
+        labels = all_labels(problem, steps, cut.worst, cut.useless)
+        if labels[0].cost.size == 0 and cut.dropped_ns == most_ns == NEVER:
+            return _no_plan()
+        if labels[0].cost.size:
+            fastest = _fastest_first(problem, labels)[0]
+            found_ns = int(labels[0].cost[fastest]) // cut.unit
+            if found_ns < cut.dropped_ns:
+                return _exact(problem, steps, labels)
+            if found_ns <= most_ns:
+                most_ns, plan = found_ns, plan_of(problem, steps, labels, fastest)
+        least_ns = max(least_ns, bounds.least_ns, min(most_ns, cut.dropped_ns))
+        if plan is not None and (most_ns - least_ns) * _CERTIFICATE <= plain_ns:
+            break
+    if plan is None:
+        return _last_resort(problem, plain_ns + least_ns)
+    return _certified(problem, plan, plain_ns + least_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """What the blocks before one can have left: the least and the most, in bytes."""
-
-    least_saved: int
-    most_saved: int
-    least_cached: int
-    most_cached: int
-
-
-def _search(problem: Problem, most_labels: int) -> _Search | Solution:
-    """Return all labels, or the solution that says why there are none."""
-    steps = chain_steps(problem)
-    before = _all_before(steps)
-    available = problem.budget_bytes - problem.chain.static_bytes
-    optimizer = problem.chain.optimizer_bytes + sum(
-        block.gradient_bytes for block in problem.chain.blocks
-    )
-    labels = [_END]
-    for start in range(len(steps) - 1, -1, -1):
-        grown = _grown(steps[start], labels, start, _cost_unit(problem))
-        found = _worth_keeping(grown, before[start], available, optimizer)
-        if found.cost.size > most_labels:
-            return Solution(
-                segments=None,
-                proven_optimal=False,
-                explanation=f"More than {most_labels:,} labels; nothing is proven.",
-            )
-        labels.insert(0, found)
-    if labels[0].cost.size == 0:
-        return Solution(
-            segments=None,
-            proven_optimal=True,
-            explanation="No plan is within the budget, however much is recomputed.",
-        )
-    return _Search(problem, steps, labels)
-
-
-def _grown(
-    steps: list[ChainStep], labels: list[_Labels], start: int, unit: int
-) -> _Labels:
-    """Put every step that starts at a block in front of every label behind it.
-
-    ``labels[0]`` belongs to block ``start + 1``.
-    """
-    behind = [labels[step.stop - start - 1] for step in steps]
-    sizes = np.array([each.cost.size for each in behind])
-    number = np.repeat(np.arange(len(steps), dtype=np.int16), sizes)
-    numbers = np.array([step[1:7] for step in steps], np.int64)
-    saved, cached, forward, backward, extra, wrapped = numbers.T
-    lift = saved[number]
-    lifted_backward = np.concatenate([each.backward for each in behind]) + lift
-    lift += cached[number]
-    lifted_forward = np.concatenate([each.forward for each in behind]) + lift
-    cost = np.concatenate([each.cost for each in behind])
-    before = np.cumsum(sizes) - sizes
-    return _Labels(
-        backward=np.maximum(lifted_backward, backward[number]),
-        cost=cost + (extra * unit + wrapped)[number],
-        forward=np.maximum(lifted_forward, forward[number]),
-        step=number,
-        rest=(np.arange(number.size) - before[number]).astype(np.int32),
+def _certified(
+    problem: Problem, plan: tuple[Segment, ...], least_time_ns: int
+) -> Solution:
+    """Return a plan between bounds, and how far from optimal it can be."""
+    time_ns = chain_time_ns(problem.chain, plan)
+    gap = (time_ns - least_time_ns) / time_ns if time_ns else 0.0
+    return Solution(
+        segments=plan,
+        proven_optimal=time_ns == least_time_ns,
+        explanation=f"{describe(problem.chain, plan)}; no plan within the budget is "
+        f"faster by more than {gap:.3%} of its time (bounds on a grid).",
+        least_time_ns=least_time_ns,
     )
 
 
-def _worth_keeping(
-    labels: _Labels, before: _Before, available: int, optimizer: int
-) -> _Labels:
-    """Drop labels that cannot fit or that others dominate.
+def _last_resort(problem: Problem, least_time_ns: int) -> Solution:
+    """Return the plan of lowest peak where no grid was fine enough to find one."""
+    lowest = lowest_peak(problem)
+    if lowest.segments is None:
+        return lowest
+    return _certified(problem, lowest.segments, least_time_ns)
 
-    A need that another one hides, whatever comes before, is raised to where it would
-    show: no peak changes, and labels that differ in nothing visible become equal. Where
-    every option caches the same, one need is left in place of two.
-    """
-    backward = np.maximum(labels.backward, labels.forward + before.least_cached)
-    backward = np.maximum(backward, optimizer - before.most_saved)
-    forward = np.maximum(labels.forward, backward - before.most_cached)
-    fits = np.flatnonzero(backward <= available - before.least_saved)
-    kept = fits[undominated(backward[fits], labels.cost[fits], forward[fits])]
-    return _Labels(
-        backward[kept],
-        labels.cost[kept],
-        forward[kept],
-        labels.step[kept],
-        labels.rest[kept],
+
+def _fastest_first(problem: Problem, labels: list[Labels]) -> list[int]:
+    """Return the first block's labels, of each time the one of lowest peak."""
+    time = labels[0].cost // cost_unit(problem)
+    _, first = np.unique(time, return_index=True)
+    return [int(label) for label in first]
+
+
+def _solution(  # noqa: PLR0913 - one value each, all needed
+    problem: Problem,
+    steps: list[list[ChainStep]],
+    labels: list[Labels],
+    label: int,
+    claim: str,
+    *,
+    proven: bool = True,
+) -> Solution:
+    """Return the plan behind a label of the first block."""
+    plan = plan_of(problem, steps, labels, label)
+    most = max(each.cost.size for each in labels)
+    rounding = ", no rounding" if proven else ""
+    return Solution(
+        segments=plan,
+        proven_optimal=proven,
+        explanation=f"{describe(problem.chain, plan)}; {claim} "
+        f"(at most {most:,} labels{rounding}).",
+        least_time_ns=chain_time_ns(problem.chain, plan) if proven else None,
     )
 
 
-def _all_before(steps: list[list[ChainStep]]) -> list[_Before]:
-    """Return, for each block, what the blocks before it can have left."""
-    found: list[list[_Before]] = [[] for _ in range(len(steps) + 1)]
-    found[0] = [_Before(0, 0, 0, 0)]
-    for start, row in enumerate(steps):
-        here = found[start] = [
-            _Before(
-                min(each.least_saved for each in found[start]),
-                max(each.most_saved for each in found[start]),
-                min(each.least_cached for each in found[start]),
-                max(each.most_cached for each in found[start]),
-            )
-        ]
-        for step in row:
-            found[step.stop].append(
-                _Before(
-                    here[0].least_saved + step.saved_bytes,
-                    here[0].most_saved + step.saved_bytes,
-                    here[0].least_cached + step.cached_bytes,
-                    here[0].most_cached + step.cached_bytes,
-                )
-            )
-    return [each[0] for each in found[:-1]]
-
-
-def _cost_unit(problem: Problem) -> int:
-    """Return what a nanosecond costs, so that wrapped blocks never add up to one."""
-    return len(problem.chain.blocks) + 1
+def _no_plan() -> Solution:
+    return Solution(
+        segments=None,
+        proven_optimal=True,
+        explanation="No plan is within the budget, however much is recomputed.",
+    )

@@ -8,6 +8,7 @@ every plan computes all of them.
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import le
 from typing import NamedTuple
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
@@ -75,6 +76,30 @@ def chain_steps(problem: Problem) -> list[list[ChainStep]]:
         ]
         for start, block in enumerate(chain.blocks)
     ]
+
+
+def worthwhile(steps: list[list[ChainStep]]) -> list[list[ChainStep]]:
+    """Return the steps without those that another one replaces at no loss.
+
+    Of two that run the same blocks that is the one which needs no less of anything; if
+    they are equal in all, the later one.
+    """
+    kept = []
+    for row in steps:
+        by_stop: dict[int, list[ChainStep]] = {}
+        for step in sorted(row, key=_numbers):  # stable: equal ones stay in order
+            rivals = by_stop.setdefault(step.stop, [])
+            if not any(
+                all(map(le, _numbers(rival), _numbers(step))) for rival in rivals
+            ):
+                rivals.append(step)
+        found = {id(step) for rivals in by_stop.values() for step in rivals}
+        kept.append([step for step in row if id(step) in found])
+    return kept
+
+
+def _numbers(step: ChainStep) -> tuple[int, ...]:
+    return step[1:7]
 
 
 def incoming_bytes(chain: ChainProfile) -> list[int]:

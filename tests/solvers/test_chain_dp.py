@@ -8,12 +8,12 @@ from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak, pareto_front
 from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.uniform_segments import best_uniform_segments
 from tests.solvers.chains import (
     block,
     chain_of,
     equal_blocks,
     option,
-    random_chain,
     random_problem,
     rate_all,
     rate_solution,
@@ -169,15 +169,49 @@ def test_blocks_that_must_not_be_wrapped_stay_out() -> None:
     assert named
 
 
-def test_too_many_labels_end_the_search_with_no_plan_and_no_proof() -> None:
-    chain = random_chain(seeded(1), 6)
+def test_with_too_many_labels_the_bounds_of_the_grid_remain() -> None:
+    rnd = seeded(60)
+    apart = 0
+    for _ in range(60):
+        problem = random_problem(rnd, rnd.randint(2, 5), most_others=2)
+        best = rate_solution(problem, exhaustive(problem))
+        found = chain_dp(problem, most_labels=0)
+        if best is None:
+            assert found.segments is None
+            continue
+        time_ns, peak_bytes, _ = rate_solution(problem, found)
+        assert found.least_time_ns <= best[0] <= time_ns
+        assert peak_bytes <= problem.budget_bytes
+        assert not found.proven_optimal or time_ns == best[0]
+        apart += found.least_time_ns < time_ns
+    assert apart < 60
+
+
+def test_too_many_labels_leave_the_best_single_segment_length_as_the_lowest_peak() -> (
+    None
+):
+    chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
     problem = Problem(chain=chain, budget_bytes=10**9)
-    for solve in (chain_dp, lowest_peak):
-        found = solve(problem, most_labels=0)
-        assert found.segments is None
-        assert not found.proven_optimal
-        assert found.explanation == "More than 0 labels; nothing is proven."
-    assert pareto_front(problem, most_labels=0) == ()
+    found = lowest_peak(problem, most_labels=0)
+    assert found.segments == best_uniform_segments(problem)
+    assert not found.proven_optimal
+    assert "nothing is proven" in found.explanation
+    peak_bytes = chain_peak_bytes(chain, found.segments)
+    too_small = replace(problem, budget_bytes=peak_bytes - 1)
+    assert lowest_peak(too_small, most_labels=0).segments is None
+
+
+def test_a_thinned_front_is_of_plans_that_fit_and_claims_no_proof() -> None:
+    chain = chain_of(*equal_blocks(12, KEEP, RECOMPUTE, gradient=3), static=1)
+    problem = Problem(chain=chain, budget_bytes=150)
+    whole = [rate_solution(problem, each) for each in pareto_front(problem)]
+    thinned = pareto_front(problem, most_labels=4)
+    rated = [rate_solution(problem, each) for each in thinned]
+    assert 1 < len(rated) <= 4 < len(whole)
+    assert rated == sorted(rated)
+    assert all(peak <= 150 for _, peak, _ in rated)
+    assert not any(each.proven_optimal for each in thinned)
+    assert all(each.least_time_ns is None for each in thinned)
 
 
 def test_an_answer_explains_itself() -> None:
