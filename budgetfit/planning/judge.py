@@ -10,6 +10,7 @@ from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import selective_blocks
 from budgetfit.core.step_trace import TO_HOST
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
+from budgetfit.planning.calibration import time_factor
 from budgetfit.planning.op_notes import unverified_op_notes
 from budgetfit.timing.roofline import op_times_ns, step_time_ns
 
@@ -51,6 +52,8 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         fits = timeline.failed_bytes is None and timeline.retries == 0
     if timeline is None or not fits:
         timeline = play(limit_bytes=ENDLESS_BYTES)
+    measured = time_factor(gpu, recipe.precision)
+    ratio = measured.ratio if measured is not None else 1.0
     return Estimate(
         recipe=recipe,
         allocated_bytes=timeline.allocated_bytes,
@@ -58,7 +61,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         process_bytes=timeline.reserved_bytes + context_bytes,
         phase_peaks_bytes=timeline.phase_peaks_bytes,
         at_peak_bytes=timeline.at_peak_bytes,
-        step_ms=step_ms(trace, recipe, gpu),
+        step_ms=step_ms(trace, recipe, gpu) * ratio,
         timeline=timeline,
         notes=(
             *trace.notes,
@@ -67,11 +70,12 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             ),
             *notes,
             *context_notes(budget),
-            TIME_NOTE,
+            TIME_NOTE if measured is None else measured.note,
         ),
         fits=fits,
         process_range_bytes=process_range_bytes(timeline.reserved_bytes, budget),
         host_bytes=host_bytes(trace, recipe.batch_size),
+        time_factor=ratio,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
+from budgetfit.planning.calibration import times_source
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
 from budgetfit.planning.last_batch import last_batch_warnings
@@ -92,7 +93,7 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
             "caching allocator",
             "process": "reserved + the CUDA context"
             + (f", {budget.context.source}" if budget.context is not None else ""),
-            "times": "roofline of the card's rates",
+            "times": times_source(subject.gpu, estimate.recipe.precision),
             "card": subject.gpu.source,
             "notes": list(subject.notes),
         },

@@ -15,7 +15,11 @@ from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.memory.step_schedule import stretches
-from budgetfit.planning.calibration import card_of, remember_context
+from budgetfit.planning.calibration import (
+    card_of,
+    remember_context,
+    remember_step_time,
+)
 from budgetfit.planning.traces import STEADY_MICRO_STEPS, quiet_fakes
 from budgetfit.tracing.affine_trace import step_trace
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
@@ -34,6 +38,7 @@ from budgetfit.verifying.recomputed_blocks import blocks_run_again
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import Plan, Verification
     from budgetfit.core.recipe import Recipe
     from budgetfit.verifying.protocols import MakeRun
@@ -122,7 +127,7 @@ def verify_plan(
     if timeline is None:
         timeline = plan.estimate.timeline
         measured = replace(measured, phases=())  # nothing to compare them with
-    return build_verification(
+    check = build_verification(
         measured,
         timeline=timeline,
         predicted_process_bytes=plan.estimate.process_bytes if on_cuda else None,
@@ -133,6 +138,24 @@ def verify_plan(
         gradients=gradients,
         expected_recomputed_blocks=blocks_run_again(recipe),
         notes=notes,
+    )
+    return with_step_time(check, plan, card_of(device) if on_cuda else None)
+
+
+def with_step_time(check: Verification, plan: Plan, gpu: Gpu | None) -> Verification:
+    """Say what the prediction of the step's time was, and keep what was measured.
+
+    Args:
+        check: All but the time.
+        plan: What was predicted.
+        gpu: The card that the steps ran on; None on a CPU, whose times say nothing.
+    """
+    if gpu is None:
+        return check
+    return replace(
+        check,
+        time_factor=plan.estimate.time_factor,
+        notes=(*check.notes, remember_step_time(check, plan, gpu)),
     )
 
 

@@ -111,9 +111,11 @@ def process_text(estimate: Estimate) -> str:
 
 def time_line(estimate: Estimate) -> str:
     """Step time and throughput, marked for what they are."""
+    measured = estimate.time_factor != 1
+    how = f"roofline x {estimate.time_factor:.2f}" if measured else "roofline estimate"
     return (
         f"step {time_text(estimate.step_ms)}, "
-        f"{rate_text(estimate.samples_per_s)} samples/s (roofline estimate)"
+        f"{rate_text(estimate.samples_per_s)} samples/s ({how})"
     )
 
 

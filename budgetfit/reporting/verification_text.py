@@ -101,7 +101,10 @@ def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
     )
     yield from _process_rows(check)
     if check.device != "cpu":  # the roofline is the card's
-        yield from _row("step", check.predicted_step_ms, check.step_ms, write=time_text)
+        name = "step"
+        if check.time_factor != 1:
+            name += f" (roofline x {check.time_factor:.2f})"
+        yield from _row(name, check.predicted_step_ms, check.step_ms, write=time_text)
 
 
 def _process_rows(check: Verification) -> Iterable[tuple[str, ...]]:

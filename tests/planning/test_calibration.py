@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,15 +14,31 @@ from budgetfit.arguments import find_card
 from budgetfit.core.cuda_context import estimated_context
 from budgetfit.core.gpus import find_gpu
 from budgetfit.planning import calibration
-from budgetfit.planning.calibration import known_context, remember_context
-from budgetfit.verifying.calibration_file import keep_measurement, read_measurements
+from budgetfit.planning.calibration import (
+    known_context,
+    remember_context,
+    remember_step_time,
+    time_factor,
+    times_source,
+)
+from budgetfit.planning.judge import TIME_NOTE
+from budgetfit.planning.verify_plan import with_step_time
+from budgetfit.verifying.calibration_file import (
+    keep_measurement,
+    keep_step_time,
+    read_measurements,
+    read_step_times,
+)
 from budgetfit.verifying.process_memory import ProcessMemory
 from tests.api.planned import SAMPLE_OF_MEBI
 from tests.models import Mebi
-from tests.verifying.test_calibration_file import measurement
+from tests.reporting.sample_plans import sample_plan, sample_verification
+from tests.verifying.test_calibration_file import measurement, step_time
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from budgetfit import Plan, Verification
 
 MIB = 2**20
 ADA = find_gpu("rtx-4090")
@@ -110,7 +127,7 @@ def test_a_machine_with_the_same_home_is_told_apart() -> None:
 
 def test_a_damaged_file_is_a_note_on_a_plan_as_good_as_before(folder: Path) -> None:
     without = plan()
-    (folder / "cuda_context.json").write_text("{")
+    (folder / "calibration.json").write_text("{")
     found = plan()
     assert found.budget == without.budget
     (note,) = [text for text in found.warnings if "verify measured" in text]
@@ -166,3 +183,137 @@ def test_loading_every_kernel_at_the_start_is_planned_for(
 def test_verify_on_the_cpu_keeps_nothing(folder: Path) -> None:
     assert budgetfit.verify(plan(), device="cpu").measured_context_bytes is None
     assert list(folder.iterdir()) == []
+
+
+def checked(measured_ms: float, **changes: Any) -> Verification:  # noqa: ANN401
+    return sample_verification(step_ms=measured_ms, **changes)
+
+
+def timed_plan(step_ms: float = 100.0, **changes: Any) -> Plan:  # noqa: ANN401
+    """A plan for the card whose step takes so long."""
+    found = sample_plan()
+    estimate = replace(found.estimate, step_ms=step_ms, **changes)
+    return replace(found, estimate=estimate, gpu=ADA)
+
+
+def remember(measured_ms: float, precision: str = "bf16-mixed") -> str:
+    made = timed_plan()
+    recipe = replace(made.recipe, precision=precision, gradient_accumulation_steps=1)
+    return remember_step_time(checked(measured_ms), replace(made, recipe=recipe), ADA)
+
+
+def test_without_a_verification_times_are_the_rooflines() -> None:
+    assert time_factor(ADA, "fp32") is None
+    assert times_source(ADA, "fp32") == "roofline of the card's rates"
+    estimate = plan().estimate
+    assert estimate.time_factor == 1
+    assert TIME_NOTE in estimate.notes
+
+
+def test_later_plans_multiply_times_by_what_was_measured_and_say_so() -> None:
+    before = plan()
+    for measured_ms in (150.0, 120.0, 130.0):
+        note = remember(measured_ms, "fp32")
+    assert note.startswith(
+        "The step took 1.30 times the roofline. Later plans for this card in fp32 "
+        "multiply times by 1.30, the median of 3: "
+    )
+    after = plan()
+    assert after.estimate.step_ms == pytest.approx(1.3 * before.estimate.step_ms)
+    assert after.estimate.time_factor == pytest.approx(1.3)
+    assert after.recipe == before.recipe
+    text = "roofline x 1.30, measured on this machine by 3 verifications, the last on "
+    assert any(note.startswith(f"times: {text}") for note in after.estimate.notes)
+    assert TIME_NOTE not in after.estimate.notes
+    assert after.provenance["times"].startswith(text)
+    assert "(roofline x 1.30)" in str(after)
+    for row in after.alternatives:
+        assert row.estimate.time_factor == after.estimate.time_factor
+    assert budgetfit.Plan.from_json(after.to_json()) == after
+
+
+def test_a_scaled_prediction_is_measured_against_the_roofline_itself() -> None:
+    scaled = timed_plan(step_ms=150.0, time_factor=1.5)
+    note = remember_step_time(checked(150.0 * 8), scaled, ADA)
+    assert note.startswith("The step took 12.00 times the roofline")
+    (kept,) = read_step_times()
+    assert (kept.roofline_ms, kept.measured_ms) == (100.0, 1200.0)
+
+
+def test_each_precision_has_its_own_factor_and_a_new_one_takes_the_others() -> None:
+    remember(120.0, "bf16-mixed")
+    remember(160.0, "fp32")
+    ratios = [
+        found.ratio if (found := time_factor(ADA, name)) else None
+        for name in ("bf16-mixed", "fp32", "fp16-mixed")
+    ]
+    assert ratios == pytest.approx([1.2, 1.6, 1.4])
+    other = time_factor(ADA, "fp16-mixed")
+    assert other is not None
+    assert "by 2 verifications in bf16-mixed, fp32," in other.note
+
+
+def test_another_card_has_its_own_times() -> None:
+    remember(120.0)
+    assert time_factor(find_gpu("t4"), "bf16-mixed") is None
+    made = replace(timed_plan(), gpu=find_gpu("t4"))
+    note = remember_step_time(checked(120.0), made, ADA)
+    assert "predicted for the NVIDIA T4" in note.replace("Tesla", "NVIDIA")
+    assert len(read_step_times()) == 1
+
+
+def test_another_machine_is_named() -> None:
+    keep_step_time(step_time(host=f"not {HERE}"))
+    found = time_factor(ADA, "bf16-mixed")
+    assert found is not None
+    assert "on another machine by 1 verification, the last on 2026-11-21" in found.note
+    remember(120.0)
+    both = time_factor(ADA, "bf16-mixed")
+    assert both is not None
+    assert "on several machines by 2 verifications" in both.note
+
+
+@pytest.mark.parametrize(
+    ("measured_ms", "why"),
+    [(29.0, "mostly launches"), (39.0, "not plausible"), (2001.0, "not plausible")],
+)
+def test_a_time_that_says_nothing_about_others_is_told_and_not_kept(
+    measured_ms: float, why: str
+) -> None:
+    assert why in remember(measured_ms)
+    assert read_step_times() == ()
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        {"out_of_memory": "CUDA out of memory."},
+        {"gradients_match": False},
+        {"recomputed_blocks": 0},
+    ],
+    ids=str,
+)
+def test_a_run_that_was_not_the_plan_keeps_no_time(failed: dict[str, Any]) -> None:
+    check = checked(120.0, **failed)
+    assert "did not run" in remember_step_time(check, timed_plan(), ADA)
+    assert read_step_times() == ()
+
+
+def test_an_edited_time_is_not_believed() -> None:
+    keep_step_time(step_time(measured_ms=1e6))
+    assert time_factor(ADA, "bf16-mixed") is None
+
+
+def test_a_damaged_file_gives_no_factor_and_a_note(folder: Path) -> None:
+    (folder / "calibration.json").write_text("{")
+    assert time_factor(ADA, "fp32") is None
+    assert "was not kept" in remember(120.0)
+
+
+def test_only_a_card_changes_times() -> None:
+    check = checked(120.0)
+    assert with_step_time(check, timed_plan(), None) == check
+    assert read_step_times() == ()
+    found = with_step_time(check, timed_plan(time_factor=1.25), ADA)
+    assert found.time_factor == 1.25
+    assert "times the roofline" in found.notes[-1]

@@ -28,6 +28,13 @@ def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
     assert cells(text, "step ") == ["400 ms", "500 ms", "-20 %"]
 
 
+def test_a_scaled_time_says_by_how_much() -> None:
+    text = render(verification_text(sample_verification(time_factor=1.324)))
+
+    # the 400 ms are scaled already
+    assert cells(text, "step (roofline x 1.32)") == ["400 ms", "500 ms", "-20 %"]
+
+
 def test_every_phase_of_every_step_is_a_row() -> None:
     text = render(verification_text(sample_verification()))
 

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
-from budgetfit.verifying import calibration_file
+from budgetfit.verifying import calibration_file, only_writer
 from budgetfit.verifying.calibration_file import (
     CalibrationError,
     Measurement,
+    StepTime,
     calibration_path,
     keep_measurement,
+    keep_step_time,
     read_measurements,
+    read_step_times,
 )
 
 MIB = 2**20
@@ -38,6 +41,20 @@ def measurement(**changes: Any) -> Measurement:  # noqa: ANN401
     return Measurement(**values | changes)
 
 
+def step_time(**changes: Any) -> StepTime:  # noqa: ANN401
+    values: dict[str, Any] = {
+        "card": "NVIDIA GeForce RTX 4090",
+        "precision": "bf16-mixed",
+        "measured_ms": 132.0,
+        "roofline_ms": 100.0,
+        "steps": 3,
+        "torch": "2.13.0+cu130",
+        "host": "box",
+        "date": "2026-11-21",
+    }
+    return StepTime(**values | changes)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(tmp_path / "kept"))
@@ -51,7 +68,7 @@ def test_nothing_kept_is_nothing_to_read(folder: Path) -> None:
 
 def test_what_is_kept_is_read_again(folder: Path) -> None:
     first, second = measurement(), measurement(card="Tesla T4", outside_bytes=MIB)
-    assert keep_measurement(first) == folder / "cuda_context.json"
+    assert keep_measurement(first) == folder / "calibration.json"
     keep_measurement(second)
     assert read_measurements() == (first, second)
 
@@ -65,6 +82,60 @@ def test_only_the_newest_ten_of_a_card_and_cuda_version_stay() -> None:
     kept = read_measurements()
     assert kept[0] == other
     assert [row.date[-2:] for row in kept[1:]] == [f"{day:02}" for day in range(3, 13)]
+
+
+@pytest.mark.usefixtures("folder")
+def test_step_times_stand_beside_contexts() -> None:
+    keep_measurement(measurement())
+    keep_step_time(step_time())
+    keep_measurement(measurement(outside_bytes=MIB))
+    assert read_step_times() == (step_time(),)
+    assert len(read_measurements()) == 2
+    assert step_time().ratio == pytest.approx(1.32)
+
+
+@pytest.mark.usefixtures("folder")
+def test_only_the_newest_ten_of_a_card_and_precision_stay() -> None:
+    keep_step_time(step_time(precision="fp32"))
+    for steps in range(1, 13):
+        keep_step_time(step_time(steps=steps))
+    first, *kept = read_step_times()
+    assert first.precision == "fp32"
+    assert [row.steps for row in kept] == list(range(3, 13))
+
+
+@pytest.mark.usefixtures("folder")
+def test_verifications_that_end_at_once_lose_nothing() -> None:
+    code = (
+        "import sys\n"
+        "from tests.verifying.test_calibration_file import *\n"
+        "for day in range(1, 9):\n"
+        "    card = f'{sys.argv[1]} {day}'\n"
+        "    keep_measurement(measurement(card=card))\n"
+        "    keep_step_time(step_time(card=card))\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, name])  # noqa: S603
+        for name in "abcd"
+    ]
+    assert [writer.wait() for writer in writers] == [0] * 4
+    cards = {f"{name} {day}" for name in "abcd" for day in range(1, 9)}
+    assert {row.card for row in read_measurements()} == cards
+    assert {row.card for row in read_step_times()} == cards
+
+
+def test_a_writer_that_never_ends_is_told_and_goes_on_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(only_writer, "PATIENCE_S", 0.0)
+    folder.mkdir()
+    lock = folder / "calibration.lock"
+    with (
+        only_writer.only_writer(lock),
+        pytest.raises(CalibrationError, match="another process has been writing"),
+    ):
+        keep_measurement(measurement())
+    keep_measurement(measurement())  # it is free again
 
 
 @pytest.mark.usefixtures("folder")
@@ -94,7 +165,10 @@ def test_a_writer_that_dies_leaves_the_old_file_whole(
     monkeypatch.undo()
     monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(folder))
     assert read_measurements() == (measurement(),)
-    assert [path.name for path in folder.iterdir()] == ["cuda_context.json"]
+    assert {path.name for path in folder.iterdir()} == {
+        "calibration.json",
+        "calibration.lock",
+    }
 
 
 DAMAGED = {
@@ -109,6 +183,13 @@ DAMAGED = {
             "measurements": [measurement().model_dump() | {"outside_bytes": 10**15}],
         }
     ),
+    "nothing at all": "{}",
+    "a time that cannot be": json.dumps(
+        {
+            "format": 1,
+            "step_times": [step_time().model_dump() | {"measured_ms": -1.0}],
+        }
+    ),
     "a field too many": json.dumps(
         {"format": 1, "measurements": [measurement().model_dump() | {"x": 1}]}
     ),
@@ -120,7 +201,7 @@ def test_a_damaged_or_foreign_file_is_named_and_left_alone(
     folder: Path, text: str
 ) -> None:
     folder.mkdir()
-    path = folder / "cuda_context.json"
+    path = folder / "calibration.json"
     path.write_text(text)
     with pytest.raises(CalibrationError, match="damaged or not budgetfit's"):
         read_measurements()
@@ -131,7 +212,7 @@ def test_a_damaged_or_foreign_file_is_named_and_left_alone(
 
 def test_bytes_that_are_no_text_are_told(folder: Path) -> None:
     folder.mkdir()
-    (folder / "cuda_context.json").write_bytes(b"\xff\xfe\x00")
+    (folder / "calibration.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CalibrationError, match="UnicodeDecodeError"):
         read_measurements()
 
@@ -163,4 +244,4 @@ def test_without_the_variable_it_is_the_users_state_folder(
     monkeypatch.setattr(
         calibration_file, "user_state_path", lambda name, **_: tmp_path / name
     )
-    assert calibration_path() == tmp_path / "budgetfit" / "cuda_context.json"
+    assert calibration_path() == tmp_path / "budgetfit" / "calibration.json"
