@@ -10,6 +10,8 @@ from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion, Trace
 from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS
 from budgetfit.planning.chains import Chains
+from budgetfit.planning.levers import lever_rows
+from budgetfit.planning.practices import PRACTICES, best, best_of_policy
 from budgetfit.planning.search import Request, judged, policy_segments, search
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.problem import Problem
@@ -18,33 +20,58 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.planning.chains import Setting
+    from budgetfit.solvers.batch_size import Objective
 
-PRACTICES = (
-    ("everything kept", "none"),
-    ("every block recomputed", "full"),
-    ("Chen's sqrt(n) segments", "sqrt"),
+OBJECTIVES: tuple[tuple[str, Objective], ...] = (
+    ("fastest", "throughput"),
+    ("largest batch", "batch_size"),
+    ("lowest memory", "memory"),
 )
+OBJECTIVE_ROUNDS = 2  # recipes that are judged for each other objective
 # Levers that change training: only suggested, with what each would need.
-OPTIMIZERS = ("adafactor", "sgd")
+OPTIMIZERS = ("adamw_bnb_8bit", "adafactor", "sgd")
 
 
 def alternatives(
     chains: Chains, request: Request, budget: Budget, plan: Estimate
 ) -> tuple[Alternative, ...]:
-    """Return the usual practices, each at its best batch, judged like the plan."""
+    """Return the usual practices, the other objectives, and levers on training.
+
+    Each is at its own best batch, judged like the plan.
+    """
+    return (
+        *_practices(chains, request, budget),
+        *_other_objectives(chains, request, budget),
+        *lever_rows(chains, request, budget, plan),
+    )
+
+
+def _practices(chains: Chains, request: Request, budget: Budget) -> list[Alternative]:
+    shown = PRACTICES if chains.traces.subject.blocks else PRACTICES[:1]
     rows = []
-    for label, policy in PRACTICES:
-        if policy != "none" and not chains.traces.subject.blocks:
-            continue
-        found = search(chains, replace(request, checkpointing=policy), budget).estimate
-        if found is None:
-            size = request.batch_size or 1
-            segments = policy_segments(chains, policy, size)
-            found = judged(chains, chains.setting.recipe(size, segments), budget)
-        if found.recipe == plan.recipe:
-            continue
+    for label, policy in shown:
+        found = best_of_policy(chains, policy, request, budget)
         rows.append(Alternative(label=label, estimate=found, fits=bool(found.fits)))
-    return tuple(rows)
+    return rows
+
+
+def _other_objectives(
+    chains: Chains, request: Request, budget: Budget
+) -> list[Alternative]:
+    rows = []
+    for label, objective in OBJECTIVES:
+        given = objective == "batch_size" and request.batch_size is not None
+        if objective == request.objective or given:
+            continue
+        asked = replace(request, objective=objective)
+        solved = search(chains, asked, budget, most_rounds=OBJECTIVE_ROUNDS).estimate
+        tried = [solved] if solved is not None else []
+        if request.checkpointing == "auto" and chains.traces.subject.blocks:
+            tried.append(best_of_policy(chains, "full", asked, budget))
+        found = best(tried, asked)
+        if found is not None:
+            rows.append(Alternative(label=label, estimate=found, fits=True))
+    return rows
 
 
 def smallest(chains: Chains, request: Request, budget: Budget) -> Estimate:

@@ -84,7 +84,8 @@ def test_no_usual_practice_beats_the_plan(subject: Subject, objective: Any) -> N
         found = plan(subject, mib, Request(objective=objective))
         ours = rank(found.estimate, objective)
         for row in found.alternatives:
-            assert not row.fits or ours <= rank(row.estimate, objective), row.label
+            comparable = row.fits and not row.changes_training
+            assert not comparable or ours <= rank(row.estimate, objective), row.label
 
 
 def test_more_memory_never_gives_a_slower_plan_or_a_smaller_batch(
@@ -220,7 +221,8 @@ def test_a_model_without_blocks_is_planned_by_its_batch_alone() -> None:
     found = plan(flat.with_found_blocks(), 200, Request(objective="batch_size"))
     assert found.recipe.segments == ()
     assert found.recipe.batch_size > 8
-    assert [row.label for row in found.alternatives] in ([], ["everything kept"])
+    practices = {"every block recomputed", "Chen's sqrt(n) segments"}
+    assert practices.isdisjoint(row.label for row in found.alternatives)
 
 
 def test_an_estimate_decides_nothing(subject: Subject) -> None:

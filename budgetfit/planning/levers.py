@@ -1,0 +1,165 @@
+"""Levers that change what is trained: only suggested, with what each would give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from budgetfit.core.errors import InputError, TraceError
+from budgetfit.core.plan import Alternative
+from budgetfit.core.precision import PRECISIONS, find_precision
+from budgetfit.planning.chains import Chains
+from budgetfit.planning.lora_twin import RANK, lora_twin
+from budgetfit.planning.practices import best, best_batch, best_of_policy
+from budgetfit.planning.search import solver_for
+from budgetfit.planning.traces import Traces
+from budgetfit.solvers.batch_size import choose_batch_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.plan import Estimate
+    from budgetfit.planning.search import Request
+
+EIGHT_BIT = "adamw_bnb_8bit"
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+WEIGHT_LIKE = ("parameters", "gradients", "optimizer_state")
+WORTH_A_ROW = 0.01  # of the plan's speed or memory
+
+
+class Lever(NamedTuple):
+    """A change of what is trained.
+
+    ``chains`` makes the chains with it, and returns None where the model has no place
+    for it. ``freed`` is, roughly, which share of each category it saves.
+    """
+
+    label: str
+    chains: Callable[[], Chains | None]
+    note: str
+    freed: dict[str, float]
+
+
+def lever_rows(
+    chains: Chains, request: Request, budget: Budget, plan: Estimate
+) -> tuple[Alternative, ...]:
+    """Return what each lever would give, at its own best batch and checkpointing.
+
+    Left out: levers that make the plan neither faster nor smaller by 1 %, with which
+    nothing fits, or with which the model cannot run.
+    """
+    rows = []
+    for lever in levers(chains):
+        try:
+            found = _best(lever, chains, request, budget, plan)
+        except (InputError, TraceError) as error:
+            chains.traces.log.append(f"{lever.label} is not shown: {error}")
+            continue
+        if found is not None and _is_worth_a_row(found, plan):
+            rows.append(
+                Alternative(
+                    label=lever.label,
+                    estimate=found,
+                    fits=bool(found.fits),
+                    changes_training=True,
+                    note=lever.note,
+                )
+            )
+    return tuple(rows)
+
+
+def levers(chains: Chains) -> Iterator[Lever]:
+    """Yield the levers that are not pulled yet and that the card has hardware for."""
+    setting = chains.setting
+    subject = chains.traces.subject
+    if setting.optimizer in ADAMW:
+        eight_bit = replace(setting, optimizer=EIGHT_BIT)
+        yield Lever(
+            "with 8-bit optimizer",
+            lambda: Chains(chains.traces, eight_bit, frozenset()),
+            f'optimizer="{EIGHT_BIT}"',
+            {"optimizer_state": 3 / 4},
+        )
+    half = PRECISIONS["bf16"]
+    has_bf16 = subject.gpu.compute_capability >= half.needs_capability
+    if has_bf16 and setting.precision not in (half.name, "as-is"):
+        pure = replace(setting, precision=half.name)
+        yield Lever(
+            "with pure bf16",
+            lambda: Chains(chains.traces, pure, frozenset()),
+            f'precision="{half.name}"',
+            dict.fromkeys(WEIGHT_LIKE, 1 / 2),
+        )
+    if all(parameter.requires_grad for parameter in subject.model.parameters()):
+        yield Lever(
+            f"with LoRA r={RANK}",
+            lambda: _with_lora(chains),
+            "an estimate only: frozen base, fp32 adapters on every linear layer of the "
+            "blocks as peft makes them; apply and export do not make them",
+            {"parameters": 1 / 2, "gradients": 1.0, "optimizer_state": 1.0},
+        )
+
+
+def _with_lora(chains: Chains) -> Chains | None:
+    """Return chains of the model with adapters, its base in 16 bits unless in fp32.
+
+    Frozen weights need no fp32 copy, so a base under autocast is loaded in 16 bits.
+    """
+    subject = chains.traces.subject
+    policy = find_precision(chains.setting.precision)
+    half = policy.autocast is not None or policy.weights == "bf16"
+    base = None
+    if half:
+        capable = subject.gpu.compute_capability >= PRECISIONS["bf16"].needs_capability
+        base = torch.bfloat16 if capable else torch.float16
+    twin = lora_twin(subject, base)
+    if twin is None:
+        return None
+    setting = chains.setting
+    if half:
+        setting = replace(setting, precision="as-is")
+    traces = Traces(twin, chains.traces.progress)
+    traces.log = chains.traces.log
+    return Chains(traces, setting, frozenset())
+
+
+def _best(
+    lever: Lever, chains: Chains, request: Request, budget: Budget, plan: Estimate
+) -> Estimate | None:
+    """Return the lever at its best batch, with segments that suit what it frees.
+
+    The segments are solved for on the plan's own chain with so much more room: one
+    program is traced, and not those that a chain of the lever's own would need.
+    """
+    changed = lever.chains()
+    if changed is None:
+        return None
+    freed = sum(
+        int(share * plan.at_peak_bytes.get(name, 0))
+        for name, share in lever.freed.items()
+    )
+    live = budget.usable_bytes - (plan.reserved_bytes - plan.allocated_bytes)
+    chosen = choose_batch_size(
+        chains.within(live, tails=False),
+        solver_for(request, chains.traces.subject.blocks),
+        budget_bytes=live + freed,
+        objective=request.objective,
+        effective_batch_size=chains.setting.effective_batch_size,
+        batch_sizes=None if request.batch_size is None else [request.batch_size],
+    ).best
+    segments = plan.recipe.segments
+    if chosen is not None and chosen.solution.segments is not None:
+        segments = chosen.solution.segments
+    found = [best_batch(changed, segments, request, budget)]
+    if not found[0].fits and request.checkpointing == "auto":
+        found.append(best_of_policy(changed, "full", request, budget))
+    return best(found, request)
+
+
+def _is_worth_a_row(found: Estimate, plan: Estimate) -> bool:
+    faster = found.samples_per_s / plan.samples_per_s - 1
+    smaller = 1 - found.reserved_bytes / plan.reserved_bytes
+    return max(faster, smaller) > WORTH_A_ROW

@@ -1,0 +1,163 @@
+"""The best batch of a fixed checkpointing, by the judge alone.
+
+The formula leaves room for the unknown; what a plan is compared with must not suffer
+from that. Fixed segments are one program, traced once for all batch sizes, so that each
+batch size can be replayed.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.memory.replay import replay
+from budgetfit.planning.chains import Chains
+from budgetfit.planning.judge import step_ms
+from budgetfit.planning.search import Request, judged, policy_segments, rank
+from budgetfit.solvers.batch_size import choose_batch_size
+from budgetfit.solvers.problem import Problem, Solution
+
+if TYPE_CHECKING:
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Segment
+
+PRACTICES: Final = (
+    ("everything kept", "none"),
+    ("every block recomputed", "full"),
+    ("Chen's sqrt(n) segments", "sqrt"),
+)
+TRIES: Final = 3  # batch sizes that the judge may refuse after they were found to fit
+_NOTHING: Final = BlockOption(
+    mode="keep", saved_bytes=0, forward_bytes=0, backward_bytes=0
+)
+
+
+def best_of_policy(
+    chains: Chains, policy: str | tuple[str, ...], request: Request, budget: Budget
+) -> Estimate:
+    """Return a policy at its best batch size; where nothing fits, at the smallest.
+
+    The loss is in one piece, as those who checkpoint by a policy have it. Chen's
+    segments depend a little on the batch: they are taken where recomputing every block
+    is at its best.
+
+    Args:
+        chains: Of the setting.
+        policy: As in ``Request.checkpointing``, but for ``auto``.
+        request: The objective, and the batch size if it is given.
+        budget: What it has to fit into.
+
+    Raises:
+        InputError: If the policy or one of the named blocks is not known.
+    """
+    plain = Chains(chains.traces, replace(chains.setting, loss_chunks=1), frozenset())
+    size = 1
+    if policy == "sqrt":
+        size = best_of_policy(chains, "full", request, budget).recipe.batch_size
+    segments = policy_segments(plain, policy, size)
+    return best_batch(plain, segments, request, budget)
+
+
+def best_batch(
+    chains: Chains, segments: tuple[Segment, ...], request: Request, budget: Budget
+) -> Estimate:
+    """Return fixed segments at their best batch size; where none fits, the smallest.
+
+    Two traces, and one more of the chosen batch where that is a program of its own.
+    """
+    batches = _Batches(chains, segments, budget)
+    for _ in range(TRIES):
+        best = choose_batch_size(
+            batches.profile_at,
+            batches.solve,
+            budget_bytes=sys.maxsize,
+            objective=request.objective,
+            effective_batch_size=chains.setting.effective_batch_size,
+            batch_sizes=None if request.batch_size is None else [request.batch_size],
+        ).best
+        if best is None:
+            break
+        recipe = chains.setting.recipe(best.batch_size, segments)
+        estimate = judged(chains, recipe, budget)
+        if estimate.fits:
+            return estimate
+        batches.refused.add(best.batch_size)
+    smallest = chains.setting.recipe(request.batch_size or 1, segments)
+    return judged(chains, smallest, budget)
+
+
+class _Batches:
+    """Answers batch sizes as a chain and its solver would, from one program.
+
+    The whole effective batch in one is another program, without lasting gradients; it
+    is taken to need what it would with them. The judge has the last word.
+    """
+
+    def __init__(
+        self, chains: Chains, segments: tuple[Segment, ...], budget: Budget
+    ) -> None:
+        self._traces = chains.traces
+        effective = chains.setting.effective_batch_size
+        accumulation = 1 if effective in {None, 1} else 2
+        self._recipe = replace(
+            chains.setting.recipe(2, segments),
+            gradient_accumulation_steps=chains.setting.accumulation or accumulation,
+        )
+        self._usable_bytes = budget.usable_bytes
+        self._largest = 0
+        self.refused: set[int] = set()
+
+    def profile_at(self, batch_size: int) -> ChainProfile:
+        """Return a chain of one block that takes as long as the whole micro-batch."""
+        recipe = replace(self._recipe, batch_size=batch_size)
+        gpu, trace = self._traces.subject.gpu, self._traces.of(recipe)
+        one, two = (
+            step_ms(trace, replace(recipe, gradient_accumulation_steps=steps), gpu)
+            for steps in (1, 2)
+        )
+        block = BlockProfile(
+            name="all",
+            options=(_NOTHING,),
+            gradient_bytes=0,
+            output_bytes=0,
+            forward_ns=round(1e6 * (two - one)),
+            backward_ns=0,
+        )
+        return ChainProfile(
+            batch_size=batch_size,
+            static_bytes=batch_size,  # no larger batch needs less
+            input_bytes=0,
+            optimizer_bytes=0,
+            optimizer_ns=round(1e6 * (2 * one - two)),
+            blocks=(block,),
+        )
+
+    def solve(self, problem: Problem) -> Solution:
+        """Replay the batch size; what is smaller than one that fits is taken to fit."""
+        size = problem.chain.batch_size
+        fits = size not in self.refused and (size <= self._largest or self._fits(size))
+        if fits:
+            self._largest = max(self._largest, size)
+        return Solution(
+            segments=() if fits else None, proven_optimal=False, explanation="replayed"
+        )
+
+    def _fits(self, size: int) -> bool:
+        recipe = replace(self._recipe, batch_size=size)
+        line = replay(
+            self._traces.of(recipe),
+            size,
+            self._traces.subject.gpu,
+            limit_bytes=self._usable_bytes,
+            micro_steps=recipe.gradient_accumulation_steps,
+        )
+        return line.failed_bytes is None and line.retries == 0
+
+
+def best(estimates: list[Estimate], request: Request) -> Estimate | None:
+    """Return the best of those that fit by the request's objective; None if none do."""
+    fitting = [each for each in estimates if each.fits]
+    return min(fitting, key=lambda each: rank(each, request.objective), default=None)

@@ -1,0 +1,134 @@
+"""Alternatives of a model whose tensors are whole MiB."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.gpus import find_gpu
+from budgetfit.planning.chains import Chains, Setting, every_block
+from budgetfit.planning.levers import lever_rows, levers
+from budgetfit.planning.practices import best_of_policy
+from budgetfit.planning.search import Request, judged, rank, search
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from budgetfit.planning.what_if import alternatives
+from tests.models import MIB, Mebi
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Alternative, Estimate
+
+ADA = find_gpu("rtx-4090")
+SETTING = Setting(precision="fp32", optimizer="adamw_torch_fused")
+BUDGET = Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
+
+
+@functools.cache
+def chains(gpu: str = "rtx-4090") -> Chains:
+    subject = Subject(
+        model=Mebi(6), batch=torch.zeros(2, 512, 512), gpu=find_gpu(gpu)
+    ).with_found_blocks()
+    return Chains(Traces(subject), SETTING)
+
+
+@functools.cache
+def plan(request: Request) -> Estimate:
+    found = search(chains(), request, BUDGET).estimate
+    assert found is not None
+    return found
+
+
+@functools.cache
+def table(request: Request) -> dict[str, Alternative]:
+    rows = alternatives(chains(), request, BUDGET, plan(request))
+    assert len({row.label for row in rows}) == len(rows)
+    return {row.label: row for row in rows}
+
+
+def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:
+    rows = table(Request())
+    assert list(rows)[:5] == [
+        "everything kept",
+        "every block recomputed",
+        "Chen's sqrt(n) segments",
+        "largest batch",
+        "lowest memory",
+    ]
+    changing = {label for label, row in rows.items() if row.changes_training}
+    assert changing == set(list(rows)[5:])
+    assert "with pure bf16" in changing
+
+
+def test_each_row_is_judged_at_its_own_best_batch() -> None:
+    # The policy's program, replayed at every batch size up to one that does not fit.
+    row = table(Request())["every block recomputed"].estimate
+    segments = every_block(chains().traces.subject.blocks)
+    fitting = []
+    for size in range(1, 80):
+        estimate = judged(chains(), SETTING.recipe(size, segments), BUDGET)
+        if estimate.fits:
+            fitting.append(estimate)
+    most = max(estimate.recipe.batch_size for estimate in fitting)
+    assert most < 79
+    fastest = min(rank(estimate, "throughput") for estimate in fitting)
+    # Only some batch sizes are compared (one in eight of the larger ones).
+    assert rank(row, "throughput")[0] <= fastest[0] * 1.02
+    largest = best_of_policy(chains(), "full", Request(objective="batch_size"), BUDGET)
+    assert largest.recipe.batch_size == most
+
+
+def test_the_objectives_win_what_they_are_named_after() -> None:
+    rows = table(Request())
+    largest, lowest = rows["largest batch"].estimate, rows["lowest memory"].estimate
+    for row in rows.values():
+        if row.fits and not row.changes_training:
+            assert row.estimate.recipe.batch_size <= largest.recipe.batch_size
+            assert row.estimate.reserved_bytes >= lowest.reserved_bytes
+    assert "fastest" in table(Request(objective="memory"))
+
+
+def test_a_batch_that_is_given_stays_in_every_row() -> None:
+    rows = table(Request(batch_size=16))
+    assert {row.estimate.recipe.batch_size for row in rows.values()} == {16}
+    assert "largest batch" not in rows
+    assert not rows["everything kept"].fits
+
+
+def test_the_optimizer_and_the_precision_of_a_lever_are_its_own() -> None:
+    rows = table(Request(batch_size=8))
+    for label, row in rows.items():
+        recipe = row.estimate.recipe
+        eight_bit = label == "with 8-bit optimizer"
+        assert (recipe.optimizer == "adamw_bnb_8bit") == eight_bit
+        if not row.changes_training:
+            assert recipe.precision == "fp32"
+
+
+def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
+    def offered(found: Chains, **changes: Any) -> list[str]:  # noqa: ANN401
+        setting = replace(SETTING, **changes)
+        return [each.label for each in levers(Chains(found.traces, setting))]
+
+    assert len(offered(chains())) == 3
+    assert "with pure bf16" not in offered(chains("t4"))
+    assert "with pure bf16" not in offered(chains(), precision="bf16")
+    assert "with 8-bit optimizer" not in offered(chains(), optimizer="sgd")
+
+
+def test_a_lever_that_gains_nothing_is_left_out() -> None:
+    request = Request(batch_size=8)
+    better = replace(plan(request), step_ms=1e-3, reserved_bytes=1)
+    assert lever_rows(chains(), request, BUDGET, better) == ()
+
+
+@pytest.mark.parametrize("policy", ["none", "full", "sqrt"])
+def test_a_policy_that_does_not_fit_is_shown_at_its_smallest(policy: str) -> None:
+    small = Budget(total_bytes=30 * MIB, context_bytes=0, headroom_bytes=0)
+    found = best_of_policy(chains(), policy, Request(), small)
+    assert not found.fits
+    assert found.recipe.batch_size == 1
