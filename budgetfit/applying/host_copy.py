@@ -8,6 +8,7 @@ takes no device memory and what goes over the bus: ``core.step_trace.TO_HOST`` a
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -38,9 +39,23 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return copy
 
 
-def copies_so_far(device: torch.device) -> torch.cuda.Event | None:
+class Copies(NamedTuple):
+    """The copies that were asked for up to one moment, and who is to wait for them."""
+
+    event: torch.cuda.Event
+    stream: torch.cuda.Stream
+
+    def wait(self) -> None:
+        """Let the stream that was in use go on only after these copies."""
+        self.stream.wait_event(self.event)
+
+
+def copies_so_far(device: torch.device) -> Copies | None:
     """Return what to wait for before using what was copied; None where all is done."""
-    return _copy_stream(device).record_event() if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.current_stream(device)
+    return Copies(_copy_stream(device).record_event(), stream)
 
 
 def wait_for_copies(device: torch.device) -> None:

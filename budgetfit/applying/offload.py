@@ -44,6 +44,8 @@ from budgetfit.applying.nested import tensors_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from budgetfit.applying.host_copy import Copies
+
 
 def run_offloaded(
     forward: Callable[..., Any],
@@ -215,8 +217,7 @@ class _HostCopy:
         self._block = block
         self.brought = False
         self._buffer: torch.Tensor | None = None
-        self._stream: torch.cuda.Stream | None = None
-        self._arrival: torch.cuda.Event | None = None
+        self._arrival: Copies | None = None
         # Dead ones leave by themselves: autograd never asked for them.
         self.waited_for: weakref.WeakSet[_Piece] = weakref.WeakSet()
 
@@ -243,13 +244,11 @@ class _HostCopy:
         self.brought = True
         self._buffer = to_device(self._host, self._device)
         self._arrival = copies_so_far(self._device)
-        if self._arrival is not None:
-            self._stream = torch.cuda.current_stream(self._device)
         return self._buffer
 
     def _wait(self) -> None:
-        if self._arrival is not None and self._stream is not None:
-            self._stream.wait_event(self._arrival)
+        if self._arrival is not None:
+            self._arrival.wait()
             self._arrival = None
 
     def __del__(self) -> None:
