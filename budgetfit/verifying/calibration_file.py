@@ -103,7 +103,7 @@ class _Document(BaseModel):
     step_times: tuple[StepTime, ...] = ()
 
 
-Row = TypeVar("Row", Measurement, StepTime)
+Row = TypeVar("Row", bound=BaseModel)
 
 
 class CalibrationError(Exception):
@@ -190,8 +190,9 @@ def _with_newest(
     def alike(row: Row) -> bool:
         return all(getattr(row, name) == getattr(new, name) for name in names)
 
-    same: list[Row] = [*filter(alike, rows), new]
-    return tuple(row for row in rows if not alike(row)) + tuple(same[-KEPT:])
+    same = tuple(row for row in rows if alike(row))
+    others = tuple(row for row in rows if not alike(row))
+    return others + (*same, new)[-KEPT:]
 
 
 def _read() -> _Document:

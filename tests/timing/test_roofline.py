@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from budgetfit.core.gpus import find_gpu
+from budgetfit.core.gpus import Gpu, all_gpus, find_gpu
 from budgetfit.core.step_trace import RATES, BlockPass, OpTable, Phase, StepTrace
 from budgetfit.timing.roofline import (
     BANDWIDTH_SHARE,
@@ -125,6 +125,24 @@ def test_bf16_before_capability_8_runs_at_the_fp32_rate() -> None:
     assert time_of("h100-80gb", "bf16", flops=1e13) == time_of(
         "h100-80gb", "fp16", flops=1e13
     )
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
+def test_tensor_cores_follow_dtype_and_capability(gpu: Gpu) -> None:
+    plain = time_of(gpu.name, "fp32", flops=1e15)
+    faster = {
+        "tf32": time_of(gpu.name, "fp32", flops=1e15, tf32=True) < plain,
+        "fp16": time_of(gpu.name, "fp16", flops=1e15) < plain,
+        "bf16": time_of(gpu.name, "bf16", flops=1e15) < plain,
+    }
+    # fp16 from Volta on (7.0), tf32 and bf16 from Ampere on (8.0): CUDA C++
+    # Programming Guide, "Compute Capabilities". GeForce Ampere and Ada multiply tf32 no
+    # faster than fp32.
+    assert faster["fp16"] == (gpu.compute_capability >= (7, 0))
+    assert faster["bf16"] == (gpu.compute_capability >= (8, 0))
+    if gpu.compute_capability < (8, 0):
+        assert not faster["tf32"]
+        assert time_of(gpu.name, "bf16", flops=1e15) == plain
 
 
 @pytest.mark.parametrize(
