@@ -23,12 +23,14 @@ from budgetfit.integrations.torch_script_loop import (
     source_text,
 )
 from budgetfit.integrations.torch_script_parts import Part
+from budgetfit.integrations.torch_script_recompute import (
+    recompute_parts,
+    segment_constants,
+)
 from budgetfit.integrations.transformers_config import is_local_path
 from budgetfit.reporting.words import blocks_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.plan import Plan
 
 
@@ -48,7 +50,7 @@ def torch_script(plan: Plan) -> str:
     sections = [
         model,
         _optimizer(plan.recipe.optimizer),
-        *_recompute(plan),
+        *recompute_parts(plan.recipe),
         *data_parts(plan.model.batch),
         loss_part(plan.model.batch, own="import transformers" in model.imports),
         main_part(plan.recipe, pretrained="pretrained" in model.code),
@@ -100,22 +102,9 @@ def _constants(plan: Plan) -> str:
         f"BATCH_SIZE = {recipe.batch_size}  # samples in one micro-batch",
         f"# {recipe.effective_batch_size} samples in one optimizer step",
         f"GRADIENT_ACCUMULATION_STEPS = {recipe.gradient_accumulation_steps}",
+        *segment_constants(recipe),
     ]
-    if recipe.segments:
-        lines.append("SEGMENTS = [  # blocks that are recomputed together")
-        lines += [f"    {_tuple(segment.blocks)}," for segment in recipe.segments]
-        lines.append("]")
     return "\n".join(lines) + "\n"
-
-
-def _tuple(names: Sequence[str]) -> str:
-    """A tuple of texts as source; one name per line where it is long."""
-    words = [source_text(name) for name in names]
-    line = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
-    if len(line) < 80:  # noqa: PLR2004, with its indentation below 88
-        return line
-    inner = "".join(f"        {word},\n" for word in words)
-    return f"(\n{inner}    )"
 
 
 def _model(plan: Plan) -> Part:
@@ -209,12 +198,3 @@ def _optimizer(name: str) -> Part:
         '    """FILL IN: return the optimizer that was planned."""\n'
         f"    raise SystemExit({source_text(message)})\n"
     )
-
-
-def _recompute(plan: Plan) -> list[Part]:
-    if not plan.recipe.segments:
-        return []
-    if any(len(segment.blocks) > 1 for segment in plan.recipe.segments):
-        return [parts.REGION, parts.RECOMPUTE]
-    code = parts.RECOMPUTE.code.replace(*parts.NO_REGION)
-    return [Part(code, parts.RECOMPUTE.imports)]

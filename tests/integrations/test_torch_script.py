@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES, make_optimizer
 from budgetfit.core.errors import InputError
@@ -74,12 +75,14 @@ IDS = ((2, 8), "int64")
 TEXT_BATCH = {"input_ids": IDS, "labels": IDS}
 
 
-def tiny_plan(
+def tiny_plan(  # noqa: PLR0913 - a value each
     config: dict[str, Any],
     folder: Path,
     *groups: tuple[int, ...],
     precision: str = "fp32",
     optimizer: str = "adamw_torch",
+    segments: tuple[Segment, ...] = (),
+    loss_chunks: int = 1,
 ) -> Plan:
     """Four blocks; 2 micro-batches of 3 samples; ``groups`` number the segments."""
     path = folder / "config.json"
@@ -90,9 +93,11 @@ def tiny_plan(
         gradient_accumulation_steps=2,
         precision=precision,
         optimizer=optimizer,
-        segments=tuple(
+        segments=segments
+        or tuple(
             Segment(tuple(blocks[number] for number in group)) for group in groups
         ),
+        loss_chunks=loss_chunks,
     )
     model = sample_model(batch=TEXT_BATCH, blocks=tuple(blocks))
     return plan_of(str(path), model=model, estimate=sample_estimate(recipe))
@@ -194,6 +199,143 @@ def test_exactly_the_planned_blocks_run_twice(
 
     # 2 micro-batches; blocks 0 and 1 are recomputed
     assert list(counts.values()) == [4, 4, 2, 2]
+
+
+PRODUCTS = tuple(
+    f"aten.{op}.default:{call}" for op in ("mm", "addmm", "bmm") for call in range(12)
+)
+
+
+def mixed_segments(config: dict[str, Any]) -> tuple[Segment, ...]:
+    """Return a nested segment of two blocks, and two blocks that save products."""
+    first, second, third, fourth = BLOCKS[config["model_type"]]
+    return (
+        Segment((first, second), nested=True),
+        Segment((third,), mode="selective", saved_ops=PRODUCTS),
+        Segment((fourth,), mode="selective", saved_ops=PRODUCTS[:1]),
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("config", [GPT2, LLAMA, T5], ids=lambda c: c["model_type"])
+def test_nested_and_selective_segments_train_exactly_as_a_plain_loop(
+    config: dict[str, Any], precision: str, tmp_path: Path
+) -> None:
+    segments = mixed_segments(config)
+    script = opened(tiny_plan(config, tmp_path, segments=segments, precision=precision))
+
+    expected = plain_losses(script, None if precision == "fp32" else torch.bfloat16)
+    assert script.main(RUN) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda c: c["model_type"])
+def test_nested_and_selective_blocks_run_as_often_as_planned(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    script = opened(tiny_plan(config, tmp_path, segments=mixed_segments(config)))
+
+    counts = counted(script, BLOCKS[config["model_type"]])
+
+    # 2 micro-batches; the last block of the nested segment runs twice, not three times.
+    assert list(counts.values()) == [6, 4, 4, 4]
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: object,
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        self.count += str(func) in {f"aten.{op}.default" for op in ("mm", "addmm")}
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_selective_block_saves_is_not_run_again(tmp_path: Path) -> None:
+    counts = []
+    block = (BLOCKS["gpt2"][0],)
+    for segments in (
+        (),
+        (Segment(block, mode="selective", saved_ops=PRODUCTS),),
+        (Segment(block, mode="selective", saved_ops=("aten.addmm.default:1",)),),
+        (Segment(block),),
+    ):
+        script = opened(tiny_plan(GPT2, tmp_path, segments=segments))
+        with Products() as products:
+            script.main(("--steps", "1", "--device", "cpu"))
+        counts.append(products.count)
+    kept, all_saved, one_saved, recomputed = counts
+    # 2 micro-batches; a block calls addmm four times, dropout behind the last one.
+    assert kept == all_saved
+    assert recomputed == kept + 2 * 4
+    assert one_saved == kept + 2 * 3
+
+
+def test_draws_after_a_saved_one_are_saved_too(tmp_path: Path) -> None:
+    segment = Segment(
+        (BLOCKS["gpt2"][0],), mode="selective", saved_ops=("aten.rand_like.default:0",)
+    )
+    script = opened(tiny_plan(GPT2, tmp_path, segments=(segment,)))
+
+    class Noisy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = torch.tanh(x * self.scale) * torch.rand_like(x)
+            return x
+
+    gradients = []
+    for applied in (False, True):
+        block = Noisy()
+        if applied:
+            calls = frozenset(segment.saved_ops)
+            script.recompute_block(
+                block, context_fn=lambda calls=calls: script.selective_contexts(calls)
+            )
+        torch.manual_seed(0)
+        block(x=torch.ones(8)).sum().backward()
+        gradients.append(block.scale.grad)
+    assert torch.equal(gradients[0], gradients[1])
+
+
+def test_tensors_behind_keywords_reach_checkpoint_by_position(tmp_path: Path) -> None:
+    # It keeps the generators of the devices that it sees there, and of no others.
+    script = opened(tiny_plan(GPT2, tmp_path, (0,)))
+    seen = []
+
+    def spy(function: Callable[..., Any], *args: object, **_: object) -> object:
+        seen.append([type(item) for item in args])
+        return function(*args)
+
+    script.recompute_block.__globals__["checkpoint"] = spy
+    block = torch.nn.Bilinear(2, 2, 2)
+    script.recompute_block(block)
+    x = torch.ones(2)
+    assert torch.equal(block(x, input2=x), torch.nn.Bilinear.forward(block, x, x))
+    assert seen == [[torch.Tensor, torch.Tensor]]
+
+
+def test_what_waits_in_host_memory_is_not_exported(tmp_path: Path) -> None:
+    blocks = BLOCKS["gpt2"]
+    segments = (
+        Segment((blocks[0],), mode="offload"),
+        Segment(tuple(blocks[1:3]), input_on_host=True),
+    )
+    message = (
+        r"cannot be exported for: transformer\.h\.0 \(offload\); transformer\.h\.1 to "
+        r"transformer\.h\.2 \(input_on_host\); the loss in 4 chunks\. Train with "
+        r"budgetfit\.apply"
+    )
+    with pytest.raises(InputError, match=message):
+        torch_script(tiny_plan(GPT2, tmp_path, segments=segments, loss_chunks=4))
 
 
 def test_a_segment_keeps_only_its_first_input(tmp_path: Path) -> None:
