@@ -30,6 +30,8 @@ _SITE: Final = tuple(
         if name in ("purelib", "platlib")
     }
 )
+# Too many files to read; what is not in the version is in their classes' own files.
+_WHOLE_VERSIONS: Final = frozenset({"torch", "budgetfit", *sys.stdlib_module_names})
 # In a class's namespace, but no part of what it does.
 _NO_BEHAVIOUR: Final = frozenset(
     {
@@ -95,6 +97,7 @@ def add_function(found: Adds, function: types.FunctionType) -> None:
         return
     add_loaded_modules(found, home)
     _check_imports(function)
+    found.add(dict(vars(function)))
     names = set(_names(function.__code__))
     for name in sorted(names & function.__globals__.keys()):
         value = function.__globals__[name]
@@ -145,6 +148,7 @@ def _add_library_class(found: Adds, cls: type) -> None:
     found.add(file_digest(getattr(module, "__file__", None)))
     root = sys.modules.get(cls.__module__.partition(".")[0])
     found.add(str(getattr(root, "__version__", "")))
+    add_loaded_modules(found, cls.__module__)  # of a working copy
     for name, value in vars(cls).items():
         for function in _functions_in(value):
             if not is_library(function.__module__ or ""):
@@ -199,7 +203,7 @@ def add_loaded_modules(found: Adds, module: str) -> None:
     What a function imports when it runs is among them.
     """
     root = module.partition(".")[0]
-    if not found.first(f"modules {root}"):
+    if root in _WHOLE_VERSIONS or not found.first(f"modules {root}"):
         return
     for name, loaded in sorted(sys.modules.items()):
         if name == root or name.startswith(f"{root}."):

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import sys
 import time
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,9 +73,7 @@ def subject_key(subject: Subject) -> str | None:
     """
     try:
         return _subject_key(subject)
-    except NotCacheableError:
-        return None
-    except Exception:  # noqa: BLE001 - a model's own __repr__ or property; no key is safe
+    except Exception:  # noqa: BLE001 - a model's own __repr__ may fail in any way
         return None
 
 
@@ -82,8 +81,8 @@ def why_not_cacheable(subject: Subject) -> str:
     """Return what keeps a subject from having a key; empty if it has one."""
     try:
         _subject_key(subject)
-    except NotCacheableError as error:
-        return str(error)
+    except Exception as error:  # noqa: BLE001 - as subject_key
+        return str(error) or type(error).__name__
     return ""
 
 
@@ -143,7 +142,7 @@ def _settings() -> list[Any]:
 
 
 def _registered() -> list[Any]:
-    """Return what was added to transformers' registries, or replaced in them."""
+    """Return what was added to transformers' registries, or put into torch itself."""
     added: list[Any] = []
     for module, name in _REGISTRIES:
         registry = getattr(sys.modules.get(module), name, None)
@@ -152,6 +151,14 @@ def _registered() -> list[Any]:
                 added += [name, entry, function]
             else:
                 added += [name, entry, getattr(function, "__qualname__", "")]
+    for place in (torch, torch.Tensor, torch.nn.functional):
+        for name, function in vars(place).items():
+            home = getattr(function, "__module__", None)
+            if isinstance(function, types.FunctionType) and home is not None:
+                if not is_library(home):
+                    added += [name, function]
+                elif home.partition(".")[0] != "torch":
+                    added += [name, home, function.__qualname__]
     return added
 
 
