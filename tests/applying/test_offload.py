@@ -172,6 +172,16 @@ def test_single_numbers_stay() -> None:
     assert torch.equal(found, expected)
 
 
+def test_tensors_of_another_device_stay() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        torch.ones(3, device="meta", requires_grad=True).exp()
+        return x.exp()
+
+    with Ops() as ops:
+        run_offloaded(forward, (hidden(8),), {})
+    assert ops.moved_bytes == [32]
+
+
 def test_complex_tensors_that_are_conjugated_lazily_are_right() -> None:
     def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * table.conj()
