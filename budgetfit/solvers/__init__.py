@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from budgetfit.solvers.chain_dp import chain_dp
+from budgetfit.solvers.chain_milp import chain_milp
 from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.solvers.uniform_segments import fastest_uniform
@@ -16,6 +17,7 @@ Solve = Callable[[Problem], Solution]
 
 SOLVERS: Final[dict[str, Solve]] = {
     "chain_dp": chain_dp,
+    "chain_milp": chain_milp,
     "exhaustive": exhaustive,
     "uniform_segments": fastest_uniform,
 }

@@ -80,7 +80,8 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         effective_batch_size: Samples per optimizer step. Only its divisors are tried,
             the rest is gradient accumulation. None: one micro-batch per step.
         batch_sizes: The only ones to try; None for all that make sense.
-        max_segment, nested: As in ``Problem``.
+        max_segment: As in ``Problem``.
+        nested: As in ``Problem``.
 
     Raises:
         InputError: A batch size below 1, or one that does not divide the effective one.

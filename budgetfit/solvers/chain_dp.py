@@ -9,6 +9,7 @@ stay, and the least bound among the others is the certificate: how far from opti
 plan can be at most. The same problem always gives the same plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,20 +29,27 @@ from budgetfit.solvers.labels import (
 )
 from budgetfit.solvers.problem import Problem, Solution, describe
 from budgetfit.solvers.sandwich import NEVER, Sandwich, sandwich
+from budgetfit.solvers.undominated import Ints
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 
 # Per block, where bounds cut labels down: 126 blocks that all differ have some 3,000.
 MOST_LABELS: Final = 10_000
 # Without bounds: equal blocks have fewer, and bounds cost more than these.
-_FEW_LABELS: Final = 500
+FEW_LABELS: Final = 500
 # A whole front has no bounds. So many take seconds and some 100 MB.
 MOST_FRONT_LABELS: Final = 20_000
 # Slots of the grid, finer while the certificate is above a thousandth of the step.
-_GRIDS: Final = (2**14, 2**16, 2**18)
+GRIDS: Final = (2**14, 2**16, 2**18)
 _CERTIFICATE: Final = 1_000
 
 
-def chain_dp(problem: Problem, most_labels: int = MOST_LABELS) -> Solution:
+def chain_dp(
+    problem: Problem,
+    most_labels: int = MOST_LABELS,
+    *,
+    few_labels: int = FEW_LABELS,
+    grids: Sequence[int] = GRIDS,
+) -> Solution:
     """Return the fastest plan within the budget; the lowest peak decides ties.
 
     Proven, or with a bound on the time of the best plan (``Solution.least_time_ns``)
@@ -50,12 +58,14 @@ def chain_dp(problem: Problem, most_labels: int = MOST_LABELS) -> Solution:
     Args:
         problem: The chain, the budget and the longest segment allowed.
         most_labels: Most labels of a block that are looked at.
+        few_labels: With more labels of a block, bounds are looked for.
+        grids: Slots to look for them with, until the certificate is good enough.
     """
     steps = worthwhile(chain_steps(problem))
     try:
-        labels = all_labels(problem, steps, at_most(min(most_labels, _FEW_LABELS)))
+        labels = all_labels(problem, steps, at_most(min(most_labels, few_labels)))
     except TooManyLabels:
-        return _bounded(problem, steps, most_labels)
+        return _bounded(problem, steps, most_labels, grids)
     return _exact(problem, steps, labels)
 
 
@@ -136,7 +146,7 @@ class _Cut:
     most_ns: int
     dropped_ns: int = NEVER
 
-    def least_ns(self, start: int, labels: Labels) -> "np.ndarray":
+    def least_ns(self, start: int, labels: Labels) -> Ints:
         """Return the least extra time of a plan with each label."""
         before = self.bounds.least_before(start, labels.backward, labels.forward)
         return before + labels.cost // self.unit
@@ -158,13 +168,16 @@ class _Cut:
 
 
 def _bounded(
-    problem: Problem, steps: list[list[ChainStep]], most_labels: int
+    problem: Problem,
+    steps: list[list[ChainStep]],
+    most_labels: int,
+    grids: Sequence[int],
 ) -> Solution:
     """Return the fastest plan found between ever closer bounds."""
     plain_ns = chain_time_ns(problem.chain, ())
     least_ns, most_ns = 0, NEVER
     plan: tuple[Segment, ...] | None = None
-    for slots in _GRIDS:
+    for slots in grids:
         bounds = sandwich(problem, steps, slots)
         if bounds.least_ns >= NEVER:
             return _no_plan()

@@ -49,8 +49,13 @@ class Labels:
 
     def only(self, chosen: NDArray[np.intp]) -> "Labels":
         """Return the labels of these numbers."""
-        columns = (self.backward, self.cost, self.forward, self.step, self.rest)
-        return Labels(*(column[chosen] for column in columns))
+        return Labels(
+            self.backward[chosen],
+            self.cost[chosen],
+            self.forward[chosen],
+            self.step[chosen],
+            self.rest[chosen],
+        )
 
 
 # Keeps some labels of a block, for whatever reason: (block, labels) -> labels.

@@ -22,7 +22,6 @@ import numpy as np
 
 from budgetfit.solvers.chain_steps import ChainStep
 from budgetfit.solvers.labels import (
-    Before,
     all_before,
     available_bytes,
     optimizer_need,
@@ -105,7 +104,7 @@ def sandwich(problem: Problem, steps: list[list[ChainStep]], slots: int) -> Sand
     zeros = [0] * len(before)
     least = [each.least_cached for each in before]
     most = [each.most_cached for each in before]
-    grid = _Grid.of(before, available, slots)
+    grid = _Grid.of(steps, available, slots)
     below = [grid.walk(steps, _Sum(False, least, zeros), up=False)]
     above = [grid.walk(steps, _Sum(False, most, zeros), up=True)]
     if least != most:
@@ -133,12 +132,16 @@ class _Grid(NamedTuple):
     zero: int
 
     @classmethod
-    def of(cls, before: list[Before], available: int, slots: int) -> "_Grid":
+    def of(cls, steps: list[list[ChainStep]], available: int, slots: int) -> "_Grid":
         """Return a grid of about so many slots up to what is available."""
         slot_bytes = max(1, -(-available // slots))
-        # Some blocks free more than they save. Each rounds down by less than a slot.
-        lowest = min(each.least_saved + min(0, each.least_cached) for each in before)
-        zero = len(before) + 1 - lowest // slot_bytes if lowest < 0 else 0
+        # Some blocks may free more than they save.
+        lowest = sum(
+            min(0, *(s.saved_bytes + min(0, s.cached_bytes) for s in row))
+            for row in steps
+        )
+        # Each block rounds down by less than a slot.
+        zero = len(steps) - lowest // slot_bytes if lowest else 0
         return cls(available, slot_bytes, zero)
 
     def walk(self, steps: list[list[ChainStep]], summed: _Sum, *, up: bool) -> _Walk:
