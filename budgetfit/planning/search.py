@@ -7,24 +7,25 @@ budget shrinks by the excess and the loop goes round again (solver S7).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.planning.chains import Chains, every_block
+from budgetfit.planning.fastest import fastest, lowest_of_all
 from budgetfit.planning.judge import judge
+from budgetfit.planning.near_misses import near_misses
 from budgetfit.solvers.batch_size import Objective, choose_batch_size
-from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.problem import Problem, Solution
-from budgetfit.solvers.uniform_segments import chen_segments, fastest_uniform
+from budgetfit.solvers.uniform_segments import chen_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from budgetfit.core.block_profile import BlockOption, ChainProfile
+    from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.budget import Budget
     from budgetfit.core.recipe import Recipe
     from budgetfit.solvers.batch_size import BatchCandidate
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 8
 # The excess shrinks the next budget; a little more keeps rounding from eating a round.
 STEP_BYTES = 8 << 20
-LONGEST_SEGMENT = 8  # longer ones gain nothing on chains up to 126 blocks
-HOST_GAIN = 0.02  # of a step's time
 LEFT_OVER = 0.02  # of the usable bytes: not worth another round
 
 Checkpointing = str | tuple[str, ...]
@@ -71,7 +70,7 @@ def solver_for(
     """
     policy = request.checkpointing
     if policy == "auto":
-        return _lowest_peak if request.objective == "memory" else _fastest
+        return lowest_of_all if request.objective == "memory" else fastest
     if policy == "sqrt":
         return lambda problem: _fixed(problem, chen_segments(problem.chain))
     segments = fixed_segments(policy, blocks)
@@ -117,71 +116,6 @@ def policy_segments(
     return fixed_segments(policy, chains.traces.subject.blocks)
 
 
-def _fastest(problem: Problem) -> Solution:
-    """The fastest plan, in the simplest form that is as fast.
-
-    Segments of one block are preferred to longer ones where they are as fast: they are
-    a flag on the block, longer ones replace its forward. Host memory is used where that
-    gains two per cent and more: the bus is shared, and machines differ in it. Two
-    levels of recomputation are for budgets that nothing else meets.
-    """
-    on_device = replace(problem, chain=without_host(problem.chain))
-    best = _simplest(on_device)
-    if on_device.chain is not problem.chain:
-        with_host = _simplest(problem)
-        if _gain(problem.chain, best, with_host) > HOST_GAIN:
-            best = with_host
-    if best.segments is None:
-        nested = replace(problem, max_segment=LONGEST_SEGMENT, nested=True)
-        best = _solved(nested)
-    return best
-
-
-def _simplest(problem: Problem) -> Solution:
-    """Return one-block segments unless longer ones are faster."""
-    single = chain_dp(replace(problem, max_segment=1))
-    longer = _solved(replace(problem, max_segment=LONGEST_SEGMENT))
-    return longer if _gain(problem.chain, single, longer) > 0 else single
-
-
-def _solved(problem: Problem) -> Solution:
-    """Return the solver's plan; where it gives up, the best single segment length."""
-    solution = chain_dp(problem)
-    if solution.segments is None and not solution.proven_optimal:
-        return fastest_uniform(problem)
-    return solution
-
-
-def _gain(chain: ChainProfile, old: Solution, new: Solution) -> float:
-    """Return the share of the old plan's time that the new one saves."""
-    if new.segments is None:
-        return 0.0
-    if old.segments is None:
-        return 1.0
-    old_ns = chain_time_ns(chain, old.segments)
-    return 1 - chain_time_ns(chain, new.segments) / old_ns if old_ns else 0.0
-
-
-def without_host(chain: ChainProfile) -> ChainProfile:
-    """Return the chain without the options that use host memory."""
-
-    def stays(option: BlockOption) -> bool:
-        return option.mode != "offload" and not option.input_on_host
-
-    if all(stays(option) for block in chain.blocks for option in block.options):
-        return chain
-    blocks = (
-        replace(block, options=tuple(filter(stays, block.options)))
-        for block in chain.blocks
-    )
-    return replace(chain, blocks=tuple(blocks))
-
-
-def _lowest_peak(problem: Problem) -> Solution:
-    """Return the lowest peak there is, two levels of recomputation included."""
-    return lowest_peak(replace(problem, max_segment=LONGEST_SEGMENT, nested=True))
-
-
 def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
     fits = chain_peak_bytes(problem.chain, segments) <= problem.budget_bytes
     return Solution(
@@ -196,10 +130,33 @@ def search(
 ) -> Found:
     """Return the best recipe under the request that the judge lets pass.
 
-    The solver's limit starts where the traced programs suggest; it shrinks by the
-    excess while the judge refuses, and grows by what was left over after he agreed,
-    until two per cent or less are, or ``most_rounds`` recipes were judged. ``estimate``
-    is None when nothing fits, not even batch 1.
+    First within limits for the solver, then among those that such a limit leaves out.
+    At most ``most_rounds`` recipes are judged for the first, and where that is fewer
+    than usual, for both. ``estimate`` is None when nothing fits, not even batch 1.
+    """
+    found = _within_limits(chains, request, budget, most_rounds)
+    best = found.estimate
+    wanted = request.checkpointing == "auto" and request.objective == "throughput"
+    if best is None or not wanted:
+        return found
+    explanation, rounds = found.explanation, list(found.rounds)
+    left = most_rounds - len(rounds) if most_rounds < MOST_ROUNDS else None
+    for recipe, how in near_misses(chains, best.recipe, budget.usable_bytes, left):
+        estimate = judged(chains, recipe, budget)
+        rounds.append(_verdict(estimate, budget.usable_bytes))
+        if estimate.fits and _better(estimate, best, request):
+            best, explanation = estimate, how
+    return Found(estimate=best, explanation=explanation, rounds=tuple(rounds))
+
+
+def _within_limits(
+    chains: Chains, request: Request, budget: Budget, most_rounds: int
+) -> Found:
+    """Return the best of what the solver proposes within limits of live bytes.
+
+    The limit starts where the traced programs suggest; it shrinks by the excess while
+    the judge refuses, and grows by what was left over after he agreed, until two per
+    cent or less are.
     """
     solve = solver_for(request, chains.traces.subject.blocks)
     usable = budget.usable_bytes
@@ -255,12 +212,18 @@ def rank(estimate: Estimate, objective: Objective) -> tuple[float, ...]:
 def _round(
     limit_bytes: int, chosen: BatchCandidate, estimate: Estimate, usable_bytes: int
 ) -> str:
+    return (
+        f"solved within {limit_bytes} bytes: formula {chosen.peak_bytes}; "
+        f"{_verdict(estimate, usable_bytes)}"
+    )
+
+
+def _verdict(estimate: Estimate, usable_bytes: int) -> str:
     recipe = estimate.recipe
     verdict = "fits" if estimate.fits else "does not fit"
     return (
-        f"solved within {limit_bytes} bytes: batch {recipe.batch_size}, "
-        f"{len(recipe.wrapped_blocks)} blocks recomputed; formula {chosen.peak_bytes}, "
-        f"replay allocated {estimate.allocated_bytes}, reserved "
+        f"batch {recipe.batch_size}, {len(recipe.wrapped_blocks)} blocks not simply "
+        f"kept: replay allocated {estimate.allocated_bytes}, reserved "
         f"{estimate.reserved_bytes}: {verdict} in {usable_bytes}"
     )
 
