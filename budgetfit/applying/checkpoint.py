@@ -43,7 +43,7 @@ def apply_segments(
 
     Args:
         model: Modified in place.
-        segments: Of mode ``recompute``; their names are module paths in ``model``.
+        segments: Of any mode; their names are module paths in ``model``.
         random_blocks: Names of blocks that draw random numbers; None when unknown,
             which keeps the generators' state for every block (applying P7).
         determinism_check: ``"default"`` compares what is recomputed with the original

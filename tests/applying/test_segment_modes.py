@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import BertConfig, BertForSequenceClassification
 
 from budgetfit.applying import offload
 from budgetfit.applying.call_model import loss_of
@@ -279,3 +280,41 @@ def test_offloaded_blocks_run_once_and_give_exact_gradients(
     undo()
     assert [dict(item.__dict__) for item in model.modules()] == before
     assert_same(backward(twin, batch)[1], plain)
+
+
+def test_all_modes_in_a_model_that_masks_padding_give_exact_gradients() -> None:
+    # BERT: one mask for all blocks, dropout 0.1, attention that the CPU does not fuse.
+    def bert() -> nn.Module:
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=5,
+            num_attention_heads=2,
+            intermediate_size=64,
+            num_labels=4,
+        )
+        return BertForSequenceClassification(config).train()
+
+    batch = {
+        "input_ids": torch.arange(64).reshape(4, 16),
+        "attention_mask": (torch.arange(16) < 12).long().expand(4, 16),
+        "labels": torch.arange(4),
+    }
+    names = tuple(f"bert.encoder.layer.{number}" for number in range(5))
+    segments = [
+        Segment(
+            names[:1],
+            mode="selective",
+            saved_ops=("aten.addmm.default:0", "aten.bmm.default:1"),
+        ),
+        Segment(names[1:3], nested=True, input_on_host=True),
+        Segment(names[3:4], mode="offload"),
+    ]
+    for autocast in (False, True):
+        plain = backward(bert(), batch, autocast=autocast)[1]
+        model = bert()
+        counter = Counter(model, names)
+        apply_segments(model, segments)
+        assert_same(backward(model, batch, autocast=autocast)[1], plain)
+        assert list(counter.counts.values()) == [2, 3, 2, 1, 1]
