@@ -176,8 +176,8 @@ def _add_replaced(found: Adds, module: types.ModuleType) -> None:
     Kernels libraries put their own functions in the place of a model's helpers.
     """
     for name, value in vars(module).items():
-        if isinstance(value, _PLAIN) and not name.startswith("__"):
-            found.add(name, value)
+        if isinstance(value, (bool, int, float, type(None))):
+            found.add(name, value)  # and no text: paths and session numbers
         elif isinstance(value, types.FunctionType):
             if is_library(value.__module__ or ""):
                 found.add(name, value.__module__ or "", code_digest(value.__code__))

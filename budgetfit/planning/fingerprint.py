@@ -88,6 +88,8 @@ _BOOKKEEPING: Final = frozenset(
         "_load_state_dict_post_hooks",
     }
 )
+# Of transformers' GenerationConfig: a hash of text, another one in every process.
+_PER_PROCESS: Final = frozenset({"_original_object_hash"})
 _HOOKS: Final = re.compile(r"_(forward|backward)(_pre)?_hooks")
 
 
@@ -281,7 +283,14 @@ class Fingerprint:
             ):
                 raise NotCacheableError(f"a {cls.__module__}.{cls.__qualname__}")
         self.add(cls)
-        self.add(dict(vars(value)) if hasattr(value, "__dict__") else {})
+        attributes = vars(value) if hasattr(value, "__dict__") else {}
+        self.add(
+            {
+                name: item
+                for name, item in attributes.items()
+                if name not in _PER_PROCESS
+            }
+        )
         for name in _slots(cls):
             self.add(name, getattr(value, name, None))
 

@@ -126,7 +126,9 @@ def test_another_process_has_the_same_key() -> None:
     code = (
         "from tests.planning.test_trace_key import *\n"
         "trace_key.own_sources = lambda: 'as they are'\n"
-        "print(key(net_subject()))"
+        "example = EXAMPLES['gpt2']\n"
+        "gpt2 = Subject(model=example.model(), batch=example.batch, gpu=find_gpu('t4'))"
+        "\nprint(key(net_subject()), key(gpt2))"
     )
 
     def found(seed: str) -> str:
