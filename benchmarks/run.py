@@ -1,72 +1,128 @@
-"""What a user waits for: printed in one run, on this machine.
+"""Every benchmark, one after the other, and the page that is made of them.
 
-    make bench
+    make bench                                      all, and docs/performance.md
+    python -m benchmarks.run six_blocks checkmate   some, printed only
 
-Times are wall-clock seconds after imports unless said otherwise; no test asserts them.
+Each is a program of its own and can be run alone. Their output is the page: nothing is
+copied by hand.
 """
 
+from __future__ import annotations
+
 import os
-import resource
-import statistics
+import platform
 import subprocess
 import sys
+import tempfile
 import time
-from pathlib import Path
+from importlib.metadata import version
+from typing import Final, NamedTuple
 
-CONFIGS = Path(__file__).parents[1] / "examples" / "configs"
-HELP_RUNS = 5
-PLANS = (
-    ("SmolLM2-1.7B, 24 blocks", "SmolLM2-1.7B", "rtx-4090", "bf16"),
-    ("Llama-3.1-8B, 32 blocks", "Llama-3.1-8B", "h100-80gb", "bf16"),
-    ("GPT-2 124M, 12 blocks", "gpt2", "t4", "auto"),
+from benchmarks.shared import ROOT
+
+PAGE: Final = ROOT / "docs" / "performance.md"
+
+
+class Benchmark(NamedTuple):
+    """A program of this folder, and how its output is shown."""
+
+    name: str
+    title: str
+    plain: bool = False
+
+
+# What is timed comes first, while nothing has warmed the machine.
+BENCHMARKS: Final = (
+    Benchmark("plan_times", "How long planning takes"),
+    Benchmark("solver_speed", "How long solving takes", plain=True),
+    Benchmark("against_full", "Against every block recomputed"),
+    Benchmark("six_blocks", "Against all 64 subsets of six blocks"),
+    Benchmark("uniform_lengths", "Against Chen's sqrt(n) and every uniform length"),
+    Benchmark("checkmate", "Against Checkmate"),
+    Benchmark("torch_sac_milp", "Against torch's sac_milp"),
+    Benchmark("torch_knapsacks", "Against torch's knapsacks"),
 )
 
 
-def help_seconds() -> list[float]:
-    """Whole-process times of ``budgetfit --help``."""
-    times = []
-    for _ in range(HELP_RUNS):
-        started = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "budgetfit", "--help"],
-            check=True,
-            capture_output=True,
+def machine() -> str:
+    """Describe this machine in general terms, and what ran on it."""
+    libraries = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "transformers", "scipy")
+    )
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{platform.system()} on {platform.machine()}, {cores} cores, no GPU used; "
+        f"Python {platform.python_version()}, {libraries}"
+    )
+
+
+def introduction(benchmark: Benchmark) -> str:
+    """Return what a benchmark says of itself: its docstring without the command."""
+    source = (ROOT / "benchmarks" / f"{benchmark.name}.py").read_text(encoding="utf-8")
+    text = source.split('"""')[1]
+    paragraphs = [part.strip() for part in text.split("\n\n")]
+    return "\n\n".join(part for part in paragraphs if not part.startswith("python -m"))
+
+
+def output_of(benchmark: Benchmark, traces: str) -> str:
+    """Run a benchmark, show its lines as they come, and return them.
+
+    ``traces`` is a folder for the cache of traces, so that the user's stays as it is.
+
+    Raises:
+        CalledProcessError: It failed.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{benchmark.name}"]
+    lines = []
+    with subprocess.Popen(  # noqa: S603 - a program of this folder
+        command,
+        cwd=ROOT,
+        env={**os.environ, "BUDGETFIT_CACHE": traces, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None  # noqa: S101 - asked for above
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return "".join(lines).strip()
+
+
+def section(benchmark: Benchmark, output: str) -> str:
+    """Return a benchmark's part of the page."""
+    if benchmark.plain:
+        output = f"```text\n{output}\n```"
+    return f"## {benchmark.title}\n\n{introduction(benchmark)}\n\n{output}\n"
+
+
+def main(names: list[str]) -> int:
+    """Run what was named, or everything and write the page."""
+    known = {each.name: each for each in BENCHMARKS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"{unknown[0]!r} is no benchmark. They are: {', '.join(known)}.")
+        return 2
+    sections = []
+    with tempfile.TemporaryDirectory() as traces:
+        for benchmark in [known[name] for name in names] or BENCHMARKS:
+            started = time.perf_counter()
+            print(f"\n## {benchmark.title}\n", flush=True)
+            sections.append(section(benchmark, output_of(benchmark, traces)))
+            print(f"\n({benchmark.name}: {time.perf_counter() - started:.0f} s)")
+    if not names:
+        head = (
+            "# Performance\n\n"
+            "`make bench` prints this page and writes it. Predicted times are those of "
+            "the roofline; no GPU was used. What was measured on one is in "
+            "[published measurements](published.md).\n\n"
+            f"Machine: {machine()}.\n"
         )
-        times.append(time.perf_counter() - started)
-    return times
-
-
-def plan_seconds(config: str, gpu: str, precision: str) -> tuple[float, str]:
-    """The time of one plan, and what it decided."""
-    from budgetfit import plan  # noqa: PLC0415 - imports are not what is timed
-
-    started = time.perf_counter()
-    made = plan(str(CONFIGS / config), gpu=gpu, precision=precision)
-    seconds = time.perf_counter() - started
-    recipe = made.recipe
-    return seconds, (
-        f"batch {recipe.batch_size}, {len(recipe.wrapped_blocks)} blocks recomputed, "
-        f"{len(made.provenance['traces'])} traces"
-    )
-
-
-def main() -> None:
-    """Print everything."""
-    times = help_seconds()
-    print(
-        f"budgetfit --help: median {statistics.median(times):.2f} s of {HELP_RUNS}, "
-        f"{min(times):.2f} to {max(times):.2f}"
-    )
-    import transformers.models.llama.modeling_llama  # noqa: F401, PLC0415
-
-    plan_seconds("gpt2", "t4", "auto")  # warms torch's lazy imports
-    print(f"plans on {len(os.sched_getaffinity(0))} cores:")
-    for title, config, gpu, precision in PLANS:
-        seconds, decision = plan_seconds(config, gpu, precision)
-        print(f"  {title} on {gpu}, {precision}: {seconds:.1f} s ({decision})")
-    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"resident memory at most {peak_kb / 2**20:.2f} GiB")
+        PAGE.write_text("\n".join([head, *sections]), encoding="utf-8")
+        print(f"\nWritten to {PAGE.relative_to(ROOT)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""What the benchmarks share: where shapes are, plain tables, chains of real models.
+
+Tables are Markdown with padded columns, so that what is printed can be read as it is
+and is the page in ``docs/`` as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from budgetfit.planning.chains import Chains
+
+ROOT: Final = Path(__file__).parents[1]
+_FOLDERS: Final = (ROOT / "examples" / "configs", ROOT / "benchmarks" / "configs")
+GIB: Final = 2**30
+MIB: Final = 2**20
+
+
+def config(name: str) -> str:
+    """Return the folder of a published model's ``config.json``.
+
+    Raises:
+        FileNotFoundError: There is none of that name.
+    """
+    for folder in _FOLDERS:
+        if (folder / name / "config.json").is_file():
+            return str(folder / name)
+    raise FileNotFoundError(f"no {name}/config.json in examples or benchmarks")
+
+
+def quiet() -> None:
+    """Keep what other libraries say out of the tables."""
+    import transformers  # noqa: PLC0415 - seconds, and not every benchmark wants it
+
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a Markdown table; all but the first ``left`` columns are numbers."""
+    cells = [list(headers), *(list(row) for row in rows)]
+    widths = [max(3, *(len(row[at]) for row in cells)) for at in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        return f"| {' | '.join(padded)} |"
+
+    rule = "|".join(
+        "-" * (width + 2) if at < left else "-" * (width + 1) + ":"
+        for at, width in enumerate(widths)
+    )
+    return "\n".join([line(cells[0]), f"|{rule}|", *map(line, cells[1:])])
+
+
+def side_by_side(
+    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Return ``function`` of each of the arguments, one process per core."""
+    workers = min(len(os.sched_getaffinity(0)), len(arguments))
+    with ProcessPoolExecutor(workers, initializer=one_thread) as pool:
+        return list(pool.map(function, *zip(*arguments, strict=True)))
+
+
+def one_thread() -> None:
+    """Leave the other cores to the other processes."""
+    import torch  # noqa: PLC0415 - a process that draws tables has no need of it
+
+    torch.set_num_threads(1)
+    quiet()
+
+
+def chains_of(  # noqa: PLR0913 - what a chain belongs to
+    model: Any,  # noqa: ANN401 - as budgetfit.plan takes it
+    gpu: str,
+    precision: str,
+    *,
+    optimizer: str = "adamw_torch_fused",
+    max_length: int | None = None,
+    effective_batch_size: int | None = None,
+) -> Chains:
+    """Return the block profiles of a real model, as the planner sees them."""
+    from budgetfit.arguments import find_card, make_subject  # noqa: PLC0415
+    from budgetfit.planning.chains import Chains, Setting  # noqa: PLC0415
+    from budgetfit.planning.make_plan import settled  # noqa: PLC0415
+    from budgetfit.planning.traces import Traces  # noqa: PLC0415
+
+    subject, _ = make_subject(
+        model, find_card(None, gpu), optimizer=optimizer, max_length=max_length
+    )
+    setting = Setting(
+        precision=precision,
+        optimizer=optimizer,
+        effective_batch_size=effective_batch_size,
+    )
+    return Chains(settled(Traces(subject), setting), setting)

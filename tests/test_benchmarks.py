@@ -1,0 +1,54 @@
+import importlib
+
+import pytest
+
+from benchmarks.run import BENCHMARKS, Benchmark, introduction, main
+from benchmarks.shared import ROOT, config, table
+from budgetfit.integrations.model_source import resolve_model
+
+# Published counts; tied embeddings are counted once.
+PARAMETERS = {
+    "Llama-3.1-405B": 405_853_388_800,
+    "bert-large-uncased": 335_174_458,
+    "t5-large": 737_668_096,
+    "vit-large-patch16-224": 304_326_632,
+}
+
+
+@pytest.mark.parametrize("name", [each.name for each in BENCHMARKS])
+def test_a_benchmark_is_a_program_that_can_be_imported(name: str) -> None:
+    assert callable(importlib.import_module(f"benchmarks.{name}").main)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.name)
+def test_the_page_says_what_is_compared_and_no_command(
+    benchmark: Benchmark,
+) -> None:
+    text = introduction(benchmark)
+    assert len(text) > 100
+    assert "\n    python -m" not in text
+
+
+def test_every_program_of_the_folder_is_run_by_make_bench() -> None:
+    programs = {file.stem for file in (ROOT / "benchmarks").glob("*.py")}
+    assert programs - {"run", "shared"} == {each.name for each in BENCHMARKS}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_benchmarked_shape_has_the_published_number_of_parameters(name: str) -> None:
+    model = resolve_model(config(name)).model
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+
+
+def test_a_table_is_padded_markdown_with_numbers_to_the_right() -> None:
+    assert table(("card", "ms"), [("t4", "1,200"), ("rtx-4090", "9")]) == (
+        "| card     |    ms |\n"
+        "|----------|------:|\n"
+        "| t4       | 1,200 |\n"
+        "| rtx-4090 |     9 |"
+    )
+
+
+def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["everything"]) == 2
+    assert "'everything' is no benchmark" in capsys.readouterr().out
