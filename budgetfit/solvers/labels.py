@@ -158,23 +158,16 @@ def cost_unit(problem: Problem) -> int:
 
 def all_before(steps: list[list[ChainStep]]) -> list[Before]:
     """Return, for each block, what the blocks before it can have left."""
-    found: list[list[Before]] = [[] for _ in range(len(steps) + 1)]
-    found[0] = [Before(0, 0, 0, 0)]
+    least = np.full((len(steps) + 1, 2), 2**60)
+    most = -least
+    least[0] = most[0] = 0
     for start, row in enumerate(steps):
-        columns = list(zip(*found[start], strict=True))
-        least_saved, least_cached = min(columns[0]), min(columns[2])
-        most_saved, most_cached = max(columns[1]), max(columns[3])
-        found[start] = [Before(least_saved, most_saved, least_cached, most_cached)]
-        for step in row:
-            found[step.stop].append(
-                Before(
-                    least_saved + step.saved_bytes,
-                    most_saved + step.saved_bytes,
-                    least_cached + step.cached_bytes,
-                    most_cached + step.cached_bytes,
-                )
-            )
-    return [each[0] for each in found[:-1]]
+        stops = [step.stop for step in row]
+        added = np.array([step[1:3] for step in row], np.int64)  # saved, cached
+        np.minimum.at(least, stops, least[start] + added)
+        np.maximum.at(most, stops, most[start] + added)
+    bounds = np.stack([least, most], axis=2)[:-1].reshape(-1, 4).tolist()
+    return [Before(*numbers) for numbers in bounds]
 
 
 def _grown(

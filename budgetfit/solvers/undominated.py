@@ -18,7 +18,11 @@ def undominated(backward: Ints, cost: Ints, forward: Ints) -> NDArray[np.intp]:
     They come in the order of ``backward``, then ``cost``, then ``forward``. Of labels
     that are equal in all three the first is kept.
     """
-    order = np.lexsort((forward, cost, backward))
+    lead = forward - backward
+    if lead.size and np.all(lead == lead[0]):  # a key less to sort by
+        order = np.lexsort((cost, backward))
+    else:
+        order = np.lexsort((forward, cost, backward))
     # Only what comes earlier in this order can beat a label, and it never has the
     # larger backward need: two are left to compare. The filters in front are cheap.
     order = order[~_beaten_by_least(cost[order], forward[order])]
