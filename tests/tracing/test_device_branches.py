@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from budgetfit.tracing.cuda_semantics.device_branches import cuda_branches
 from budgetfit.tracing.cuda_semantics.target import CudaTarget
@@ -133,3 +135,42 @@ def test_nothing_is_left_behind_not_even_by_an_error() -> None:
     with pytest.raises(KeyError), cuda_branches(ADA):
         raise KeyError
     assert dispatcher() == before
+
+
+class Names(TorchDispatchMode):
+    """Notes which ops run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(
+    ("selective", "added"), [(False, "aten.add_.Tensor"), (True, "aten.add.Tensor")]
+)
+def test_under_selective_checkpointing_a_mask_is_added_out_of_place(
+    selective: bool, added: str
+) -> None:
+    # Its dispatch mode makes ATen take every tensor for a subclass, as on a card.
+    query = torch.ones(1, 2, 8, 4, requires_grad=True)
+    mask = torch.zeros(8, 8)
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(query, query, query, mask)
+
+    def contexts() -> tuple[object, object]:
+        return create_selective_checkpoint_contexts([torch.ops.aten.bmm.default])
+
+    with Names() as seen:
+        if selective:
+            checkpoint(attend, query, use_reentrant=False, context_fn=contexts)
+        else:
+            attend(query)
+    assert added in seen.names
+    assert len({"aten.add_.Tensor", "aten.add.Tensor"} & set(seen.names)) == 1

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from budgetfit.tracing.cuda_semantics.dispatch_modes import runs_under_a_mode
+
 if TYPE_CHECKING:
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
 
@@ -232,8 +234,9 @@ def _math_attention(
     """Attention as plain products (``_scaled_dot_product_attention_math``).
 
     aten's own composite adds the mask out of place when it meets a tensor subclass, as
-    a fake tensor is; CUDA adds it in place. What is made and what is dropped has the
-    order of the compiled function: arguments from last to first, variables likewise.
+    a fake tensor is, or runs under a dispatch mode; CUDA else adds it in place. What is
+    made and what is dropped has the order of the compiled function: arguments from last
+    to first, variables likewise.
     """
     dtype = call.query.dtype
     query_used, key_used, value_used = call.query, call.key, call.value
@@ -255,7 +258,7 @@ def _math_attention(
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     weights = query @ (key.transpose(-2, -1) * factor)
     if mask is not None:
-        weights = weights.add_(mask)
+        weights = weights + mask if runs_under_a_mode() else weights.add_(mask)
     weights = torch.ops.aten._safe_softmax(weights, -1)
     if call.dropout_p > 0:
         weights = torch.ops.aten.dropout(weights, call.dropout_p, True)

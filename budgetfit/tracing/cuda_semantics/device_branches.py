@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from budgetfit.tracing.cuda_semantics.attention import AttentionCall, run_attention
+from budgetfit.tracing.cuda_semantics.dispatch_modes import runs_under_a_mode
 from budgetfit.tracing.cuda_semantics.fused_rms_norm import fused_rms_norm, is_fused
 from budgetfit.tracing.cuda_semantics.recurrent_layers import RECURRENT_LAYERS
 
@@ -41,7 +42,8 @@ def _linear(
 ) -> torch.Tensor:
     """Add a bias in place; the composite avoids that for subclasses (Linear.cpp)."""
     if bias is not None and x.dim() != 2 and not x.is_contiguous():  # noqa: PLR2004
-        return (x @ weight.t()).add_(bias)
+        product = x @ weight.t()
+        return product + bias if runs_under_a_mode() else product.add_(bias)
     return _composite(aten.linear.default, x, weight, bias)
 
 
