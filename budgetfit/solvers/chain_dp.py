@@ -72,7 +72,8 @@ def chain_dp(
 def lowest_peak(problem: Problem, most_labels: int = MOST_FRONT_LABELS) -> Solution:
     """Return the plan of lowest peak if it fits the budget; least time decides ties.
 
-    A budget of ``sys.maxsize`` asks for the lowest peak that there is. With more than
+    A budget of ``sys.maxsize`` asks for the lowest peak that there is. What it says of
+    the least time holds for a budget as low as that peak. With more than
     ``most_labels`` labels to a block: the best single segment length, unproven.
     """
     # No plan above the best uniform one can be the answer, so none is kept.
@@ -101,7 +102,8 @@ def pareto_front(
 ) -> tuple[Solution, ...]:
     """Return the plans within the budget that no other beats in peak and time.
 
-    Fastest first; empty where none fits. With more than ``most_labels`` labels to a
+    Fastest first; empty where none fits. What each says of the least time holds for a
+    budget as low as its own peak. With more than ``most_labels`` labels to a
     block some are left out evenly, and the plans are no longer proven.
     """
     steps = worthwhile(chain_steps(problem))

@@ -206,9 +206,10 @@ def test_each_batch_size_is_solved_once_with_its_own_chain_and_the_budget() -> N
     def solve(problem: Problem) -> Solution:
         asked.append((problem.chain.batch_size, problem.budget_bytes))
         assert problem.max_segment == 3
+        assert problem.nested
         return Solution(segments=(), proven_optimal=False, explanation="")
 
-    choose(777, solve=solve, effective_batch_size=8, max_segment=3)
+    choose(777, solve=solve, effective_batch_size=8, max_segment=3, nested=True)
     assert asked == [(1, 777), (2, 777), (4, 777), (8, 777)]
 
 
