@@ -16,6 +16,7 @@ from budgetfit.arguments import (
     parse_checkpointing,
     parse_lengths,
 )
+from budgetfit.comparing import compare
 from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
 from budgetfit.core.recipe import Recipe
 from budgetfit.live_program import functions_of, live_program, model_to_train
@@ -50,7 +51,15 @@ if TYPE_CHECKING:
     Progress = Callable[[str], None]
     Lengths = Iterable[int] | Mapping[int, int]
 
-__all__ = ["apply", "estimate", "estimate_settings", "layers", "plan", "verify"]
+__all__ = [
+    "apply",
+    "compare",
+    "estimate",
+    "estimate_settings",
+    "layers",
+    "plan",
+    "verify",
+]
 
 LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
 
@@ -216,6 +225,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     gpu: str | None = None,
     headroom: int | str | None = None,
     max_length: int | None = None,
+    lengths: Lengths | None = None,
     batch_size: int | None = None,
     effective_batch_size: int | None = None,
     precision: str = "as-is",
@@ -237,6 +247,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         model,
         card,
         max_length=max_length,
+        lengths=parse_lengths(lengths, max_length),
         optimizer=optimizer,
         trust_remote_code=trust_remote_code,
         progress=progress,

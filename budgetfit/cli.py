@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,6 +23,8 @@ from budgetfit.cli_answers import (
     working,
     write,
 )
+from budgetfit.cli_compare import compare
+from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
 from budgetfit.core.errors import InputError
 
 # What `export --to` can write: module and function of each.
@@ -90,6 +91,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     gpu: options.Gpu = None,
     headroom: options.Headroom = None,
     max_length: options.MaxLength = None,
+    lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
     effective_batch_size: options.EffectiveBatchSize = None,
     precision: options.Precision = "auto",
@@ -97,6 +99,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     checkpointing: options.Checkpointing = "auto",
     objective: options.Objective = "throughput",
     trust_remote_code: options.TrustRemoteCode = False,
+    why: options.Why = None,
     save: options.SavePlan = None,
     as_json: options.AsJson = False,
     traceback: options.Traceback = False,
@@ -109,11 +112,12 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 vram,
                 gpu=gpu,
                 max_length=max_length,
-                precision=_one_or_list(precision),
+                lengths=read_lengths(lengths),
+                precision=one_or_list(precision),
                 optimizer=optimizer,
                 batch_size=batch_size,
                 effective_batch_size=effective_batch_size,
-                checkpointing=_name_or_blocks(checkpointing),
+                checkpointing=name_or_blocks(checkpointing),
                 objective=objective,
                 headroom=headroom,
                 trust_remote_code=trust_remote_code,
@@ -121,7 +125,9 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
             )
         if save is not None:
             write(save, made.to_json() + "\n")
-        if as_json:
+        if why is not None:
+            typer.echo(_json().why_json(made.row(why)) if as_json else made.why(why))
+        elif as_json:
             typer.echo(_json().plan_json(made))
         else:
             _text().print_plan(made, saved_as=str(save) if save else None)
@@ -136,6 +142,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     gpu: options.Gpu = None,
     headroom: options.Headroom = None,
     max_length: options.MaxLength = None,
+    lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
     effective_batch_size: options.EffectiveBatchSize = None,
     precision: options.OnePrecision = "as-is",
@@ -154,11 +161,12 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 gpu=gpu,
                 headroom=headroom,
                 max_length=max_length,
+                lengths=read_lengths(lengths),
                 batch_size=batch_size,
                 effective_batch_size=effective_batch_size,
                 precision=precision,
                 optimizer=optimizer,
-                checkpointing=_name_or_blocks(checkpointing),
+                checkpointing=name_or_blocks(checkpointing),
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
@@ -168,6 +176,9 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
             text = _text()
             text.show(text.estimate_text(found, model=summary, vram=vram, gpu=gpu))
         exit_unless_fits(fits=found.fits is not False)
+
+
+app.command()(compare)
 
 
 @app.command()
@@ -191,7 +202,7 @@ def layers(
         if as_json:
             typer.echo(_json().layers_json(rows))
         else:
-            _text().show(_text().layers_text(rows))
+            _text().show(_text().layers_text(rows), width=_text().WIDE)
 
 
 @app.command()
@@ -219,7 +230,7 @@ def verify(  # noqa: PLR0913 - what a user may choose
         if as_json:
             typer.echo(_json().verification_json(check))
         else:
-            _text().show(_text().verification_text(check))
+            _text().show(_text().verification_text(check), width=_text().WIDE)
         exit_unless_fits(fits=check.out_of_memory is None)
         if not check.passed:
             raise typer.Exit(ERROR)
@@ -262,19 +273,7 @@ def gpus(
         if as_json:
             typer.echo(_json().gpus_json(all_gpus()))
         else:
-            _text().show(_text().gpus_text(all_gpus()))
-
-
-def _one_or_list(text: str) -> str | list[str]:
-    """``"fp32,bf16-mixed"`` is a list to compare."""
-    return [part.strip() for part in text.split(",")] if "," in text else text
-
-
-def _name_or_blocks(text: str) -> str | Sequence[str]:
-    """A word is a policy; what has commas, dots or digits names blocks."""
-    if any(sign in ",." or sign.isdecimal() for sign in text):
-        return [part.strip() for part in text.split(",") if part.strip()]
-    return text
+            _text().show(_text().gpus_text(all_gpus()), width=_text().WIDE)
 
 
 def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet

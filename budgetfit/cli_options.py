@@ -63,6 +63,24 @@ Gpu = Annotated[
         rich_help_panel=_CARD,
     ),
 ]
+Gpus = Annotated[
+    str,
+    typer.Option(
+        help="Cards to compare, with commas: t4,l4,rtx-4090.",
+        rich_help_panel=_CARD,
+    ),
+]
+Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of sample lengths: one in each line, or length and count.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Why = Annotated[
+    str | None,
+    typer.Option(help="Explain one block instead: layers.3.", rich_help_panel=_ANSWER),
+]
 Headroom = Annotated[
     str | None,
     typer.Option(

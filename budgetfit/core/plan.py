@@ -173,7 +173,15 @@ class Plan:
         Raises:
             InputError: If the plan has no such block, or several.
         """
-        return _text(find_block(self.block_table, block))
+        return _text(self.row(block))
+
+    def row(self, block: str) -> BlockRow:
+        """Return the numbers behind ``why``.
+
+        Raises:
+            InputError: As ``why``.
+        """
+        return find_block(self.block_table, block)
 
     def to_json(self) -> str:
         """Return the plan as one JSON document."""

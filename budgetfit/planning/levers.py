@@ -13,7 +13,7 @@ from budgetfit.core.precision import PRECISIONS, find_precision
 from budgetfit.planning.chains import Chains
 from budgetfit.planning.lora_twin import RANK, lora_twin
 from budgetfit.planning.practices import best, best_batch, best_of_policy
-from budgetfit.planning.search import solver_for
+from budgetfit.planning.search import judged, solver_for
 from budgetfit.planning.traces import Traces
 from budgetfit.solvers.batch_size import choose_batch_size
 
@@ -48,8 +48,9 @@ def lever_rows(
 ) -> tuple[Alternative, ...]:
     """Return what each lever would give, at its own best batch and checkpointing.
 
-    Left out: levers that make the plan neither faster nor smaller by 1 %, with which
-    nothing fits, or with which the model cannot run.
+    A lever that is no faster there is shown at the plan's batch size, for the memory
+    that it saves. Left out: levers that make the plan neither faster nor smaller by
+    1 %, with which nothing fits, or with which the model cannot run.
     """
     rows = []
     for lever in levers(chains):
@@ -58,7 +59,7 @@ def lever_rows(
         except (InputError, TraceError) as error:
             chains.traces.log.append(f"{lever.label} is not shown: {error}")
             continue
-        if found is not None and _is_worth_a_row(found, plan):
+        if found is not None:
             rows.append(
                 Alternative(
                     label=lever.label,
@@ -156,10 +157,14 @@ def _best(
     found = [best_batch(changed, segments, request, budget)]
     if not found[0].fits and request.checkpointing == "auto":
         found.append(best_of_policy(changed, "full", request, budget))
-    return best(found, request)
-
-
-def _is_worth_a_row(found: Estimate, plan: Estimate) -> bool:
-    faster = found.samples_per_s / plan.samples_per_s - 1
-    smaller = 1 - found.reserved_bytes / plan.reserved_bytes
-    return max(faster, smaller) > WORTH_A_ROW
+    fastest = best(found, request)
+    if fastest is None:
+        return None
+    if fastest.samples_per_s > plan.samples_per_s * (1 + WORTH_A_ROW):
+        return fastest
+    size = plan.recipe.batch_size
+    same = judged(
+        changed, changed.setting.recipe(size, fastest.recipe.segments), budget
+    )
+    smaller = same.reserved_bytes < plan.reserved_bytes * (1 - WORTH_A_ROW)
+    return same if same.fits and smaller else None

@@ -21,6 +21,7 @@ from budgetfit.tracing.steady_step import repeat_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from budgetfit.core.gpus import Gpu
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.planning.subject import Subject
     from budgetfit.tracing.fake_step import RawTrace
@@ -47,6 +48,14 @@ class Traces:
         self.progress = progress or (lambda _: None)
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
+
+    def on_card(self, gpu: Gpu) -> Traces:
+        """Return traces for another card: these, where it runs the same programs."""
+        other = Traces(replace(self.subject, gpu=gpu), self.progress)
+        if other.subject.target == self.subject.target:
+            for name in ("log", "_affine", "_exact"):
+                setattr(other, name, getattr(self, name))
+        return other
 
     def of(self, recipe: Recipe, *, keep_own_checkpointing: bool = False) -> StepTrace:
         """Return a trace that holds at the recipe's batch size, if any from the cache.

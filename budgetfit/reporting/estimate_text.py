@@ -81,25 +81,33 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
         f"   gradient_accumulation_steps {recipe.gradient_accumulation_steps}"
         f"   (effective {recipe.effective_batch_size})"
     )
-    return [
+    texts = [
         batch,
         f"precision {recipe.precision}   optimizer {recipe.optimizer}",
         checkpointing,
     ]
+    if recipe.loss_chunks > 1:
+        texts.append(f"output head and loss in {recipe.loss_chunks} parts")
+    return texts
 
 
 def peak_lines(estimate: Estimate) -> list[str]:
     """The three peaks by name: three different numbers (user-needs U6, U18)."""
-    phases = "   ".join(
+    phases = ", ".join(
         f"{phase} {format_bytes(peak_bytes)}"
         for phase, peak_bytes in estimate.phase_peaks_bytes.items()
     )
     peaks = (
         f"peak allocated {format_bytes(estimate.allocated_bytes)}"
         f"   reserved {format_bytes(estimate.reserved_bytes)}"
-        f"   process {process_text(estimate)} (as in nvidia-smi)"
+        f"   process {process_text(estimate)}"
     )
-    return [peaks, f"peak allocated by phase: {phases}"]
+    texts = [peaks, f"allocated by phase: {phases}"]
+    if estimate.host_bytes:
+        texts.append(f"pinned host memory {format_bytes(estimate.host_bytes)}")
+    if estimate.eval_batch_size:
+        texts.append(f"evaluation: up to {estimate.eval_batch_size} samples at once")
+    return texts
 
 
 def process_text(estimate: Estimate) -> str:
@@ -133,8 +141,9 @@ def memory_section(estimate: Estimate) -> RenderableType:
     grid.add_column(justify="right")
     for name, size_bytes in rows:
         share = size_bytes / max(estimate.process_bytes, 1)
-        grid.add_row(Text(name), Text(format_bytes(size_bytes)), Bar(share, width=40))
-    grid.add_row(Text("whole process"), Text(format_bytes(estimate.process_bytes)))
+        grid.add_row(Text(name), Text(format_bytes(size_bytes)), Bar(share, width=32))
+    whole = "whole process (nvidia-smi)"
+    grid.add_row(Text(whole), Text(format_bytes(estimate.process_bytes)))
     body: list[RenderableType] = [grid]
     layers = _largest_layers(estimate)
     if layers:

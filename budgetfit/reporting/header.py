@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 def plan_header(plan: Plan) -> list[str]:
     """The model, the card, and what of it is plannable."""
     budget = plan.budget
-    usable = (
-        f"{format_bytes(budget.usable_bytes)} usable after CUDA context "
-        f"{context_text(budget)} and headroom {format_bytes(budget.headroom_bytes)}"
+    usable = f"{format_bytes(budget.usable_bytes)} usable"
+    aside = (
+        f"after CUDA context {context_text(budget)} "
+        f"and headroom {format_bytes(budget.headroom_bytes)}"
     )
     return [
         *model_lines(plan.model),
         f"{card_text(plan.gpu, budget.total_bytes)}: {usable}",
+        f"  {aside}",
         *card_notes(plan.gpu, budget.total_bytes),
         origin_line(plan.model),
     ]
@@ -42,10 +44,11 @@ def context_text(budget: Budget) -> str:
 def model_lines(model: ModelSummary) -> list[str]:
     """What the model is and what one sample of its batch is."""
     text = f"{model.name}: {count_text(model.parameter_count)} parameters"
+    if model.trainable_count != model.parameter_count:
+        text += f", {count_text(model.trainable_count)} trained,"
     if model.blocks:
         text += f" in {len(model.blocks)} blocks of {model.block_type}"
-    if model.trainable_count != model.parameter_count:
-        text += f", {count_text(model.trainable_count)} of them trained"
+    text = text.removesuffix(",")
     if not model.batch:
         return [text]
     return [text, f"One sample: {sample_text(model.batch)}"]

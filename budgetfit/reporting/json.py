@@ -14,6 +14,8 @@ from budgetfit.core.errors import BudgetfitError, DoesNotFitError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from budgetfit.core.block_table import BlockRow
+    from budgetfit.core.card_row import CardRow
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import Estimate, Layer, Plan, Verification
 
@@ -28,6 +30,24 @@ def estimate_json(estimate: Estimate) -> str:
     return _document(
         {**dataclasses.asdict(estimate), "samples_per_s": estimate.samples_per_s}
     )
+
+
+def compare_json(rows: Sequence[CardRow]) -> str:
+    """``{"cards": [...]}``: each row's fields, ``fits`` and ``samples_per_s``."""
+    cards = [
+        {
+            **dataclasses.asdict(row),
+            "fits": row.fits,
+            "samples_per_s": row.estimate.samples_per_s if row.estimate else None,
+        }
+        for row in rows
+    ]
+    return _document({"cards": cards})
+
+
+def why_json(row: BlockRow) -> str:
+    """The block's row; ``headroom_bytes`` is what is free at its own peak."""
+    return _document({**dataclasses.asdict(row), "headroom_bytes": row.headroom_bytes})
 
 
 def verification_json(check: Verification) -> str:

@@ -21,40 +21,43 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderResult
 
-WIDTH: Final = 100
+WIDTH: Final = 80
+WIDE: Final = 100  # for tables with many columns
 _INDENT: Final = (0, 0, 0, 2)
 
 
-def make_console(file: TextIO | None = None) -> Console:
-    """Return a console of at most 100 columns; colour only where a terminal is.
+def make_console(file: TextIO | None = None, *, width: int = WIDTH) -> Console:
+    """Return a console of at most ``width`` columns; colour only where a terminal is.
 
-    ``NO_COLOR`` is respected (rich does). A pipe has no width: it gets all 100 columns.
+    ``NO_COLOR`` is respected (rich does). A pipe has no width: it gets them all.
     """
     file = file or sys.stdout
     console = Console(
         file=file, highlight=False, markup=False, emoji=False, soft_wrap=False
     )
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.width = min(console.width, width) if console.is_terminal else width
     return console
 
 
-def render(report: RenderableType) -> str:
-    """Return a report as plain text: no colour, 100 columns, only ASCII of our own."""
+def render(report: RenderableType, *, width: int = WIDTH) -> str:
+    """Return a report as plain text: no colour, ``width`` columns, ASCII of our own."""
     file = _AsciiText()
     console = Console(
-        file=file, width=WIDTH, color_system=None, force_terminal=False, emoji=False
+        file=file, width=width, color_system=None, force_terminal=False, emoji=False
     )
     console.print(report)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()
 
 
-def show(report: RenderableType, console: Console | None = None) -> None:
+def show(
+    report: RenderableType, console: Console | None = None, *, width: int = WIDTH
+) -> None:
     """Print a report: as rich makes it on a terminal, as plain text anywhere else."""
-    console = console or make_console()
+    console = console or make_console(width=width)
     if console.is_terminal:
         console.print(report)
     else:  # a pipe keeps the padding that a terminal hides
-        console.file.write(render(report) + "\n")
+        console.file.write(render(report, width=width) + "\n")
 
 
 class _AsciiText(io.StringIO):

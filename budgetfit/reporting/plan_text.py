@@ -19,7 +19,7 @@ from budgetfit.reporting.layout import bullets, lines, section, table, verdict
 from budgetfit.reporting.words import percent_text, rate_text
 
 if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.core.plan import Alternative, Estimate, Plan
 
 _VERSIONS = ("budgetfit", "torch", "transformers")
 
@@ -54,9 +54,9 @@ def _answer(plan: Plan) -> RenderableType:
     )
     side.append_text(verdict(plan.fits))
     texts = [*recipe_lines(plan.recipe, plan.model.blocks), time_line(estimate)]
-    gain = _gain(plan)
-    if gain:
-        texts[-1] += f"; {gain}"
+    proof = [_gain(plan), plan.provenance.get("certificate")]
+    if any(proof):
+        texts.append("; ".join(filter(None, proof)))
     return section("RECOMMENDED", lines([*texts, *peak_lines(estimate)]), side)
 
 
@@ -72,6 +72,8 @@ def _gain(plan: Plan) -> str | None:
 def _full_checkpointing(plan: Plan) -> Estimate | None:
     blocks = set(plan.model.blocks)
     for alternative in plan.alternatives:
+        if alternative.changes_training:
+            continue
         recipe = alternative.estimate.recipe
         alone = all(len(segment.blocks) == 1 for segment in recipe.segments)
         same = (recipe.precision, recipe.optimizer) == (
@@ -90,20 +92,25 @@ def _full_checkpointing(plan: Plan) -> Estimate | None:
 
 
 def _levers(plan: Plan) -> RenderableType:
+    same = [row for row in plan.alternatives if not row.changes_training]
+    changing = [row for row in plan.alternatives if row.changes_training]
     rows = [_lever("this plan", plan.estimate, plan.fits)]
-    rows += [
-        _lever(alternative.label, alternative.estimate, alternative.fits)
-        for alternative in plan.alternatives
-    ]
-    columns = (
-        "",
-        "batch",
-        "allocated",
-        "reserved",
-        "samples/s",
-        "",
-    )
-    return section("LEVERS", table(columns, rows, left=(0, 5)))
+    rows += [_row(row, plan) for row in same]
+    if changing:
+        rows.append(("changes what is trained:", "", "", "", "", ""))
+        rows += [_row(row, plan) for row in changing]
+    columns = ("", "batch", "allocated", "reserved", "samples/s", "")
+    body: list[RenderableType] = [table(columns, rows, left=(0, 5))]
+    notes = [f"{row.label}: {row.note}" for row in changing if row.note]
+    if notes:
+        body.append(Text("\n".join(notes), style="dim"))
+    return section("LEVERS", Group(*body))
+
+
+def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
+    if row.estimate.recipe == plan.recipe and not row.changes_training:
+        return (row.label, "", "", "", "", "this plan")
+    return _lever(row.label, row.estimate, row.fits)
 
 
 def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
@@ -114,7 +121,7 @@ def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
         format_bytes(estimate.allocated_bytes),
         format_bytes(estimate.reserved_bytes),
         rate_text(estimate.samples_per_s),
-        "fits" if fits else "does not fit",
+        "fits" if fits else "too much",
     )
 
 

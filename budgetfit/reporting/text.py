@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from budgetfit.reporting.compare_text import compare_text
 from budgetfit.reporting.estimate_text import estimate_text
-from budgetfit.reporting.layout import make_console, render, show
+from budgetfit.reporting.layout import WIDE, make_console, render, show
 from budgetfit.reporting.plan_text import plan_text
 from budgetfit.reporting.tables import gpus_text, layers_text
 from budgetfit.reporting.verification_text import verification_text
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate, Plan, Verification
 
 __all__ = [
+    "WIDE",
+    "compare_text",
     "estimate_text",
     "gpus_text",
     "layers_text",
@@ -47,7 +50,7 @@ def render_estimate(estimate: Estimate) -> str:
 
 def render_verification(check: Verification) -> str:
     """Return the verification as plain text, for ``print(check)``."""
-    return render(verification_text(check))
+    return render(verification_text(check), width=WIDE)
 
 
 def render_why(row: BlockRow) -> str:

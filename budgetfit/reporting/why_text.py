@@ -9,7 +9,7 @@ from rich.text import Text
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.reporting.layout import bullets, section, table
-from budgetfit.reporting.words import time_text
+from budgetfit.reporting.words import ops_text, time_text
 
 if TYPE_CHECKING:
     from budgetfit.core.block_table import BlockChoice, BlockRow
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 _COLUMNS = ("", "waits", "adds", "micro-batch", "peak", "")
 _SAME_MS = 1e-6  # times are whole nanoseconds
 _LEGEND = (
-    "waits: bytes from its forward to its backward. adds: time. micro-batch, peak: of "
-    "the whole\nplan with only this changed, by the chain formula (live bytes)."
+    "waits: bytes from its forward to its backward. adds: time. micro-batch, peak: "
+    "of the plan with only this changed, by the chain formula (live bytes)."
 )
 
 
 def why_text(row: BlockRow) -> RenderableType:
     """Render one block of a plan."""
     return Group(
-        section(f"{row.name} is {_treatment(row)}", bullets(_reasons(row))),
+        section(_title(row), bullets(_reasons(row))),
         table(_COLUMNS, [_line(row, choice) for choice in row.choices], left=(0, 5)),
         Text(_LEGEND, style="dim"),
     )
@@ -34,16 +34,18 @@ def why_text(row: BlockRow) -> RenderableType:
 def choice_text(choice: BlockChoice) -> str:
     """Name a treatment in a few words."""
     if choice.mode == "selective":
-        count = len(choice.saved_ops)
-        return f"selective, saves {count} op{'s' if count > 1 else ''}"
+        return f"saves {ops_text(choice.saved_ops)}"
     if choice.input_on_host:
-        return "recomputed, input on host"
+        return "redone, input on host"
     names = {"keep": "kept", "recompute": "recomputed", "offload": "offloaded"}
     return names[choice.mode]
 
 
-def _treatment(row: BlockRow) -> str:
-    text = choice_text(row.choice)
+def _title(row: BlockRow) -> str:
+    """Say what the plan does, in a sentence."""
+    text = f"{row.name} is {choice_text(row.choice)}"
+    if row.choice.mode == "selective":
+        text = f"{row.name} is recomputed, {choice_text(row.choice)}"
     if len(row.segment) > 1:
         levels = ", in two levels" if row.nested else ""
         text += f" together with {len(row.segment) - 1} more{levels}"
@@ -53,7 +55,7 @@ def _treatment(row: BlockRow) -> str:
 def _reasons(row: BlockRow) -> list[str]:
     texts = [_price(row)] if row.choice.mode != "keep" else []
     if row.choice.saved_ops:
-        texts.append(f"saves the outputs of {', '.join(row.choice.saved_ops)}")
+        texts.append(f"recomputed but for {', '.join(row.choice.saved_ops)}")
     texts.append(_reason(row))
     texts.append(
         f"at its own peak {format_bytes(row.peak_bytes)} are alive, "

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 
     from budgetfit.core.recipe import Recipe, Segment
 
-_VERBS: Final = {
-    "recompute": "checkpoint",
-    "selective": "checkpoint selectively",
-    "offload": "offload",
-}
 _MOST_RANGES: Final = 10  # of block numbers in one line; --json has them all
 _MS_PER_S: Final = 1000
 
@@ -123,8 +118,7 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
         blocks: Module paths of all blocks of the model, in execution order.
 
     Returns:
-        For example ``checkpoint blocks 0-15 (16 of 24) in segments of 1; keep blocks
-        16-23``.
+        For example ``checkpoint blocks 0-15 (16 of 24); keep blocks 16-23``.
     """
     if not blocks:
         return "no repeated blocks to checkpoint; everything is kept"
@@ -132,14 +126,56 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
     kept = [block for block in blocks if block not in wrapped]
     if not wrapped:
         return f"keep all {len(blocks)} blocks; nothing is recomputed"
-    parts = []
-    for mode, verb in _VERBS.items():
-        segments = [segment for segment in recipe.segments if segment.mode == mode]
-        if segments:
-            parts.append(f"{verb} {_segments_text(segments, blocks)}")
+    alike: dict[tuple[str, str], list[Segment]] = {}
+    for segment in recipe.segments:
+        alike.setdefault(_treatment(segment), []).append(segment)
+    parts = [
+        f"{verb} {_segments_text(segments, blocks)}{how}"
+        for (verb, how), segments in alike.items()
+    ]
     if kept:
         parts.append(f"keep {_names_text(kept, blocks)}")
     return "; ".join(parts)
+
+
+def _treatment(segment: Segment) -> tuple[str, str]:
+    """Return the verb, and what belongs behind the blocks."""
+    if segment.mode == "selective":
+        return "selective", f" (saves {ops_text(segment.saved_ops)})"
+    if segment.mode == "offload":
+        return "offload", ""
+    hows = []
+    if segment.nested:
+        hows.append("in two levels")
+    if segment.input_on_host:
+        hows.append("inputs wait on the host")
+    return "checkpoint", "".join(f", {how}" for how in hows)
+
+
+def ops_text(saved_ops: Iterable[str]) -> str:
+    """Name ops that are saved: attention, matrix products, and how many others.
+
+    >>> ops_text(("aten.add.Tensor:0", "aten.mm.default:0", "aten.mm.default:3"))
+    '2 matrix products, 1 more'
+    """
+    saved_ops = list(saved_ops)
+    kinds = [_kind(op) for op in saved_ops]
+    texts = ["attention"] if "attention" in kinds else []
+    products, others = kinds.count("product"), kinds.count("other")
+    if products:
+        texts.append(f"{products} matrix product{'s' if products > 1 else ''}")
+    if others:
+        more = "more" if texts else f"op{'s' if others > 1 else ''}"
+        texts.append(f"{others} {more}")
+    return ", ".join(texts)
+
+
+def _kind(op: str) -> str:
+    """``aten.mm.default:0`` is a product."""
+    if "attention" in op:
+        return "attention"
+    products = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+    return "product" if op.split(".")[1] in products else "other"
 
 
 def _segments_text(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
@@ -148,6 +184,8 @@ def _segments_text(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
     which = f"{_names_text(names, blocks)} ({len(names)} of {len(blocks)})"
     if len(names) == len(blocks):
         which = f"all {len(blocks)} blocks"
+    if lengths == [1]:
+        return which
     if lengths[0] == lengths[-1]:
         return f"{which} in segments of {lengths[0]}"
     return f"{which} in {len(segments)} segments of {lengths[0]} to {lengths[-1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.reporting.sample_plans import (
+    sample_cards,
     sample_estimate,
     sample_layers,
     sample_model,
@@ -23,6 +24,7 @@ class FakeApi:
             "plan": sample_plan(),
             "estimate_settings": (sample_estimate(), sample_model()),
             "layers": sample_layers(),
+            "compare": (sample_cards(), sample_model()),
             "verify": sample_verification(),
         }
 
@@ -38,6 +40,9 @@ class FakeApi:
 
     def estimate_settings(self, *args: object, **kwargs: object) -> object:
         return self._called("estimate_settings", args, kwargs)
+
+    def compare(self, *args: object, **kwargs: object) -> object:
+        return self._called("compare", args, kwargs)
 
     def layers(self, *args: object, **kwargs: object) -> object:
         return self._called("layers", args, kwargs)

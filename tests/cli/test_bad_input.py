@@ -47,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("--gpu t4 --precision fp32,bf16-mixed", 'Use precision="fp16-mixed"'),
         ("--gpu t4 --optimizer adamx", "'adamx' is not an optimizer. Use one of"),
         (
-            "--gpu t4 --optimizer adamw_bnb_8bit",
+            "--gpu t4 --optimizer adamw_torch_8bit",
             "needs a library that budgetfit cannot",
         ),
         ("--gpu t4 --batch-size 0", "batch_size must be a whole number of at least 1"),

@@ -72,6 +72,7 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
         "gpu": "rtx-4090",
         "headroom": "500MB",
         "max_length": 512,
+        "lengths": None,
         "batch_size": 4,
         "effective_batch_size": 64,
         "precision": ["fp32", "bf16-mixed"],

@@ -9,6 +9,7 @@ from budgetfit.cli import app
 COMMON = {"--help", "-h", "--json", "--traceback"}
 CARD = {"--vram", "--gpu", "--headroom"}
 MODEL = {"MODEL", "--max-length", "--trust-remote-code"}
+LENGTHS = {"--lengths"}
 SETTINGS = {
     "--batch-size",
     "--effective-batch-size",
@@ -17,8 +18,18 @@ SETTINGS = {
     "--checkpointing",
 }
 OPTIONS = {
-    "plan": COMMON | MODEL | CARD | SETTINGS | {"--objective", "--save"},
-    "estimate": COMMON | MODEL | CARD | SETTINGS,
+    "plan": COMMON
+    | MODEL
+    | LENGTHS
+    | CARD
+    | SETTINGS
+    | {"--objective", "--save", "--why"},
+    "estimate": COMMON | MODEL | LENGTHS | CARD | SETTINGS,
+    "compare": COMMON
+    | MODEL
+    | LENGTHS
+    | SETTINGS
+    | {"--gpus", "--headroom", "--objective"},
     "layers": COMMON | MODEL,
     "verify": COMMON
     | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},

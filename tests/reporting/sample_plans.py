@@ -4,7 +4,9 @@
 import dataclasses
 from typing import Any
 
+from budgetfit.core.block_table import BlockChoice, BlockRow
 from budgetfit.core.budget import Budget
+from budgetfit.core.card_row import CardRow
 from budgetfit.core.gpus import Gpu, find_gpu
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.plan import (
@@ -157,6 +159,48 @@ def sample_plan(**changes: Any) -> Plan:
         },
     }
     return Plan(**values | changes)
+
+
+def sample_cards() -> tuple[CardRow, ...]:
+    """A card that is too small, one at 8 and one at 10 samples per second, one that
+    cannot.
+    """
+
+    def row(name: str, usable: int, **changes: Any) -> CardRow:
+        budget = Budget((usable + 1) * GIB, 512 * MIB, 512 * MIB)
+        values: dict[str, Any] = {"estimate": None, "blocks": 24} | changes
+        return CardRow(gpu=find_gpu(name), budget=budget, **values)
+
+    return (
+        row("t4", 14, estimate=sample_estimate(fits=False)),
+        row("l4", 23, estimate=sample_estimate(step_ms=8250.0)),
+        row("rtx-4090", 23, estimate=sample_estimate()),
+        row("v100-16gb", 14, problem="precision='bf16' needs compute capability 8.0"),
+    )
+
+
+def sample_row() -> BlockRow:
+    """A block that is recomputed, because keeping it is 100 MiB too much."""
+    keep = BlockChoice(
+        mode="keep",
+        saved_bytes=400 * MIB,
+        backward_bytes=200 * MIB,
+        extra_ms=0.0,
+        plan_peak_bytes=1100 * MIB,
+        plan_ms=90.0,
+    )
+    recompute = dataclasses.replace(
+        keep, mode="recompute", saved_bytes=16 * MIB, extra_ms=3.0, plan_ms=93.0
+    )
+    return BlockRow(
+        name=BLOCKS[3],
+        segment=BLOCKS[3:4],
+        choices=(keep, recompute),
+        chosen=1,
+        prefix_bytes=500 * MIB,
+        peak_bytes=900 * MIB,
+        limit_bytes=1000 * MIB,
+    )
 
 
 def sample_layers() -> tuple[Layer, ...]:

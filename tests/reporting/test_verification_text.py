@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from budgetfit.reporting.text import render, verification_text
+from budgetfit.reporting.text import WIDE, render, verification_text
 from tests.reporting.sample_plans import GIB, MIB, sample_verification
 
 
@@ -19,7 +19,7 @@ def cells(text: str, name: str) -> list[str]:
 
 
 def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
-    text = render(verification_text(sample_verification()))
+    text = render(verification_text(sample_verification()), width=WIDE)
 
     # 20 predicted, 16 measured: 20 / 16 - 1 = +25 %
     assert cells(text, "peak allocated") == ["20.00 GiB", "16.00 GiB", "+25 %"]
@@ -29,21 +29,21 @@ def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
 
 
 def test_a_scaled_time_says_by_how_much() -> None:
-    text = render(verification_text(sample_verification(time_factor=1.324)))
+    text = render(verification_text(sample_verification(time_factor=1.324)), width=WIDE)
 
     # the 400 ms are scaled already
     assert cells(text, "step (roofline x 1.32)") == ["400 ms", "500 ms", "-20 %"]
 
 
 def test_every_phase_of_every_step_is_a_row() -> None:
-    text = render(verification_text(sample_verification()))
+    text = render(verification_text(sample_verification()), width=WIDE)
 
     assert cells(text, "step 1 forward") == ["14.00 GiB", "16.00 GiB", "-12 %"]
     assert cells(text, "step 3 backward") == ["20.00 GiB", "16.00 GiB", "+25 %"]
 
 
 def test_equal_gradients_and_planned_recomputation_pass() -> None:
-    text = render(verification_text(sample_verification()))
+    text = render(verification_text(sample_verification()), width=WIDE)
 
     assert text.splitlines()[0].endswith("PASSED")
     assert "VERIFIED on NVIDIA GeForce RTX 4090, 3 real steps" in text
@@ -57,7 +57,7 @@ def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
         gradients_match=False, max_gradient_error=0.5, recomputed_blocks=0
     )
 
-    text = render(verification_text(check))
+    text = render(verification_text(check), width=WIDE)
 
     assert text.splitlines()[0].endswith("FAILED")
     assert "gradients: DIFFER" in text
@@ -67,7 +67,7 @@ def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
 def test_out_of_memory_is_a_result() -> None:
     check = sample_verification(out_of_memory="CUDA out of memory. Tried 2 GiB")
 
-    text = render(verification_text(check))
+    text = render(verification_text(check), width=WIDE)
 
     assert text.splitlines()[0].endswith("FAILED")
     assert "out of memory: CUDA out of memory. Tried 2 GiB" in text
@@ -82,7 +82,7 @@ def test_the_cpu_check_says_that_it_did_not_check_vram() -> None:
         notes=("VRAM was not checked: CPU.", "The process was not measured."),
     )
 
-    text = render(verification_text(check))
+    text = render(verification_text(check), width=WIDE)
 
     assert text.splitlines()[0].startswith("CHECKED on the CPU, 3 real steps")
     assert text.count("VRAM was not checked") == 1
@@ -98,7 +98,7 @@ def test_what_was_not_measured_has_a_dash_and_no_error() -> None:
         for phase in sample_verification().phases
     )
 
-    text = render(verification_text(sample_verification(phases=phases)))
+    text = render(verification_text(sample_verification(phases=phases)), width=WIDE)
 
     assert cells(text, "step 1 forward") == ["14.00 GiB", "-", "-"]
     assert not any(
@@ -112,7 +112,7 @@ def test_the_process_and_its_context_are_compared_with_their_ranges() -> None:
         predicted_process_range_bytes=(22 * GIB + 512 * MIB, 24 * GIB),
         measured_context_bytes=512 * MIB,
     )
-    text = render(verification_text(check))
+    text = render(verification_text(check), width=WIDE)
     assert row(text, "peak of the process")[1:3] == [
         "23.00 GiB (22.50-24.00 GiB)",
         "23.00 GiB",

@@ -58,14 +58,14 @@ def test_nothing_is_faster_than_keeping() -> None:
 def test_a_faster_treatment_that_would_fit_is_admitted() -> None:
     row = replace(ROW, choices=(KEEP, RECOMPUTE, SELECTIVE))
     text = " ".join(render_why(row).split())
-    assert "selective, saves 1 op would be 2.00 ms faster and fit by the" in text
+    assert "saves 1 matrix product would be 2.00 ms faster and fit by the" in text
 
 
 def test_treatments_are_named_with_what_belongs_to_them() -> None:
     chosen = replace(ROW, choices=(KEEP, SELECTIVE))
-    assert "saves the outputs of aten.mm.default:0" in render_why(chosen)
+    assert "recomputed but for aten.mm.default:0" in render_why(chosen)
     host = replace(ROW, choices=(KEEP, replace(RECOMPUTE, input_on_host=True)))
-    assert "recomputed, input on host" in render_why(host)
+    assert "redone, input on host" in render_why(host)
     nested = replace(ROW, segment=("a", "model.layers.3", "c"), nested=True)
     assert "recomputed together with 2 more, in two levels" in render_why(nested)
     assert "offloaded" in render_why(ROW)

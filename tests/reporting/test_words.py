@@ -88,9 +88,9 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
     [
         (
             singles(range(16)),
-            "checkpoint blocks 0-15 (16 of 24) in segments of 1; keep blocks 16-23",
+            "checkpoint blocks 0-15 (16 of 24); keep blocks 16-23",
         ),
-        (singles(range(24)), "checkpoint all 24 blocks in segments of 1"),
+        (singles(range(24)), "checkpoint all 24 blocks"),
         ((), "keep all 24 blocks; nothing is recomputed"),
         (
             segments(*(range(i, i + 4) for i in range(0, 24, 4))),
@@ -105,13 +105,13 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
         ),
         (
             singles(range(1)),
-            "checkpoint block 0 (1 of 24) in segments of 1; keep blocks 1-23",
+            "checkpoint block 0 (1 of 24); keep blocks 1-23",
         ),
         (
             (*singles(range(2)), Segment((BLOCKS[2],), mode="offload")),
             (
-                "checkpoint blocks 0-1 (2 of 24) in segments of 1; "
-                "offload block 2 (1 of 24) in segments of 1; keep blocks 3-23"
+                "checkpoint blocks 0-1 (2 of 24); "
+                "offload block 2 (1 of 24); keep blocks 3-23"
             ),
         ),
     ],
@@ -125,7 +125,7 @@ def test_several_chains_of_blocks_are_told_apart() -> None:
     recipe = sample_recipe(segments=(Segment((blocks[0],)), Segment((blocks[2],))))
 
     assert blocks_text(recipe, blocks) == (
-        "checkpoint encoder.block 0, decoder.block 0 (2 of 4) in segments of 1; "
+        "checkpoint encoder.block 0, decoder.block 0 (2 of 4); "
         "keep encoder.block 1, bridge"
     )
 

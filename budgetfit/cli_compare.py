@@ -1,0 +1,53 @@
+"""``budgetfit compare``: which card do I need."""
+
+import importlib
+
+import typer
+
+from budgetfit import cli_options as options
+from budgetfit.cli_answers import answering, exit_unless_fits, working
+from budgetfit.cli_input import name_or_blocks, names, one_or_list, read_lengths
+
+
+def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
+    model: options.Model,
+    *,
+    gpus: options.Gpus,
+    headroom: options.Headroom = None,
+    max_length: options.MaxLength = None,
+    lengths: options.Lengths = None,
+    batch_size: options.BatchSize = None,
+    effective_batch_size: options.EffectiveBatchSize = None,
+    precision: options.Precision = "auto",
+    optimizer: options.Optimizer = "adamw_torch_fused",
+    checkpointing: options.Checkpointing = "auto",
+    objective: options.Objective = "throughput",
+    trust_remote_code: options.TrustRemoteCode = False,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Tell which card you need: the best settings on each."""
+    with answering(as_json=as_json, traceback=traceback):
+        with working() as progress:
+            rows, summary = importlib.import_module("budgetfit.api").compare(
+                model,
+                names(gpus),
+                max_length=max_length,
+                lengths=read_lengths(lengths),
+                precision=one_or_list(precision),
+                optimizer=optimizer,
+                batch_size=batch_size,
+                effective_batch_size=effective_batch_size,
+                checkpointing=name_or_blocks(checkpointing),
+                objective=objective,
+                headroom=headroom,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+        if as_json:
+            json = importlib.import_module("budgetfit.reporting.json")
+            typer.echo(json.compare_json(rows))
+        else:
+            text = importlib.import_module("budgetfit.reporting.text")
+            text.show(text.compare_text(rows, summary))
+        exit_unless_fits(fits=any(row.fits for row in rows))

@@ -1,0 +1,91 @@
+"""compare: the same question to several cards; parse, hand on, nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.arguments import (
+    check_objective,
+    find_card,
+    make_subject,
+    optimizer_name,
+    parse_checkpointing,
+    parse_lengths,
+)
+from budgetfit.core.errors import InputError
+from budgetfit.planning.candidates import check_batch
+from budgetfit.planning.compare_cards import OneCard, compare_cards
+from budgetfit.planning.search import Request, fixed_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
+    from torch import nn
+    from transformers import PretrainedConfig
+
+    from budgetfit.core.card_row import CardRow
+    from budgetfit.core.plan import ModelSummary
+
+
+def compare(  # noqa: PLR0913 - the arguments of plan
+    model: nn.Module | PretrainedConfig | str,
+    gpus: Sequence[str],
+    *,
+    batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    max_length: int | None = None,
+    lengths: Iterable[int] | Mapping[int, int] | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    precision: str | Sequence[str] = "auto",
+    optimizer: str | Callable[..., torch.optim.Optimizer] = "adamw_torch_fused",
+    batch_size: int | None = None,
+    effective_batch_size: int | None = None,
+    checkpointing: str | Sequence[str] = "auto",
+    objective: str = "throughput",
+    headroom: int | str | None = None,
+    trust_remote_code: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[tuple[CardRow, ...], ModelSummary]:
+    """Find the best training settings on each of several cards.
+
+    The arguments are those of ``budgetfit.plan``, with several cards instead of one.
+
+    Returns:
+        A row for each card, in their order, and what the model is.
+
+    Raises:
+        InputError: Something cannot be what was meant; nothing was traced.
+        TraceError: The model cannot run on fake tensors.
+    """
+    check_objective(objective)
+    check_batch(batch_size, effective_batch_size)
+    if isinstance(gpus, str) or not gpus:
+        raise InputError(
+            'Name the cards to compare, for example ["t4", "rtx-4090"] '
+            "(--gpus t4,rtx-4090)."
+        )
+    cards = [find_card(None, name) for name in gpus]
+    subject, _ = make_subject(
+        model,
+        cards[0],
+        batch=batch,
+        max_length=max_length,
+        lengths=parse_lengths(lengths, max_length),
+        loss=loss,
+        optimizer=optimizer,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    policy = parse_checkpointing(checkpointing)
+    if policy not in ("auto", "sqrt"):
+        fixed_segments(policy, subject.blocks)
+    rows = compare_cards(
+        subject,
+        [OneCard(card.gpu, card.budget(headroom)) for card in cards],
+        Request(checkpointing=policy, objective=objective, batch_size=batch_size),  # type: ignore[arg-type]
+        precision=precision,
+        optimizer=optimizer_name(optimizer),
+        effective_batch_size=effective_batch_size,
+        progress=progress,
+    )
+    return rows, subject.summary()

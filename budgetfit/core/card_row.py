@@ -1,0 +1,33 @@
+"""CardRow: what one card makes of a model, for the question which card is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.gpus import Gpu
+from budgetfit.core.plan import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRow:
+    """One card of a comparison.
+
+    Attributes:
+        gpu, budget: The card and what of it is usable.
+        estimate: The best settings there; where nothing fits, those that need least;
+            None where the card cannot run what was asked for.
+        problem: Why it cannot; empty otherwise.
+        blocks: Blocks of the model that could be recomputed.
+    """
+
+    gpu: Gpu
+    budget: Budget
+    estimate: Estimate | None
+    problem: str = ""
+    blocks: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the judge let the settings pass on this card."""
+        return self.estimate is not None and bool(self.estimate.fits)

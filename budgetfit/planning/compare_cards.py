@@ -1,0 +1,116 @@
+"""Which card do I need: the best settings on each of several cards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from budgetfit.core.card_row import CardRow
+from budgetfit.core.errors import InputError
+from budgetfit.planning.candidates import precisions
+from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.loss_parts import search_with_loss_parts
+from budgetfit.planning.make_plan import settled
+from budgetfit.planning.practices import best, best_of_policy
+from budgetfit.planning.traces import Traces
+from budgetfit.planning.what_if import smallest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.gpus import Gpu
+    from budgetfit.core.plan import Estimate
+    from budgetfit.planning.search import Request
+    from budgetfit.planning.subject import Subject
+
+
+class OneCard(NamedTuple):
+    """A card, and what of it is usable."""
+
+    gpu: Gpu
+    budget: Budget
+
+
+def compare_cards(  # noqa: PLR0913 - one value each, all needed
+    subject: Subject,
+    cards: Sequence[OneCard],
+    request: Request,
+    *,
+    precision: str | Sequence[str],
+    optimizer: str,
+    effective_batch_size: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[CardRow, ...]:
+    """Return the best judged settings on each card, in the order of ``cards``.
+
+    Cards of one compute capability run the same programs and share their traces.
+
+    Raises:
+        TraceError: If the model cannot be traced.
+    """
+    made: list[Traces] = []
+    rows = []
+    for card in cards:
+        if progress is not None:
+            progress(f"planning for {card.gpu.title}")
+        try:
+            names = precisions(precision, card.gpu)
+        except InputError as error:
+            rows.append(
+                CardRow(
+                    gpu=card.gpu, budget=card.budget, estimate=None, problem=str(error)
+                )
+            )
+            continue
+        settings = [
+            Setting(
+                precision=name,
+                optimizer=optimizer,
+                effective_batch_size=effective_batch_size,
+            )
+            for name in names
+        ]
+        traces = _traces_for(subject, card.gpu, settings[0], made, progress)
+        found = [_best_on(traces, each, request, card.budget) for each in settings]
+        least = min(found, key=lambda each: each.reserved_bytes)
+        rows.append(
+            CardRow(
+                gpu=card.gpu,
+                budget=card.budget,
+                estimate=best(found, request) or least,
+                blocks=len(traces.subject.blocks),
+            )
+        )
+    return tuple(rows)
+
+
+def _traces_for(
+    subject: Subject,
+    gpu: Gpu,
+    setting: Setting,
+    made: list[Traces],
+    progress: Callable[[str], None] | None,
+) -> Traces:
+    """Return traces of the card's capability, from another card where there are any."""
+    there = replace(subject, gpu=gpu)
+    for traces in made:
+        if traces.subject.target == there.target:
+            return traces.on_card(gpu)
+    traces = settled(Traces(there, progress), setting)
+    made.append(traces)
+    return traces
+
+
+def _best_on(
+    traces: Traces, setting: Setting, request: Request, budget: Budget
+) -> Estimate:
+    """Return the best of the solver and the usual practices, or what needs least."""
+    if request.checkpointing == "as-is":
+        request = replace(request, checkpointing=traces.subject.own_checkpointing())
+    chains, found = search_with_loss_parts(Chains(traces, setting), request, budget)
+    tried = [] if found.estimate is None else [found.estimate]
+    if request.checkpointing == "auto":
+        policies = ("none", "full") if traces.subject.blocks else ("none",)
+        tried += [best_of_policy(chains, name, request, budget) for name in policies]
+    return best(tried, request) or smallest(chains, request, budget)

@@ -1,0 +1,82 @@
+"""compare, --why and --lengths."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from budgetfit.cli_input import read_lengths
+from budgetfit.core.errors import InputError
+from tests.reporting.sample_plans import (
+    sample_cards,
+    sample_model,
+    sample_plan,
+    sample_row,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Run
+    from tests.cli.fake_api import FakeApi
+
+
+def test_compare_hands_the_cards_to_the_api_and_names_the_answer(
+    run: Run, api: FakeApi
+) -> None:
+    result = run("compare", "gpt2", "--gpus", "t4, l4,rtx-4090", "--batch-size", "6")
+    assert result.exit_code == 0
+    [(name, args, kwargs)] = api.calls
+    assert (name, args) == ("compare", ("gpt2", ["t4", "l4", "rtx-4090"]))
+    assert kwargs["batch_size"] == 6
+    assert kwargs["precision"] == "auto"
+    assert "rtx-4090 is the fastest" in result.stdout
+
+
+def test_compare_ends_with_3_where_no_card_fits(run: Run, api: FakeApi) -> None:
+    api.answers["compare"] = (sample_cards()[:1], sample_model())
+    assert run("compare", "gpt2", "--gpus", "t4").exit_code == 3
+
+
+def test_compare_is_one_json_document(run: Run) -> None:
+    result = run("compare", "gpt2", "--gpus", "t4,l4", "--json")
+    assert [card["fits"] for card in json.loads(result.stdout)["cards"]][:2] == [
+        False,
+        True,
+    ]
+
+
+def test_why_explains_one_block_instead_of_the_plan(run: Run, api: FakeApi) -> None:
+    api.answers["plan"] = sample_plan(block_table=(sample_row(),))
+    result = run("plan", "gpt2", "--why", "layers.3")
+    assert result.exit_code == 0
+    assert "model.layers.3" in result.stdout
+    assert "RECOMMENDED" not in result.stdout
+    document = json.loads(run("plan", "gpt2", "--why", "layers.3", "--json").stdout)
+    assert document["name"] == "model.layers.3"
+    assert run("plan", "gpt2", "--why", "layers.9").exit_code == 2
+
+
+def test_lengths_come_from_a_file(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("512\n2048 100\n\n512, 2\n")
+    for command in ("plan", "estimate"):
+        assert run(command, "gpt2", "--lengths", path).exit_code == 0
+    run("compare", "gpt2", "--gpus", "t4", "--lengths", path)
+    for _, _, kwargs in api.calls:
+        assert kwargs["lengths"] == {512: 3, 2048: 100}
+
+
+@pytest.mark.parametrize("line", ["a", "1 2 3", "-5", "1.5"])
+def test_a_line_that_is_no_length_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text(f"512\n{line}\n")
+    with pytest.raises(InputError, match=r"Line 2 of .*512 900"):
+        read_lengths(path)
+
+
+def test_a_file_of_lengths_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Cannot read lengths"):
+        read_lengths(tmp_path / "no.txt")

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+
+from budgetfit.reporting.json import compare_json, why_json
+from budgetfit.reporting.text import compare_text, render
+from tests.reporting.sample_plans import sample_cards, sample_model, sample_row
+
+ROWS = sample_cards()
+
+
+def text_of(*numbers: int) -> str:
+    return render(compare_text([ROWS[each] for each in numbers], sample_model()))
+
+
+def test_the_smallest_that_fits_and_the_fastest_are_the_answer() -> None:
+    text = text_of(0, 1, 2, 3)
+    assert "l4 is the smallest that fits." in text
+    # 66 samples in 6.6 s against 8.25 s
+    assert "rtx-4090 is the fastest: 1.25 times as fast." in text
+    assert "l4: the smallest that fits, and the fastest." in text_of(0, 1)
+
+
+def test_each_card_is_a_row_with_its_settings_and_speed() -> None:
+    rows = {row.split()[0]: row for row in text_of(0, 1, 2, 3).splitlines() if row}
+    expected = "6 x 11 bf16-mixed 22.00 of 23.00 16 of 24 10 1.25x"
+    assert " ".join(rows["rtx-4090"].split()[2:]) == expected
+    assert rows["l4"].split()[-2:] == ["8", "1x"]
+    assert rows["t4"].split()[1] == rows["v100-16gb"].split()[1] == "no"
+    assert "needs compute capability 8.0" in text_of(0, 3)
+
+
+def test_without_a_card_that_fits_it_says_what_is_needed() -> None:
+    assert "at least 22.00 GiB are needed" in text_of(0, 3)
+    assert "None of these cards can run" in text_of(3)
+
+
+def test_a_comparison_is_plain_text_within_80_columns() -> None:
+    text = text_of(0, 1, 2, 3)
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_documents_hold_every_field() -> None:
+    cards = json.loads(compare_json(ROWS))["cards"]
+    assert [card["fits"] for card in cards] == [False, True, True, False]
+    assert cards[2]["gpu"]["name"] == "rtx-4090"
+    assert cards[2]["estimate"]["recipe"]["batch_size"] == 6
+    assert cards[2]["samples_per_s"] == 10
+    assert cards[3]["samples_per_s"] is None
+    row = json.loads(why_json(sample_row()))
+    assert row["headroom_bytes"] == row["limit_bytes"] - row["peak_bytes"]
+    assert [choice["mode"] for choice in row["choices"]] == ["keep", "recompute"]
