@@ -80,7 +80,10 @@ def judge(  # noqa: PLR0913 - one value each, all needed
 
 
 def host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the bytes that one forward pass copies to host memory."""
+    """Return the pinned host memory that one forward pass copies to.
+
+    Torch's allocator of pinned memory rounds each request up to a power of two.
+    """
     if TO_HOST not in trace.op_names:
         return 0
     ops = trace.ops
@@ -88,8 +91,8 @@ def host_bytes(trace: StepTrace, batch_size: int) -> int:
     here = (ops.name == trace.op_names.index(TO_HOST)) & (
         (ops.event > forward.start) & (ops.event <= forward.end)
     )
-    moved = ops.bytes_fixed + ops.bytes_per_sample * batch_size
-    return int(moved[here].sum())
+    moved = ops.bytes_fixed[here] + ops.bytes_per_sample[here] * batch_size
+    return sum(1 << (int(size) - 1).bit_length() for size in moved if size)
 
 
 def process_range_bytes(

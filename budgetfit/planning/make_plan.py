@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.planning.calibration import times_source
+from budgetfit.planning.certificate import certificate
 from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.judge import judge
 from budgetfit.planning.last_batch import last_batch_warnings
 from budgetfit.planning.layer_table import layer_table
@@ -73,6 +76,9 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     _say(progress, "judging the alternatives")
     others = alternatives(chains, request, budget, best.estimate)
     estimate, explanation, others = _best_judged(best, others, request)
+    estimate = replace(
+        estimate, eval_batch_size=evaluation_batch_size(traces, estimate.recipe, budget)
+    )
     trace = chains.traces.for_all_sizes(estimate.recipe)
     last_batch = last_batch_warnings(trace, estimate.recipe, subject.gpu, budget)
     return Plan(
@@ -82,10 +88,13 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         gpu=subject.gpu,
         model=subject.summary(),
         alternatives=others,
-        warnings=(*subject.notes, *last_batch),
+        warnings=(*subject.notes, *last_batch, *host_warnings(estimate)),
         provenance={
             **versions(),
             "solver": explanation,
+            "certificate": certificate(chains, estimate.recipe, budget.usable_bytes)
+            if request.checkpointing == "auto"
+            else "",
             "rounds": list(best.rounds),
             "traces": traces.log,
             "seconds": round(time.perf_counter() - started, 2),
@@ -99,6 +108,18 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         },
         block_table=block_table(
             chains.at(estimate.recipe.batch_size), estimate, budget
+        ),
+    )
+
+
+def host_warnings(estimate: Estimate) -> tuple[str, ...]:
+    """Say what offloading asks of the machine."""
+    if not estimate.host_bytes:
+        return ()
+    return (
+        (
+            f"{format_bytes(estimate.host_bytes)} wait in pinned host memory: the machine "
+            "needs as much RAM free, and the time rests on its bus"
         ),
     )
 
