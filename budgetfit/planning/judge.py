@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from budgetfit.applying.optimizer import optimizer_notes
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import selective_blocks
@@ -68,6 +69,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             *unverified_op_notes(
                 trace, recipe.batch_size, gpu, timeline.allocated_bytes
             ),
+            *optimizer_notes(recipe.optimizer),
             *notes,
             *context_notes(budget),
             TIME_NOTE if measured is None else measured.note,

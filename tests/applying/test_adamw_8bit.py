@@ -14,6 +14,7 @@ from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.replay import replay
+from budgetfit.planning.judge import judge
 from tests.traced import ADA, session
 
 if TYPE_CHECKING:
@@ -105,3 +106,10 @@ def test_training_without_the_library_says_what_to_install(
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(InputError, match="pip install bitsandbytes"):
         make_optimizer("adamw_bnb_8bit", parameters(), device_type="cpu")
+
+
+def test_an_estimate_says_what_lies_outside_it() -> None:
+    traces = session("mebi")
+    recipe = Recipe(batch_size=2, optimizer="paged_adamw_8bit")
+    found = judge(traces.of(recipe), recipe, traces.subject.gpu, None, context_bytes=0)
+    assert any("managed memory" in note for note in found.notes)
