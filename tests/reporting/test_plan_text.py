@@ -1,5 +1,6 @@
 """The plan as a user reads it."""
 
+import dataclasses
 import io
 
 import pytest
@@ -8,7 +9,7 @@ from rich.console import Console
 from budgetfit.core.budget import Budget
 from budgetfit.core.cuda_context import CudaContext, measured_context
 from budgetfit.core.gpus import find_gpu, generic_gpu
-from budgetfit.core.plan import Plan
+from budgetfit.core.plan import Alternative, Plan
 from budgetfit.reporting.text import plan_text, print_plan, render, render_plan, show
 from tests.reporting.sample_plans import (
     GIB,
@@ -266,3 +267,45 @@ def test_a_measured_context_is_said_to_be_one() -> None:
     context = measured_context([470 * MIB], "here")
     plan = sample_plan(budget=Budget(24 * GIB, 470 * MIB, 512 * MIB, context))
     assert "CUDA context 470 MiB (measured) and headroom" in render(plan_text(plan))
+
+
+def test_levers_that_change_training_stand_apart_with_their_notes() -> None:
+    lever = Alternative(
+        label="with LoRA r=16",
+        estimate=sample_estimate(reserved_bytes=9 * GIB),
+        fits=True,
+        changes_training=True,
+        note="an estimate only",
+    )
+    plan = sample_plan(alternatives=(*sample_plan().alternatives, lever))
+    text = render_plan(plan)
+    heading = text.index("changes what is trained:")
+    assert text.index("everything kept") < heading < text.index("with LoRA r=16")
+    assert "  with LoRA r=16: an estimate only" in text
+    # The same recipe under another training is not "this plan".
+    assert line_with(text, "with LoRA r=16  ").endswith("fits")
+
+
+def test_an_alternative_that_is_the_plan_says_so() -> None:
+    same = Alternative(label="largest batch", estimate=sample_estimate(), fits=True)
+    text = render_plan(sample_plan(alternatives=(same,)))
+    assert line_with(text, "largest batch").split()[2:] == ["this", "plan"]
+
+
+def test_what_a_lever_gains_is_no_gain_over_checkpointing_every_block() -> None:
+    full, *_ = sample_plan().alternatives
+    lever = dataclasses.replace(full, changes_training=True)
+    plan = sample_plan(alternatives=(lever,))
+    assert "over checkpointing" not in render_plan(plan)
+
+
+def test_the_answer_tells_all_that_was_decided_and_how_good_it_is() -> None:
+    estimate = sample_estimate(
+        sample_recipe(loss_chunks=8), host_bytes=3 * GIB, eval_batch_size=48
+    )
+    provenance = {"certificate": "proven optimal: within 0.1 % of the best"}
+    text = render_plan(sample_plan(estimate=estimate, provenance=provenance))
+    assert "output head and loss in 8 parts" in text
+    assert "pinned host memory 3.00 GiB" in text
+    assert "evaluation: up to 48 samples at once" in text
+    assert "proven optimal: within 0.1 % of the best" in text

@@ -7,6 +7,7 @@ from budgetfit.reporting.words import (
     blocks_text,
     class_text,
     count_text,
+    ops_text,
     percent_text,
     rate_text,
     sample_text,
@@ -118,6 +119,42 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
 )
 def test_segments_become_a_sentence(chosen: tuple[Segment, ...], text: str) -> None:
     assert blocks_text(sample_recipe(segments=chosen), BLOCKS) == text
+
+
+def test_every_treatment_has_words_of_its_own() -> None:
+    product, attention = (
+        "aten.mm.default:0",
+        "aten._scaled_dot_product_flash_attention.default:0",
+    )
+    recipe = sample_recipe(
+        segments=(
+            Segment(BLOCKS[:4], nested=True),
+            Segment(BLOCKS[4:5], input_on_host=True),
+            Segment(BLOCKS[5:6], "selective", (product, attention)),
+            Segment(BLOCKS[6:7], "selective", (product,)),
+            Segment(BLOCKS[7:8], "offload"),
+        )
+    )
+    assert blocks_text(recipe, BLOCKS) == (
+        "checkpoint blocks 0-3 (4 of 24) in segments of 4, in two levels; "
+        "checkpoint block 4 (1 of 24), inputs wait on the host; "
+        "selective block 5 (1 of 24) (saves attention, 1 matrix product); "
+        "selective block 6 (1 of 24) (saves 1 matrix product); "
+        "offload block 7 (1 of 24); keep blocks 8-23"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ops", "text"),
+    [
+        (["aten._scaled_dot_product_flash_attention.default:0"], "attention"),
+        (["aten.add.Tensor:0"], "1 op"),
+        (["aten.add.Tensor:0", "aten.mul.Tensor:1"], "2 ops"),
+        (["aten.addmm.default:0", "aten.bmm.default:0"], "2 matrix products"),
+    ],
+)
+def test_saved_ops_are_counted_by_kind(ops: list[str], text: str) -> None:
+    assert ops_text(ops) == text
 
 
 def test_several_chains_of_blocks_are_told_apart() -> None:
