@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -67,10 +68,20 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
 def side_by_side(
     function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
 ) -> list[Any]:
-    """Return ``function`` of each of the arguments, one process per core."""
+    """Return ``function`` of each of the arguments, one process per core.
+
+    How far it is goes to stderr, where it is no part of a page.
+    """
     workers = min(len(os.sched_getaffinity(0)), len(arguments))
+    results = []
     with ProcessPoolExecutor(workers, initializer=one_thread) as pool:
-        return list(pool.map(function, *zip(*arguments, strict=True)))
+        for result in pool.map(function, *zip(*arguments, strict=True)):
+            results.append(result)
+            if sys.stderr.isatty():
+                print(f"\r{len(results)} of {len(arguments)}", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("\r", end="", file=sys.stderr)
+    return results
 
 
 def one_thread() -> None:
