@@ -14,9 +14,11 @@ from torch import nn
 from budgetfit.applying.run import Run
 from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
 from budgetfit.tracing.fake_step import trace_once
 from budgetfit.tracing.steady_step import repeat_step
+from budgetfit.tracing.unit_anchors import NotRepeatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.planning.subject import Subject
     from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.shortened_twin import Shortening
 
 # Never 1: broadcasting and squeezing differ there (tracing T6).
 TRACED_BATCH_SIZES = (2, 3)
@@ -46,6 +49,7 @@ class Traces:
         self.subject = subject
         self.log: list[str] = []
         self.progress = progress or (lambda _: None)
+        self._twins = Twins(subject)
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
 
@@ -107,6 +111,9 @@ class Traces:
         that asks about them cannot be traced with more.
         """
         try:
+            twin = self._twin_trace(recipe, (recipe.batch_size,), program)
+            if twin is not None:
+                return twin
             raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
         except TraceError:
             if recipe.batch_size <= max(TRACED_BATCH_SIZES):
@@ -119,27 +126,65 @@ class Traces:
         return step_trace(raw, self.subject.blocks)
 
     def _trace_line(self, recipe: Recipe, program: Program) -> StepTrace | None:
-        first, second = (
-            self._trace(recipe, size, own_checkpointing=program[4])
-            for size in TRACED_BATCH_SIZES
-        )
         try:
+            twin = self._twin_trace(recipe, TRACED_BATCH_SIZES, program)
+            if twin is not None:
+                return twin
+            first, second = (
+                self._trace(recipe, size, own_checkpointing=program[4])
+                for size in TRACED_BATCH_SIZES
+            )
             return affine_trace(first, second, self.subject.blocks)
         except NotAffineError as error:
             self.log.append(f"every batch size is traced for itself: {error}")
             return None
 
+    def _twin_trace(
+        self, recipe: Recipe, batch_sizes: tuple[int, ...], program: Program
+    ) -> StepTrace | None:
+        """Trace a twin with fewer blocks and repeat them; None where that cannot be.
+
+        Whatever goes wrong in a twin is no word about the model: it is traced whole.
+        """
+
+        def tracer(batch_size: int, short: Shortening) -> RawTrace:
+            try:
+                return self._trace(
+                    recipe, batch_size, own_checkpointing=program[4], short=short
+                )
+            except BudgetfitError as error:
+                raise NotRepeatedError(f"its twin does not run: {error}") from error
+
+        try:
+            return self._twins.trace(
+                recipe, batch_sizes, tracer, own_checkpointing=program[4]
+            )
+        except NotRepeatedError as error:
+            self.log.append(f"all blocks are traced: {error}")
+            return None
+
     def _trace(
-        self, recipe: Recipe, batch_size: int, *, own_checkpointing: bool
+        self,
+        recipe: Recipe,
+        batch_size: int,
+        *,
+        own_checkpointing: bool,
+        short: Shortening | None = None,
     ) -> RawTrace:
         micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
+        blocks = self.subject.blocks if short is None else short.twin_blocks
+        segments = recipe.segments if short is None else short.segments(recipe.segments)
         traced = replace(
-            recipe, batch_size=batch_size, gradient_accumulation_steps=micro_steps
+            recipe,
+            batch_size=batch_size,
+            gradient_accumulation_steps=micro_steps,
+            segments=segments,
         )
         wrapped = len(recipe.wrapped_blocks)
+        part = "" if short is None else f", in a twin with {len(blocks)}"
         self.progress(
             f"tracing batch {batch_size}, {recipe.precision}, {wrapped} of "
-            f"{len(self.subject.blocks)} blocks recomputed"
+            f"{len(self.subject.blocks)} blocks recomputed{part}"
         )
 
         def program(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
@@ -160,9 +205,10 @@ class Traces:
                     self.subject.batch,
                     batch_size=batch_size,
                     batch_dim=self.subject.batch_dim,
-                    blocks=self.subject.blocks,
+                    blocks=blocks,
                     target=self.subject.target,
                     micro_steps=micro_steps,
+                    short=short,
                 )
         except BudgetfitError:
             raise
@@ -172,6 +218,7 @@ class Traces:
         self.log.append(
             f"traced {recipe.precision} at batch {batch_size}, {wrapped} blocks "
             f"recomputed: {len(raw.log.events)} events"
+            f"{part}"
         )
         return raw
 

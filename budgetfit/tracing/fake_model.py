@@ -11,23 +11,30 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.core.errors import TraceError
+from budgetfit.tracing.shortened_twin import close_up, holes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from budgetfit.tracing.shortened_twin import Shortening
 
-def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+
+def fake_copy(
+    model: nn.Module, mode: FakeTensorMode, short: Shortening | None = None
+) -> nn.Module:
     """Return a deep copy of ``model`` with fake parameters and buffers on the CPU.
 
     The model may live on the CPU, on CUDA or on meta; it is not changed. Tied
-    parameters stay tied and ``requires_grad`` stays.
+    parameters stay tied and ``requires_grad`` stays. With ``short`` the copy is a
+    twin without some blocks.
 
     Raises:
         TraceError: If the model cannot be deep-copied.
     """
     try:
         with FakeCopyMode(mode):
-            twin = copy.deepcopy(model)
+            left_out = {} if short is None else holes(model, short.left_out)
+            twin = copy.deepcopy(model, left_out)
     except Exception as error:
         raise TraceError(
             f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
@@ -36,6 +43,8 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
             module=type(model).__name__,
             op="deepcopy",
         ) from error
+    if short is not None:
+        close_up(twin, short)
     _on_cpu(twin, mode)
     return twin
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import Direction
     from budgetfit.tracing.block_tracker import ForwardRun
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
+    from budgetfit.tracing.shortened_twin import Shortening
 
 
 class StepProgram(Protocol):
@@ -87,7 +88,7 @@ class _PhaseClock:
             self._tracker.start_backward()
         position = len(self._log.events)
         self._open = Phase(name, self.step, self.micro_step, position, position)  # type: ignore[arg-type]
-        self._log.category_of(name)
+        self._log.start_phase(name)
         if self.semantics is not None:
             self.semantics.in_backward = name == "backward"
             self.semantics.in_optimizer = name == "optimizer"
@@ -104,6 +105,7 @@ class _PhaseClock:
         for parameter in self._model.parameters():
             if parameter.grad is not None:
                 self._log.set_category(parameter.grad, "gradients")
+                self._log.belongs_to(parameter.grad, parameter)
 
 
 def _passes(tracker: BlockTracker, phase: Phase) -> list[BlockPass]:
@@ -149,17 +151,19 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     target: CudaTarget | None,
     micro_steps: int = 1,
     steps: int = 1,
+    short: Shortening | None = None,
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
     ``target`` says which card's semantics to take; None traces what a CPU would do.
     ``model`` is not changed and neither is any global state. One step is enough:
-    ``steady_step.repeat_step`` makes the second out of it.
+    ``steady_step.repeat_step`` makes the second out of it. With ``short`` a twin with
+    fewer blocks runs, and ``blocks`` are its own.
     """
     # Outside the fake mode: in it, the rows that are added would have no values.
     sized = resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
     with _quiet_machine(), fake_mode() as mode:
-        twin = fake_copy(model, mode)
+        twin = fake_copy(model, mode, short)
         semantics, imitation = imitate_cuda(target)
         values = KnownValues()
         log = StorageLog(semantics, values.run)

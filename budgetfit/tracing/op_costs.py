@@ -100,3 +100,11 @@ def _collect(value: Any, into: list[torch.Tensor]) -> None:  # noqa: ANN401
     elif isinstance(value, (tuple, list)):
         for item in value:
             _collect(item, into)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - an op's arguments
+    """Return the tensors in lists and dictionaries of arguments, in order."""
+    found: list[torch.Tensor] = []
+    for item in value if isinstance(value, tuple) else (value,):
+        _collect(tuple(item.values()) if isinstance(item, dict) else item, found)
+    return found

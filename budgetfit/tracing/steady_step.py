@@ -53,7 +53,10 @@ def repeat_step(raw: RawTrace) -> None:
         for row in raw.passes
     ]
     log.ops += [
-        op._replace(event=moved(op.event))
+        op._replace(
+            event=moved(op.event),
+            touched=tuple((twins.get(n, n), size) for n, size in op.touched),
+        )
         for op in _repeated_ops(log.ops, log.events, begin, freed)
     ]
 
@@ -81,4 +84,6 @@ def _twin(raw: RawTrace, storage: int) -> int:
     for facts in (log.scratch, log.unverified):
         if storage in facts:
             facts[twin] = facts[storage]  # type: ignore[assignment]
+    if storage in log.made_from:
+        log.made_from[twin] = (storage,)
     return twin

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST
 from budgetfit.tracing.op_costs import cost_of
+from budgetfit.tracing.op_sources import note_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +40,10 @@ class ScratchRow(NamedTuple):
 
 
 class OpRow(NamedTuple):
-    """One op's arithmetic: where in the events, its rate, FLOPs and bytes moved."""
+    """One op's arithmetic: where in the events, its rate, FLOPs and bytes moved.
+
+    ``touched`` are storages and the bytes moved of each, where no module runs.
+    """
 
     name: str
     event: int
@@ -47,6 +51,7 @@ class OpRow(NamedTuple):
     rate: int
     flops: float
     moved_bytes: int
+    touched: tuple[tuple[int, int], ...] = ()
 
 
 class Step(NamedTuple):
@@ -124,6 +129,8 @@ class StorageLog(TorchDispatchMode):
         sizes: Unrounded bytes of each storage, by index.
         categories: Index into ``CATEGORIES`` of each storage.
         layers: Layer index of each storage, from ``current_layer``.
+        made_from: Storages born where no module runs, in the optimizer -> the storages
+            that they were made from; ``storage_owners`` follows them to their layers.
         scratch: Storage index -> the rule that sizes it.
         unverified: Storage index -> the op that made it, whose memory nobody checked.
         events: ``k + 1`` for the birth of storage k, ``-(k + 1)`` for its death.
@@ -138,9 +145,11 @@ class StorageLog(TorchDispatchMode):
         super().__init__()
         self._run = run
         self._backward = False
+        self._in_modules = False
         self.sizes: list[int] = []
         self.categories: list[int] = []
         self.layers: list[int] = []
+        self.made_from: dict[int, tuple[int, ...]] = {}
         self.scratch: dict[int, ScratchRow] = {}
         self.unverified: dict[int, str] = {}
         self.events: list[int] = []
@@ -178,12 +187,19 @@ class StorageLog(TorchDispatchMode):
         if semantics is None or func.is_view:
             self.see(out)
             return out
-        self._log_allocations(func, semantics.scratch(func, args, kwargs, out), out)
+        taken = semantics.scratch(func, args, kwargs, out)
+        first = len(self.sizes)
+        self._log_allocations(func, taken, out)
+        touched: tuple[tuple[int, int], ...] = ()
+        if not self._in_modules:
+            touched = note_sources(self, first, args, kwargs, out)
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
         name = op_name(func)
         if flops or moved_bytes:
             layer, event = self.current_layer(), len(self.events)
-            self.ops.append(OpRow(name, event, layer, rate, flops, moved_bytes))
+            self.ops.append(
+                OpRow(name, event, layer, rate, flops, moved_bytes, touched)
+            )
         return out
 
     def _log_allocations(
@@ -296,6 +312,13 @@ class StorageLog(TorchDispatchMode):
         if index >= 0:
             self.categories[index] = _CATEGORY[category]
             self.layers[index] = layer
+            self.made_from.pop(index, None)
+
+    def belongs_to(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """Say that a tensor belongs to the layer of another, whichever was running."""
+        index, source = self.index_of(tensor), self.index_of(other)
+        if index >= 0 and source >= 0:
+            self.made_from[index] = (source,)
 
     def set_category(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a live storage turned out to be."""
@@ -303,9 +326,10 @@ class StorageLog(TorchDispatchMode):
         if index >= 0:
             self.categories[index] = _CATEGORY[category]
 
-    def category_of(self, phase: str) -> None:
+    def start_phase(self, phase: str) -> None:
         """From here on storages are born in this phase of the step."""
         self._backward = phase == "backward"
+        self._in_modules = phase in {"forward", "backward"}
         self.category = _CATEGORY[
             "activations" if phase == "forward" else "temporaries"
         ]

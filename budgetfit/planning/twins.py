@@ -1,0 +1,181 @@
+"""Traces of long models from twins with fewer blocks, and the proof that they hold.
+
+What a twin's trace leaves to prove is that nothing outside the runs of equal blocks
+depends on how many there are. A second twin, one period longer, shows it once for each
+kind of program: its own trace must be the first one's made longer, event for event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from budgetfit.tracing.affine_trace import affine_trace, step_trace
+from budgetfit.tracing.block_kinds import block_kinds
+from budgetfit.tracing.block_runs import KEPT_PERIODS, find_runs
+from budgetfit.tracing.flat_trace import Names, difference
+from budgetfit.tracing.repeat_blocks import repeat_blocks
+from budgetfit.tracing.shortened_twin import shortening
+from budgetfit.tracing.twin_layout import flat_trace, run_layout
+from budgetfit.tracing.unit_anchors import NotRepeatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.planning.subject import Subject
+    from budgetfit.tracing.block_kinds import Block
+    from budgetfit.tracing.block_runs import BlockRun
+    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.flat_trace import FlatTrace
+    from budgetfit.tracing.shortened_twin import Shortening
+
+    Tracer = Callable[[int, Shortening], RawTrace]
+
+
+# Of all blocks at most so many are worth a twin: with the proof three are traced.
+LARGEST_PART = 0.6
+
+
+class Kind(NamedTuple):
+    """What the proof depends on: the program, and how it treats its blocks."""
+
+    precision: str
+    optimizer: str
+    accumulates: bool
+    own_checkpointing: bool
+    loss_chunks: int
+    treatments: frozenset[object]
+
+
+class Twins:
+    """The twins of one subject, and which kinds of programs are proven."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._blocks: dict[str, Block] | None = None
+        self._names: Names | None = None
+        self._proven: set[Kind] = set()
+        self._failed: dict[Kind, str] = {}
+
+    def trace(
+        self,
+        recipe: Recipe,
+        batch_sizes: Sequence[int],
+        tracer: Tracer,
+        *,
+        own_checkpointing: bool,
+    ) -> StepTrace | None:
+        """Return the whole model's trace from its twin; None if there is no twin.
+
+        Args:
+            recipe: The program.
+            batch_sizes: One, or two for a trace that holds for all.
+            tracer: Traces a twin at a batch size.
+            own_checkpointing: Whether the model's own checkpointing stays on.
+
+        Raises:
+            NotRepeatedError: If the whole model must be traced.
+            NotAffineError: If two batch sizes are on no line.
+        """
+        runs = self._runs(recipe)
+        if not runs:
+            return None
+        kind = _kind(recipe, own_checkpointing=own_checkpointing)
+        if kind in self._failed:
+            raise NotRepeatedError(self._failed[kind])
+        try:
+            return self._trace(kind, runs, batch_sizes, tracer)
+        except NotRepeatedError as error:
+            self._failed[kind] = str(error)
+            raise
+
+    def _runs(self, recipe: Recipe) -> tuple[BlockRun, ...]:
+        """Return the runs under a recipe, if a twin saves enough."""
+        subject = self._subject
+        if self._blocks is None:
+            self._blocks = block_kinds(subject.model, subject.blocks)
+        runs = find_runs(subject.blocks, self._blocks, recipe.segments)
+        left_out = sum(len(run.left_out(KEPT_PERIODS)) for run in runs)
+        stay = len(subject.blocks) - left_out
+        return runs if stay <= LARGEST_PART * len(subject.blocks) else ()
+
+    def _trace(
+        self,
+        kind: Kind,
+        runs: tuple[BlockRun, ...],
+        batch_sizes: Sequence[int],
+        tracer: Tracer,
+    ) -> StepTrace:
+        names = self.names()
+        short = self._shortening(runs, KEPT_PERIODS)
+        raws = [tracer(size, short) for size in batch_sizes]
+        if kind not in self._proven:
+            self._prove(runs, short, raws[0], tracer)
+            self._proven.add(kind)
+        trace = (
+            affine_trace(raws[0], raws[1], short.kept_blocks)
+            if len(raws) > 1
+            else step_trace(raws[0], short.kept_blocks)
+        )
+        flat = flat_trace(trace, raws[0], short, names)
+        counts = [len(run.periods) - KEPT_PERIODS for run in runs]
+        return self._longer(flat, runs, counts).to_trace(names)
+
+    def _prove(
+        self,
+        runs: tuple[BlockRun, ...],
+        short: Shortening,
+        raw: RawTrace,
+        tracer: Tracer,
+    ) -> None:
+        """Compare a twin that is one period longer with this one made longer."""
+        names = self.names()
+        longer = self._shortening(runs, KEPT_PERIODS + 1)
+        other = tracer(raw.batch_size, longer)
+        real = flat_trace(step_trace(other, longer.kept_blocks), other, longer, names)
+        made = self._longer(
+            flat_trace(step_trace(raw, short.kept_blocks), raw, short, names),
+            runs,
+            [1] * len(runs),
+        )
+        found = difference(made, real)
+        if found:
+            raise NotRepeatedError(f"one block more makes a difference: {found}")
+
+    def _longer(
+        self, flat: FlatTrace, runs: Sequence[BlockRun], counts: Sequence[int]
+    ) -> FlatTrace:
+        for run, extra in zip(runs, counts, strict=True):
+            flat = repeat_blocks(flat, run_layout(run, self.names()), extra)
+        return flat
+
+    def _shortening(self, runs: tuple[BlockRun, ...], periods: int) -> Shortening:
+        return shortening(self._subject.model, self._subject.blocks, runs, periods)
+
+    def names(self) -> Names:
+        """Return the paths of the whole model's layers and blocks."""
+        if self._names is None:
+            layers = tuple(name for name, _ in self._subject.model.named_modules())
+            self._names = Names(layers, self._subject.blocks)
+        return self._names
+
+
+def _kind(recipe: Recipe, *, own_checkpointing: bool) -> Kind:
+    return Kind(
+        recipe.precision,
+        recipe.optimizer,
+        recipe.gradient_accumulation_steps > 1,
+        own_checkpointing,
+        recipe.loss_chunks,
+        frozenset(
+            (
+                segment.mode,
+                segment.saved_ops,
+                segment.nested,
+                segment.input_on_host,
+                len(segment.blocks),
+            )
+            for segment in recipe.segments
+        ),
+    )
