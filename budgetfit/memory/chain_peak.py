@@ -27,6 +27,11 @@ class ChainPoint(NamedTuple):
     bytes: int
 
 
+def whole_forward_ns(block: BlockProfile, again: BlockOption, *, nested: bool) -> int:
+    """Return what a block takes longer inside a segment than recomputed alone."""
+    return block.forward_ns if nested else max(0, block.forward_ns - again.extra_ns)
+
+
 class _Step(NamedTuple):
     """Neighbouring blocks from number ``start`` on, each with its option.
 
@@ -50,12 +55,13 @@ class _Step(NamedTuple):
     def extra_ns(self) -> int:
         """Time above the plain forward and backward.
 
-        A nested segment runs every block but the last one forward once more: the last
-        one's input is all that the first recomputation is still after (early stop).
+        A recomputation ends with the last tensor that is waited for (early stop). In a
+        segment that is in its last block: the others run in full. A nested segment runs
+        them once more, for the last one's input.
         """
         extra_ns = sum(option.extra_ns for option in self.options)
-        if self.nested:
-            extra_ns += sum(block.forward_ns for block in self.blocks[:-1])
+        for block, option in zip(self.blocks[:-1], self.again, strict=False):
+            extra_ns += whole_forward_ns(block, option, nested=self.nested)
         return extra_ns
 
     @property

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.recipe import Segment
+from budgetfit.memory.chain_peak import whole_forward_ns
 from budgetfit.solvers.problem import Problem, longer_kinds, segment, single_segment
 
 
@@ -138,7 +139,18 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
     kinds = longer_kinds(problem, start) if len(again) > 1 else []
     # By length: without the first block's part, and without the last block's.
     others_ns = list(accumulate((o.extra_ns for o in again[1:]), initial=0))
-    twice_ns = list(accumulate((block.forward_ns for block in blocks), initial=0))
+    whole_ns = {
+        nested: list(
+            accumulate(
+                (
+                    whole_forward_ns(block, option, nested=nested)
+                    for block, option in zip(blocks, again, strict=False)
+                ),
+                initial=0,
+            )
+        )
+        for nested, _ in kinds
+    }
     rows = []
     for nested, on_host in kinds:
         first = blocks[0].option("recompute", input_on_host=on_host) or again[0]
@@ -156,7 +168,7 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
                 backward_bytes=backward_bytes,
                 extra_ns=first.extra_ns
                 + others_ns[length - 1]
-                + twice_ns[length - 1] * nested,
+                + whole_ns[nested][length - 1],
                 wrapped=length,
                 option=first,
                 nested=nested,
