@@ -68,7 +68,7 @@ def best_batch(
 
     Two traces, and one more of the chosen batch where that is a program of its own.
     """
-    batches = _Batches(chains, segments, budget)
+    batches = Batches(chains, segments, budget)
     for _ in range(TRIES):
         best = choose_batch_size(
             batches.profile_at,
@@ -89,7 +89,7 @@ def best_batch(
     return judged(chains, smallest, budget)
 
 
-class _Batches:
+class Batches:
     """Answers batch sizes as a chain and its solver would, from one program.
 
     The whole effective batch in one is another program, without lasting gradients; it

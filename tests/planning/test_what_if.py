@@ -11,9 +11,10 @@ import torch
 
 from budgetfit.core.budget import Budget
 from budgetfit.core.gpus import find_gpu
+from budgetfit.memory.chain_peak import chain_time_ns
 from budgetfit.planning.chains import Chains, Setting, every_block
 from budgetfit.planning.levers import lever_rows, levers
-from budgetfit.planning.practices import best_of_policy
+from budgetfit.planning.practices import Batches, best_of_policy
 from budgetfit.planning.search import Request, judged, rank, search
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
@@ -132,3 +133,14 @@ def test_a_policy_that_does_not_fit_is_shown_at_its_smallest(policy: str) -> Non
     found = best_of_policy(chains(), policy, Request(), small)
     assert not found.fits
     assert found.recipe.batch_size == 1
+
+
+def test_batch_sizes_are_compared_by_the_time_that_the_judge_shows() -> None:
+    batches = Batches(chains(), (), BUDGET)
+    for size in (2, 8):
+        recipe = SETTING.recipe(size)
+        profile = batches.profile_at(size)
+        step_ns = chain_time_ns(profile, ()) + profile.optimizer_ns
+        shown = judged(chains(), recipe, BUDGET).step_ms
+        assert step_ns == pytest.approx(1e6 * shown, abs=2)
+        assert profile.optimizer_ns < step_ns / 2
