@@ -36,8 +36,10 @@ from budgetfit.solvers.uniform_segments import best_uniform_segments
 MOST_LABELS: Final = 10_000
 # Without bounds: equal blocks have fewer, and bounds cost more than these.
 FEW_LABELS: Final = 500
-# A whole front has no bounds. So many take seconds and some 100 MB.
-MOST_FRONT_LABELS: Final = 20_000
+# Nor can bounds help to find the lowest peak, which few labels lead to, or a whole
+# front, which takes seconds with so many.
+MOST_PEAK_LABELS: Final = 20_000
+MOST_FRONT_LABELS: Final = 4_000
 # Slots of the grid, finer while the certificate is above a thousandth of the step.
 GRIDS: Final = (2**14, 2**16, 2**18)
 _CERTIFICATE: Final = 1_000
@@ -69,7 +71,7 @@ def chain_dp(
     return _exact(problem, steps, labels)
 
 
-def lowest_peak(problem: Problem, most_labels: int = MOST_FRONT_LABELS) -> Solution:
+def lowest_peak(problem: Problem, most_labels: int = MOST_PEAK_LABELS) -> Solution:
     """Return the plan of lowest peak if it fits the budget; least time decides ties.
 
     A budget of ``sys.maxsize`` asks for the lowest peak that there is. What it says of
