@@ -17,16 +17,15 @@ from budgetfit.arguments import (
     parse_lengths,
 )
 from budgetfit.comparing import compare
-from budgetfit.core.plan import TEXT, Estimate, Layer, ModelSummary, Plan, Verification
+from budgetfit.core.plan import TEXT, Estimate, Plan, Verification
 from budgetfit.core.recipe import Recipe
+from budgetfit.given_settings import estimate_settings, layers
 from budgetfit.live_program import functions_of, live_program, model_to_train
-from budgetfit.planning.candidates import check_batch, precisions, runs_on
-from budgetfit.planning.chains import Setting, every_block
+from budgetfit.planning.candidates import check_batch, precisions
+from budgetfit.planning.chains import every_block
 from budgetfit.planning.make_plan import (
     make_estimate,
-    make_layers,
     make_plan,
-    policy_recipe,
 )
 from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.verify_plan import verify_plan
@@ -60,8 +59,6 @@ __all__ = [
     "plan",
     "verify",
 ]
-
-LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
 
 
 def plan(  # noqa: PLR0913 - the contract of interface 2.1
@@ -216,92 +213,6 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         keep_own_checkpointing=as_is,
         progress=progress,
     )
-
-
-def estimate_settings(  # noqa: PLR0913 - the options of the command line
-    model: Model,
-    *,
-    vram: int | str | None = None,
-    gpu: str | None = None,
-    headroom: int | str | None = None,
-    max_length: int | None = None,
-    lengths: Lengths | None = None,
-    batch_size: int | None = None,
-    effective_batch_size: int | None = None,
-    precision: str = "as-is",
-    optimizer: str = "adamw_torch_fused",
-    checkpointing: str | Sequence[str] = "as-is",
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
-) -> tuple[Estimate, ModelSummary]:
-    """Predict settings given by name, as the command line has them.
-
-    Raises:
-        InputError: Something cannot be what was meant.
-        TraceError: The model cannot run on fake tensors.
-    """
-    check_batch(batch_size, effective_batch_size)
-    card = find_card(vram, gpu)
-    (chosen,) = precisions(precision, card.gpu)
-    subject, source = make_subject(
-        model,
-        card,
-        max_length=max_length,
-        lengths=parse_lengths(lengths, max_length),
-        optimizer=optimizer,
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-    )
-    size = batch_size or batch_size_of(source.batch, batch_dim=source.batch_dim)
-    check_batch(size, effective_batch_size)
-    policy = parse_checkpointing(checkpointing)
-    setting = Setting(
-        precision=chosen,
-        optimizer=optimizer,
-        effective_batch_size=effective_batch_size,
-    )
-    found = make_estimate(
-        subject,
-        policy_recipe(subject, policy, setting, size),
-        card.budget(headroom),
-        context_bytes=card.context_bytes,
-        keep_own_checkpointing=policy == "as-is",
-        progress=progress,
-    )
-    return found, subject.summary()
-
-
-def layers(  # noqa: PLR0913 - the options of the command line
-    model: Model,
-    *,
-    gpu: str | None = None,
-    batch: Any = None,  # noqa: ANN401
-    max_length: int | None = None,
-    loss: Loss | None = None,
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
-) -> tuple[Layer, ...]:
-    """Return what each layer takes under each dtype policy.
-
-    Without ``gpu`` attention and scratch memory are those of an RTX 4090.
-
-    Raises:
-        InputError: Something cannot be what was meant.
-        TraceError: The model cannot run on fake tensors.
-    """
-    card = find_card(None, gpu or "rtx-4090")
-    subject, _ = make_subject(
-        model,
-        card,
-        batch=batch,
-        max_length=max_length,
-        loss=loss,
-        optimizer="adamw_torch_fused",
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-    )
-    wanted = [name for name in LAYER_PRECISIONS if runs_on(name, card.gpu)]
-    return make_layers(subject, wanted, progress=progress)
 
 
 def apply(

@@ -125,12 +125,14 @@ def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
     )
 
 
-def _next(saved_as: str | None) -> list[str]:
+def _next(saved_as: str | None) -> list[str | Text]:
+    """What to type next; a command is never broken over lines, however long."""
     if saved_as:
-        return [
+        commands = (
             f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
             f"budgetfit export {saved_as} --to torch > train.py",
-        ]
+        )
+        return [Text(each, no_wrap=True, overflow="ignore") for each in commands]
     return [
         "add --save plan.json, then: budgetfit verify plan.json",
         "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",

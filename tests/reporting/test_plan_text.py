@@ -165,6 +165,13 @@ def test_a_saved_plan_is_named_in_the_next_command() -> None:
     assert "budgetfit export plan.json --to torch > train.py" in text
 
 
+def test_a_command_is_never_broken_over_lines() -> None:
+    path = "folder/" * 20 + "plan.json"
+    text = render(plan_text(sample_plan(), saved_as=path))
+
+    assert f"  budgetfit export {path} --to torch > train.py" in text.splitlines()
+
+
 @pytest.mark.parametrize(
     "plan",
     [

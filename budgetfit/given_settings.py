@@ -1,0 +1,118 @@
+"""What the command line asks besides a plan: settings given by name, and the layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.arguments import (
+    find_card,
+    make_subject,
+    parse_checkpointing,
+    parse_lengths,
+)
+from budgetfit.planning.candidates import check_batch, precisions, runs_on
+from budgetfit.planning.chains import Setting
+from budgetfit.planning.make_plan import make_estimate, make_layers, policy_recipe
+from budgetfit.tracing.batch_shapes import batch_size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
+    from torch import nn
+    from transformers import PretrainedConfig
+
+    from budgetfit.core.plan import Estimate, Layer, ModelSummary
+
+    Model = nn.Module | PretrainedConfig | str
+    Loss = Callable[[Any, Any], torch.Tensor]
+    Progress = Callable[[str], None]
+    Lengths = Iterable[int] | Mapping[int, int]
+
+LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
+
+
+def estimate_settings(  # noqa: PLR0913 - the options of the command line
+    model: Model,
+    *,
+    vram: int | str | None = None,
+    gpu: str | None = None,
+    headroom: int | str | None = None,
+    max_length: int | None = None,
+    lengths: Lengths | None = None,
+    batch_size: int | None = None,
+    effective_batch_size: int | None = None,
+    precision: str = "as-is",
+    optimizer: str = "adamw_torch_fused",
+    checkpointing: str | Sequence[str] = "as-is",
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Estimate, ModelSummary]:
+    """Predict settings given by name, as the command line has them.
+
+    Raises:
+        InputError: Something cannot be what was meant.
+        TraceError: The model cannot run on fake tensors.
+    """
+    check_batch(batch_size, effective_batch_size)
+    card = find_card(vram, gpu)
+    (chosen,) = precisions(precision, card.gpu)
+    subject, source = make_subject(
+        model,
+        card,
+        max_length=max_length,
+        lengths=parse_lengths(lengths, max_length),
+        optimizer=optimizer,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    size = batch_size or batch_size_of(source.batch, batch_dim=source.batch_dim)
+    check_batch(size, effective_batch_size)
+    policy = parse_checkpointing(checkpointing)
+    setting = Setting(
+        precision=chosen,
+        optimizer=optimizer,
+        effective_batch_size=effective_batch_size,
+    )
+    found = make_estimate(
+        subject,
+        policy_recipe(subject, policy, setting, size),
+        card.budget(headroom),
+        context_bytes=card.context_bytes,
+        keep_own_checkpointing=policy == "as-is",
+        progress=progress,
+    )
+    return found, subject.summary()
+
+
+def layers(  # noqa: PLR0913 - the options of the command line
+    model: Model,
+    *,
+    gpu: str | None = None,
+    batch: Any = None,  # noqa: ANN401
+    max_length: int | None = None,
+    loss: Loss | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Layer, ...]:
+    """Return what each layer takes under each dtype policy.
+
+    Without ``gpu`` attention and scratch memory are those of an RTX 4090.
+
+    Raises:
+        InputError: Something cannot be what was meant.
+        TraceError: The model cannot run on fake tensors.
+    """
+    card = find_card(None, gpu or "rtx-4090")
+    subject, _ = make_subject(
+        model,
+        card,
+        batch=batch,
+        max_length=max_length,
+        loss=loss,
+        optimizer="adamw_torch_fused",
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    wanted = [name for name in LAYER_PRECISIONS if runs_on(name, card.gpu)]
+    return make_layers(subject, wanted, progress=progress)
