@@ -45,7 +45,7 @@ def render(report: RenderableType, *, width: int = WIDTH) -> str:
     console = Console(
         file=file, width=width, color_system=None, force_terminal=False, emoji=False
     )
-    console.print(report)
+    console.print(report, crop=False)  # a long command is not cut
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()
 
 
@@ -55,7 +55,7 @@ def show(
     """Print a report: as rich makes it on a terminal, as plain text anywhere else."""
     console = console or make_console(width=width)
     if console.is_terminal:
-        console.print(report)
+        console.print(report, crop=False)
     else:  # a pipe keeps the padding that a terminal hides
         console.file.write(render(report, width=width) + "\n")
 

@@ -41,7 +41,7 @@ def plan_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
     warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
     if warnings:
         parts.append(section("WATCH OUT", bullets(warnings)))
-    parts.append(section("NEXT", lines(_next(saved_as))))
+    parts += [Text("NEXT", "bold"), *_next(saved_as), Text("")]
     parts.append(Text(_origin(plan), style="dim"))
     return Group(*parts)
 
@@ -125,18 +125,18 @@ def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
     )
 
 
-def _next(saved_as: str | None) -> list[str | Text]:
+def _next(saved_as: str | None) -> list[Text]:
     """What to type next; a command is never broken over lines, however long."""
-    if saved_as:
-        commands = (
-            f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
-            f"budgetfit export {saved_as} --to torch > train.py",
-        )
-        return [Text(each, no_wrap=True, overflow="ignore") for each in commands]
-    return [
+    texts = [
         "add --save plan.json, then: budgetfit verify plan.json",
         "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",
     ]
+    if saved_as:
+        texts = [
+            f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
+            f"budgetfit export {saved_as} --to torch > train.py",
+        ]
+    return [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
 
 
 def _origin(plan: Plan) -> str:
