@@ -153,4 +153,5 @@ def test_options_lie_between_keeping_and_recomputing(deep: Chains) -> None:
         assert less.saved_bytes < more.saved_bytes
     offload = block.option("offload")
     assert offload is not None
-    assert offload.saved_bytes == 0
+    # What the bus does not carry: tensors that blocks share.
+    assert offload.saved_bytes < recompute.saved_bytes / 4
