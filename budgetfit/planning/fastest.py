@@ -27,7 +27,7 @@ def fastest(problem: Problem) -> Solution:
     """
     on_device = replace(problem, chain=without_host(problem.chain))
     best = _simplest(on_device)
-    if on_device.chain is not problem.chain:
+    if on_device.chain is not problem.chain and _loses(problem.chain, best):
         with_host = _simplest(problem)
         if _gain(problem.chain, best, with_host) > HOST_GAIN:
             best = with_host
@@ -37,10 +37,21 @@ def fastest(problem: Problem) -> Solution:
     return best
 
 
+def _loses(chain: ChainProfile, best: Solution) -> bool:
+    """Whether a plan's own extra time is more than host memory has to gain."""
+    if best.segments is None:
+        return True
+    return 1 - chain_time_ns(chain, ()) / chain_time_ns(chain, best.segments) > (
+        HOST_GAIN
+    )
+
+
 def _simplest(problem: Problem) -> Solution:
     """Return one-block segments unless longer ones are faster."""
-    single = chain_dp(replace(problem, max_segment=1))
     longer = _solved(replace(problem, max_segment=LONGEST_SEGMENT))
+    if longer.segments is None or all(len(row.blocks) == 1 for row in longer.segments):
+        return longer
+    single = chain_dp(replace(problem, max_segment=1))
     return longer if _gain(problem.chain, single, longer) > 0 else single
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # Each costs a trace. A trace of so many ops takes a few seconds, so models of a few
 # blocks get a dozen more and deep ones one or two.
 MOST_OPS: Final = 20_000
-# Fronts of plans are many where blocks all differ; beyond this the search is over.
-MOST_LABELS: Final = 20_000
+# Fronts are long where blocks all differ; beyond this they are thinned.
+MOST_LABELS: Final = 2_000
 
 
 def near_misses(

@@ -154,4 +154,4 @@ def test_options_lie_between_keeping_and_recomputing(deep: Chains) -> None:
     offload = block.option("offload")
     assert offload is not None
     # What the bus does not carry: tensors that blocks share.
-    assert offload.saved_bytes < recompute.saved_bytes / 4
+    assert offload.saved_bytes < recompute.saved_bytes / 2
