@@ -118,8 +118,8 @@ def host_warnings(estimate: Estimate) -> tuple[str, ...]:
         return ()
     return (
         (
-            f"{format_bytes(estimate.host_bytes)} wait in pinned host memory: the machine "
-            "needs as much RAM free, and the time rests on its bus"
+            f"{format_bytes(estimate.host_bytes)} wait in pinned host memory: the "
+            "machine needs as much RAM free, and the time rests on its bus"
         ),
     )
 
