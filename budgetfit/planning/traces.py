@@ -39,17 +39,24 @@ Program = tuple[str, str, tuple[Segment, ...], bool, bool, int]
 class Traces:
     """Traces recipes of one subject and remembers them.
 
+    ``whole`` traces every block, where otherwise equal blocks are traced in twins that
+    have a few of them (tracing T9); the traces are the same.
+
     Attributes:
         log: What was traced, for the provenance.
     """
 
     def __init__(
-        self, subject: Subject, progress: Callable[[str], None] | None = None
+        self,
+        subject: Subject,
+        progress: Callable[[str], None] | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.subject = subject
         self.log: list[str] = []
         self.progress = progress or (lambda _: None)
-        self._twins = Twins(subject)
+        self._twins = None if whole else Twins(subject)
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
 
@@ -57,7 +64,7 @@ class Traces:
         """Return traces for another card: these, where it runs the same programs."""
         other = Traces(replace(self.subject, gpu=gpu), self.progress)
         if other.subject.target == self.subject.target:
-            for name in ("log", "_affine", "_exact"):
+            for name in ("log", "_twins", "_affine", "_exact"):
                 setattr(other, name, getattr(self, name))
         return other
 
@@ -155,6 +162,8 @@ class Traces:
             except BudgetfitError as error:
                 raise NotRepeatedError(f"its twin does not run: {error}") from error
 
+        if self._twins is None:
+            return None
         try:
             return self._twins.trace(
                 recipe, batch_sizes, tracer, own_checkpointing=program[4]

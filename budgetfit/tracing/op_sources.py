@@ -7,14 +7,17 @@ at its end whose that is, so sources are noted first and followed to layers late
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
 
 from budgetfit.tracing.op_costs import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from budgetfit.tracing.storage_log import OpRow, StorageLog
+    from budgetfit.tracing.storage_log import OpRow, StorageLog, Touched
 
 
 def note_sources(
@@ -23,33 +26,53 @@ def note_sources(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,  # noqa: ANN401 - whatever an op returned
-) -> tuple[tuple[int, int], ...]:
+) -> Touched:
     """Note what the storages from ``first`` on were made from, by one op.
 
     Returns:
-        Each storage that the op read or wrote, with the bytes it moved of it.
+        What the op moved: the bytes of every tensor, with the storages that say whose
+        they are. In lists those are all at the same position: a number that all share
+        counts for each.
     """
-    inputs = tensors_in((args, kwargs))
-    sources = tuple(filter(_is_storage, map(log.index_of, inputs)))
+    inputs = [*args, *kwargs.values()]
+    sources = tuple(_storages(log, inputs))
     for storage in range(first, len(log.sizes)):
         log.made_from[storage] = sources
     if isinstance(out, (tuple, list)):
-        lists = [x for x in args if isinstance(x, (tuple, list)) and len(x) == len(out)]
+        lists = [x for x in inputs if _is_list(x) and len(x) == len(out)]
         for position, tensor in enumerate(out):
-            storage = log.index_of(tensor)
+            storage = log.index_of(tensor) if isinstance(tensor, torch.Tensor) else -1
             if storage >= first:
-                own = tensors_in([given[position] for given in lists])
-                log.made_from[storage] = tuple(
-                    filter(_is_storage, map(log.index_of, own))
-                )
-    return tuple(
-        (log.index_of(tensor), tensor.numel() * tensor.element_size())
-        for tensor in (*inputs, *tensors_in(out))
-    )
+                own = [given[position] for given in lists]
+                log.made_from[storage] = tuple(_storages(log, own))
+    touched: list[tuple[tuple[int, ...], int]] = []
+    by_length: dict[int, list[Any]] = defaultdict(list)
+    for value in (*inputs, out):
+        if _is_list(value):
+            by_length[len(value)].append(value)
+        else:
+            touched += [_moved(log, [value])]
+    for lists in by_length.values():
+        touched += [_moved(log, row) for row in zip(*lists, strict=True)]
+    return tuple(row for row in touched if row[1])
 
 
-def _is_storage(index: int) -> bool:
-    return index >= 0
+def _moved(log: StorageLog, values: Sequence[Any]) -> tuple[tuple[int, ...], int]:
+    """Return the storages of some values, and the bytes of their tensors."""
+    tensors = tensors_in(tuple(values))
+    moved_bytes = sum(x.numel() * x.element_size() for x in tensors)
+    return tuple(_storages(log, values)), moved_bytes
+
+
+def _storages(log: StorageLog, values: Sequence[Any]) -> Iterator[int]:
+    for tensor in tensors_in(tuple(values)):
+        storage = log.index_of(tensor)
+        if storage >= 0:
+            yield storage
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (tuple, list))
 
 
 def storage_owners(log: StorageLog) -> list[int]:
@@ -62,11 +85,11 @@ def storage_owners(log: StorageLog) -> list[int]:
 
 def op_shares(op: OpRow, owners: list[int]) -> dict[int, int]:
     """Return the bytes that an op moved of each layer's storages."""
-    shares: dict[int, int] = {}
-    for storage, moved_bytes in op.touched:
-        owner = owners[storage] if storage >= 0 else -1
+    shares: dict[int, int] = defaultdict(int)
+    for storages, moved_bytes in op.touched:
+        owner = only(owners[storage] for storage in storages)
         if owner >= 0:
-            shares[owner] = shares.get(owner, 0) + moved_bytes
+            shares[owner] += moved_bytes
     return shares
 
 

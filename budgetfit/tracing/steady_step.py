@@ -55,7 +55,10 @@ def repeat_step(raw: RawTrace) -> None:
     log.ops += [
         op._replace(
             event=moved(op.event),
-            touched=tuple((twins.get(n, n), size) for n, size in op.touched),
+            touched=tuple(
+                (tuple(twins.get(n, n) for n in storages), moved_bytes)
+                for storages, moved_bytes in op.touched
+            ),
         )
         for op in _repeated_ops(log.ops, log.events, begin, freed)
     ]

@@ -31,6 +31,9 @@ _DROPOUT = torch.ops.aten.native_dropout.default
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
+Touched = tuple[tuple[tuple[int, ...], int], ...]
+
+
 class ScratchRow(NamedTuple):
     """A storage that a kernel rule sizes: rule, its arguments, which of its buffers."""
 
@@ -42,7 +45,8 @@ class ScratchRow(NamedTuple):
 class OpRow(NamedTuple):
     """One op's arithmetic: where in the events, its rate, FLOPs and bytes moved.
 
-    ``touched`` are storages and the bytes moved of each, where no module runs.
+    ``touched`` says what was moved where no module runs: storages, and bytes that are
+    of the layer that these belong to.
     """
 
     name: str
@@ -51,7 +55,7 @@ class OpRow(NamedTuple):
     rate: int
     flops: float
     moved_bytes: int
-    touched: tuple[tuple[int, int], ...] = ()
+    touched: Touched = ()
 
 
 class Step(NamedTuple):
@@ -190,7 +194,7 @@ class StorageLog(TorchDispatchMode):
         taken = semantics.scratch(func, args, kwargs, out)
         first = len(self.sizes)
         self._log_allocations(func, taken, out)
-        touched: tuple[tuple[int, int], ...] = ()
+        touched: Touched = ()
         if not self._in_modules:
             touched = note_sources(self, first, args, kwargs, out)
         rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
