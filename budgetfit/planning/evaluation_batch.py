@@ -19,8 +19,7 @@ from budgetfit.applying.run import Run
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.memory.replay import replay
-from budgetfit.planning.traces import TRACED_BATCH_SIZES, quiet_fakes
-from budgetfit.tracing.affine_trace import affine_trace
+from budgetfit.planning.traces import quiet_fakes
 from budgetfit.tracing.evaluation import evaluation_after
 from budgetfit.tracing.fake_step import trace_once
 
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.planning.subject import Subject
     from budgetfit.planning.traces import Traces
+    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.shortened_twin import Shortening
 
 LARGEST = 1 << 20  # where memory does not grow with the batch
 
@@ -52,7 +52,7 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
         fit.
     """
     try:
-        evaluation = evaluation_trace(traces.subject, recipe.precision)
+        evaluation = evaluation_trace(traces, recipe.precision)
     except Exception as error:  # noqa: BLE001 - any model's own, for want of labels
         text = " ".join(str(error).split())[:200]
         traces.log.append(f"evaluation is not traced: {type(error).__name__}: {text}")
@@ -89,33 +89,34 @@ class _Evaluation:
         del outputs
 
 
-def evaluation_trace(subject: Subject, precision: str) -> StepTrace:
+def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
     """Return the trace of evaluations under a precision, for any batch size.
 
     Raises:
         NotAffineError: If sizes are on no line.
         Exception: What the model raises without labels.
     """
+    subject = traces.subject
 
     def program(model: nn.Module, on_phase: Callable[[str], None]) -> _Evaluation:
         recipe = Recipe(batch_size=2, precision=precision, optimizer="sgd")
         run = Run(model, recipe, on_phase=on_phase)
         return _Evaluation(run, for_loss=subject.loss is not None)
 
-    with quiet_fakes():
-        first, second = (
-            trace_once(
+    def tracer(batch_size: int, short: Shortening | None) -> RawTrace:
+        with quiet_fakes():
+            return trace_once(
                 subject.model,
                 program,
                 subject.batch,
-                batch_size=size,
+                batch_size=batch_size,
                 batch_dim=subject.batch_dim,
-                blocks=subject.blocks,
+                blocks=subject.blocks if short is None else short.twin_blocks,
                 target=subject.target,
+                short=short,
             )
-            for size in TRACED_BATCH_SIZES
-        )
-    return affine_trace(first, second, subject.blocks)
+
+    return traces.evaluation(precision, tracer)
 
 
 def _fits(

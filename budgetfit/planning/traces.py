@@ -13,6 +13,7 @@ from torch import nn
 
 from budgetfit.applying.run import Run
 from budgetfit.core.errors import BudgetfitError, TraceError
+from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
@@ -110,6 +111,35 @@ class Traces:
                 self.log.append(f"batch {recipe.batch_size} is not traced: {error}")
                 self._exact[key] = line
         return self._exact[key]
+
+    def evaluation(
+        self, precision: str, tracer: Callable[[int, Shortening | None], RawTrace]
+    ) -> StepTrace:
+        """Return the trace of an evaluation for all batch sizes.
+
+        Without a graph a block leaves nothing but its output, so that a twin with fewer
+        blocks takes as much; but for autocast's copies of weights, which stay.
+
+        Args:
+            precision: Evaluation depends on nothing else of a recipe.
+            tracer: Traces it at a batch size, in a twin or whole.
+
+        Raises:
+            NotAffineError: If sizes are on no line.
+        """
+        short = None
+        if self._twins is not None and find_precision(precision).autocast is None:
+            recipe = Recipe(batch_size=1, precision=precision, optimizer="sgd")
+            short = self._twins.shortening(recipe)
+        try:
+            first, second = (tracer(size, short) for size in TRACED_BATCH_SIZES)
+        except Exception:
+            if short is None:
+                raise
+            short = None  # a twin's failure is no word about the model
+            first, second = (tracer(size, None) for size in TRACED_BATCH_SIZES)
+        blocks = self.subject.blocks if short is None else short.kept_blocks
+        return affine_trace(first, second, blocks)
 
     def _trace_exactly(self, recipe: Recipe, program: Program) -> StepTrace:
         """Trace at the recipe's own batch size, or through small ones if it is vast.

@@ -38,14 +38,18 @@ LARGEST_PART = 0.6
 
 
 class Kind(NamedTuple):
-    """What the proof depends on: the program, and how it treats its blocks."""
+    """What the proof depends on: what runs outside the blocks.
+
+    How blocks are treated is a matter of their insides, where all that repeats is
+    compared each time; that anything is done to them at all is told apart.
+    """
 
     precision: str
     optimizer: str
     accumulates: bool
     own_checkpointing: bool
     loss_chunks: int
-    treatments: frozenset[object]
+    treated: bool
 
 
 class Twins:
@@ -89,6 +93,11 @@ class Twins:
         except NotRepeatedError as error:
             self._failed[kind] = str(error)
             raise
+
+    def shortening(self, recipe: Recipe) -> Shortening | None:
+        """Return how to shorten the model for a recipe; None if there is no twin."""
+        runs = self._runs(recipe)
+        return self._shortening(runs, KEPT_PERIODS) if runs else None
 
     def _runs(self, recipe: Recipe) -> tuple[BlockRun, ...]:
         """Return the runs under a recipe, if a twin saves enough."""
@@ -168,14 +177,5 @@ def _kind(recipe: Recipe, *, own_checkpointing: bool) -> Kind:
         recipe.gradient_accumulation_steps > 1,
         own_checkpointing,
         recipe.loss_chunks,
-        frozenset(
-            (
-                segment.mode,
-                segment.saved_ops,
-                segment.nested,
-                segment.input_on_host,
-                len(segment.blocks),
-            )
-            for segment in recipe.segments
-        ),
+        bool(recipe.segments),
     )

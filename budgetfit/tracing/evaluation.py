@@ -19,8 +19,8 @@ def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
 
     Weights are those of the training; what evaluation makes and keeps (workspaces), it
     would have found there, and is left out. The last step can therefore be repeated,
-    and at other batch sizes (``memory.replay``). Arithmetic and notes are those of the
-    training alone.
+    and at other batch sizes (``memory.replay``). Arithmetic, layers and notes are those
+    of the training alone: the evaluation may be that of a shorter twin.
 
     Args:
         training: Played at its own batch size; need not hold for another.
@@ -47,7 +47,7 @@ def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
             training.bytes_per_sample, evaluation.bytes_per_sample[storages]
         ),
         category=_joined(training.category, evaluation.category[storages]),
-        layer=_joined(training.layer, evaluation.layer[storages]),
+        layer=_joined(training.layer, np.full(len(storages), -1)),
         scratch_index=_joined(
             training.scratch_index,
             np.where(scratch < 0, -1, scratch + len(training.scratch)),

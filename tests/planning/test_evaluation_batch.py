@@ -73,7 +73,7 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
     budget = Budget(64 * MIB, 0, 0)
     size = evaluation_batch_size(session_, recipe, budget)
     assert size is not None
-    evaluation = evaluation_trace(session_.subject, recipe.precision)
+    evaluation = evaluation_trace(session_, recipe.precision)
     trace = evaluation_batch.evaluation_after(session_.exact(recipe), evaluation)
     for samples, expected in ((size, True), (size + 1, False)):
         assert expected == evaluation_batch._fits(
@@ -110,7 +110,7 @@ def test_what_cannot_be_told_is_none() -> None:
 
 def test_a_model_that_is_evaluated_stays_in_training_mode() -> None:
     model = Mebi().train()
-    evaluation_trace(traces(model, EXAMPLES["mebi"].batch).subject, "fp32")
+    evaluation_trace(traces(model, EXAMPLES["mebi"].batch), "fp32")
     assert model.training
 
 

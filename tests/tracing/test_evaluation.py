@@ -12,7 +12,7 @@ from tests.traced import ADA, line, session
 
 def test_evaluation_comes_after_training_and_leaves_nothing_behind() -> None:
     training = line("gpt2")
-    evaluation = evaluation_trace(session("gpt2").subject, "fp32")
+    evaluation = evaluation_trace(session("gpt2"), "fp32")
     both = evaluation_after(training, evaluation)
     count = len(training.events)
     assert (both.events[:count] == training.events).all()
@@ -26,7 +26,7 @@ def test_evaluation_comes_after_training_and_leaves_nothing_behind() -> None:
 
 def test_the_training_in_front_of_it_plays_as_before() -> None:
     training = line("bert")
-    evaluation = evaluation_trace(session("bert").subject, "fp32")
+    evaluation = evaluation_trace(session("bert"), "fp32")
     gpu = find_gpu(ADA)
     alone = replay(training, 8, gpu)
     both = replay(evaluation_after(training, evaluation), 8, gpu)
