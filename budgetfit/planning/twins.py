@@ -91,7 +91,8 @@ class Twins:
         try:
             return self._trace(kind, runs, batch_sizes, tracer)
         except NotRepeatedError as error:
-            self._failed[kind] = str(error)
+            if kind not in self._proven:  # else it is about this program alone
+                self._failed[kind] = str(error)
             raise
 
     def shortening(self, recipe: Recipe) -> Shortening | None:

@@ -241,13 +241,18 @@ def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:
         for parameter in module._parameters.values()
         if parameter is not None
     }
+    owners: dict[int, int] = {}
     for group in runner.optimizer.param_groups:
         on_card = group.get("fused") or group.get("capturable")
         for parameter in group["params"]:
             state = runner.optimizer.state.get(parameter, {})
             for value in tree_leaves(state):
                 if isinstance(value, torch.Tensor):
-                    log.name(value, "optimizer_state", layers.get(parameter, -1))
+                    layer = layers.get(parameter, -1)
+                    log.name(value, "optimizer_state", layer)
+                    index = log.index_of(value)
+                    if owners.setdefault(index, layer) != layer:
+                        log.made_from[index] = ()  # a table that all share: no one's
             if (
                 "step" in state
                 and not on_card

@@ -153,6 +153,7 @@ CASES: list[tuple[str, Any, str, str, int]] = [
     ("t5", every_block, "fp16-mixed", FUSED, 1),
     ("vit", every_block, "bf16-mixed", FUSED, 1),
     ("row", keep, "bf16-mixed", "sgd", 1),
+    ("row", keep, "bf16", "adamw_bnb_8bit", 1),
     ("row", every_block, "fp16-mixed", "rmsprop", 2),
     *(
         ("mebi", segments, precision, optimizer, accumulation)
@@ -249,9 +250,17 @@ def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
 def test_one_proof_is_enough_for_a_kind_of_program() -> None:
     subject = Subject(model=mebi(), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
     traces = Traces(subject)
-    for count in (7, 8):
-        traces.once(Recipe(batch_size=2, segments=every_block(subject.blocks[:count])))
-    assert [line.rpartition(" ")[2] for line in traces.log] == ["8", "10", "8"]
+    everything = every_block(subject.blocks)
+    for segments in ((), everything, everything[:7], everything[:8]):
+        traces.once(Recipe(batch_size=2, segments=segments))
+    assert [line.rpartition(" ")[2] for line in traces.log] == [
+        *("4", "5"),
+        *("4", "5"),
+        "8",
+        "8",
+    ]
+    traces.once(Recipe(batch_size=2, optimizer="sgd"))
+    assert [line.rpartition(" ")[2] for line in traces.log[-2:]] == ["4", "5"]
 
 
 class Odd(Mebi):
