@@ -74,7 +74,13 @@ class StandIn(torch.optim.Optimizer):
                 if not state:
                     self._make_state(parameter, state)
                 parameter.grad = parameter.grad.contiguous()
-                states = [x for x in state.values() if isinstance(x, torch.Tensor)]
+                # Without the tables, which all tensors share: what an op touches
+                # tells whose it is.
+                states = [
+                    value
+                    for name, value in state.items()
+                    if isinstance(value, torch.Tensor) and not name.startswith("qmap")
+                ]
                 torch.ops.budgetfit.adamw_8bit_(parameter, parameter.grad, states)
 
     def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from budgetfit.applying.run import Run
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.memory.replay import replay
+from budgetfit.planning.largest_batch import largest_up_to
 from budgetfit.planning.traces import quiet_fakes
 from budgetfit.tracing.evaluation import evaluation_after
 from budgetfit.tracing.fake_step import trace_once
@@ -61,7 +62,7 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
     fits = partial(_fits, trace, recipe, traces, budget.usable_bytes)
     if not fits(()):
         return None
-    return _largest(
+    return largest_up_to(
         lambda samples: fits((samples, samples)),
         _upper_bound(trace, recipe, budget.usable_bytes),
     )
@@ -155,21 +156,3 @@ def _upper_bound(trace: StepTrace, recipe: Recipe, limit_bytes: int) -> int:
 def _signed(sizes: np.ndarray, events: np.ndarray) -> np.ndarray:
     """Return what each event adds to the live bytes."""
     return np.sign(events).astype(np.int64) * sizes[np.abs(events) - 1]
-
-
-def _largest(fits: Callable[[int], bool], bound: int) -> int:
-    """Return the largest number up to ``bound`` that fits; nearly always close to it.
-
-    Goes down from the bound in steps that double, then halves the last one.
-    """
-    too_many, step, enough = bound + 1, 1, bound
-    while enough > 0 and not fits(enough):
-        too_many, enough = enough, max(0, enough - step)
-        step *= 2
-    while too_many - enough > 1:
-        middle = (too_many + enough) // 2
-        if fits(middle):
-            enough = middle
-        else:
-            too_many = middle
-    return enough

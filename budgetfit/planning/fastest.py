@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.memory.chain_peak import chain_time_ns
+from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
+from budgetfit.solvers.problem import Solution, describe
 from budgetfit.solvers.uniform_segments import fastest_uniform
 
 if TYPE_CHECKING:
     from budgetfit.core.block_profile import BlockOption, ChainProfile
-    from budgetfit.solvers.problem import Problem, Solution
+    from budgetfit.solvers.problem import Problem
 
 LONGEST_SEGMENT: Final = 8  # longer ones gain nothing on chains up to 126 blocks
 HOST_GAIN: Final = 0.02  # of a step's time
@@ -25,6 +26,13 @@ def fastest(problem: Problem) -> Solution:
     gains two per cent and more: the bus is shared, and machines differ in it. Two
     levels of recomputation are for budgets that nothing else meets.
     """
+    if chain_peak_bytes(problem.chain, ()) <= problem.budget_bytes:
+        return Solution(
+            segments=(),
+            proven_optimal=True,
+            explanation=f"{describe(problem.chain, ())}, which nothing is faster than.",
+            least_time_ns=chain_time_ns(problem.chain, ()),
+        )
     on_device = replace(problem, chain=without_host(problem.chain))
     best = _simplest(on_device)
     if on_device.chain is not problem.chain and _loses(problem.chain, best):

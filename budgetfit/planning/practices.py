@@ -12,10 +12,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-from budgetfit.memory.replay import replay
+from budgetfit.memory.replay import kernel_card, replay
 from budgetfit.planning.chains import Chains
 from budgetfit.planning.judge import step_ms
-from budgetfit.planning.search import Request, judged, policy_segments, rank
+from budgetfit.planning.largest_batch import largest_up_to, live_bound
+from budgetfit.planning.search import (
+    Request,
+    judged,
+    policy_segments,
+    rank,
+    search,
+)
 from budgetfit.solvers.batch_size import choose_batch_size
 from budgetfit.solvers.problem import Problem, Solution
 
@@ -40,9 +47,9 @@ def best_of_policy(
 ) -> Estimate:
     """Return a policy at its best batch size; where nothing fits, at the smallest.
 
-    The loss is in one piece, as those who checkpoint by a policy have it. Chen's
-    segments depend a little on the batch: they are taken where recomputing every block
-    is at its best.
+    The loss is in one piece, as those who checkpoint by a policy have it. Chen's long
+    segments leave little that repeats: their batch is chosen by the formula, so that
+    they are traced once.
 
     Args:
         chains: Of the setting.
@@ -54,10 +61,13 @@ def best_of_policy(
         InputError: If the policy or one of the named blocks is not known.
     """
     plain = Chains(chains.traces, replace(chains.setting, loss_chunks=1), frozenset())
-    size = 1
     if policy == "sqrt":
-        size = best_of_policy(chains, "full", request, budget).recipe.batch_size
-    segments = policy_segments(plain, policy, size)
+        asked = replace(request, checkpointing=policy)
+        for rounds in (1, TRIES):
+            found = search(plain, asked, budget, most_rounds=rounds).estimate
+            if found is not None:
+                return found
+    segments = policy_segments(plain, policy, request.batch_size or 1)
     return best_batch(plain, segments, request, budget)
 
 
@@ -107,7 +117,8 @@ class Batches:
             gradient_accumulation_steps=chains.setting.accumulation or accumulation,
         )
         self._usable_bytes = budget.usable_bytes
-        self._largest = 0
+        self._largest: int | None = None
+        self._seen: dict[int, bool] = {}
         self.refused: set[int] = set()
 
     def profile_at(self, batch_size: int) -> ChainProfile:
@@ -136,25 +147,37 @@ class Batches:
         )
 
     def solve(self, problem: Problem) -> Solution:
-        """Replay the batch size; what is smaller than one that fits is taken to fit."""
+        """Say whether a batch size fits by its replay."""
         size = problem.chain.batch_size
-        fits = size not in self.refused and (size <= self._largest or self._fits(size))
-        if fits:
-            self._largest = max(self._largest, size)
         return Solution(
-            segments=() if fits else None, proven_optimal=False, explanation="replayed"
+            segments=() if size not in self.refused and self._fits(size) else None,
+            proven_optimal=False,
+            explanation="replayed",
         )
 
     def _fits(self, size: int) -> bool:
-        recipe = replace(self._recipe, batch_size=size)
-        line = replay(
-            self._traces.of(recipe),
-            size,
-            self._traces.subject.gpu,
-            limit_bytes=self._usable_bytes,
-            micro_steps=recipe.gradient_accumulation_steps,
-        )
-        return line.failed_bytes is None and line.retries == 0
+        """Look for the largest batch that fits first: no smaller one needs more."""
+        trace = self._traces.of(replace(self._recipe, batch_size=size))
+        if len(trace.batch_sizes) == 1:
+            return self._replayed(size)
+        if self._largest is None:
+            card = kernel_card(self._traces.subject.gpu)
+            bound = live_bound(trace, card, self._usable_bytes)
+            self._largest = largest_up_to(self._replayed, bound)
+        return size <= self._largest
+
+    def _replayed(self, size: int) -> bool:
+        if size not in self._seen:
+            recipe = replace(self._recipe, batch_size=size)
+            line = replay(
+                self._traces.of(recipe),
+                size,
+                self._traces.subject.gpu,
+                limit_bytes=self._usable_bytes,
+                micro_steps=recipe.gradient_accumulation_steps,
+            )
+            self._seen[size] = line.failed_bytes is None and line.retries == 0
+        return self._seen[size]
 
 
 def best(estimates: list[Estimate], request: Request) -> Estimate | None:

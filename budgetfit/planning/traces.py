@@ -15,6 +15,8 @@ from budgetfit.applying.run import Run
 from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.planning.trace_cache import TraceCache
+from budgetfit.planning.trace_key import program_key, subject_key
 from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
 from budgetfit.tracing.fake_step import trace_once
@@ -60,6 +62,7 @@ class Traces:
         self._twins = None if whole else Twins(subject)
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
+        self._cache: tuple[TraceCache, str | None] | None = None
 
     def on_card(self, gpu: Gpu) -> Traces:
         """Return traces for another card: these, where it runs the same programs."""
@@ -77,7 +80,9 @@ class Traces:
         """
         program = _program(recipe, keep_own_checkpointing)
         if program not in self._affine:
-            self._affine[program] = self._trace_line(recipe, program)
+            self._affine[program] = self._kept(
+                (program, None), lambda: self._trace_line(recipe, program)
+            )
         line = self._affine[program]
         return line if line is not None else self.exact(recipe, program)
 
@@ -104,7 +109,9 @@ class Traces:
         key = (program, recipe.batch_size)
         if key not in self._exact:
             try:
-                self._exact[key] = self._trace_exactly(recipe, program)
+                found = self._kept(key, lambda: self._trace_exactly(recipe, program))
+                assert found is not None  # noqa: S101 - an exact trace or an error
+                self._exact[key] = found
             except TraceError as error:
                 if line is None:
                     raise
@@ -140,6 +147,23 @@ class Traces:
             first, second = (tracer(size, None) for size in TRACED_BATCH_SIZES)
         blocks = self.subject.blocks if short is None else short.kept_blocks
         return affine_trace(first, second, blocks)
+
+    def _kept(
+        self, program: object, make: Callable[[], StepTrace | None]
+    ) -> StepTrace | None:
+        """Return a trace from the cache on disk, or make it and keep it there."""
+        if self._cache is None:
+            self._cache = TraceCache(), subject_key(self.subject)
+        cache, subject = self._cache
+        key = program_key(subject, program)
+        trace = cache.load(key)
+        if trace is not None:
+            self.log.append(f"from the cache: {len(trace.events)} events")
+            return trace
+        trace = make()
+        if trace is not None:
+            cache.store(key, trace)
+        return trace
 
     def _trace_exactly(self, recipe: Recipe, program: Program) -> StepTrace:
         """Trace at the recipe's own batch size, or through small ones if it is vast.

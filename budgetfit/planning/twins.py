@@ -48,7 +48,6 @@ class Kind(NamedTuple):
     optimizer: str
     accumulates: bool
     own_checkpointing: bool
-    loss_chunks: int
     treated: bool
 
 
@@ -177,6 +176,5 @@ def _kind(recipe: Recipe, *, own_checkpointing: bool) -> Kind:
         recipe.optimizer,
         recipe.gradient_accumulation_steps > 1,
         own_checkpointing,
-        recipe.loss_chunks,
         bool(recipe.segments),
     )

@@ -33,8 +33,8 @@ SLOWEST_LINK: Final = 15.75  # PCIe 3.0 x16, where a card's link is not known
 # H100 host. Small ops queue up behind it, so nothing is faster.
 LAUNCH_NS: Final = 4_000.0
 # The same under torch's selective checkpointing, whose dispatch mode runs Python for
-# each op: 4 microseconds became 25 in the forward, 9 became 21 when run again (120 small
-# ops on a CPU, torch 2.13; no GPU is needed to issue ops).
+# each op: 4 microseconds became 25 in the forward, 9 became 21 when run again (120
+# small ops on a CPU, torch 2.13; no GPU is needed to issue ops).
 SELECTIVE_LAUNCH_NS: Final = 20_000.0
 # fp64 results per fp32 one, by compute capability (CUDA C++ Programming Guide,
 # throughput of native arithmetic instructions): one half on data-center cards.

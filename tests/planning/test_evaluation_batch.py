@@ -15,6 +15,7 @@ from budgetfit.planning.evaluation_batch import (
     evaluation_batch_size,
     evaluation_trace,
 )
+from budgetfit.planning.largest_batch import largest_up_to
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
 from tests.models import EXAMPLES, MIB, Mebi
@@ -122,5 +123,5 @@ def test_the_largest_number_is_found_from_above(answer: int) -> None:
         asked.append(number)
         return number <= answer
 
-    assert evaluation_batch._largest(fits, 100) == answer
+    assert largest_up_to(fits, 100) == answer
     assert len(asked) < 20
