@@ -48,13 +48,15 @@ def storage_bytes(
         )
     sizes = trace.fixed_bytes + trace.bytes_per_sample * batch_size
     known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    for storage in np.flatnonzero(trace.scratch_index >= 0).tolist():
-        row = trace.scratch[trace.scratch_index[storage]]
+    values = np.zeros(len(trace.scratch), np.int64)
+    for number, row in enumerate(trace.scratch):
         arguments = tuple(argument.at(batch_size) for argument in row.arguments)
         key = (row.rule, arguments)
         if key not in known:
             known[key] = scratch_bytes(card, *key)
-        sizes[storage] = known[key][row.part]
+        values[number] = known[key][row.part]
+    ruled = trace.scratch_index >= 0
+    sizes[ruled] = values[trace.scratch_index[ruled]]
     return sizes
 
 
@@ -127,6 +129,7 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
     expandable_segments: bool = False,
     then_batch_sizes: tuple[int, ...] = (),
     micro_steps: int = 1,
+    what_is_alive: bool = True,
 ) -> MemoryTimeline:
     """Play the trace through the caching allocator and return what it took.
 
@@ -143,6 +146,7 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
         expandable_segments: The allocator setting of that name.
         then_batch_sizes: Samples per micro-batch of further steps.
         micro_steps: Micro-batches in each step.
+        what_is_alive: Also say what is alive at the peak, which plays it once more.
 
     Raises:
         ValueError: If the trace does not hold for one of the batch sizes, or its last
@@ -173,7 +177,11 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
             peak, peak_index = allocated, len(points) - 1
         if not going:
             break
-    categories, layers = _at_peak(trace, played[: peak_index + 1], player(), peak)
+    categories, layers = (
+        _at_peak(trace, played[: peak_index + 1], player(), peak)
+        if what_is_alive
+        else ({}, ())
+    )
     return MemoryTimeline(
         points=tuple(points),
         allocated_bytes=peak,

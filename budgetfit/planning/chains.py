@@ -264,7 +264,11 @@ class Chains:
             traces.append(self.kept(batch_size))
         for trace in traces or [self.kept(batch_size)]:
             line = replay(
-                trace, batch_size, self.traces.subject.gpu, limit_bytes=ENDLESS_BYTES
+                trace,
+                batch_size,
+                self.traces.subject.gpu,
+                limit_bytes=ENDLESS_BYTES,
+                what_is_alive=False,
             )
             gaps.append(line.reserved_bytes - line.allocated_bytes)
         return min(gaps)

@@ -134,6 +134,7 @@ def _fits(
         limit_bytes=limit_bytes,
         then_batch_sizes=then_batch_sizes,
         micro_steps=recipe.gradient_accumulation_steps,
+        what_is_alive=False,
     )
     return timeline.failed_bytes is None and timeline.retries <= 1
 

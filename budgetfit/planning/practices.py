@@ -175,6 +175,7 @@ class Batches:
                 self._traces.subject.gpu,
                 limit_bytes=self._usable_bytes,
                 micro_steps=recipe.gradient_accumulation_steps,
+                what_is_alive=False,
             )
             self._seen[size] = line.failed_bytes is None and line.retries == 0
         return self._seen[size]

@@ -73,16 +73,16 @@ def _build(
     log = first.log
     fixed, slope = _lines(first, second, log.sizes, second.log.sizes)
     scratch_index = np.full(len(log.sizes), -1, np.int32)
-    scratch: list[KernelScratch] = []
+    scratch: dict[KernelScratch, int] = {}  # each once: blocks ask for the same
     for storage, row in log.scratch.items():
-        scratch_index[storage] = len(scratch)
         constants, slopes = _lines(
             first, second, row.arguments, second.log.scratch[storage].arguments
         )
         arguments = tuple(
             Affine(int(a), int(b)) for a, b in zip(constants, slopes, strict=True)
         )
-        scratch.append(KernelScratch(row.rule, arguments, row.part))
+        found = KernelScratch(row.rule, arguments, row.part)
+        scratch_index[storage] = scratch.setdefault(found, len(scratch))
     names = {name: n for n, name in enumerate(dict.fromkeys(op.name for op in log.ops))}
     return StepTrace(
         batch_sizes=sizes,

@@ -127,9 +127,6 @@ class FlatTrace:
 
     def to_trace(self, names: Names) -> StepTrace:
         """Put it together again, for the whole model."""
-        scratch_rows = np.flatnonzero(self.storages["scratch"] >= 0)
-        scratch_index = np.full(len(self.storages["fixed"]), -1, np.int32)
-        scratch_index[scratch_rows] = np.arange(len(scratch_rows))
         unverified = self.storages["unverified"]
         table = {item.name: self.ops[item.name] for item in fields(OpTable)}
         return StepTrace(
@@ -142,10 +139,8 @@ class FlatTrace:
             bytes_per_sample=self.storages["slope"],
             category=self.storages["category"].astype(np.int8),
             layer=self.storages["layer"].astype(np.int32),
-            scratch_index=scratch_index,
-            scratch=tuple(
-                self.scratch[row] for row in self.storages["scratch"][scratch_rows]
-            ),
+            scratch_index=self.storages["scratch"].astype(np.int32),
+            scratch=self.scratch,
             events=self.events.astype(np.int32),
             phases=self.phases,
             passes=self.passes,
