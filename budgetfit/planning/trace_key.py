@@ -20,7 +20,6 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.utils import checkpoint
 
-import budgetfit
 from budgetfit.planning.code_fingerprint import NotCacheableError, is_library
 from budgetfit.planning.fingerprint import Fingerprint
 
@@ -109,7 +108,6 @@ def _versions() -> tuple[str, ...]:
         str(torch.__version__),
         str(np.__version__),
         str(getattr(transformers, "__version__", "")),
-        str(getattr(budgetfit, "__version__", "")),
     )
 
 
@@ -169,7 +167,7 @@ def own_sources() -> str:
         NotCacheableError: If they are nowhere to be read, or were edited after this
             process began: it may still run what they were before.
     """
-    folder = Path(budgetfit.__file__).parent
+    folder = Path(__file__).parents[1]
     files = sorted((*folder.rglob("*.py"), *folder.rglob("*.toml")))
     stats = [path.stat() for path in files]
     if not files or max(found.st_mtime for found in stats) > _STARTED_S:
