@@ -1,0 +1,90 @@
+"""Tensors that cross blocks: U-shaped skips, and an encoder's output in a decoder."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Segment
+from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.memory.replay import ENDLESS_BYTES, replay
+from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from tests.traced import ADA
+
+WIDTH, POSITIONS, BATCH = 64, 1024, 32
+MIB = 1 << 20
+SKIP_BYTES = BATCH * POSITIONS * WIDTH * 4  # 8 MiB
+
+
+class Stage(nn.Module):
+    """Two layers with an activation between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide = nn.Linear(width, 2 * WIDTH)
+        self.narrow = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.narrow(torch.tanh(self.wide(x)))
+
+
+class UNet(nn.Module):
+    """Three stages down, three up; each one up also reads what one down made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(Stage(WIDTH) for _ in range(3))
+        self.up = nn.ModuleList(Stage(2 * WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for stage in self.down:
+            x = stage(x)
+            skips.append(x)
+        for stage in self.up:
+            x = stage(torch.cat([x, skips.pop()], -1))
+        return x
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chains:
+    subject = Subject(
+        model=UNet(),
+        batch=torch.zeros(2, POSITIONS, WIDTH),
+        loss=lambda out, _: out.square().mean(),
+        gpu=find_gpu(ADA),
+    )
+    setting = Setting(precision="fp32", optimizer="adamw_torch_fused")
+    return Chains(Traces(subject.with_found_blocks()), setting)
+
+
+def judged(chain: Chains, segments: tuple[Segment, ...]) -> int:
+    trace = chain.traces.of(chain.setting.recipe(BATCH, segments))
+    gpu = find_gpu(ADA)
+    return replay(trace, BATCH, gpu, limit_bytes=ENDLESS_BYTES).allocated_bytes
+
+
+def test_a_skip_is_charged_where_it_lives(chain: Chains) -> None:
+    blocks = {block.name: block for block in chain.at(BATCH).blocks}
+    again = blocks["down.1"].option("recompute")
+    assert again is not None
+    # Its input is the output of the stage before, which also waits for its skip.
+    assert again.saved_bytes == pytest.approx(SKIP_BYTES, rel=0.1)
+
+
+def test_the_formula_knows_skips_in_every_mix_of_kept_and_recomputed(
+    chain: Chains,
+) -> None:
+    names = chain.traces.subject.blocks
+    assert len(names) == 6
+    for chosen in itertools.product((False, True), repeat=len(names)):
+        plan = tuple(Segment((n,)) for n, on in zip(names, chosen, strict=True) if on)
+        formula, truth = chain_peak_bytes(chain.at(BATCH), plan), judged(chain, plan)
+        assert formula >= truth * 0.99, plan
+        assert formula <= truth + 2 * SKIP_BYTES, plan
