@@ -17,7 +17,8 @@ from budgetfit.tracing.op_costs import tensors_in
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from budgetfit.tracing.storage_log import OpRow, StorageLog, Touched
+    from budgetfit.tracing.log_rows import OpRow, Touched
+    from budgetfit.tracing.storage_log import StorageLog
 
 
 def note_sources(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from budgetfit.tracing.fake_step import RawTrace
-    from budgetfit.tracing.storage_log import OpRow
+    from budgetfit.tracing.log_rows import OpRow
 
 
 def repeat_step(raw: RawTrace) -> None:

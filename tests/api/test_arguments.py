@@ -121,8 +121,8 @@ def test_plan_refuses(options: dict[str, Any], message: str) -> None:
             "has no block 'layers.9'",
         ),
         (
-            Recipe(batch_size=2, segments=(Segment(("layers.0",), mode="offload"),)),
-            'use mode="recompute"',
+            Recipe(batch_size=2, loss_chunks=2),
+            "loss_chunks cuts the output head",
         ),
     ],
 )

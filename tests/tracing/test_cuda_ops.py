@@ -14,7 +14,8 @@ from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
 from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.fake_model import fake_mode
 from budgetfit.tracing.fake_step import trace_once
-from budgetfit.tracing.storage_log import StorageLog, run_plainly
+from budgetfit.tracing.log_rows import run_plainly
+from budgetfit.tracing.storage_log import StorageLog
 
 MIB = 1 << 20
 aten = torch.ops.aten

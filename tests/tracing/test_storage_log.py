@@ -12,7 +12,8 @@ from torch import nn
 
 from budgetfit.core.step_trace import CATEGORIES, RATES
 from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.storage_log import OpScratch, ScratchRow, Step, StorageLog
+from budgetfit.tracing.log_rows import OpScratch, ScratchRow, Step
+from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from budgetfit.memory.kernel_scratch import (
     cublas_workspace_stays,
     cublaslt_workspace_is_separate,
 )
-from budgetfit.tracing.storage_log import ScratchRow
+from budgetfit.tracing.log_rows import ScratchRow
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,13 +27,13 @@ from budgetfit.tracing.cuda_semantics.temporaries import (
     temporaries_of,
 )
 from budgetfit.tracing.cuda_semantics.verified_ops import is_verified
-from budgetfit.tracing.storage_log import OpScratch, ScratchRow
+from budgetfit.tracing.log_rows import OpScratch, ScratchRow
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
-    from budgetfit.tracing.storage_log import RunOp
+    from budgetfit.tracing.log_rows import RunOp
 
 aten = torch.ops.aten
 

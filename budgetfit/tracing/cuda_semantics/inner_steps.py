@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from budgetfit.tracing.cuda_semantics.scratch_registry import Born, Product, Take
-from budgetfit.tracing.storage_log import ScratchRow, Step
+from budgetfit.tracing.log_rows import ScratchRow, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

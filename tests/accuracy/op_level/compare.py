@@ -14,7 +14,7 @@ from budgetfit.memory.scratch_rules import block_bytes
 from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
 from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
 from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.storage_log import ScratchRow, StorageLog
+from budgetfit.tracing.storage_log import StorageLog
 from tests.accuracy.op_level.op_call import decode, op_named, strided
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
+    from budgetfit.tracing.log_rows import ScratchRow
 
 # Nothing that is recorded here depends on the card outside the rules.
 TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)
