@@ -1,0 +1,110 @@
+"""The laws of the memory model under every way to treat a block (D1, D3, D5, D7)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.memory.replay import ENDLESS_BYTES, replay
+from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from tests.traced import ADA
+
+LAYERS, BATCH = 6, 16
+MODES = ("recompute", "selective", "offload", "input on the host", "nested")
+BATCHES = (2, 3, 4, 7, 8, 16, 33, 64)
+ROUNDING = 1024
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chains:
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    ids = torch.zeros(2, 256, dtype=torch.int64)
+    subject = Subject(
+        model=model, batch={"input_ids": ids, "labels": ids}, gpu=find_gpu(ADA)
+    )
+    return Chains(
+        Traces(subject.with_found_blocks()),
+        Setting(precision="bf16", optimizer="adamw_torch_fused"),
+    )
+
+
+def treated(chain: Chains, mode: str, count: int) -> tuple[Segment, ...]:
+    """Treat the first ``count`` blocks."""
+    names = chain.traces.subject.blocks[:count]
+    if mode == "nested":
+        return (Segment(names, nested=True),) if count > 1 else ()
+    if mode == "input on the host":
+        return tuple(Segment((name,), input_on_host=True) for name in names)
+    if mode == "selective":
+        options = chain.at(BATCH).blocks[3].options
+        saved = next(o.saved_ops for o in options if o.mode == "selective")
+        return tuple(Segment((name,), "selective", saved_ops=saved) for name in names)
+    if mode == "offload":
+        return tuple(Segment((name,), "offload") for name in names)
+    return tuple(Segment((name,)) for name in names)
+
+
+def peak(chain: Chains, segments: tuple[Segment, ...], batch_size: int) -> int:
+    trace = chain.traces.of(chain.setting.recipe(batch_size, segments))
+    gpu = chain.traces.subject.gpu
+    line = replay(trace, batch_size, gpu, limit_bytes=ENDLESS_BYTES)
+    return line.allocated_bytes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_treating_one_more_block_never_raises_the_peak(
+    chain: Chains, mode: str
+) -> None:
+    peaks = [
+        peak(chain, treated(chain, mode, count), BATCH) for count in range(LAYERS + 1)
+    ]
+    assert all(more <= less + ROUNDING for less, more in pairwise(peaks)), peaks
+    assert peaks[-1] < peaks[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_larger_batch_never_needs_less(chain: Chains, mode: str) -> None:
+    segments = treated(chain, mode, LAYERS)
+    peaks = [peak(chain, segments, size) for size in BATCHES]
+    assert peaks == sorted(peaks)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_gradients_and_states_never_exceed_the_peak(
+    chain: Chains, mode: str
+) -> None:
+    segments = treated(chain, mode, LAYERS)
+    trace = chain.traces.of(chain.setting.recipe(BATCH, segments))
+    lasting = [CATEGORIES.index(name) for name in ("parameters", "optimizer_state")]
+    kept = sum(
+        int(trace.fixed_bytes[event - 1])
+        for event in trace.events[trace.events > 0].tolist()
+        if trace.category[event - 1] in lasting
+    )
+    assert kept <= peak(chain, segments, BATCH)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_recipe_round_trips(chain: Chains, mode: str) -> None:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
+
+    recipe = chain.setting.recipe(BATCH, treated(chain, mode, LAYERS))
+    kind = TypeAdapter(Recipe)
+    assert kind.validate_json(kind.dump_json(recipe)) == recipe
