@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from budgetfit.core.gpus import Gpu
 
 LARGEST_LAYERS = 12  # shown at the peak
-ENDLESS_BYTES = 1 << 46  # more than any device has
+ENDLESS_BYTES = 1 << 60  # more than any device has, or any plan asks for
 
 
 def kernel_card(gpu: Gpu) -> KernelCard:
