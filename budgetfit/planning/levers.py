@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Segment
     from budgetfit.planning.search import Request
 
 EIGHT_BIT = "adamw_bnb_8bit"
 ADAMW = ("adamw_torch", "adamw_torch_fused")
 WEIGHT_LIKE = ("parameters", "gradients", "optimizer_state")
+ROOM_SHARES: Final = (1.0, 0.8, 0.6, 0.4)  # of what a lever frees, until its plan fits
 WORTH_A_ROW = 0.01  # of the plan's speed or memory
 
 
@@ -127,6 +129,23 @@ def _with_lora(chains: Chains) -> Chains | None:
     return Chains(traces, setting, frozenset())
 
 
+def _segments(
+    chains: Chains, request: Request, plan: Estimate, live_bytes: int, freed_bytes: int
+) -> tuple[Segment, ...]:
+    """Return what the plan's own chain would do with so much more room."""
+    chosen = choose_batch_size(
+        chains.within(live_bytes, tails=False),
+        solver_for(request, chains.traces.subject.blocks),
+        budget_bytes=live_bytes + freed_bytes,
+        objective=request.objective,
+        effective_batch_size=chains.setting.effective_batch_size,
+        batch_sizes=None if request.batch_size is None else [request.batch_size],
+    ).best
+    if chosen is None or chosen.solution.segments is None:
+        return plan.recipe.segments
+    return chosen.solution.segments
+
+
 def _best(
     lever: Lever, chains: Chains, request: Request, budget: Budget, plan: Estimate
 ) -> Estimate | None:
@@ -143,18 +162,15 @@ def _best(
         for name, share in lever.freed.items()
     )
     live = budget.usable_bytes - (plan.reserved_bytes - plan.allocated_bytes)
-    chosen = choose_batch_size(
-        chains.within(live, tails=False),
-        solver_for(request, chains.traces.subject.blocks),
-        budget_bytes=live + freed,
-        objective=request.objective,
-        effective_batch_size=chains.setting.effective_batch_size,
-        batch_sizes=None if request.batch_size is None else [request.batch_size],
-    ).best
-    segments = plan.recipe.segments
-    if chosen is not None and chosen.solution.segments is not None:
-        segments = chosen.solution.segments
-    found = [best_batch(changed, segments, request, budget)]
+    proposals = [
+        _segments(chains, request, plan, live, round(share * freed))
+        for share in ROOM_SHARES
+    ]
+    found: list[Estimate] = []
+    for segments in dict.fromkeys(proposals):
+        found = [best_batch(changed, segments, request, budget)]
+        if found[0].fits or request.checkpointing != "auto":
+            break
     if not found[0].fits and request.checkpointing == "auto":
         found.append(best_of_policy(changed, "full", request, budget))
     fastest = best(found, request)
