@@ -86,7 +86,8 @@ class Result(NamedTuple):
 
 def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
     """Return every block recomputed: at the largest batch, and at the fastest."""
-    from budgetfit.planning.search import Request, search  # noqa: PLC0415
+    from budgetfit.planning.practices import best_of_policy  # noqa: PLC0415
+    from budgetfit.planning.search import Request  # noqa: PLC0415
 
     chains = chains_of(
         config(case.model),
@@ -99,8 +100,8 @@ def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
     found = []
     for objective in ("batch_size", "throughput"):
         request = Request(checkpointing="full", objective=objective)  # type: ignore[arg-type]
-        estimate = search(chains, request, budget).estimate
-        if estimate is None:
+        estimate = best_of_policy(chains, "full", request, budget)
+        if not estimate.fits:
             raise RuntimeError(f"{case}: not even one sample fits")
         found.append(estimate)
     return found[0], found[1]

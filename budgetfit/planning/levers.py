@@ -162,13 +162,13 @@ def _best(
         for name, share in lever.freed.items()
     )
     live = budget.usable_bytes - (plan.reserved_bytes - plan.allocated_bytes)
-    proposals = [
-        _segments(chains, request, plan, live, round(share * freed))
-        for share in ROOM_SHARES
-    ]
     found: list[Estimate] = []
-    for segments in dict.fromkeys(proposals):
-        found = [best_batch(changed, segments, request, budget)]
+    tried: set[tuple[Segment, ...]] = set()
+    for share in ROOM_SHARES:
+        segments = _segments(chains, request, plan, live, round(share * freed))
+        if segments not in tried:
+            tried.add(segments)
+            found = [best_batch(changed, segments, request, budget)]
         if found[0].fits or request.checkpointing != "auto":
             break
     if not found[0].fits and request.checkpointing == "auto":
