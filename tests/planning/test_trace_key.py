@@ -476,9 +476,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "room" / "file.py").write_text("x = 1")
     (tmp_path / "cards.toml").write_text("")
-    own = types.ModuleType("budgetfit")
-    own.__file__ = str(tmp_path / "__init__.py")
-    monkeypatch.setattr(trace_key, "budgetfit", own)
+    own = tmp_path / "planning" / "trace_key.py"
+    monkeypatch.setattr(trace_key, "__file__", str(own))
     return tmp_path
 
 
