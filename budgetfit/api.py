@@ -13,8 +13,8 @@ from budgetfit.arguments import (
     find_card,
     make_subject,
     optimizer_name,
-    parse_checkpointing,
     parse_lengths,
+    parse_request,
 )
 from budgetfit.comparing import compare
 from budgetfit.core.plan import TEXT, Estimate, Plan, Verification
@@ -27,7 +27,6 @@ from budgetfit.planning.make_plan import (
     make_estimate,
     make_plan,
 )
-from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.verify_plan import verify_plan
 from budgetfit.reporting.text import (
     render_estimate,
@@ -132,13 +131,10 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    policy = parse_checkpointing(checkpointing)
-    if policy not in ("auto", "sqrt"):
-        fixed_segments(policy, subject.blocks)
     made = make_plan(
         subject,
         budget,
-        Request(checkpointing=policy, objective=objective, batch_size=batch_size),  # type: ignore[arg-type]
+        parse_request(checkpointing, objective, batch_size, subject.blocks),
         precisions=chosen,
         optimizer=name,
         effective_batch_size=effective_batch_size,

@@ -20,6 +20,7 @@ from budgetfit.integrations.model_source import resolve_model
 from budgetfit.live_program import PlanSource
 from budgetfit.planning.calibration import card_of, known_context
 from budgetfit.planning.lengths import LengthSummary, summarize
+from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.subject import Subject
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
@@ -232,6 +233,23 @@ def parse_checkpointing(wanted: str | Sequence[str]) -> str | tuple[str, ...]:
             f'names such as ["model.layers.0"]; got {wanted!r}.'
         )
     return tuple(wanted)
+
+
+def parse_request(
+    checkpointing: str | Sequence[str],
+    objective: str,
+    batch_size: int | None,
+    blocks: Sequence[str],
+) -> Request:
+    """Return what a plan is asked for, once the model's blocks are known.
+
+    Raises:
+        InputError: If a policy or one of the named blocks is not known.
+    """
+    policy = parse_checkpointing(checkpointing)
+    if policy not in ("auto", "sqrt"):
+        fixed_segments(policy, blocks)
+    return Request(checkpointing=policy, objective=objective, batch_size=batch_size)  # type: ignore[arg-type]
 
 
 def check_recipe(recipe: Recipe | None) -> None:

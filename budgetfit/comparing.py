@@ -9,13 +9,12 @@ from budgetfit.arguments import (
     find_card,
     make_subject,
     optimizer_name,
-    parse_checkpointing,
     parse_lengths,
+    parse_request,
 )
 from budgetfit.core.errors import InputError
 from budgetfit.planning.candidates import check_batch
 from budgetfit.planning.compare_cards import OneCard, compare_cards
-from budgetfit.planning.search import Request, fixed_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,13 +75,10 @@ def compare(  # noqa: PLR0913 - the arguments of plan
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    policy = parse_checkpointing(checkpointing)
-    if policy not in ("auto", "sqrt"):
-        fixed_segments(policy, subject.blocks)
     rows = compare_cards(
         subject,
         [OneCard(card.gpu, card.budget(headroom)) for card in cards],
-        Request(checkpointing=policy, objective=objective, batch_size=batch_size),  # type: ignore[arg-type]
+        parse_request(checkpointing, objective, batch_size, subject.blocks),
         precision=precision,
         optimizer=optimizer_name(optimizer),
         effective_batch_size=effective_batch_size,

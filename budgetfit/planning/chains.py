@@ -272,8 +272,3 @@ class Chains:
             )
             gaps.append(line.reserved_bytes - line.allocated_bytes)
         return min(gaps)
-
-
-def with_optimizer(setting: Setting, optimizer: str) -> Setting:
-    """Return the setting with another optimizer."""
-    return replace(setting, optimizer=optimizer)

@@ -25,7 +25,6 @@ from budgetfit.solvers.uniform_segments import chen_segments
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.budget import Budget
     from budgetfit.core.recipe import Recipe
     from budgetfit.solvers.batch_size import BatchCandidate
@@ -239,42 +238,34 @@ def _choose(
     Batch sizes are compared on chains without the allocator's tails, which take 20
     times as long; the chosen one is then solved with them.
     """
-    rough = _choose_among(
-        chains.within(limit_bytes, tails=False),
-        solve,
-        request,
-        limit_bytes,
-        chains.setting.effective_batch_size,
-        batch_sizes=None if request.batch_size is None else [request.batch_size],
-    )
+    rough = _roughly_best(chains, solve, request, limit_bytes)
     if rough is None:
         return None
-    exact = _choose_among(
+    exact = choose_batch_size(
         chains.within(limit_bytes),
-        solve,
-        request,
-        limit_bytes,
-        chains.setting.effective_batch_size,
-        batch_sizes=[rough.batch_size],
-    )
-    return exact or rough
-
-
-def _choose_among(  # noqa: PLR0913, PLR0917 - one value each, in this order
-    profile_at: Callable[[int], ChainProfile],
-    solve: Callable[[Problem], Solution],
-    request: Request,
-    limit_bytes: int,
-    effective_batch_size: int | None,
-    batch_sizes: Sequence[int] | None,
-) -> BatchCandidate | None:
-    return choose_batch_size(
-        profile_at,
         solve,
         budget_bytes=limit_bytes,
         objective=request.objective,
-        effective_batch_size=effective_batch_size,
-        batch_sizes=batch_sizes,
+        effective_batch_size=chains.setting.effective_batch_size,
+        batch_sizes=[rough.batch_size],
+    ).best
+    return exact or rough
+
+
+def _roughly_best(
+    chains: Chains,
+    solve: Callable[[Problem], Solution],
+    request: Request,
+    limit_bytes: int,
+) -> BatchCandidate | None:
+    """Return the best batch size on chains without the allocator's tails."""
+    return choose_batch_size(
+        chains.within(limit_bytes, tails=False),
+        solve,
+        budget_bytes=limit_bytes,
+        objective=request.objective,
+        effective_batch_size=chains.setting.effective_batch_size,
+        batch_sizes=None if request.batch_size is None else [request.batch_size],
     ).best
 
 
@@ -288,7 +279,7 @@ def _first_limit(
 
     Guessed from the programs that are traced already; saves rounds, decides nothing.
     """
-    best = _choose(chains, solve, request, usable_bytes)
+    best = _roughly_best(chains, solve, request, usable_bytes)
     if best is None:
         return usable_bytes
     return usable_bytes - chains.reserve_bytes(best.batch_size)

@@ -11,13 +11,9 @@ real card or the null driver was measured.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import torch
-import transformers
 
 import budgetfit
 from budgetfit.core.gpus import find_gpu
@@ -25,9 +21,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
-from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
-from tests.accuracy.verify_plans import MODELS
-from tests.accuracy.well_formed import NULL_DRIVER
+from tests.accuracy.verify_plans import MODELS, measured_card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,16 +100,7 @@ def check(name: str, model: nn.Module, precision: str, gpu: str) -> Iterator[str
 
 def main() -> int:
     """Print a line for each model, precision and recipe."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", help="the card's name in the table; default: this one")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    measured_on = origin()
-    if measured_on == NULL_DRIVER:
-        choose_cudnn(enabled=False)  # it cannot run there
-        answer_for_the_device()
-    gpu = options.gpu or torch.cuda.get_device_name()
-    sys.stdout.write(f"measured on: {measured_on} ({gpu}), torch {torch.__version__}\n")
+    gpu = measured_card(__doc__)
     for name, make, _ in MODELS:
         for precision in ("fp32", "auto"):
             for line in check(name, make(), precision, gpu):

@@ -80,9 +80,9 @@ def check(name: str, model: nn.Module, limit: str, precision: str, gpu: str) -> 
     )
 
 
-def main() -> int:
-    """Print a line for each model and precision."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def measured_card(description: str | None) -> str:
+    """Read the command line, prepare the device and say which card is measured."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--gpu", help="the card's name in the table; this one if absent"
     )
@@ -92,8 +92,14 @@ def main() -> int:
     if measured_on == NULL_DRIVER:
         choose_cudnn(enabled=False)  # it cannot run there
         answer_for_the_device()
-    gpu = options.gpu or torch.cuda.get_device_name()
+    gpu: str = options.gpu or torch.cuda.get_device_name()
     sys.stdout.write(f"measured on: {measured_on} ({gpu}), torch {torch.__version__}\n")
+    return gpu
+
+
+def main() -> int:
+    """Print a line for each model and precision."""
+    gpu = measured_card(__doc__)
     for name, make, limit in MODELS:
         for precision in ("fp32", "auto"):
             sys.stdout.write(check(name, make(), limit, precision, gpu) + "\n")
