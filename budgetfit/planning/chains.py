@@ -96,6 +96,11 @@ class Chains:
         """Return the trace with everything kept."""
         return self.traces.of(self.setting.recipe(batch_size))
 
+    def op_count(self, batch_size: int) -> int:
+        """Return how many ops a step has with everything kept and the whole loss."""
+        chains = self._whole_loss or self
+        return len(chains.kept(batch_size).ops.event)
+
     def recomputed(self, batch_size: int) -> Probe | None:
         """Return the trace with every block recomputed; None without blocks."""
         segments = every_block(self.traces.subject.blocks)

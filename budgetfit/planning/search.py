@@ -125,15 +125,22 @@ def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
 
 
 def search(
-    chains: Chains, request: Request, budget: Budget, *, most_rounds: int = MOST_ROUNDS
+    chains: Chains,
+    request: Request,
+    budget: Budget,
+    *,
+    most_rounds: int = MOST_ROUNDS,
+    known: Sequence[Estimate] = (),
 ) -> Found:
     """Return the best recipe under the request that the judge lets pass.
 
     First within limits for the solver, then among those that such a limit leaves out.
     At most ``most_rounds`` recipes are judged for the first, and where that is fewer
-    than usual, for both. ``estimate`` is None when nothing fits, not even batch 1.
+    than usual, for both. ``known`` are recipes that were judged before: what cannot
+    be better than them is not traced. ``estimate`` is None when nothing fits, not
+    even batch 1, or nothing that could be better than what is known.
     """
-    found = _within_limits(chains, request, budget, most_rounds)
+    found = _within_limits(chains, request, budget, most_rounds, known)
     best = found.estimate
     wanted = request.checkpointing == "auto" and request.objective == "throughput"
     if best is None or not wanted:
@@ -149,7 +156,11 @@ def search(
 
 
 def _within_limits(
-    chains: Chains, request: Request, budget: Budget, most_rounds: int
+    chains: Chains,
+    request: Request,
+    budget: Budget,
+    most_rounds: int,
+    known: Sequence[Estimate],
 ) -> Found:
     """Return the best of what the solver proposes within limits of live bytes.
 
@@ -163,9 +174,11 @@ def _within_limits(
     seen: set[Recipe] = set()
     best: tuple[Estimate, str] | None = None
     limit, refused = _first_limit(chains, solve, request, usable), usable + 1
+    if known:  # those that the solver proposes now are likely to reserve as much
+        limit = min(limit, usable - max(_reserve_bytes(each) for each in known))
     for _ in range(most_rounds):
         chosen = _choose(chains, solve, request, limit)
-        if chosen is None:
+        if chosen is None or any(_loses(chosen, each, request) for each in known):
             break
         recipe = chains.setting.recipe(
             chosen.batch_size, chosen.solution.segments or ()
@@ -191,6 +204,21 @@ def _within_limits(
     if best is None:
         return Found(estimate=None, rounds=tuple(rounds))
     return Found(estimate=best[0], explanation=best[1], rounds=tuple(rounds))
+
+
+def _reserve_bytes(estimate: Estimate) -> int:
+    return estimate.reserved_bytes - estimate.allocated_bytes
+
+
+def _loses(chosen: BatchCandidate, known: Estimate, request: Request) -> bool:
+    """Whether a proposal cannot come out ahead of what was judged already."""
+    if not known.fits:
+        return False
+    if request.objective == "batch_size":
+        return chosen.batch_size < known.recipe.batch_size
+    if request.objective == "memory":
+        return (chosen.peak_bytes or 0) >= known.reserved_bytes
+    return False
 
 
 def _better(new: Estimate, old: Estimate, request: Request) -> bool:

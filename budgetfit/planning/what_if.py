@@ -39,9 +39,10 @@ def alternatives(
 
     Each is at its own best batch, judged like the plan.
     """
+    practices = _practices(chains, request, budget)
     return (
-        *_practices(chains, request, budget),
-        *_other_objectives(chains, request, budget),
+        *practices,
+        *_other_objectives(chains, request, budget, practices),
         *lever_rows(chains, request, budget, plan),
     )
 
@@ -56,19 +57,29 @@ def _practices(chains: Chains, request: Request, budget: Budget) -> list[Alterna
 
 
 def _other_objectives(
-    chains: Chains, request: Request, budget: Budget
+    chains: Chains, request: Request, budget: Budget, practices: list[Alternative]
 ) -> list[Alternative]:
+    """Return what is best for the other objectives.
+
+    What is compared with comes first: it costs little, and what the solver proposes is
+    only traced where it can be better.
+    """
     rows = []
     for label, objective in OBJECTIVES:
         given = objective == "batch_size" and request.batch_size is not None
         if objective == request.objective or given:
             continue
         asked = replace(request, objective=objective)
-        solved = search(chains, asked, budget, most_rounds=OBJECTIVE_ROUNDS).estimate
-        tried = [solved] if solved is not None else []
+        tried = []
         if request.checkpointing == "auto" and chains.traces.subject.blocks:
-            tried.append(best_of_policy(chains, "full", asked, budget))
-        found = best(tried, asked)
+            tried = [
+                best_of_policy(chains, "full", asked, budget),
+                *(row.estimate for row in practices if row.fits),
+            ]
+        solved = search(
+            chains, asked, budget, most_rounds=OBJECTIVE_ROUNDS, known=tried
+        ).estimate
+        found = best([*tried, *([solved] if solved is not None else [])], asked)
         if found is not None:
             rows.append(Alternative(label=label, estimate=found, fits=True))
     return rows
