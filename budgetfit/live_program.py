@@ -14,6 +14,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.python_factory import is_factory_text
+from budgetfit.planning.same_model import check_same_model
 from budgetfit.planning.verify_plan import RealProgram
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
@@ -37,31 +38,6 @@ class PlanSource:
     batch_dim: int
     loss: Loss | None
     optimizer: Optimizer | None
-
-
-def check_same_model(plan: Plan, model: nn.Module) -> None:
-    """Refuse a model that is not the planned one.
-
-    Raises:
-        InputError: If parameter counts differ or a planned block is missing.
-    """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"The model must be a torch.nn.Module, not a {type(model).__name__}."
-        )
-    count = sum(p.numel() for p in model.parameters())
-    modules = dict(model.named_modules())
-    missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
-    if count != plan.model.parameter_count or missing:
-        what = (
-            f"has no block {missing[0]!r}"
-            if missing
-            else f"has {count:,} parameters, not {plan.model.parameter_count:,}"
-        )
-        raise InputError(
-            f"The plan was made for {plan.model.name}, and this model {what}. "
-            "Plan again for this model."
-        )
 
 
 def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
