@@ -8,7 +8,6 @@ their input is converted to fp32 on the way in and the sum back on the way out
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.nested import map_tensors
-from budgetfit.core.errors import TraceError
+from budgetfit.applying.weightless_copy import weightless_copy
 
 if TYPE_CHECKING:
     from budgetfit.planning.subject import Subject
@@ -73,7 +72,7 @@ def lora_twin(subject: Subject, base_dtype: torch.dtype | None) -> Subject | Non
     Raises:
         TraceError: If the model cannot be copied.
     """
-    twin = _without_weights(subject.model, base_dtype)
+    twin = weightless_copy(subject.model, dtype=base_dtype, frozen=True)
     adapted = 0
     for block in subject.blocks:
         for name, module in list(twin.get_submodule(block).named_modules()):
@@ -91,29 +90,6 @@ def lora_twin(subject: Subject, base_dtype: torch.dtype | None) -> Subject | Non
     if not adapted:
         return None
     return replace(subject, model=twin, batch=_converted(subject.batch, base_dtype))
-
-
-def _without_weights(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Return a copy whose parameters are frozen, on meta, and tied as before."""
-    memo: dict[int, object] = {}
-    for parameter in model.parameters():
-        kind = parameter.dtype
-        if dtype is not None and parameter.is_floating_point():
-            kind = dtype
-        memo[id(parameter)] = nn.Parameter(
-            torch.empty_strided(
-                parameter.shape, parameter.stride(), dtype=kind, device="meta"
-            ),
-            requires_grad=False,
-        )
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:
-        raise TraceError(
-            f"The model cannot be copied: {type(error).__name__}: {error}.",
-            module=type(model).__name__,
-            op="deepcopy",
-        ) from error
 
 
 def _widths(module: nn.Module) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from budgetfit.applying.packed_linear import parameter_count
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
     if missing:
         return f"has no block {missing[0]!r}"
-    count = sum(parameter.numel() for parameter in model.parameters())
+    count = parameter_count(model)
     if count != plan.model.parameter_count:
         return f"has {count:,} parameters, not {plan.model.parameter_count:,}"
     return ""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from budgetfit.applying.packed_linear import parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
 from budgetfit.tracing.batch_shapes import describe_batch
@@ -85,7 +86,7 @@ class Subject:
         types = Counter(type(modules[name]).__name__ for name in self.blocks)
         return ModelSummary(
             name=self.name or type(self.model).__name__,
-            parameter_count=sum(p.numel() for p in parameters),
+            parameter_count=parameter_count(self.model),
             trainable_count=sum(p.numel() for p in parameters if p.requires_grad),
             blocks=self.blocks,
             block_type=types.most_common(1)[0][0] if types else "",

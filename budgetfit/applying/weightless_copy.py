@@ -1,0 +1,69 @@
+"""A copy of a model without its weights: same modules, every tensor on meta."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.core.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def weightless_copy(
+    model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    frozen: bool = False,
+    replace: Callable[[nn.Module], nn.Module | None] = lambda _: None,
+) -> nn.Module:
+    """Return a deep copy whose tensors are on meta, tied as before.
+
+    Args:
+        model: Not changed; no weight is read or copied.
+        dtype: What floating-point parameters become; None keeps theirs.
+        frozen: Whether no parameter of the copy is trained.
+        replace: Returns what stands for a module in the copy, or None to copy it. A
+            parameter that the replacement shares with the model is replaced as well.
+
+    Raises:
+        TraceError: If the model cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        trained = parameter.requires_grad and not frozen
+        kind = dtype if dtype is not None and parameter.is_floating_point() else None
+        memo[id(parameter)] = nn.Parameter(
+            _on_meta(parameter, kind), requires_grad=trained
+        )
+    for module in model.modules():
+        for tensors in (module._buffers, module.__dict__):  # noqa: SLF001 - as deepcopy
+            for tensor in tensors.values():
+                # Among them what pruning and weight norms compute: it has a graph, and
+                # such a tensor cannot be copied.
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+                    memo[id(tensor)] = _on_meta(tensor)
+        stand_in = replace(module)
+        if stand_in is not None:
+            memo[id(module)] = stand_in
+            own = stand_in._parameters  # noqa: SLF001
+            own.update({name: memo.get(id(p), p) for name, p in own.items()})
+    try:
+        found: nn.Module = memo.get(id(model)) or copy.deepcopy(model, memo)
+    except Exception as error:
+        raise TraceError(
+            f"The model cannot be copied: {type(error).__name__}: {error}.",
+            module=type(model).__name__,
+            op="deepcopy",
+        ) from error
+    return found
+
+
+def _on_meta(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta"
+    )

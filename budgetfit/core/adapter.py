@@ -1,0 +1,140 @@
+"""Adapter: which small matrices are trained on a frozen base, and how that is stored.
+
+Names are those of peft's ``LoraConfig`` and transformers' ``BitsAndBytesConfig``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from budgetfit.core.errors import InputError
+
+Method = Literal["lora", "qlora"]
+Quantization = Literal["nf4", "int8"]
+ComputeDtype = Literal["fp32", "fp16", "bf16"]
+
+METHODS: Final = ("lora", "qlora")
+QUANTIZATIONS: Final = ("nf4", "int8")
+ALL_LINEAR: Final = "all-linear"
+INT8_THRESHOLD: Final = 6.0  # transformers' llm_int8_threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """LoRA matrices on a frozen base.
+
+    Attributes:
+        method: What the user asked for; ``qlora`` is ``lora`` on a quantised base.
+        r, alpha, dropout: ``LoraConfig(r, lora_alpha, lora_dropout)``.
+        target_modules: Ends of module names, a pattern, or ``"all-linear"``: every
+            linear layer but the output's.
+        quantization: How bitsandbytes stores the base's linear layers: ``nf4`` (4 bits
+            in blocks of 64) or ``int8`` (LLM.int8()); None leaves them as they are.
+        double_quantization: Whether the scales of nf4 are quantised as well.
+        compute_dtype: What nf4 weights are unpacked to for a product.
+        prepared: Whether peft's ``prepare_model_for_kbit_training`` turns what is not
+            quantised (embeddings, norms, the head) into fp32.
+    """
+
+    method: Method
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: str | tuple[str, ...] = ALL_LINEAR
+    quantization: Quantization | None = None
+    double_quantization: bool = True
+    compute_dtype: ComputeDtype = "bf16"
+    prepared: bool = False
+
+    def describe(self) -> str:
+        """Return the adapter in words for a report."""
+        targets = self.target_modules
+        where = targets if isinstance(targets, str) else ", ".join(targets)
+        text = f"LoRA r={self.r} on {where}"
+        if self.quantization is not None:
+            twice = self.quantization == "nf4" and self.double_quantization
+            text += f", base in {self.quantization}"
+            text += " with double quantisation" if twice else ""
+        return text
+
+
+def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
+    method: str | None,
+    *,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_dropout: float = 0.0,
+    target_modules: str | Sequence[str] = ALL_LINEAR,
+    quantization: str | None = None,
+    double_quantization: bool = True,
+    prepare_for_kbit: bool = True,
+    compute_dtype: ComputeDtype = "bf16",
+) -> Adapter | None:
+    """Return the adapter that was asked for; None without a method.
+
+    Raises:
+        InputError: If something cannot be what was meant.
+    """
+    if method is None:
+        if quantization is not None:
+            raise InputError(
+                f"quantization={quantization!r} is for a frozen base: quantised "
+                'weights are not trained. Add method="qlora" (--method qlora).'
+            )
+        return None
+    stored: Quantization | None = "nf4" if method == "qlora" else None
+    if quantization is not None:
+        stored = _one_of("quantization", quantization, QUANTIZATIONS)
+    return Adapter(
+        method=_one_of("method", method, METHODS),
+        r=_at_least_one("lora_r", lora_r),
+        alpha=_at_least_one("lora_alpha", lora_alpha),
+        dropout=_share("lora_dropout", lora_dropout),
+        target_modules=_targets(target_modules),
+        quantization=stored,
+        double_quantization=double_quantization,
+        compute_dtype=compute_dtype,
+        prepared=prepare_for_kbit and stored is not None,
+    )
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:  # noqa: ANN401
+    if value not in known:
+        raise InputError(
+            f"{value!r} is not a {name}. Use one of: {', '.join(known)}; for example "
+            f'{name}="{known[0]}".'
+        )
+    return value
+
+
+def _at_least_one(name: str, value: Any) -> int:  # noqa: ANN401
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"{name} must be a whole number of at least 1, for example 16; "
+            f"got {value!r}."
+        )
+    return value
+
+
+def _share(name: str, value: Any) -> float:  # noqa: ANN401
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1:
+        raise InputError(
+            f"{name} must be a share from 0 to less than 1, for example 0.05; "
+            f"got {value!r}."
+        )
+    return float(value)
+
+
+def _targets(value: Any) -> str | tuple[str, ...]:  # noqa: ANN401
+    if isinstance(value, str) and value:
+        return value
+    names = tuple(value) if isinstance(value, Sequence) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InputError(
+            'target_modules must be "all-linear", a pattern, or names such as '
+            f'["q_proj", "v_proj"]; got {value!r}.'
+        )
+    return names

@@ -1,0 +1,209 @@
+"""peft: a model with LoRA matrices, made by peft itself, with or without weights."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.errors import InputError
+from budgetfit.integrations.bitsandbytes import (
+    is_quantised,
+    on_meta,
+    quantise,
+    with_stand_ins,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.core.adapter import Adapter
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def adapted_on_meta(
+    base: nn.Module, adapter: Adapter
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return a model with adapters for planning, and what to know about it.
+
+    Args:
+        base: Not changed, and no weight of it is read.
+        adapter: What is added, and how the base is stored.
+
+    Raises:
+        InputError: If peft or bitsandbytes is not installed, the base has adapters
+            already, or no module of it is meant by ``target_modules``.
+    """
+    model = on_meta(base)
+    if adapter.quantization is not None and not is_quantised(model):
+        quantise(model, adapter)
+    notes = _prepared_note(model) if adapter.prepared else ()
+    return with_stand_ins(_with_lora(model, adapter, without_values=True)), notes
+
+
+def adapted(
+    base: nn.Module, adapter: Adapter, device: torch.device | str | None = None
+) -> nn.Module:
+    """Return a base with weights as the model that was planned; it is changed.
+
+    Raises:
+        InputError: As ``adapted_on_meta``.
+    """
+    if adapter.quantization is not None and not is_quantised(base):
+        quantise(base, adapter, device)
+    model = _with_lora(base, adapter, without_values=False)
+    return model if device is None else model.to(device)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model has layers of peft; it is not imported to tell."""
+    return any(
+        cls.__name__ == "BaseTunerLayer"
+        for module in model.modules()
+        for cls in type(module).__mro__
+    )
+
+
+def with_adapters(
+    model: nn.Module, adapter: Adapter
+) -> tuple[nn.Module, Callable[[], object]]:
+    """Return the model to train for a plan, and what gives the plain one back.
+
+    A model with adapters is the one to train; a plain one gets them.
+
+    Raises:
+        InputError: If the base must be loaded quantised, and is not.
+    """
+    if has_adapters(model):
+        return model, lambda: None
+    if adapter.quantization is not None and not is_quantised(model):
+        raise InputError(
+            f"The plan is for a base in {adapter.quantization}, and this model is not "
+            f"quantised. Load it so:\n{code(adapter)}"
+        )
+    trained = [(p, p.requires_grad, p.dtype) for p in model.parameters()]
+    adapted_model = _with_lora(model, adapter, without_values=False)
+
+    def give_back() -> None:
+        adapted_model.base_model.unload()
+        vars(model).pop("peft_config", None)
+        for parameter, requires_grad, dtype in trained:
+            if parameter.dtype != dtype:
+                parameter.data = parameter.data.to(dtype)
+            parameter.requires_grad_(requires_grad)
+
+    return adapted_model, give_back
+
+
+@contextlib.contextmanager
+def adapters_on(model: nn.Module, adapter: Adapter | None) -> Iterator[nn.Module]:
+    """Give a plain model its planned adapters while the context is open."""
+    if adapter is None:
+        yield model
+        return
+    adapted_model, give_back = with_adapters(model, adapter)
+    try:
+        yield adapted_model
+    finally:
+        give_back()
+
+
+def code(adapter: Adapter) -> str:
+    """Return the lines of Python that load and adapt a model as planned."""
+    load, prepare = "", ""
+    names = "LoraConfig, get_peft_model"
+    dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+    if adapter.quantization == "nf4":
+        load = (
+            "quantization_config=BitsAndBytesConfig(load_in_4bit=True, "
+            'bnb_4bit_quant_type="nf4", '
+            f"bnb_4bit_use_double_quant={adapter.double_quantization}, "
+            f"bnb_4bit_compute_dtype=torch.{dtypes[adapter.compute_dtype]})"
+        )
+    elif adapter.quantization == "int8":
+        load = "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"
+    if adapter.prepared:
+        names += ", prepare_model_for_kbit_training"
+        prepare = (
+            "model = prepare_model_for_kbit_training(model, "
+            "use_gradient_checkpointing=False)\n"
+        )
+    return (
+        f"from peft import {names}\n"
+        f"model = AutoModelForCausalLM.from_pretrained(name, {load})\n"
+        f"{prepare}"
+        f"model = get_peft_model(model, LoraConfig(r={adapter.r}, "
+        f"lora_alpha={adapter.alpha}, lora_dropout={adapter.dropout}, "
+        f"target_modules={_targets(adapter)!r}))\n"
+    ).replace("(name, )", "(name)")
+
+
+def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> Any:  # noqa: ANN401 - a PeftModel
+    peft = _library()
+    if has_adapters(model):
+        raise InputError(
+            f"{type(model).__name__} has adapters already: plan it without method=, or "
+            "hand in its base."
+        )
+    if adapter.prepared:
+        model = peft.prepare_model_for_kbit_training(
+            model, use_gradient_checkpointing=False
+        )
+    config = peft.LoraConfig(
+        r=adapter.r,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=_targets(adapter),
+        task_type=_task(model),
+    )
+    try:
+        return peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
+    except ValueError as error:
+        raise InputError(f"peft cannot adapt the model: {error}") from error
+
+
+def _targets(adapter: Adapter) -> str | list[str]:
+    targets = adapter.target_modules
+    return targets if isinstance(targets, str) else list(targets)
+
+
+def _task(model: nn.Module) -> str | None:
+    """Return peft's task type by the class: a classifier's new head is trained too."""
+    for end, task in (
+        ("ForSequenceClassification", "SEQ_CLS"),
+        ("ForTokenClassification", "TOKEN_CLS"),
+        ("ForQuestionAnswering", "QUESTION_ANS"),
+        ("ForCausalLM", "CAUSAL_LM"),
+        ("LMHeadModel", "CAUSAL_LM"),
+    ):
+        if type(model).__name__.endswith(end):
+            return task
+    return None
+
+
+def _prepared_note(model: nn.Module) -> tuple[str, ...]:
+    """Say what turning the rest of a quantised model into fp32 costs."""
+    halves = sum(p.numel() * 2 for p in model.parameters() if p.dtype in HALF)
+    if not halves:
+        return ()
+    return (
+        (
+            f"fp32 copies of embeddings and norms: {format_bytes(2 * halves)}, as "
+            "peft's prepare_model_for_kbit_training makes them; skip it: saves "
+            f"{format_bytes(halves)} (prepare_for_kbit=False, --no-prepare-for-kbit)"
+        ),
+    )
+
+
+def _library() -> Any:  # noqa: ANN401 - the module
+    try:
+        return importlib.import_module("peft")  # optional, and slow to import
+    except ImportError:
+        raise InputError(
+            "LoRA is made by peft, which is not installed: pip install peft."
+        ) from None
