@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,6 +14,7 @@ from budgetfit.integrations.python_factory import is_factory_text, load_factory
 from budgetfit.integrations.resolved_model import ResolvedModel
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig
     from typing_extensions import TypeIs
 
@@ -35,11 +38,13 @@ def resolve_model(
     Raises:
         InputError: Nothing is meant by it, or it cannot be built.
     """
+    if is_keras_model(model):
+        return _keras(model)
     if isinstance(model, nn.Module):
         return _module(model)
     text = os.fspath(model).strip() if isinstance(model, (str, os.PathLike)) else ""
     if is_factory_text(text):
-        return load_factory(text)
+        return _built(load_factory(text))
     # transformers only where it is needed: importing it takes seconds.
     if text:
         from budgetfit.integrations.transformers import (  # noqa: PLC0415
@@ -58,6 +63,64 @@ def resolve_model(
         "config, or text such as HuggingFaceTB/SmolLM2-1.7B, path/to/config.json or "
         "package.module:build."
     )
+
+
+def is_keras_model(model: object) -> bool:
+    """Whether it is a ``keras.Model``; Keras is not imported to find out."""
+    keras: Any = sys.modules.get("keras")
+    kind = getattr(keras, "Model", None)
+    return isinstance(kind, type) and isinstance(model, kind)
+
+
+def as_torch_module(model: Any) -> Any:  # noqa: ANN401 - whatever was handed in
+    """Return a Keras model as a module tree that shares its weights; else ``model``.
+
+    Raises:
+        InputError: Keras does not run on torch, or the model is not built.
+    """
+    if not is_keras_model(model):
+        return model
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"The Keras model {model.name!r} does not run on torch. Set the "
+            "environment variable KERAS_BACKEND=torch before keras is imported."
+        )
+    from budgetfit.integrations.keras import KerasModel  # noqa: PLC0415 - of use here
+
+    return KerasModel(model)
+
+
+def _keras(model: Any) -> ResolvedModel:  # noqa: ANN401 - a keras.Model
+    module = as_torch_module(model)
+    notes = []
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        notes.append(
+            f"the optimizer of the Keras model's compile(), {type(optimizer).__name__}, "
+            "is not used: budgetfit trains with the plan's; optimizer= chooses it"
+        )
+    return ResolvedModel(
+        model=module,
+        name=model.name,
+        source="the given Keras model",
+        notes=tuple(notes),
+    )
+
+
+def _built(resolved: ResolvedModel) -> ResolvedModel:
+    """Return what a factory made, which may be a Keras model."""
+    if not is_keras_model(resolved.model):
+        return resolved
+    make = resolved.materialise
+
+    def materialise(
+        device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> nn.Module:
+        assert make is not None  # noqa: S101 - a factory can be called again
+        model: nn.Module = as_torch_module(make(device, dtype))
+        return model
+
+    return replace(_keras(resolved.model), materialise=materialise)
 
 
 def _is_config(model: object) -> TypeIs[PreTrainedConfig]:

@@ -78,6 +78,9 @@ def make_batch(
 
 def _make(request: BatchRequest) -> tuple[Batch, bool]:
     model = request.model
+    if (make := getattr(model, "make_example_batch", None)) is not None:
+        batch, returns_loss = make(request)  # integrations/keras.py
+        return batch, returns_loss
     if _is_transformers_model(model):
         return make_transformers_batch(request)
     declared = _declared_batch(request)
@@ -101,9 +104,6 @@ def _declared_batch(request: BatchRequest) -> Batch | None:
         return _resized(request, example, "example_input_array")
     if (shape := _timm_shape(model)) is not None:
         request.notes.append(f"images of {list(shape)}, from pretrained_cfg")
-        return request.floats((request.batch_size, *shape))
-    if (shape := _keras_shape(model)) is not None:
-        request.notes.append(f"input of {list(shape)}, from input_shape")
         return request.floats((request.batch_size, *shape))
     dummies = getattr(model, "dummy_inputs", None)
     if dummies is not None:
@@ -146,18 +146,3 @@ def _timm_shape(model: nn.Module) -> tuple[int, ...] | None:
     else:
         shape = getattr(settings, "input_size", None)
     return tuple(shape) if shape else None
-
-
-def _keras_shape(model: nn.Module) -> tuple[int, ...] | None:
-    """Return ``input_shape`` of a Keras model on torch, ``(None, ...)``, without None.
-
-    Keras's own order of dimensions, channels last by default.
-    """
-    try:
-        shape = getattr(model, "input_shape", None)
-    except (AttributeError, ValueError):
-        return None  # Keras raises for a model that was never built
-    if not isinstance(shape, tuple) or len(shape) < 2 or shape[0] is not None:  # noqa: PLR2004
-        return None
-    sizes = shape[1:]
-    return sizes if all(isinstance(size, int) for size in sizes) else None

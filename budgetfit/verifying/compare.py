@@ -29,6 +29,9 @@ NOISE_FACTOR = 3.0  # atomics on a card: the plain model differs from itself, to
 Gradients = dict[str, torch.Tensor | None]
 T = TypeVar("T")
 
+# What a forward changes by itself is small: statistics, counters, seeds.
+_MOST_STATE_BYTES = 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientCheck:
@@ -77,6 +80,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     """
     plain: Gradients = {}
     seen = RecomputedBlocks()
+    start = _moving_state(model)
 
     def keep() -> None:
         for name, grad in _gradients(model):
@@ -86,7 +90,9 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         return largest_error(_gradients(model), plain)
 
     _run_to_gradients(model, make_plain, batch, seed, keep)
+    _put_back(start)
     noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare)
+    _put_back(start)
     error, parameter = _run_to_gradients(
         model, make_planned, batch, seed, compare, seen=seen, blocks=blocks
     )
@@ -158,6 +164,22 @@ class _GradientsAreThere(Exception):  # noqa: N818 - no error
 def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
     for name, parameter in model.named_parameters():
         yield name, parameter.grad
+
+
+def _moving_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return what a forward may change, with its values: all runs start from them."""
+    untrained = (item for item in model.parameters() if not item.requires_grad)
+    return [
+        (tensor, tensor.detach().to("cpu", copy=True))
+        for tensor in (*model.buffers(), *untrained)
+        if tensor.nbytes <= _MOST_STATE_BYTES
+    ]
+
+
+def _put_back(state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, value in state:
+            tensor.data.copy_(value)
 
 
 def _run_to_gradients(  # noqa: PLR0913

@@ -207,9 +207,12 @@ def test_timms_input_size_is_used(name: str) -> None:
     assert made.notes == ("images of [3, 96, 96], from pretrained_cfg",)
 
 
-def test_keras_input_shape_is_used() -> None:
-    made = make_batch(Declares(input_shape=(None, 28, 28, 1)))
-    assert made.batch.shape == (2, 28, 28, 1)
+def test_a_model_that_makes_its_own_example_is_asked_for_it() -> None:
+    # as integrations.keras.KerasModel does
+    example = torch.ones(2, 28, 28, 1)
+    made = make_batch(Declares(make_example_batch=lambda _: (example, True)))
+    assert made.batch is example
+    assert made.returns_loss
 
 
 @pytest.mark.parametrize(
