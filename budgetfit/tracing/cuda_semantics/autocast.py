@@ -151,10 +151,16 @@ def cuda_autocast() -> Iterator[None]:
     cache = CastCache()
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     clear_autocast_cache = torch.clear_autocast_cache
+    is_autocast_enabled = torch.is_autocast_enabled
 
     def clear_both() -> None:
         cache.clear()
         clear_autocast_cache()
+
+    def is_enabled(*device_type: str) -> bool:
+        # Without a device it is CUDA that is asked about: by adapters, for one, which
+        # convert their inputs themselves where there is no autocast.
+        return is_autocast_enabled(*device_type or ("cpu",))
 
     try:
         # An override of a C++ kernel is announced once per process; it is meant here.
@@ -167,9 +173,11 @@ def cuda_autocast() -> Iterator[None]:
                 )
         # autocast.__exit__ calls this by name when the outermost region ends.
         torch.clear_autocast_cache = clear_both
+        torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
         yield
     finally:
         torch.clear_autocast_cache = clear_autocast_cache
+        torch.is_autocast_enabled = is_autocast_enabled
         library._destroy()
         cache.clear()
 
