@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  # noqa: ANN401
@@ -35,17 +35,30 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  #
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors of ``value`` in order; a mapping's in the order of its keys."""
+    for _, tensor in named_tensors_in(value):
+        yield tensor
+
+
+def named_tensors_in(
+    value: object, path: str = ""
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of ``value`` as ``tensors_in``, with their paths: ``"a.0"``.
+
+    The paths are those of ``tracing.batch_shapes.describe_batch``, except that a single
+    tensor's is empty.
+    """
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
+        yield path, value
+        return
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
+        parts = enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for item in _fields_of(value).values():
-            yield from tensors_in(item)
+        parts = _fields_of(value).items()
+    for name, part in parts:
+        yield from named_tensors_in(part, f"{path}.{name}" if path else str(name))
 
 
 def _fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
     """Cast parameters and buffers once, and set the tf32 switch on CUDA.
 
     Parameters and buffers stay the same objects. Only floating-point tensors change;
-    complex and integer ones do not. Without a policy for weights (``as-is``) nothing is
+    complex and integer ones do not. Under autocast frozen parameters keep their dtype:
+    fp32 weights are there to be updated, and a base that is only read was loaded as it
+    is for its size. Without a policy for weights (``as-is``) nothing is
     cast.
 
     Returns:
@@ -45,6 +48,8 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
             dtype = _DTYPES[precision.weights]
             for tensor in children_first(model):
                 if not tensor.is_floating_point() or tensor.dtype == dtype:
+                    continue
+                if precision.autocast is not None and _is_frozen(tensor):
                     continue
                 if isinstance(tensor, nn.Parameter):
                     undo.add(_cast, tensor, tensor.dtype)
@@ -72,6 +77,37 @@ def autocast_context(
 def make_scaler(precision: Precision, device_type: str) -> torch.amp.GradScaler | None:
     """Return the loss scaler that the policy needs, or None."""
     return torch.amp.GradScaler(device_type) if precision.grad_scaler else None
+
+
+def renewed_scaler(
+    scaler: torch.amp.GradScaler, device_type: str
+) -> torch.amp.GradScaler:
+    """Return a scaler with the same settings and state that has unscaled nothing."""
+    state = scaler.state_dict()
+    fresh = torch.amp.GradScaler(device_type, enabled=scaler.is_enabled())
+    fresh.load_state_dict(state)
+    return fresh
+
+
+def say_if_emulated(precision: Precision, device: torch.device) -> None:
+    """Warn if the card that is really there has no hardware for the policy.
+
+    ``torch.cuda.is_bf16_supported()`` is true on a T4, by emulation (user-needs U17).
+    """
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < precision.needs_capability:
+        have, need = (
+            ".".join(map(str, pair))
+            for pair in (capability, precision.needs_capability)
+        )
+        warnings.warn(
+            f"{precision.name} needs compute capability {need}, and this "
+            f"{torch.cuda.get_device_name(device)} has {have}: torch emulates it "
+            'slowly, or does without. Plan for this card with precision="auto".',
+            stacklevel=4,
+        )
 
 
 def cast_batch(batch: Any, precision: Precision, device: torch.device) -> Any:  # noqa: ANN401
@@ -109,6 +145,10 @@ def children_first(module: nn.Module) -> Iterator[torch.Tensor]:
         yield from children_first(child)
     for tensors in (module._parameters, module._buffers):  # noqa: SLF001
         yield from (tensor for tensor in tensors.values() if tensor is not None)
+
+
+def _is_frozen(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> None:

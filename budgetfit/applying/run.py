@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import torch
+from torch._subclasses import FakeTensor
 
-from budgetfit.applying.call_model import loss_of
-from budgetfit.applying.checkpoint import apply_segments
-from budgetfit.applying.chunked_loss import ChunkedLoss, chunk_loss
-from budgetfit.applying.optimizer import (
-    LEARNING_RATE,
-    make_optimizer,
-    qualified_name,
-    runs_as_on_cuda,
-)
+from budgetfit.applying.blocks import BlockTreatment
+from budgetfit.applying.micro_batches import Group
+from budgetfit.applying.micro_step import forward_backward
+from budgetfit.applying.optimizer import LEARNING_RATE, make_optimizer
+from budgetfit.applying.out_of_memory import free_memory
+from budgetfit.applying.planned_batch import parts_of, samples_in
 from budgetfit.applying.precision import (
     apply_precision,
     autocast_context,
     cast_batch,
     make_scaler,
+    renewed_scaler,
+    say_if_emulated,
 )
+from budgetfit.applying.run_setup import (
+    move,
+    same_optimizer,
+    same_training,
+    start_training_mode,
+)
+from budgetfit.applying.run_state import load_state, save_state
+from budgetfit.applying.step_guard import StepGuard
+from budgetfit.applying.token_mean import with_num_items
 from budgetfit.applying.undo import Undo
+from budgetfit.applying.update import WeightUpdate, say_untrained
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    import torch
     from torch import nn
 
     from budgetfit.applying.call_model import Loss
+    from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
+
+_Result = TypeVar("_Result")
 
 
 class Run:
@@ -58,13 +69,21 @@ class Run:
         learning_rate: For an optimizer given by name.
         determinism_check: See ``checkpoint.apply_segments``.
         keep_own_checkpointing: See ``checkpoint.apply_segments``.
+        plan: Where the recipe is from: for warnings and reports.
+        batch_dim: The dimension of a batch's tensors that counts samples.
 
     Attributes:
         model: The model handed in.
-        recipe: The recipe handed in.
+        recipe: What is carried out.
         optimizer: The optimizer over the trainable parameters.
         scaler: The GradScaler, or None.
         device: Where it trains.
+        updated: Whether the last ``step`` or ``flush`` updated the weights: the moment
+            for ``scheduler.step()``.
+        steps_done: Updates so far.
+        skipped_steps: Updates that the scaler left out because gradients overflowed.
+        trained: The parameters of the optimizer.
+        group: The micro-batches since the last update.
 
     Raises:
         InputError: If model and recipe do not go together; the model is then as it was.
@@ -83,78 +102,84 @@ class Run:
         learning_rate: float = LEARNING_RATE,
         determinism_check: str = "default",
         keep_own_checkpointing: bool = False,
+        plan: Plan | None = None,
+        batch_dim: int = 0,
     ) -> None:
         self.model = model
-        self.recipe = recipe
         self._precision = find_precision(recipe.precision)
         self._loss = loss
         self._on_phase = on_phase if on_phase is not None else _ignore
-        self._micro_steps = 0
+        self._phase = "forward"
+        self._batch_dim = batch_dim
+        self.updated = False
+        self.steps_done = self.skipped_steps = 0
         with Undo() as self._undo:
-            self.device = _move(model, device, self._undo)
+            self.device = move(model, device, self._undo)
             kind = self.device.type
+            say_if_emulated(self._precision, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))
-            _start_training_mode(model, self._undo)
-            self._undo.add(
-                apply_segments(
-                    model,
-                    recipe.segments,
-                    random_blocks=random_blocks,
-                    determinism_check=determinism_check,
-                    keep_own_checkpointing=keep_own_checkpointing,
-                )
+            start_training_mode(model, self._undo)
+            self._blocks = BlockTreatment(
+                model,
+                loss=loss,
+                random_blocks=random_blocks,
+                determinism_check=determinism_check,
+                keep_own_checkpointing=keep_own_checkpointing,
             )
-            self._chunked_loss: ChunkedLoss | None = None
-            if recipe.loss_chunks > 1:
-                self._chunked_loss = chunk_loss(
-                    model,
-                    recipe.loss_chunks,
-                    self._undo,
-                    loss=loss,
-                    determinism_check=determinism_check,
-                )
+            self._undo.add(self._blocks.undo)
+            self._guard = StepGuard(model, self.device, plan, batch_dim)
+            self._treat_as(recipe)
             self.optimizer = make_optimizer(
-                _same_optimizer(recipe.optimizer, optimizer),
+                same_optimizer(recipe.optimizer, optimizer),
                 model.parameters(),
                 lr=learning_rate,
                 device_type=kind,
             )
             self.scaler = make_scaler(self._precision, kind)
-        self._trained = [
+        self.trained = [
             parameter
             for group in self.optimizer.param_groups
             for parameter in group["params"]
         ]
-        # On CUDA clipping takes all gradients at once; fake ones must be told (M44).
-        self._foreach = True if runs_as_on_cuda(self._trained, kind) else None
+        self._is_trace = any(isinstance(item, FakeTensor) for item in self.trained)
+        self._update_weights = WeightUpdate(self.optimizer, self.trained, kind)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def step(self, batch: Any, max_grad_norm: float | None = None) -> torch.Tensor:  # noqa: ANN401
+    def step(
+        self,
+        batch: Any,  # noqa: ANN401 - any nesting of tensors
+        max_grad_norm: float | None = None,
+        *,
+        weight: float | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Train on one micro-batch of ``recipe.batch_size`` samples.
 
-        Every ``gradient_accumulation_steps``-th call updates the weights. An error, out
-        of memory included, drops the gradients gathered since the last update.
+        Every ``gradient_accumulation_steps``-th call updates the weights, with the
+        gradient of the mean over all samples since the last update. An error drops what
+        was gathered since then, and random generators go back to where they were.
 
         Args:
             batch: Moved to the device; floats get the policy's dtype.
             max_grad_norm: Clip to this total norm, if this call updates the weights.
+            weight: What this micro-batch counts in the mean, if not its samples: the
+                number of tokens that its loss is the mean of.
+            num_items_in_batch: Instead of a weight, the tokens of all micro-batches of
+                this update together, as transformers' models and losses take it.
 
         Returns:
-            The micro-batch's mean loss, detached, on the device.
+            The micro-batch's mean loss, detached, on the device; with
+            ``num_items_in_batch`` its share of the mean.
+
+        Raises:
+            TrainingOutOfMemoryError: With what was predicted, what was measured and
+                what should fit. It is a ``torch.OutOfMemoryError`` and a
+                ``BudgetfitError``.
         """
-        try:
-            self._on_phase("forward")
-            # Kept until the step is over, as by a loop that moves its batches itself:
-            # memory is the same either way, and as it was predicted.
-            moved = cast_batch(batch, self._precision, self.device)
-            loss = self._accumulate(moved)
-            self._micro_steps += 1
-            if self._micro_steps == self.recipe.gradient_accumulation_steps:
-                self._update(max_grad_norm, gradient_scale=1.0)
-        except BaseException:
-            self._forget()
-            raise
-        return loss
+        if not self._is_trace:
+            self._guard.look_at(batch, is_first=self.group.count == 0)
+        given = weight, num_items_in_batch
+        return self._guarded(lambda: self._train(batch, max_grad_norm, *given), batch)
 
     def flush(self, max_grad_norm: float | None = None) -> bool:
         """Update the weights with the micro-batches that came since the last update.
@@ -164,49 +189,68 @@ class Run:
 
         Returns:
             Whether there were any.
+
+        Raises:
+            TrainingOutOfMemoryError: As ``step``.
         """
-        if self._micro_steps == 0:
-            return False
-        planned = self.recipe.gradient_accumulation_steps
+        self.updated = False
+        waiting = self.group.count > 0
+        if waiting:
+            self._guarded(lambda: self._update(max_grad_norm), None)
+        return waiting
+
+    def parts(self, batch: Any) -> Iterator[Any]:  # noqa: ANN401
+        """Cut a batch of any size into micro-batches; the last may be shorter."""
+        return parts_of(batch, self.recipe.batch_size, self._batch_dim)
+
+    def adopt(self, recipe: Recipe) -> None:
+        """Go on with other settings: weights, optimizer, scaler and counts stay.
+
+        Raises:
+            InputError: If precision or optimizer differ, blocks are unknown, or micro-
+                batches wait for an update. Nothing is changed then.
+        """
+        same_training(self.recipe, recipe, waiting=self.group.count)
+        if not self.model.training:
+            self.model.train()
         try:
-            self._update(max_grad_norm, gradient_scale=planned / self._micro_steps)
-        except BaseException:
-            self._forget()
+            self._treat_as(recipe)
+        except InputError:
+            self._treat_as(self.recipe)
             raise
-        return True
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the recipe's autocast, for evaluation."""
         return autocast_context(self._precision, self.device.type)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of model, optimizer and GradScaler (None without one).
+        """Return what the next step depends on, but for the data and a scheduler.
 
-        Gradients are in no state: save after an update, not between micro-batches.
+        The states of model, optimizer, GradScaler (None without one) and random
+        generators, the counts of steps and, between micro-batches, the gradients so
+        far. ``torch.load(path, map_location="cpu", weights_only=True)`` reads it.
         """
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-        }
+        return save_state(self)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what ``state_dict`` returned.
+    def load_state_dict(self, state: dict[str, Any], *, random: bool = True) -> None:
+        """Continue from what ``state_dict`` returned, bit for bit.
+
+        Args:
+            state: Of this version, or an older one that had less in it.
+            random: Whether the global random generators continue too.
 
         Raises:
-            InputError: If it is no state of a Run; nothing is loaded then.
+            InputError: If it is no state of this run; nothing is loaded then.
         """
-        missing = {"model", "optimizer", "scaler"} - set(state)
-        if missing:
-            raise InputError(
-                f"This is no state of a Run: {sorted(missing)} is missing. "
-                "Use what run.state_dict() returned."
-            )
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self._forget()
+        load_state(self, state, random=random)
+
+    def drop_group(self) -> None:
+        """Forget the micro-batches that came since the last update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.group = Group(self.recipe.gradient_accumulation_steps)
+        if self.scaler is not None:
+            # A scaler that has unscaled once refuses to again before an update.
+            self.scaler = renewed_scaler(self.scaler, self.device.type)
 
     def undo(self) -> None:
         """Give back the plain model: the same objects, trained values kept."""
@@ -223,113 +267,88 @@ class Run:
     ) -> None:
         self.undo()
 
-    def _accumulate(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
-        """Forward and backward of one micro-batch, in the order of applying P4."""
-        if not self.model.training:
-            self.model.train()  # evaluated in between: per-layer flags need it
-        with self.autocast(), self._training_call():
-            loss = loss_of(self.model, batch, self._loss)
-        # On CUDA some losses come in a storage of the size of their input (mse_loss
-        # does): the copy and the division, by 1 too, leave it behind.
-        reported = loss.detach().clone()
-        loss = loss / self.recipe.gradient_accumulation_steps
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        self._on_phase("backward")
-        loss.backward()
-        return reported
+    def _treat_as(self, recipe: Recipe) -> None:
+        """Carry out the part of a recipe that can change while training."""
+        self._blocks.treat(recipe)
+        self.recipe = recipe
+        self.group = Group(recipe.gradient_accumulation_steps)
+        self._guard.expect(recipe)
 
-    def _training_call(self) -> AbstractContextManager[None]:
-        """Return what belongs around a forward that is trained on."""
-        chunked = self._chunked_loss
-        return nullcontext() if chunked is None else chunked.training_call()
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._on_phase(phase)
 
-    def _update(self, max_grad_norm: float | None, gradient_scale: float) -> None:
-        self._on_phase("optimizer")
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        gradients = [item.grad for item in self._trained if item.grad is not None]
-        if gradient_scale != 1.0:
-            torch._foreach_mul_(gradients, gradient_scale)
-        del gradients
-        is_first = not self.optimizer.state
-        if max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(
-                self._trained, max_grad_norm, foreach=self._foreach
+    def _train(
+        self,
+        batch: Any,  # noqa: ANN401
+        max_grad_norm: float | None,
+        weight: float | None,
+        num_items_in_batch: int | torch.Tensor | None,
+    ) -> torch.Tensor:
+        self._enter("forward")
+        if weight is None:
+            weight = samples_in(batch, self._batch_dim) or 1
+        share = num_items_in_batch is not None
+        divisor = self.group.divisor(weight, share=share)
+        # Kept until the step is over, as by a loop that moves its batches itself:
+        # memory is the same either way, and as it was predicted.
+        moved = cast_batch(batch, self._precision, self.device)
+        function = self._loss
+        if num_items_in_batch is not None:
+            moved, function = with_num_items(
+                self.model, moved, function, num_items_in_batch
             )
-        try:
-            if self.scaler is not None:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()
-        except BaseException:
-            if is_first:  # half of a state would break the next step
-                self.optimizer.state.clear()
-            raise
-        self.optimizer.zero_grad(set_to_none=True)
-        self._micro_steps = 0
+        loss = forward_backward(
+            self.model,
+            moved,
+            loss=function,
+            divisor=divisor,
+            contexts=(self.autocast(), self._blocks.training_call()),
+            scaler=self.scaler,
+            before_backward=lambda: self._enter("backward"),
+        )
+        if self.group.is_complete:
+            self._update(max_grad_norm)
+        return loss
 
-    def _forget(self) -> None:
-        """Drop what an interrupted group of micro-batches has left."""
+    def _update(self, max_grad_norm: float | None) -> None:
+        self._enter("optimizer")
+        if self.steps_done + self.skipped_steps == 0 and not self._is_trace:
+            say_untrained(self.model)
+        self.updated = self._update_weights(
+            self.scaler,
+            max_grad_norm=max_grad_norm,
+            gradient_scale=self.group.gradient_scale,
+        )
+        if self.updated:
+            self.steps_done += 1
+        else:
+            self.skipped_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
-        self._micro_steps = 0
-        if self.scaler is not None:
-            # A scaler that has unscaled once refuses to again before an update.
-            state = self.scaler.state_dict()
-            self.scaler = torch.amp.GradScaler(self.device.type)
-            self.scaler.load_state_dict(state)
+        self.group = Group(self.recipe.gradient_accumulation_steps)
+
+    def _guarded(self, work: Callable[[], _Result], batch: Any) -> _Result:  # noqa: ANN401
+        """Do ``work``; if it fails, drop the group and say what is known."""
+        self.updated = False
+        try:
+            return work()
+        except BaseException as error:
+            report = self._guard.report(
+                error,
+                batch,
+                recipe=self.recipe,
+                phase=self._phase,
+                micro_batch=max(1, self.group.count),
+                weights_intact=self._update_weights.left_intact(),
+            )
+            self.drop_group()
+            self._guard.rewind()
+            if report is None:
+                raise
+        # Here the error is gone, and with its frames the tensors of the failed step.
+        free_memory(self.device)
+        raise report
 
 
 def _ignore(phase: str) -> None:
     """Stand in for a missing ``on_phase``."""
-
-
-def _move(
-    model: nn.Module, device: torch.device | str | None, undo: Undo
-) -> torch.device:
-    """Bring the model to ``device``; refuse one that has no weights."""
-    homes: dict[torch.device, int] = defaultdict(int)
-    for parameter in model.parameters():
-        homes[parameter.device] += parameter.numel()
-    if any(home.type == "meta" for home in homes):
-        raise InputError(
-            "The model is on the meta device: it has no weights to train. Load them "
-            "first, for example with AutoModelForCausalLM.from_pretrained(...)."
-        )
-    home = max(homes, key=homes.__getitem__, default=torch.device("cpu"))
-    if device is None:
-        return home
-    wanted = torch.device(device)
-    if wanted.type == "cuda" and wanted.index is None:
-        wanted = torch.device("cuda", torch.cuda.current_device())
-    if home != wanted:
-        undo.add(model.to, home)
-        model.to(wanted)
-    return wanted
-
-
-def _start_training_mode(model: nn.Module, undo: Undo) -> None:
-    modes = [(module, module.training) for module in model.modules()]
-    undo.add(_restore_modes, modes)
-    if not model.training:
-        model.train()
-
-
-def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        module.training = training
-
-
-def _same_optimizer(
-    name: str, optimizer: Callable[..., torch.optim.Optimizer] | None
-) -> str | Callable[..., torch.optim.Optimizer]:
-    """Return the callable if it is the recipe's, or the recipe's name."""
-    if optimizer is None:
-        return name
-    if qualified_name(optimizer) != name:
-        raise InputError(
-            f"The recipe was made for the optimizer {name!r}, but "
-            f"{qualified_name(optimizer)!r} was handed in. Hand in the same one."
-        )
-    return optimizer

@@ -219,5 +219,5 @@ def test_a_mixed_plan_of_a_library_model_trains_clips_and_saves() -> None:
 
     assert mixed_plan().recipe.precision == "bf16-mixed"
     assert min(losses[-4:]) < losses[0]
-    assert set(state) == {"model", "optimizer", "scaler"}
+    assert set(state) > {"model", "optimizer", "scaler"}
     assert model.config.use_cache is True

@@ -309,7 +309,7 @@ def test_an_error_after_unscaling_leaves_the_scaler_usable(
     batch = batch_for("stack")
 
     def out_of_memory(*_: Any, **__: Any) -> None:
-        run.optimizer.state[run._trained[0]]["step"] = torch.zeros(())
+        run.optimizer.state[run.trained[0]]["step"] = torch.zeros(())
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
@@ -318,7 +318,7 @@ def test_an_error_after_unscaling_leaves_the_scaler_usable(
             run.step(batch)
     assert not run.optimizer.state
     run.step(batch)
-    assert len(run.optimizer.state) == len(run._trained)
+    assert len(run.optimizer.state) == len(run.trained)
 
 
 def test_states_round_trip_with_the_scalers() -> None:

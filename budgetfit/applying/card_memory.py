@@ -1,0 +1,93 @@
+"""What a card held when it was full, from the error's text and from torch."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+_SIZE: Final = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardMemory:
+    """A device when it was full; None where nobody said.
+
+    Attributes:
+        requested_bytes: What was being allocated.
+        allocated_bytes, reserved_bytes: PyTorch's, of this process.
+        process_bytes: This process, as the driver sees it.
+        total_bytes, free_bytes: The card's.
+    """
+
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What this process's allocator could have had."""
+        if self.free_bytes is None or self.reserved_bytes is None:
+            return None
+        return self.free_bytes + self.reserved_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """What was reserved and not allocated; 0 if unknown."""
+        return (self.reserved_bytes or 0) - (self.allocated_bytes or 0)
+
+    def other_bytes(self, context_bytes: int) -> int | None:
+        """Return what other processes hold, about.
+
+        Args:
+            context_bytes: Of this process's CUDA context, if the driver does not say
+                how much the process holds.
+        """
+        if self.total_bytes is None or self.free_bytes is None:
+            return None
+        mine = self.process_bytes
+        if mine is None:
+            mine = (self.reserved_bytes or 0) + context_bytes
+        return max(0, self.total_bytes - self.free_bytes - mine)
+
+
+def card_memory(text: str, device: torch.device) -> CardMemory:
+    """Return what an error's text says, and where it says nothing what torch does now.
+
+    The text is from the moment of the failure; now much of it is free again. It is
+    written in ``c10/cuda/CUDACachingAllocator.cpp``, and for the host in
+    ``c10/core/impl/alloc_cpu.cpp``.
+    """
+
+    def size(pattern: str) -> int | None:
+        found = re.search(pattern.replace("SIZE", _SIZE), text)
+        return None if found is None else round(float(found[1]) * _UNITS[found[2]])
+
+    allocated = size(r"Of the allocated memory SIZE is allocated by PyTorch")
+    idle = size(r"SIZE is reserved by PyTorch but unallocated")
+    reserved = None if allocated is None or idle is None else allocated + idle
+    total = size(r"total capacity of SIZE")
+    free = size(r"of which SIZE is free")
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # a device that broke answers nothing
+            if allocated is None or reserved is None:
+                allocated = torch.cuda.memory_allocated(device)
+                reserved = torch.cuda.memory_reserved(device)
+            if total is None or free is None:
+                free, total = torch.cuda.mem_get_info(device)
+    host = re.search(r"you tried to allocate (\d+) bytes", text)
+    return CardMemory(
+        requested_bytes=int(host[1]) if host else size(r"Tried to allocate SIZE"),
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        process_bytes=size(r"this process has SIZE memory in use"),
+        total_bytes=total,
+        free_bytes=free,
+    )

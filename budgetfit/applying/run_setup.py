@@ -1,0 +1,98 @@
+"""What a Run does to a model before its first step: device, mode, optimizer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from budgetfit.applying.optimizer import qualified_name
+from budgetfit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from budgetfit.applying.undo import Undo
+    from budgetfit.core.recipe import Recipe
+
+
+def move(
+    model: nn.Module, device: torch.device | str | None, undo: Undo
+) -> torch.device:
+    """Bring the model to ``device``; None leaves it where most of its weights are.
+
+    Raises:
+        InputError: If the model has no weights.
+    """
+    homes: dict[torch.device, int] = defaultdict(int)
+    for parameter in model.parameters():
+        homes[parameter.device] += parameter.numel()
+    if any(home.type == "meta" for home in homes):
+        raise InputError(
+            "The model is on the meta device: it has no weights to train. Load them "
+            "first, for example with AutoModelForCausalLM.from_pretrained(...)."
+        )
+    home = max(homes, key=homes.__getitem__, default=torch.device("cpu"))
+    if device is None:
+        return home
+    wanted = torch.device(device)
+    if wanted.type == "cuda" and wanted.index is None:
+        wanted = torch.device("cuda", torch.cuda.current_device())
+    if home != wanted:
+        undo.add(model.to, home)
+        model.to(wanted)
+    return wanted
+
+
+def start_training_mode(model: nn.Module, undo: Undo) -> None:
+    """Put the model into training mode; parts kept in evaluation mode stay in it."""
+    modes = [(module, module.training) for module in model.modules()]
+    undo.add(_restore_modes, modes)
+    if not model.training:
+        model.train()
+
+
+def same_optimizer(
+    name: str, optimizer: Callable[..., torch.optim.Optimizer] | None
+) -> str | Callable[..., torch.optim.Optimizer]:
+    """Return the callable if it is the recipe's, or the recipe's name.
+
+    Raises:
+        InputError: If the callable is another one.
+    """
+    if optimizer is None:
+        return name
+    if qualified_name(optimizer) != name:
+        raise InputError(
+            f"The recipe was made for the optimizer {name!r}, but "
+            f"{qualified_name(optimizer)!r} was handed in. Hand in the same one."
+        )
+    return optimizer
+
+
+def same_training(before: Recipe, after: Recipe, *, waiting: int) -> None:
+    """Refuse to go on with a recipe that would need another optimizer or dtypes.
+
+    Raises:
+        InputError: As said, or if ``waiting`` micro-batches wait for an update.
+    """
+    for name in ("precision", "optimizer"):
+        if getattr(before, name) != getattr(after, name):
+            raise InputError(
+                f"A run cannot change its {name} from {getattr(before, name)!r} to "
+                f"{getattr(after, name)!r} while it trains. Undo it and apply the "
+                "other plan to the model."
+            )
+    if waiting:
+        raise InputError(
+            f"{waiting} micro-batches wait for an update. Call run.flush() first, or "
+            "adopt other settings when run.updated is True."
+        )
+
+
+def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training

@@ -1,0 +1,90 @@
+"""What is watched around a training step: its batch before, its failure after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.applying.out_of_memory import (
+    FailedStep,
+    TrainingOutOfMemoryError,
+    is_out_of_memory,
+    out_of_memory_error,
+    running_module,
+)
+from budgetfit.applying.planned_batch import PlannedBatch
+from budgetfit.applying.random_state import random_state, set_random_state
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
+
+
+class StepGuard:
+    """Warns of batches that are larger than planned, and reports on what failed.
+
+    Args:
+        model: What trains.
+        device: Where.
+        plan: Where the recipe is from; None if there is no plan.
+        batch_dim: The dimension of a batch's tensors that counts samples.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        plan: Plan | None,
+        batch_dim: int,
+    ) -> None:
+        self._model, self._device, self._plan = model, device, plan
+        self._batch_dim = batch_dim
+        self._batch = PlannedBatch()
+        self._random: dict[str, Any] | None = None
+
+    def expect(self, recipe: Recipe) -> None:
+        """Compare batches with the plan's at the recipe's batch size from now on."""
+        example = {} if self._plan is None else self._plan.model.batch
+        self._batch = PlannedBatch.of(example, recipe.batch_size, self._batch_dim)
+
+    def look_at(self, batch: Any, *, is_first: bool) -> None:  # noqa: ANN401
+        """Before a micro-batch: warn of its size, remember where generators stand.
+
+        Args:
+            batch: About to be trained on.
+            is_first: Whether it is the first one since the last update.
+        """
+        self._batch.warn_if_larger(batch)
+        if is_first:
+            self._random = random_state(self._device)
+
+    def rewind(self) -> None:
+        """Put random generators back to where they were before this update."""
+        if self._random is not None:
+            set_random_state(self._random, self._device)
+
+    def report(  # noqa: PLR0913 - one value each, all needed
+        self,
+        error: BaseException,
+        batch: Any,  # noqa: ANN401
+        *,
+        recipe: Recipe,
+        phase: str,
+        micro_batch: int,
+        weights_intact: bool,
+    ) -> TrainingOutOfMemoryError | None:
+        """Return what is to be raised instead of ``error``; None if it is another."""
+        if not is_out_of_memory(error):
+            return None
+        step = FailedStep(
+            phase=phase,
+            micro_batch=micro_batch,
+            recipe=recipe,
+            larger=self._batch.larger(batch),
+            growth=self._batch.growth(batch),
+            module=running_module(error, self._model),
+            weights_intact=weights_intact,
+        )
+        return out_of_memory_error(error, step, device=self._device, plan=self._plan)
