@@ -2,17 +2,19 @@
 
 What a twin's trace leaves to prove is that nothing outside the runs of equal blocks
 depends on how many there are. A second twin, one period longer, shows it once for each
-kind of program: its own trace must be the first one's made longer, event for event.
+kind of program: its own trace must be the first one's made longer, event for event. It
+is traced at the second batch size where one is needed (``longer_batch``).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from budgetfit.tracing.affine_trace import affine_trace, step_trace
+from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
 from budgetfit.tracing.block_kinds import block_kinds
 from budgetfit.tracing.block_runs import KEPT_PERIODS, find_runs
 from budgetfit.tracing.flat_trace import Names, difference
+from budgetfit.tracing.longer_batch import line_and_proof
 from budgetfit.tracing.repeat_blocks import repeat_blocks
 from budgetfit.tracing.shortened_twin import shortening
 from budgetfit.tracing.twin_layout import flat_trace, run_layout
@@ -118,7 +120,19 @@ class Twins:
     ) -> StepTrace:
         names = self.names()
         short = self._shortening(runs, KEPT_PERIODS)
-        raws = [tracer(size, short) for size in batch_sizes]
+        counts = [len(run.periods) - KEPT_PERIODS for run in runs]
+        raws = [tracer(batch_sizes[0], short)]
+        if kind not in self._proven and len(batch_sizes) > 1:
+            try:
+                flat = self._line_and_proof(
+                    runs, short, raws[0], batch_sizes[1], tracer
+                )
+            except (NotRepeatedError, NotAffineError):
+                pass  # each for itself says which of the two it is
+            else:
+                self._proven.add(kind)
+                return self._longer(flat, runs, counts).to_trace(names)
+        raws += [tracer(size, short) for size in batch_sizes[1:]]
         if kind not in self._proven:
             self._prove(runs, short, raws[0], tracer)
             self._proven.add(kind)
@@ -128,8 +142,26 @@ class Twins:
             else step_trace(raws[0], short.kept_blocks)
         )
         flat = flat_trace(trace, raws[0], short, names)
-        counts = [len(run.periods) - KEPT_PERIODS for run in runs]
         return self._longer(flat, runs, counts).to_trace(names)
+
+    def _line_and_proof(
+        self,
+        runs: tuple[BlockRun, ...],
+        short: Shortening,
+        raw: RawTrace,
+        batch_size: int,
+        tracer: Tracer,
+    ) -> FlatTrace:
+        """Return a twin's trace for all batch sizes, proven by a longer twin."""
+        names = self.names()
+        longer = self._shortening(runs, KEPT_PERIODS + 1)
+        other = tracer(batch_size, longer)
+        return line_and_proof(
+            flat_trace(step_trace(raw, short.kept_blocks), raw, short, names),
+            flat_trace(step_trace(other, longer.kept_blocks), other, longer, names),
+            lambda flat: self._longer(flat, runs, [1] * len(runs)),
+            [run_layout(run, names) for run in runs],
+        )
 
     def _prove(
         self,

@@ -166,22 +166,30 @@ def _interned(trace: StepTrace) -> Ints:
     return rows[trace.scratch_index]
 
 
-def difference(one: FlatTrace, other: FlatTrace) -> str:
-    """Return what differs between two traces, in words; empty if nothing."""
+_STORAGE_SIZES = {"fixed", "slope"}
+_OP_SIZES = {"flops_fixed", "flops_per_sample", "bytes_fixed", "bytes_per_sample"}
+
+
+def difference(one: FlatTrace, other: FlatTrace, *, sizes: bool = True) -> str:
+    """Return what differs between two traces, in words; empty if nothing.
+
+    Without ``sizes`` they may be of different batch sizes.
+    """
+    storage_sizes, op_sizes = (set(), set()) if sizes else (_STORAGE_SIZES, _OP_SIZES)
     pairs: dict[str, tuple[Any, Any]] = {
         "allocations and frees": (one.events, other.events),
         **{
             f"storages' {name}": (one.storages[name], other.storages[name])
             for name in one.storages
-            if name not in {"scratch", "unverified", "owner"}
+            if name not in {"scratch", "unverified", "owner"} | storage_sizes
         },
-        "kernel scratch": (_rows(one, "scratch"), _rows(other, "scratch")),
+        "kernel scratch": (_scratch(one, sizes=sizes), _scratch(other, sizes=sizes)),
         "unverified ops": (_rows(one, "unverified"), _rows(other, "unverified")),
         "ops": (_op_names(one), _op_names(other)),
         **{
             f"ops' {name}": (one.ops[name], other.ops[name])
             for name in one.ops
-            if name not in {"name", "owner"}
+            if name not in {"name", "owner"} | op_sizes
         },
         "phases": (one.phases, other.phases),
         "block passes": (one.passes, other.passes),
@@ -204,6 +212,13 @@ def difference(one: FlatTrace, other: FlatTrace) -> str:
 def _rows(flat: FlatTrace, name: str) -> list[Any]:
     rows: tuple[Any, ...] = (*getattr(flat, name), None)
     return [rows[index] for index in flat.storages[name].tolist()]
+
+
+def _scratch(flat: FlatTrace, *, sizes: bool) -> list[Any]:
+    rows = _rows(flat, "scratch")
+    if sizes:
+        return rows
+    return [row and (row.rule, row.part, len(row.arguments)) for row in rows]
 
 
 def _op_names(flat: FlatTrace) -> list[str]:

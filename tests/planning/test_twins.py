@@ -241,8 +241,7 @@ def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
     made = traces.of(recipe)
     assert [line.split(", ")[-1] for line in traces.log] == [
         "in a twin with 4",
-        "in a twin with 4",
-        "in a twin with 5",
+        "in a twin with 5",  # a sample larger and a block longer: line and proof
     ]
     assert_same(made, Traces(subject, whole=True).of(recipe))
 
@@ -329,3 +328,12 @@ def test_what_depends_on_the_number_of_blocks_is_traced_whole(
     assert any(reason in line for line in traces.log)
     assert "twin" not in traces.log[-1]
     assert_same(made, whole)
+
+
+def test_what_depends_on_the_number_of_blocks_is_not_taken_for_the_batch_s() -> None:
+    subject = Subject(model=Last(12), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
+    recipe = Recipe(batch_size=2)
+    traces = Traces(subject)
+    made = traces.of(recipe)
+    assert any("one block more makes a difference" in line for line in traces.log)
+    assert_same(made, Traces(subject, whole=True).of(recipe))
