@@ -144,11 +144,11 @@ def _scratch(
             continue
         if pair not in known:
             one, two = longer.scratch[pair[0]], other.scratch[pair[1]]
-            values = (
+            values, others = (
                 np.array([each.fixed for each in row.arguments], np.int64)
                 for row in (one, two)
             )
-            fixed, slope = _lines(*values, sizes)
+            fixed, slope = _lines(values, others, sizes)
             arguments = tuple(
                 Affine(int(a), int(b)) for a, b in zip(fixed, slope, strict=True)
             )
