@@ -1,32 +1,35 @@
-"""Plan, Estimate, Layer, Verification: the answers, as values that round-trip."""
+"""Plan, Estimate, Layer: the answers, as values that round-trip."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from budgetfit.core.answer_text import TEXT, text_of
 from budgetfit.core.block_table import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe
+from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = [
+    "TEXT",
+    "Alternative",
+    "CategoryCheck",
+    "Estimate",
+    "Layer",
+    "LayerMemory",
+    "ModelSummary",
+    "PhaseCheck",
+    "Plan",
+    "Verification",
+]
 
 FORMAT = 1  # of a saved plan; raised when a field changes its meaning
-
-# How ``print`` shows the answers. Rendering lives at the front door, which sets this.
-TEXT: dict[str, Callable[[Any], str]] = {}
-
-
-def _text(value: Any) -> str:  # noqa: ANN401 - one of the answers here
-    render = TEXT.get(type(value).__name__)
-    return repr(value) if render is None else render(value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMemory:
@@ -96,7 +99,7 @@ class Estimate:
     host_bytes: int = 0
 
     def __str__(self) -> str:
-        return _text(self)
+        return text_of(self)
 
     @property
     def samples_per_s(self) -> float:
@@ -157,7 +160,7 @@ class Plan:
     source: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return _text(self)
+        return text_of(self)
 
     @property
     def fits(self) -> bool:
@@ -173,7 +176,7 @@ class Plan:
         Raises:
             InputError: If the plan has no such block, or several.
         """
-        return _text(self.row(block))
+        return text_of(self.row(block))
 
     def row(self, block: str) -> BlockRow:
         """Return the numbers behind ``why``.
@@ -236,84 +239,3 @@ class Plan:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"Cannot read the plan {str(path)!r}: {error}.") from None
         return cls.from_json(text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseCheck:
-    """One phase, predicted against measured; bytes, -1 where not measured."""
-
-    step: int
-    phase: str
-    predicted_allocated_bytes: int
-    measured_allocated_bytes: int
-    predicted_reserved_bytes: int
-    measured_reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """Real steps against the prediction.
-
-    Attributes:
-        device: ``cuda`` or ``cpu``; on the CPU, live bytes are compared under CPU
-            semantics and VRAM is not checked.
-        device_name: As the driver reports it, or the processor.
-        steps: Real optimizer steps that ran.
-        phases: Predicted against measured, per step and phase.
-        predicted_process_bytes, measured_process_bytes: What nvidia-smi shows; None
-            where it cannot be read.
-        predicted_process_range_bytes: Between what the process was expected.
-        measured_context_bytes: The process less the allocator's reserved bytes, after
-            the last step; None where it cannot be read.
-        step_ms: Median of the measured steps.
-        predicted_step_ms: The plan's: the roofline, times ``time_factor``.
-        time_factor: What the plan multiplied the roofline by.
-        gradients_match: Whether gradients equal the unmodified model's; None if not
-            compared.
-        max_gradient_error: Largest relative difference (norm of the difference over
-            norm).
-        recomputed_blocks: How many blocks really ran their forward twice.
-        out_of_memory: The CUDA error text when the plan did not fit; None otherwise.
-        notes: What was not checked.
-    """
-
-    device: str
-    device_name: str
-    steps: int
-    phases: tuple[PhaseCheck, ...]
-    predicted_process_bytes: int | None
-    measured_process_bytes: int | None
-    step_ms: float
-    predicted_step_ms: float
-    gradients_match: bool | None
-    max_gradient_error: float | None
-    recomputed_blocks: int
-    expected_recomputed_blocks: int
-    out_of_memory: str | None = None
-    notes: tuple[str, ...] = ()
-    predicted_process_range_bytes: tuple[int, int] | None = None
-    measured_context_bytes: int | None = None
-    time_factor: float = 1.0
-
-    def __str__(self) -> str:
-        return _text(self)
-
-    @property
-    def allocated_error(self) -> float | None:
-        """Signed relative error of the allocated peak; None if not measured."""
-        measured = max(
-            (row.measured_allocated_bytes for row in self.phases), default=-1
-        )
-        if measured <= 0:
-            return None
-        predicted = max(row.predicted_allocated_bytes for row in self.phases)
-        return predicted / measured - 1
-
-    @property
-    def passed(self) -> bool:
-        """No out-of-memory, gradients equal, and recomputation as planned."""
-        return (
-            self.out_of_memory is None
-            and self.gradients_match is not False
-            and self.recomputed_blocks == self.expected_recomputed_blocks
-        )

@@ -1,0 +1,140 @@
+"""Verification: what real steps took, beside what was predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from budgetfit.core.answer_text import text_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCheck:
+    """One phase, predicted against measured; bytes, -1 where not measured."""
+
+    step: int
+    phase: str
+    predicted_allocated_bytes: int
+    measured_allocated_bytes: int
+    predicted_reserved_bytes: int
+    measured_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryCheck:
+    """What one category takes at the peak, predicted against the real objects'."""
+
+    name: str
+    predicted_bytes: int
+    measured_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Real steps against the prediction.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``; on the CPU, live bytes are compared under CPU
+            semantics and VRAM is not checked.
+        device_name: As the driver reports it, or the processor.
+        steps: Real optimizer steps that ran.
+        phases: Predicted against measured, per step and phase.
+        predicted_process_bytes, measured_process_bytes: What nvidia-smi shows; None
+            where it cannot be read.
+        predicted_process_range_bytes: Between what the process was expected.
+        measured_context_bytes: The process less the allocator's reserved bytes, after
+            the last step; None where it cannot be read.
+        step_ms: Median of the measured steps after the first.
+        first_step_ms: The first step, which makes the optimizer's state and loads
+            kernels; None if it did not end.
+        predicted_step_ms: The plan's: the roofline, times ``time_factor``.
+        time_factor: What the plan multiplied the roofline by.
+        gradients_match: Whether gradients equal the unmodified model's; None if not
+            compared.
+        max_gradient_error: Largest relative difference (norm of the difference over
+            norm).
+        recomputed_blocks: How many blocks really ran their forward twice; those that
+            save nothing, and need not, are counted as planned.
+        out_of_memory: The CUDA error text when the plan did not fit; None otherwise.
+        notes: What was not checked.
+        categories: At the peak; parameters, gradients and optimizer state are counted
+            on the real objects, what is left is one row.
+        usable_bytes: What the allocator may reserve by the plan's budget; None where
+            VRAM was not checked.
+        room_bytes: The same and the headroom: above it the card is full.
+        predicted_pinned_bytes, measured_pinned_bytes: Page-locked host memory; None
+            where it cannot be read.
+        host_growth_bytes: How much more host memory the process held at the end than
+            before the first step; None where it cannot be read.
+        shorter_batches: How many other batches ran a step after the longest.
+        shorter_reserved_bytes: The reserved peak over those steps; -1 without any.
+        fresh_process: Whether a process of its own ran the steps.
+    """
+
+    device: str
+    device_name: str
+    steps: int
+    phases: tuple[PhaseCheck, ...]
+    predicted_process_bytes: int | None
+    measured_process_bytes: int | None
+    step_ms: float
+    predicted_step_ms: float
+    gradients_match: bool | None
+    max_gradient_error: float | None
+    recomputed_blocks: int
+    expected_recomputed_blocks: int
+    out_of_memory: str | None = None
+    notes: tuple[str, ...] = ()
+    predicted_process_range_bytes: tuple[int, int] | None = None
+    measured_context_bytes: int | None = None
+    time_factor: float = 1.0
+    first_step_ms: float | None = None
+    categories: tuple[CategoryCheck, ...] = ()
+    usable_bytes: int | None = None
+    room_bytes: int | None = None
+    predicted_pinned_bytes: int = 0
+    measured_pinned_bytes: int | None = None
+    host_growth_bytes: int | None = None
+    shorter_batches: int = 0
+    shorter_reserved_bytes: int = -1
+    fresh_process: bool = False
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    @property
+    def allocated_error(self) -> float | None:
+        """Signed relative error of the allocated peak; None if not measured."""
+        measured = max(
+            (row.measured_allocated_bytes for row in self.phases), default=-1
+        )
+        if measured <= 0:
+            return None
+        predicted = max(row.predicted_allocated_bytes for row in self.phases)
+        return predicted / measured - 1
+
+    @property
+    def measured_reserved_bytes(self) -> int:
+        """The most that the allocator reserved in all steps; -1 if not measured."""
+        reserved = [row.measured_reserved_bytes for row in self.phases]
+        return max((*reserved, self.shorter_reserved_bytes), default=-1)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the steps had room on the planned card; None if it was not checked.
+
+        The headroom may be used: it is there for what a prediction misses.
+        """
+        if self.out_of_memory is not None:
+            return False
+        if self.room_bytes is None or self.measured_reserved_bytes < 0:
+            return None
+        return self.measured_reserved_bytes <= self.room_bytes
+
+    @property
+    def passed(self) -> bool:
+        """It fits, gradients are equal, and recomputation is as planned."""
+        return (
+            self.fits is not False
+            and self.gradients_match is not False
+            and self.recomputed_blocks == self.expected_recomputed_blocks
+        )
