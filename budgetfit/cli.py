@@ -27,8 +27,15 @@ from budgetfit.cli_compare import compare
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
 from budgetfit.core.errors import InputError
 
-# What `export --to` can write: module and function of each.
-EXPORTS: Final = {"torch": ("budgetfit.integrations.torch_script", "torch_script")}
+# What `export --to` can write, and the module whose `export_text` does.
+EXPORTS: Final = {
+    "trainer": "budgetfit.integrations.trainer",
+    "sft": "budgetfit.integrations.trl",
+    "accelerate": "budgetfit.integrations.accelerate",
+    "lightning": "budgetfit.integrations.lightning",
+    "deepspeed": "budgetfit.integrations.deepspeed",
+    "torch": "budgetfit.integrations.torch_script",
+}
 
 app = typer.Typer(
     name="budgetfit",
@@ -252,8 +259,9 @@ def export(
                 f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "
                 "for example --to torch."
             )
-        module, function = EXPORTS[to]
-        text = getattr(importlib.import_module(module), function)(_load(plan_file))
+        made = _load(plan_file)
+        module = importlib.import_module(EXPORTS[to])
+        text = module.export_text(made, str(plan_file))
         if save is not None:
             write(save, text)
         if as_json:

@@ -147,7 +147,12 @@ Device = Annotated[
     ),
 ]
 Target = Annotated[
-    str, typer.Option("--to", help="torch: a training script that stands alone.")
+    str,
+    typer.Option(
+        "--to",
+        help="trainer, sft, accelerate, lightning, deepspeed: settings for that "
+        "library. torch: a training script that stands alone.",
+    ),
 ]
 SavePlan = Annotated[
     Path | None,

@@ -21,13 +21,21 @@ class CannotChunkLossError(InputError):
     """The loss of this model cannot be computed in parts; use ``loss_chunks=1``."""
 
 
-def refuse(reason: str, cause: Exception | None = None) -> NoReturn:
+class _NoLogitsError(CannotChunkLossError, AttributeError):
+    """What the logits have no value for; ``hasattr`` says no, and passes them on."""
+
+
+def refuse(
+    reason: str,
+    cause: Exception | None = None,
+    kind: type[CannotChunkLossError] = CannotChunkLossError,
+) -> NoReturn:
     """Say why the loss cannot be cut, and what to do.
 
     Raises:
         CannotChunkLossError: Always.
     """
-    raise CannotChunkLossError(
+    raise kind(
         f"The loss of this model cannot be cut into parts: {reason}. Use loss_chunks=1."
     ) from cause
 
@@ -125,7 +133,8 @@ class DeferredLogits:
         if name in _METHODS:
             method = getattr(torch.Tensor, name)
             return functools.partial(_call, method, self)
-        refuse(f"it asks for logits.{name}, and no logits are computed")
+        reason = f"it asks for logits.{name}, and no logits are computed"
+        refuse(reason, kind=_NoLogitsError)
 
 
 def _call(

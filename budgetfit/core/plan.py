@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from budgetfit.core.adapter import Adapter
 from budgetfit.core.answer_text import TEXT, text_of
 from budgetfit.core.block_table import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 
@@ -140,10 +142,11 @@ class ModelSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(PlanExports):
     """The recommended settings and the evidence for them.
 
-    ``block_table`` says why each block is treated as it is. ``source`` holds the live
+    ``block_table`` says why each block is treated as it is. ``adapter`` is what is
+    trained instead of the model's weights, where that was asked for. ``source`` holds the live
     model, batch, loss and optimizer that ``apply`` and ``verify`` use; it is not saved,
     so a loaded plan needs them handed in again.
     """
@@ -157,6 +160,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
     block_table: tuple[BlockRow, ...] = ()
+    adapter: Adapter | None = None
     source: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:

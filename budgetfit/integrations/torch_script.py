@@ -60,6 +60,11 @@ def torch_script(plan: Plan) -> str:
     return "\n\n".join([head, *(part.code for part in sections)])
 
 
+def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
+    """Return the script; it needs no plan."""
+    return torch_script(plan)
+
+
 def _docstring(plan: Plan) -> str:
     estimate = plan.estimate
     peaks = ", ".join(

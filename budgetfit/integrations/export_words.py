@@ -1,0 +1,54 @@
+"""What exported settings say about their plan, and arguments as source text."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.reporting.words import blocks_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from budgetfit.core.plan import Plan
+
+LENGTH_NAMES = ("input_ids", "decoder_input_ids")
+
+
+def about(plan: Plan, what: str) -> list[str]:
+    """Return lines that say what was planned; nothing in them ends a docstring."""
+    lines = [
+        f"{what} for {plan.model.name}, as planned for {plan.gpu.title}.",
+        "",
+        f"Predicted for the process: {format_bytes(plan.estimate.process_bytes)}.",
+        f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
+    ]
+    length = planned_length(plan)
+    if length is not None:
+        lines.append(f"Samples: at most {length} tokens.")
+    loss = (plan.provenance.get("asked") or {}).get("loss")
+    if loss is not None:
+        lines.append(f"Loss: planned with {loss}.")
+    return [line.replace("\\", "/").replace('"', "'") for line in lines]
+
+
+def planned_length(plan: Plan) -> int | None:
+    """Return how many tokens a sample was planned with; None where it is no text."""
+    for name in LENGTH_NAMES:
+        shape, _ = plan.model.batch.get(name, ((), ""))
+        if len(shape) == 2:  # noqa: PLR2004 - samples and tokens
+            return shape[1]
+    return None
+
+
+def keywords(arguments: Mapping[str, Any], indent: int) -> str:
+    """Return ``name=value,`` lines."""
+    space = " " * indent
+    return "".join(
+        f"{space}{name}={_source(value)},\n" for name, value in arguments.items()
+    )
+
+
+def _source(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)

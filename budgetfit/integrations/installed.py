@@ -1,0 +1,24 @@
+"""Libraries that may not be there, imported when they are asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from budgetfit.core.errors import InputError
+
+
+def find_attribute(module: str, name: str) -> Any:  # noqa: ANN401 - a library's class
+    """Return something of a library that is not a dependency.
+
+    Raises:
+        InputError: If it cannot be imported; says what to install.
+    """
+    library = module.split(".", maxsplit=1)[0]
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"This needs {name} of {library}, which cannot be imported ({error}). "
+            f"Install it: pip install {library}."
+        ) from error

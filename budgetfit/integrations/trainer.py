@@ -1,0 +1,180 @@
+"""transformers' ``Trainer``: a callback for what its arguments cannot say."""
+
+from __future__ import annotations
+
+import warnings
+from string import Template
+from typing import TYPE_CHECKING, Any, Final
+
+from transformers import TrainerCallback
+
+from budgetfit.applying.undo import Undo
+from budgetfit.core.errors import InputError
+from budgetfit.core.precision import find_precision
+from budgetfit.integrations.export_words import about, keywords
+from budgetfit.integrations.prepared_model import (
+    PreparedModel,
+    cast_weights,
+    find_planned,
+)
+from budgetfit.integrations.trainer_arguments import settings, training_arguments
+from budgetfit.integrations.trl import has_fused_head
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+
+
+class PlanCallback(TrainerCallback):
+    """Makes the model that a ``Trainer`` trains do as planned, and gives it back.
+
+    Weights get the planned dtype when the Trainer is made, before an optimizer state
+    is loaded; blocks and losses are set up when training begins, after everything that
+    the Trainer itself sets up, and taken back when it ends. After an error in training,
+    ``undo()`` does that.
+
+    Args:
+        plan: From ``plan()``, or loaded from disk.
+
+    Raises:
+        InputError: From the Trainer's constructor, if its model is not the planned one.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._prepared: PreparedModel | None = None
+
+    def undo(self) -> None:
+        """Give back the plain model; weights keep the dtype they were trained in."""
+        if self._prepared is not None:
+            self._prepared.undo()
+            self._prepared = None
+
+    def on_init_end(
+        self,
+        args: Any,  # noqa: ANN401, ARG002 - the library's signatures
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        model: nn.Module | None = None,
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Give weights their dtype."""
+        if model is None:
+            return
+        policy = find_precision(self._plan.recipe.precision)
+        with Undo() as undo:
+            planned = find_planned(self._plan, model)
+            cast_weights(planned, policy, undo, sets_tf32=False)
+        undo()  # of buffers, until training begins
+
+    def on_train_begin(
+        self,
+        args: Any,  # noqa: ANN401
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        model: Any = None,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Set blocks and loss up."""
+        self.undo()  # a Trainer that looks for a batch size begins several times
+        _check_arguments(self._plan, args)
+        planned = find_planned(self._plan, model)
+        self._prepared = PreparedModel(
+            self._plan,
+            planned,
+            chunks_loss=not has_fused_head(planned),
+            sets_tf32=False,  # args.tf32 has, by torch's newer switch
+        )
+
+    def on_step_begin(
+        self,
+        args: Any,  # noqa: ANN401, ARG002
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Set blocks up again if something has switched checkpointing meanwhile."""
+        if self._prepared is not None and self._prepared.restore():
+            warnings.warn(
+                "Something switched checkpointing on or off during training; the "
+                "planned blocks are recomputed again.",
+                stacklevel=2,
+            )
+
+    def on_train_end(
+        self,
+        args: Any,  # noqa: ANN401, ARG002
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Give back the plain model."""
+        self.undo()
+
+
+def _check_arguments(plan: Plan, args: Any) -> None:  # noqa: ANN401
+    """Say where a Trainer trains otherwise than planned.
+
+    Raises:
+        InputError: If one process would train on several cards.
+    """
+    if args.n_gpu > 1:
+        raise InputError(
+            f"The Trainer would share {args.n_gpu} cards out inside one process "
+            "(nn.DataParallel), and the plan is for one card. Show it one "
+            "(CUDA_VISIBLE_DEVICES=0), or start one process per card with accelerate "
+            "launch."
+        )
+    other = [
+        f"{name}={getattr(args, name)} (planned: {value})"
+        for name, value in settings(plan).items()
+        if getattr(args, name) != value
+    ]
+    if args.world_size > 1:
+        other.append(f"{args.world_size} processes (planned: 1)")
+    if other:
+        warnings.warn(
+            f"Training with {', '.join(other)}: the plan's prediction is for other "
+            "settings.",
+            stacklevel=2,
+        )
+
+
+_TEXT: Final = Template('''\
+"""$about
+"""
+
+from transformers import Trainer, TrainingArguments
+
+import budgetfit
+
+plan = budgetfit.Plan.load($plan)
+
+
+def make_trainer(model, train_dataset, **options):
+    """Return a Trainer of the planned model, which trains as planned."""
+    args = TrainingArguments(
+        output_dir="out",
+$arguments    )
+    return Trainer(
+        model=model,
+        args=args,
+        train_dataset=train_dataset,
+        callbacks=[plan.trainer_callback()],  # recomputes the planned blocks
+        **options,
+    )
+''')
+
+
+def export_text(plan: Plan, plan_file: str) -> str:
+    """Return Python source with a function that makes the Trainer.
+
+    Raises:
+        InputError: As ``training_arguments``.
+    """
+    return _TEXT.substitute(
+        about="\n".join(about(plan, "A Trainer")),
+        plan=repr(plan_file),
+        arguments=keywords(training_arguments(plan, {}), 8),
+    )

@@ -1,0 +1,81 @@
+"""Arguments for transformers' ``TrainingArguments`` and what is derived from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
+
+from budgetfit.core.errors import InputError
+from budgetfit.core.precision import find_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from budgetfit.core.plan import Plan
+
+
+def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments for the installed ``TrainingArguments``.
+
+    Raises:
+        InputError: If the plan's optimizer or an argument has no name there.
+    """
+    known = {item.name for item in dataclasses.fields(TrainingArguments) if item.init}
+    return planned_arguments(plan, known, overrides)
+
+
+def planned_arguments(
+    plan: Plan, known: Collection[str], overrides: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a plan says to a class of arguments with these fields.
+
+    Checkpointing is switched off in so many words: some classes switch it on, for every
+    block, and the callback does what is planned (user-needs V3, V4).
+
+    Raises:
+        InputError: As ``training_arguments``.
+    """
+    wanted = {**settings(plan), "optim": plan.recipe.optimizer}
+    if find_precision(plan.recipe.precision).tf32:
+        wanted["tf32"] = True
+    if plan.estimate.eval_batch_size is not None:
+        wanted["per_device_eval_batch_size"] = plan.estimate.eval_batch_size
+    # The first is the new name of the second, which is deprecated (user-needs V1).
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if name in known:
+            wanted[name] = False
+            break
+    wanted |= overrides
+    _check(wanted, known)
+    return wanted
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """Return the arguments that decide memory and samples per optimizer step."""
+    policy = find_precision(plan.recipe.precision)
+    return {
+        "per_device_train_batch_size": plan.recipe.batch_size,
+        "gradient_accumulation_steps": plan.recipe.gradient_accumulation_steps,
+        "bf16": policy.autocast == "bf16",
+        "fp16": policy.autocast == "fp16",
+    }
+
+
+def _check(wanted: dict[str, Any], known: Collection[str]) -> None:
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InputError(
+            f"The installed library has no argument {', '.join(map(repr, unknown))}. "
+            "Is it too old, or the name mistyped?"
+        )
+    optimizers = {each.value for each in OptimizerNames}
+    if wanted["optim"] not in optimizers:
+        raise InputError(
+            f"The installed Trainer has no optimizer {wanted['optim']!r} in its optim "
+            "names. Build it yourself, Trainer(..., optimizers=(optimizer, None)) with "
+            "optimizer = plan.make_optimizer(model.parameters()), and give optim a "
+            'name that it then ignores: to_training_arguments(optim="adamw_torch").'
+        )
