@@ -20,7 +20,7 @@ from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.memory.replay import replay
 from budgetfit.planning.largest_batch import largest_up_to
-from budgetfit.planning.traces import quiet_fakes
+from budgetfit.planning.trace_errors import quiet_fakes
 from budgetfit.tracing.evaluation import evaluation_after
 from budgetfit.tracing.fake_step import trace_once
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import torch
-from torch import nn
 
 from budgetfit.applying.run import Run
 from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.planning.trace_cache import TraceCache
+from budgetfit.planning.trace_errors import quiet_fakes, trace_error
 from budgetfit.planning.trace_key import program_key, subject_key
 from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
@@ -24,7 +19,9 @@ from budgetfit.tracing.steady_step import repeat_step
 from budgetfit.tracing.unit_anchors import NotRepeatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from torch import nn
 
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.step_trace import StepTrace
@@ -276,7 +273,7 @@ class Traces:
         except BudgetfitError:
             raise
         except Exception as error:
-            raise _trace_error(self.subject.model, error) from error
+            raise trace_error(self.subject.model, error) from error
         repeat_step(raw)
         self.log.append(
             f"traced {recipe.precision} at batch {batch_size}, {wrapped} blocks "
@@ -296,47 +293,3 @@ def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:
         keep_own_checkpointing,
         recipe.loss_chunks,
     )
-
-
-@contextlib.contextmanager
-def quiet_fakes() -> Iterator[None]:
-    """Keep torch from logging a traceback for what becomes an error or a note."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
-def _trace_error(model: nn.Module, error: Exception) -> TraceError:
-    text = " ".join(str(error).split())[:300].rstrip(".")
-    module, op = _where(error)
-    place = f", in {module!r}" if module else ""
-    place += f" at {op}" if op else ""
-    return TraceError(
-        f"{type(model).__name__} cannot run on fake tensors{place}: "
-        f"{type(error).__name__}: {text}. Pass an example batch that the model's "
-        "forward accepts (batch=...), and a loss= if it returns none.",
-        module=module or type(model).__name__,
-        op=op,
-    )
-
-
-def _where(error: Exception) -> tuple[str, str]:
-    """Return the path of the innermost module that ran, and the op, from the frames.
-
-    It was a copy of the model that ran, so paths are those below its outermost module.
-    """
-    modules: list[nn.Module] = []
-    op = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        running, func = frame.f_locals.get("self"), frame.f_locals.get("func")
-        if isinstance(running, nn.Module):
-            modules.append(running)
-        if isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - it has no other name
-            op = str(func)
-    if not modules:
-        return "", op
-    names = {id(module): name for name, module in modules[0].named_modules()}
-    return names.get(id(modules[-1]), ""), op
