@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import difflib
 import functools
-from typing import TYPE_CHECKING, Any
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from budgetfit.applying.adamw_8bit import PAGED_NOTE, adamw_8bit, paged_adamw_8bit
+from budgetfit.applying import (
+    bitsandbytes_optimizers,
+    offloaded_optimizer,
+    torchao_optimizers,
+)
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,18 +54,19 @@ def make_optimizer(
 
     On CUDA, ``foreach`` and ``fused`` are said explicitly, with the values that torch
     would choose: fake tensors that stand for CUDA fail torch's own test for them
-    (cuda-memory M44), and the traced program must be the one that runs.
+    (cuda-memory M44), and the traced program must be the one that runs. On fake tensors
+    bitsandbytes' and torchao's optimizers have stand-ins that make the same states.
 
     Args:
-        optimizer: A name of transformers' ``optim`` (weight decay 0, as its default),
-            or a callable that takes the list of parameters.
+        optimizer: A name of transformers' ``optim`` (weight decay 0, as its default) or
+            one of ``OPTIMIZER_NAMES``; or a callable that takes the list of parameters.
         parameters: Those without ``requires_grad`` are left out.
         lr: Learning rate; a callable brings its own.
         device_type: ``"cuda"`` or ``"cpu"``.
 
     Raises:
-        InputError: If the name is unknown or needs a library beyond torch and
-            transformers, the callable returns no optimizer, or nothing is trained.
+        InputError: If the name is unknown, its library is not installed or it cannot
+            be planned, the callable returns no optimizer, or nothing is trained.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
@@ -66,15 +74,9 @@ def make_optimizer(
             "The model has no trainable parameter: requires_grad is False everywhere."
         )
     if callable(optimizer):
-        made = optimizer(trained)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise InputError(
-                f"The optimizer callable returned {type(made).__name__}, which is no "
-                "torch.optim.Optimizer. Use for example "
-                "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
-            )
+        made = _from_callable(optimizer, trained)
     else:
-        made = _find_maker(optimizer)(trained, lr)
+        made = _maker(optimizer)(trained, lr)
     if runs_as_on_cuda(trained, device_type):
         _say_foreach(made)
     return made
@@ -82,9 +84,7 @@ def make_optimizer(
 
 def runs_as_on_cuda(parameters: list[torch.nn.Parameter], device_type: str) -> bool:
     """Whether these are CUDA's parameters, or fake ones that stand for them."""
-    return device_type == "cuda" or any(
-        isinstance(parameter, FakeTensor) for parameter in parameters
-    )
+    return device_type == "cuda" or _are_fake(parameters)
 
 
 def qualified_name(function: Callable[..., object]) -> str:
@@ -93,6 +93,35 @@ def qualified_name(function: Callable[..., object]) -> str:
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _are_fake(parameters: list[Any]) -> bool:
+    return any(isinstance(parameter, FakeTensor) for parameter in parameters)
+
+
+def _from_callable(
+    function: Callable[..., Optimizer], trained: list[torch.nn.Parameter]
+) -> Optimizer:
+    try:
+        made = function(trained)
+    except Exception:
+        if not _are_fake(trained) or "bitsandbytes" not in sys.modules:
+            raise
+        with _disable_current_modes():  # bitsandbytes computes its tables
+            made = function(trained)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InputError(
+            f"The optimizer callable returned {type(made).__name__}, which is no "
+            "torch.optim.Optimizer. Use for example "
+            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
+        )
+    if not _are_fake(trained):
+        return made
+    for library in (bitsandbytes_optimizers, torchao_optimizers):
+        stand_in = library.stand_in_for(made)
+        if stand_in is not None:
+            return stand_in
+    return made
 
 
 def _say_foreach(optimizer: Optimizer) -> None:
@@ -105,27 +134,34 @@ def _say_foreach(optimizer: Optimizer) -> None:
             group["foreach"] = True
 
 
-def _find_maker(name: object) -> Callable[[list[Any], float], Optimizer]:
+def _maker(name: object) -> Callable[[list[Any], float], Optimizer]:
     if isinstance(name, str) and name in _MAKERS:
         return _MAKERS[name]
-    supported = ", ".join(_MAKERS)
-    if isinstance(name, str) and name in _needs_another_library():
-        raise InputError(
-            f"Optimizer {name!r} needs a library that budgetfit cannot plan for yet. "
-            f"Use one of: {supported}; or a callable that takes the parameters."
-        )
-    nearest = difflib.get_close_matches(str(name), _MAKERS, n=1)
+    raise _no_such(name)
+
+
+def _no_such(name: object) -> InputError:
+    """Return why a name cannot be used, and what can be instead."""
+    names = ", ".join(OPTIMIZER_NAMES)
+    use = f"Use one of: {names}; or a callable that takes the parameters."
+    if isinstance(name, str):
+        for start, reason in _REFUSED.items():
+            if name.startswith(start):
+                return InputError(f"Optimizer {name!r} cannot be planned: {reason}.")
+        if name in _transformers_names():
+            return InputError(
+                f"Optimizer {name!r} needs a library that budgetfit cannot plan for. "
+                f"{use}"
+            )
+    nearest = difflib.get_close_matches(str(name), OPTIMIZER_NAMES, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise InputError(
-        f"{name!r} is not an optimizer.{hint} Use one of: {supported}; or a callable "
-        "that takes the parameters."
-    )
+    return InputError(f"{name!r} is not an optimizer.{hint} {use}")
 
 
-def _needs_another_library() -> set[str]:
+def _transformers_names() -> set[str]:
     from transformers.training_args import OptimizerNames  # noqa: PLC0415 - slow import
 
-    return {name.value for name in OptimizerNames} - set(_MAKERS)
+    return {name.value for name in OptimizerNames}
 
 
 def _adafactor(parameters: list[Any], lr: float) -> Optimizer:
@@ -140,6 +176,77 @@ def _adamw(parameters: list[Any], lr: float, *, fused: bool = False) -> Optimize
     )
 
 
+class Imported(NamedTuple):
+    """An ordinary optimizer of a library that traces must have, too."""
+
+    module: str
+    kind: str
+    options: dict[str, Any]
+    install: str
+
+
+_ADAM: Final = {"betas": (0.9, 0.999), "eps": 1e-8}
+_SCHEDULE_FREE: Final = {
+    "weight_decay": 0.0,
+    "weight_lr_power": 2.0,
+    "r": 0.0,
+}
+_IMPORTED: Final = {
+    "schedule_free_adamw": Imported(
+        "schedulefree",
+        "AdamWScheduleFree",
+        {**_ADAM, **_SCHEDULE_FREE, "warmup_steps": 0},
+        "schedulefree",
+    ),
+    "schedule_free_sgd": Imported(
+        "schedulefree",
+        "SGDScheduleFree",
+        {**_SCHEDULE_FREE, "warmup_steps": 0},
+        "schedulefree",
+    ),
+    "schedule_free_radam": Imported(
+        "schedulefree", "RAdamScheduleFree", {**_ADAM, **_SCHEDULE_FREE}, "schedulefree"
+    ),
+}
+
+
+def _imported(name: str, parameters: list[Any], lr: float) -> Optimizer:
+    known = _IMPORTED[name]
+    try:
+        library: Any = importlib.import_module(known.module)
+    except ImportError as error:
+        raise InputError(
+            f"Optimizer {name!r} is {known.module}'s, which planning runs too: "
+            f"pip install {known.install} ({error})."
+        ) from None
+    made: Any = getattr(library, known.kind)(parameters, lr=lr, **known.options)
+    made.train()  # it refuses to step before; evaluation wants made.eval()
+    optimizer: Optimizer = made
+    return optimizer
+
+
+# Names of transformers by what they begin with -> why they are refused.
+_CALLABLE: Final = "hand in a callable that takes the parameters"
+_REFUSED: Final = {
+    "adamw_torch_xla": "it is torch_xla's, for TPUs",
+    "adamw_torch_npu_fused": "it is torch_npu's, for Ascend cards",
+    "adamw_anyprecision": "it is torchdistx's, which is no longer maintained; "
+    + _CALLABLE,
+    "galore_": "which layers it projects (optim_target_modules) is no part of a "
+    "recipe; " + _CALLABLE,
+    "apollo_": "which layers it projects (optim_target_modules) is no part of a "
+    "recipe; " + _CALLABLE,
+    "lomo": "it runs the backward pass itself; optimizer='sgd' with "
+    "optimizer_in_backward=True is the same step",
+    "adalomo": "it runs the backward pass itself; optimizer='adafactor' with "
+    "optimizer_in_backward=True frees gradients the same way",
+    "grokadamw": "it keeps its states in host memory and brings three of them to the "
+    "card for each tensor, which a trace cannot tell apart",
+    "stable_adamw": "on CUDA it runs Triton kernels, which fake tensors cannot; hand "
+    "in a callable: lambda parameters: optimi.StableAdamW(parameters, lr=5e-5, "
+    "triton=False)",
+}
+
 _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
     "adamw_torch": _adamw,
     "adamw_torch_fused": functools.partial(_adamw, fused=True),
@@ -147,8 +254,13 @@ _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
-    "adamw_bnb_8bit": adamw_8bit,
-    "paged_adamw_8bit": paged_adamw_8bit,
+    **{
+        name: functools.partial(library.make, name)
+        for library in (bitsandbytes_optimizers, torchao_optimizers)
+        for name in library.RULES
+    },
+    offloaded_optimizer.NAME: offloaded_optimizer.make,
+    **{name: functools.partial(_imported, name) for name in _IMPORTED},
 }
 
 OPTIMIZER_NAMES: tuple[str, ...] = tuple(_MAKERS)
@@ -156,4 +268,15 @@ OPTIMIZER_NAMES: tuple[str, ...] = tuple(_MAKERS)
 
 def optimizer_notes(name: str) -> tuple[str, ...]:
     """Say what a prediction leaves out of an optimizer; () if nothing."""
-    return (PAGED_NOTE,) if name == "paged_adamw_8bit" else ()
+    notes = []
+    if name in bitsandbytes_optimizers.RULES:
+        rules = bitsandbytes_optimizers.RULES[name]
+        if rules.is_paged:
+            notes.append(bitsandbytes_optimizers.PAGED_NOTE)
+        if rules.bits == 8:  # noqa: PLR2004
+            notes.append(bitsandbytes_optimizers.TRAINER_NOTE)
+    elif name in torchao_optimizers.RULES:
+        notes.append(torchao_optimizers.COMPILE_NOTE)
+    elif name == offloaded_optimizer.NAME:
+        notes.append(offloaded_optimizer.NOTE)
+    return tuple(f"{name}: {note}" for note in notes)

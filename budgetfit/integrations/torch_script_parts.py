@@ -57,7 +57,46 @@ def build_model():
     )
 ''')
 
+_NO_DECAY: Final = "weight_decay=0.0, "
+_LOW_BIT: Final = "block_size=256, weight_decay=0.0"
+
+
+def _of(library: str, kind: str, options: str) -> Part:
+    call = f"{kind}(parameters, lr=lr, {options})"
+    if len(call) > 70:  # noqa: PLR2004 - after "    return "
+        call = f"{kind}(\n        parameters, lr=lr, {options}\n    )"
+    return Part(call, (f"from {library} import {kind}",))
+
+
+_BITSANDBYTES: Final = {
+    name: _of("bitsandbytes.optim", kind, options)
+    for name, kind, options in (
+        ("adamw_bnb_8bit", "AdamW", _NO_DECAY + "optim_bits=8"),
+        ("adamw_8bit", "AdamW", _NO_DECAY + "optim_bits=8"),
+        ("paged_adamw_8bit", "AdamW", _NO_DECAY + "optim_bits=8, is_paged=True"),
+        ("paged_adamw_32bit", "AdamW", _NO_DECAY + "is_paged=True"),
+        ("ademamix", "AdEMAMix", "weight_decay=0.0"),
+        ("ademamix_8bit", "AdEMAMix", _NO_DECAY + "optim_bits=8"),
+        ("paged_ademamix_8bit", "AdEMAMix", _NO_DECAY + "optim_bits=8, is_paged=True"),
+        ("paged_ademamix_32bit", "AdEMAMix", _NO_DECAY + "is_paged=True"),
+        ("lion_32bit", "Lion", "betas=(0.9, 0.999)"),
+        ("lion_8bit", "Lion", "betas=(0.9, 0.999), optim_bits=8"),
+        ("paged_lion_32bit", "Lion", "betas=(0.9, 0.999), is_paged=True"),
+        ("paged_lion_8bit", "Lion", "betas=(0.9, 0.999), optim_bits=8, is_paged=True"),
+        ("rmsprop_bnb", "RMSprop", "optim_bits=32"),
+        ("rmsprop_bnb_8bit", "RMSprop", "optim_bits=8"),
+        ("rmsprop_bnb_32bit", "RMSprop", "optim_bits=32"),
+    )
+}
+
 OPTIMIZERS: Final = {
+    **_BITSANDBYTES,
+    "adamw_torch_8bit": _of("torchao.optim", "AdamW8bit", _LOW_BIT),
+    "adamw_torch_4bit": _of("torchao.optim", "AdamW4bit", _LOW_BIT),
+    "adamw_torch_fp8": _of("torchao.optim", "AdamWFp8", _LOW_BIT),
+    "adamw_torch_cpu_offload": _of(
+        "torchao.optim", "CPUOffloadOptimizer", "weight_decay=0.0"
+    ),
     "adamw_torch": Part("torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)"),
     "adamw_torch_fused": Part(
         "torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=True)"
@@ -65,14 +104,6 @@ OPTIMIZERS: Final = {
     "sgd": Part("torch.optim.SGD(parameters, lr=lr)"),
     "adagrad": Part("torch.optim.Adagrad(parameters, lr=lr)"),
     "rmsprop": Part("torch.optim.RMSprop(parameters, lr=lr)"),
-    "adamw_bnb_8bit": Part(
-        "AdamW(parameters, lr=lr, weight_decay=0.0, optim_bits=8)",
-        ("from bitsandbytes.optim import AdamW",),
-    ),
-    "paged_adamw_8bit": Part(
-        "AdamW(parameters, lr=lr, weight_decay=0.0, optim_bits=8, is_paged=True)",
-        ("from bitsandbytes.optim import AdamW",),
-    ),
     "adafactor": Part(
         "Adafactor(\n        parameters, lr=lr, scale_parameter=False, "
         "relative_step=False\n    )",

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 from transformers import Trainer, TrainingArguments
+from transformers.training_args import OptimizerNames
 
+from budgetfit.applying import bitsandbytes_optimizers, torchao_optimizers
 from budgetfit.applying.optimizer import (
     OPTIMIZER_NAMES,
     make_optimizer,
@@ -19,9 +22,19 @@ from budgetfit.applying.optimizer import (
 )
 from budgetfit.core.errors import InputError
 
-BITSANDBYTES = ("adamw_bnb_8bit", "paged_adamw_8bit")  # tests/applying/test_adamw_8bit
-TORCH_NAMES = tuple(name for name in OPTIMIZER_NAMES if name not in BITSANDBYTES)
+TORCH_NAMES = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad")
+TORCH_NAMES += ("rmsprop",)
 Parameter = torch.nn.Parameter
+
+
+TRAINER_NAMES = {each.value for each in OptimizerNames}
+LIBRARIES = {
+    **dict.fromkeys(bitsandbytes_optimizers.RULES, "bitsandbytes"),
+    **dict.fromkeys(torchao_optimizers.RULES, "torchao"),
+    "schedule_free_adamw": "schedulefree",
+    "schedule_free_sgd": "schedulefree",
+    "schedule_free_radam": "schedulefree",
+}
 
 
 def parameters() -> list[Parameter]:
@@ -32,14 +45,34 @@ def my_sgd(trained: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(trained, lr=0.5, momentum=0.9)
 
 
-@pytest.mark.parametrize("name", TORCH_NAMES)
+def test_every_name_of_transformers_is_planned_or_refused_with_a_reason() -> None:
+    theirs = {each.value for each in OptimizerNames}
+    refused = theirs - set(OPTIMIZER_NAMES)
+    assert set(OPTIMIZER_NAMES) - theirs == {
+        "adamw_torch_fp8",
+        "adamw_torch_cpu_offload",
+    }
+    for name in refused:
+        with pytest.raises(InputError, match=r"cannot be planned: .{20}"):
+            make_optimizer(name, parameters(), device_type="cpu")
+
+
+@pytest.mark.parametrize("name", sorted(TRAINER_NAMES & set(OPTIMIZER_NAMES)))
 def test_names_build_what_transformers_trainer_builds(name: str) -> None:
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is missing")
     defaults = {item.name: item.default for item in fields(TrainingArguments)}
     arguments: Any = SimpleNamespace(**{**defaults, "optim": name})
     kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
     expected = kind([{"params": parameters(), "weight_decay": 0.0}], **options)
     made = make_optimizer(name, parameters(), device_type="cpu")
+    if name.startswith("schedule_free"):
+        expected.train()
     assert type(made) is type(expected)
+    for setting in ("is_paged", "block_size", "bf16_stochastic_round"):
+        assert getattr(made, setting, None) == getattr(expected, setting, None)
+    if name in bitsandbytes_optimizers.RULES:
+        assert vars(made.args) == vars(expected.args)  # type: ignore[attr-defined]
     ours, theirs = made.param_groups[0], expected.param_groups[0]
     assert {key: ours[key] for key in ours if key != "params"} == {
         key: theirs[key] for key in theirs if key != "params"
@@ -123,9 +156,29 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         make_optimizer(5, parameters(), device_type="cpu")  # type: ignore[arg-type]
 
 
-def test_names_that_need_another_library_say_so() -> None:
-    with pytest.raises(InputError, match="'adamw_torch_8bit' needs a library"):
-        make_optimizer("adamw_torch_8bit", parameters(), device_type="cpu")
+def test_refusals_say_what_to_do_instead() -> None:
+    with pytest.raises(InputError, match=r"'lomo' cannot be planned: .*in_backward=Tr"):
+        make_optimizer("lomo", parameters(), device_type="cpu")
+    with pytest.raises(InputError, match=r"torch_xla's, for TPUs"):
+        make_optimizer("adamw_torch_xla", parameters(), device_type="cpu")
+    with pytest.raises(InputError, match=r"optim_target_modules.*hand in a callable"):
+        make_optimizer("galore_adamw_layerwise", parameters(), device_type="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("lion_8bit", "bitsandbytes.optim"),
+        ("adamw_torch_4bit", "torchao.optim"),
+        ("schedule_free_sgd", "schedulefree"),
+    ],
+)
+def test_training_without_the_library_says_what_to_install(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=f"pip install {module.partition('.')[0]}"):
+        make_optimizer(name, parameters(), device_type="cpu")
 
 
 def test_a_callable_that_returns_no_optimizer_is_refused() -> None:

@@ -1,0 +1,115 @@
+"""What an optimizer keeps after a step: predicted on fake tensors, and for real."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from budgetfit.applying.optimizer import make_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Below, at and above 4096 elements and what 256 divides, 100,000 elements from which on
+# states are paged; numbers, biases, matrices, kernels of convolutions, embeddings.
+SHAPES = (
+    (),
+    (1,),
+    (16,),
+    (4095,),
+    (4096,),
+    (4097,),
+    (64, 64),
+    (100, 80),
+    (64, 3, 8, 8),
+    (2, 1, 4096),
+    (300, 333),
+    (400, 250),
+    (1000, 768),
+    (5003, 30),
+)
+
+
+class Kept(NamedTuple):
+    """Bytes that an optimizer keeps.
+
+    Attributes:
+        by_tensor: For each parameter; what several share is the first one's.
+        managed: Of all states that are CUDA's managed memory.
+    """
+
+    by_tensor: list[int]
+    managed: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.by_tensor) + self.managed
+
+
+def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in SHAPES]
+    for parameter in made:
+        parameter.grad = torch.ones_like(parameter)
+    return made
+
+
+def predicted(name: str, dtype: torch.dtype) -> Kept:
+    with FakeTensorMode():
+        trained = parameters(dtype)
+        optimizer = make_optimizer(name, trained, device_type="cpu")
+        optimizer.step()
+        managed = getattr(optimizer, "managed_bytes", 0)
+        return Kept(_by_tensor(optimizer, trained), managed)
+
+
+def real(name: str, dtype: torch.dtype) -> Kept:
+    """Step the library's own optimizer on the CPU.
+
+    torchao compiles its step, which changes no state: here it runs uncompiled.
+    bitsandbytes does not page on a CPU, and says so.
+    """
+    trained = parameters(dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
+        optimizer = make_optimizer(name, trained, device_type="cpu")
+        before = torch._dynamo.eval_frame._stance  # noqa: SLF001 - no other way back
+        torch.compiler.set_stance("force_eager")
+        try:
+            optimizer.step()
+        finally:
+            torch.compiler.set_stance(before.stance)
+    return Kept(_by_tensor(optimizer, trained))
+
+
+def _by_tensor(
+    optimizer: torch.optim.Optimizer, trained: list[torch.nn.Parameter]
+) -> list[int]:
+    seen: set[int] = set()
+    kept = []
+    for parameter in trained:
+        storages = {
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()  # noqa: SLF001
+            for tensor in tensors_in(optimizer.state.get(parameter, {}))
+        }
+        kept.append(sum(size for key, size in storages.items() if key not in seen))
+        seen.update(storages)
+    return kept
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - any nesting
+    """Yield plain tensors, those that tensor subclasses are made of too."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, torch.Tensor):
+        if is_traceable_wrapper_subclass(value):
+            names, _ = value.__tensor_flatten__()
+            for name in names:
+                yield from tensors_in(getattr(value, name))
+        else:
+            yield value
