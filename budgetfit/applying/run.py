@@ -9,7 +9,12 @@ from torch._subclasses import FakeTensor
 from budgetfit.applying.blocks import BlockTreatment
 from budgetfit.applying.micro_batches import Group
 from budgetfit.applying.micro_step import forward_backward
-from budgetfit.applying.optimizer import LEARNING_RATE, make_optimizer
+from budgetfit.applying.optimizer import LEARNING_RATE
+from budgetfit.applying.optimizer_of_run import (
+    optimizer_of,
+    refuse_clipping,
+    trained_parameters,
+)
 from budgetfit.applying.out_of_memory import free_memory
 from budgetfit.applying.planned_batch import parts_of, samples_in
 from budgetfit.applying.precision import (
@@ -129,18 +134,17 @@ class Run:
             self._undo.add(self._blocks.undo)
             self._guard = StepGuard(model, self.device, plan, batch_dim)
             self._treat_as(recipe)
-            self.optimizer = make_optimizer(
+            self.scaler = make_scaler(self._precision, kind)
+            self.optimizer = optimizer_of(
+                recipe,
                 same_optimizer(recipe.optimizer, optimizer),
                 model.parameters(),
                 lr=learning_rate,
                 device_type=kind,
+                scaler=self.scaler,
+                undo=self._undo,
             )
-            self.scaler = make_scaler(self._precision, kind)
-        self.trained = [
-            parameter
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        self.trained = trained_parameters(self.optimizer)
         self._is_trace = any(isinstance(item, FakeTensor) for item in self.trained)
         self._update_weights = WeightUpdate(self.optimizer, self.trained, kind)
         self.optimizer.zero_grad(set_to_none=True)
@@ -176,6 +180,7 @@ class Run:
                 what should fit. It is a ``torch.OutOfMemoryError`` and a
                 ``BudgetfitError``.
         """
+        refuse_clipping(self.recipe, max_grad_norm)
         if not self._is_trace:
             self._guard.look_at(batch, is_first=self.group.count == 0)
         given = weight, num_items_in_batch
@@ -313,7 +318,8 @@ class Run:
 
     def _update(self, max_grad_norm: float | None) -> None:
         self._enter("optimizer")
-        if self.steps_done + self.skipped_steps == 0 and not self._is_trace:
+        is_first = self.steps_done + self.skipped_steps == 0
+        if is_first and not (self._is_trace or self.recipe.optimizer_in_backward):
             say_untrained(self.model)
         self.updated = self._update_weights(
             self.scaler,

@@ -79,7 +79,7 @@ def same_training(before: Recipe, after: Recipe, *, waiting: int) -> None:
     Raises:
         InputError: As said, or if ``waiting`` micro-batches wait for an update.
     """
-    for name in ("precision", "optimizer"):
+    for name in ("precision", "optimizer", "optimizer_in_backward"):
         if getattr(before, name) != getattr(after, name):
             raise InputError(
                 f"A run cannot change its {name} from {getattr(before, name)!r} to "

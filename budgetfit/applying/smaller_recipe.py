@@ -109,6 +109,7 @@ def _alternative(
 def _trains_the_same(one: Recipe, other: Recipe) -> bool:
     return (
         one.precision == other.precision
+        and one.optimizer_in_backward == other.optimizer_in_backward
         and one.optimizer == other.optimizer
         and one.effective_batch_size == other.effective_batch_size
     )
@@ -118,6 +119,8 @@ def _split(
     recipe: Recipe, known: Estimate | None, limit: int | None, growth: float
 ) -> SmallerRecipe | None:
     """Return the recipe with the largest smaller micro-batch that should fit."""
+    if recipe.optimizer_in_backward:  # takes no accumulation
+        return None
     total = recipe.effective_batch_size
     sizes = [size for size in range(recipe.batch_size - 1, 0, -1) if total % size == 0]
     for size in sizes:

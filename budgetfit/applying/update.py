@@ -84,6 +84,8 @@ class WeightUpdate:
 
     def left_intact(self) -> bool:
         """Say whether an update that an error stopped had changed nothing yet."""
+        if getattr(self._optimizer, "has_stepped", False):  # in the backward pass
+            return False
         if self._writes is None:
             return True
         known = all(

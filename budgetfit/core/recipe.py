@@ -92,6 +92,10 @@ class Recipe:
         optimizer: transformers' ``optim`` name, or the qualified name of a callable.
         segments: What is not simply kept; ``()`` keeps everything, one name per segment
             is ordinary checkpointing, longer segments are Chen's sqrt(n).
+        loss_chunks: Parts in which output head and loss run; 1 is as usual.
+        optimizer_in_backward: Each weight is updated as soon as its gradient is
+            complete, and the gradient freed: gradients of all weights never exist
+            together. Takes no accumulation, no clipping and no GradScaler.
     """
 
     batch_size: int
@@ -100,6 +104,7 @@ class Recipe:
     optimizer: str = "adamw_torch_fused"
     segments: tuple[Segment, ...] = field(default=())
     loss_chunks: int = 1
+    optimizer_in_backward: bool = False
 
     def __post_init__(self) -> None:
         """Refuse counts below one and blocks that are in two segments."""
@@ -110,6 +115,12 @@ class Recipe:
                     f"{name} must be a whole number of at least 1, for example 8; "
                     f"got {value!r}."
                 )
+        if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
+            raise InputError(
+                "optimizer_in_backward uses each gradient up at once, so there is "
+                "nothing to add the next micro-batch's to. Use "
+                "gradient_accumulation_steps=1, or optimizer_in_backward=False."
+            )
         blocks = self.wrapped_blocks
         twice = {block for block in blocks if blocks.count(block) > 1}
         if twice:

@@ -51,6 +51,7 @@ class Setting:
     effective_batch_size: int | None = None
     accumulation: int | None = None
     loss_chunks: int = 1
+    optimizer_in_backward: bool = False
 
     def accumulation_at(self, batch_size: int) -> int:
         """Return the micro-batches per optimizer step at a micro-batch size."""
@@ -67,6 +68,7 @@ class Setting:
             optimizer=self.optimizer,
             segments=segments,
             loss_chunks=self.loss_chunks,
+            optimizer_in_backward=self.optimizer_in_backward,
         )
 
 

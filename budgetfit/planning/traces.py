@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TRACED_BATCH_SIZES = (2, 3)
 STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
 
-Program = tuple[str, str, tuple[Segment, ...], bool, bool, int]
+Program = tuple[str, str, tuple[Segment, ...], bool, bool, int, bool]
 
 
 class Traces:
@@ -292,4 +292,5 @@ def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:
         recipe.gradient_accumulation_steps > 1,
         keep_own_checkpointing,
         recipe.loss_chunks,
+        recipe.optimizer_in_backward,
     )

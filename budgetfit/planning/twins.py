@@ -51,6 +51,7 @@ class Kind(NamedTuple):
     accumulates: bool
     own_checkpointing: bool
     treated: bool
+    in_backward: bool
 
 
 class Twins:
@@ -209,4 +210,5 @@ def _kind(recipe: Recipe, *, own_checkpointing: bool) -> Kind:
         recipe.gradient_accumulation_steps > 1,
         own_checkpointing,
         bool(recipe.segments),
+        recipe.optimizer_in_backward,
     )

@@ -88,6 +88,8 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
     ]
     if recipe.loss_chunks > 1:
         texts.append(f"output head and loss in {recipe.loss_chunks} parts")
+    if recipe.optimizer_in_backward:
+        texts.append("optimizer steps in the backward pass")
     return texts
 
 

@@ -1,0 +1,98 @@
+"""The optimizer of a Run: it steps at the end, or tensor by tensor in backward."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from budgetfit.applying import offloaded_optimizer
+from budgetfit.applying.optimizer import make_optimizer
+from budgetfit.applying.optimizer_in_backward import OptimizerInBackward
+from budgetfit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+
+    from budgetfit.applying.undo import Undo
+    from budgetfit.core.recipe import Recipe
+
+CLIPPING = (
+    "With optimizer_in_backward gradients are used up before their total norm is "
+    "known, so they cannot be clipped to it. Leave max_grad_norm out, or train with "
+    "optimizer_in_backward=False."
+)
+SCALING = (
+    "With optimizer_in_backward there can be no GradScaler, as it looks at all "
+    "gradients before it lets the optimizer step. Use precision='bf16-mixed' or "
+    "'fp32', or optimizer_in_backward=False."
+)
+OFFLOADING = (
+    f"Optimizer {offloaded_optimizer.NAME!r} reads gradients from host memory, where a "
+    "GradScaler does not unscale them. Use precision='bf16-mixed' or 'fp32', or "
+    "optimizer='adamw_torch'."
+)
+BOTH = (
+    f"Optimizer {offloaded_optimizer.NAME!r} has hooks of its own in the backward pass "
+    "and cannot step there. Use optimizer_in_backward=False."
+)
+
+
+def optimizer_of(  # noqa: PLR0913 - make_optimizer's, and where it is undone
+    recipe: Recipe,
+    optimizer: str | Callable[..., torch.optim.Optimizer],
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    lr: float,
+    device_type: str,
+    scaler: torch.amp.GradScaler | None,
+    undo: Undo,
+) -> torch.optim.Optimizer:
+    """Build a recipe's optimizer; its hooks on parameters go with ``undo``.
+
+    Args:
+        recipe: Says whether it steps in backward.
+        optimizer: See ``make_optimizer``.
+        parameters: See ``make_optimizer``.
+        lr: See ``make_optimizer``.
+        device_type: See ``make_optimizer``.
+        scaler: What gradients will be unscaled with; None without one.
+        undo: Takes hooks away again.
+
+    Raises:
+        InputError: As ``make_optimizer``, or if recipe, optimizer and scaler do not go
+            together.
+    """
+    offloads = optimizer == offloaded_optimizer.NAME
+    if scaler is not None and (offloads or recipe.optimizer_in_backward):
+        raise InputError(SCALING if recipe.optimizer_in_backward else OFFLOADING)
+    if offloads and recipe.optimizer_in_backward:
+        raise InputError(BOTH)
+    make = functools.partial(make_optimizer, optimizer, lr=lr, device_type=device_type)
+    if recipe.optimizer_in_backward:
+        made: torch.optim.Optimizer = OptimizerInBackward(parameters, make)
+    else:
+        made = make(parameters)
+    remove_hooks = getattr(made, "remove_hooks", None)
+    if remove_hooks is not None:
+        undo.add(remove_hooks)
+    return made
+
+
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return the parameters that an optimizer trains, on the device of the model."""
+    own: list[torch.nn.Parameter] | None = getattr(optimizer, "trained", None)
+    if own is not None:
+        return own
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:
+    """Refuse to clip gradients that will be gone.
+
+    Raises:
+        InputError: If they will.
+    """
+    if recipe.optimizer_in_backward and max_grad_norm is not None:
+        raise InputError(CLIPPING)
