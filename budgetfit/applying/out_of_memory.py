@@ -35,7 +35,7 @@ _TEXTS: Final = (
     "DefaultCPUAllocator: not enough memory",
 )
 _NOTABLE_BYTES: Final = 128 * 2**20  # below this, differences explain nothing
-_TOO_MUCH: Final = 1.05  # more than the prediction's own error
+_PREDICTION_ERROR: Final = 1.05  # what the recordings are held to
 
 
 class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
@@ -127,11 +127,12 @@ def free_memory(device: torch.device) -> None:
 
 
 def _shortfall(card: CardMemory, plan: Plan | None) -> float:
-    """Return how many times the predicted bytes were needed at least."""
+    """Return how many times the predicted bytes were needed; 1 if about as many."""
     if plan is None or card.allocated_bytes is None:
         return 1.0
     needed = card.allocated_bytes + (card.requested_bytes or 0)
-    return max(1.0, needed / max(1, plan.estimate.allocated_bytes))
+    factor = needed / max(1, plan.estimate.allocated_bytes)
+    return factor if factor > _PREDICTION_ERROR else 1.0
 
 
 def _reasons(step: FailedStep, card: CardMemory, plan: Plan | None) -> tuple[str, ...]:
@@ -154,7 +155,7 @@ def _reasons(step: FailedStep, card: CardMemory, plan: Plan | None) -> tuple[str
             f"fragmentation: {format_bytes(idle)} are reserved and free, but not in "
             f"one piece{advice}"
         )
-    if not found and _shortfall(card, plan) > _TOO_MUCH:
+    if not found and _shortfall(card, plan) > 1:
         found.append(
             "this process holds more than the plan knows of: another model, outputs "
             "or losses that are kept, or a prediction that is too low"
@@ -277,7 +278,10 @@ def running_module(error: BaseException, model: nn.Module) -> str:
     """
     names = {id(module): name for name, module in model.named_modules()}
     innermost = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    # Not the frame that caught it: asked for its locals, it would keep them, the error
+    # among them (before Python 3.13).
+    inner = error.__traceback__ and error.__traceback__.tb_next
+    for frame, _ in traceback.walk_tb(inner):
         running = frame.f_locals.get("self")
         if isinstance(running, nn.Module):
             innermost = names.get(id(running), innermost)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import collections
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from budgetfit.applying.planned_batch import PlannedBatch, parts_of, samples_in
+
+# Made with 2 samples of 16 tokens; a plan for micro-batches of 4.
+EXAMPLE = {
+    "input_ids": ((2, 16), "int64"),
+    "labels": ((2, 16), "int64"),
+    "table": ((5,), "float32"),
+}
+
+
+def planned() -> PlannedBatch:
+    return PlannedBatch.of(EXAMPLE, 4, 0)
+
+
+def batch(samples: int = 4, length: int = 16) -> dict[str, torch.Tensor]:
+    ids = torch.zeros(samples, length, dtype=torch.int64)
+    return {"input_ids": ids, "labels": ids, "table": torch.zeros(5)}
+
+
+def said(plan: PlannedBatch, *batches: Any) -> list[str]:  # noqa: ANN401
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for item in batches:
+            plan.warn_if_larger(item)
+    return [str(item.message) for item in caught]
+
+
+def test_the_planned_shapes_have_the_planned_batch_size() -> None:
+    assert planned().shapes == {
+        "input_ids": (4, 16),
+        "labels": (4, 16),
+        "table": (5,),
+    }
+
+
+def test_what_is_as_planned_or_smaller_says_nothing() -> None:
+    assert said(planned(), batch(), batch(3), batch(4, 9)) == []
+    assert said(PlannedBatch(), batch(99, 99)) == []  # nothing was planned
+
+
+def test_a_longer_batch_is_named_with_what_was_planned() -> None:
+    (text,) = said(planned(), batch(length=32))
+    assert "input_ids [4, 32], planned [4, 16]; labels [4, 32], planned" in text
+    assert "max_length=" in text
+
+
+def test_a_size_is_warned_of_once_and_a_still_larger_one_again() -> None:
+    plan = planned()
+    assert len(said(plan, batch(length=32), batch(length=32), batch(length=20))) == 1
+    assert len(said(plan, batch(length=33))) == 1
+    assert len(said(plan, batch(samples=5))) == 1
+    assert said(plan, batch(samples=5, length=33)) == []
+
+
+def test_growth_is_that_of_the_most_grown_tensor() -> None:
+    assert planned().growth(batch()) == 1.0
+    assert planned().growth(batch(length=24)) == 1.5
+    assert planned().growth(batch(samples=2, length=24)) == 0.75
+
+
+def test_a_tensor_of_another_rank_is_compared_by_its_elements() -> None:
+    plan = PlannedBatch.of({"batch": ((2, 8), "float32")}, 2, 0)
+    assert said(plan, torch.zeros(16)) == []
+    assert len(said(plan, torch.zeros(17))) == 1
+    assert said(plan, torch.zeros(17)) == []
+
+
+def test_batches_of_length_first_models_are_counted_along_their_dimension() -> None:
+    example = {"batch": ((10, 2, 3), "float32")}
+    assert PlannedBatch.of(example, 4, 1).shapes == {"batch": (10, 4, 3)}
+    assert samples_in(torch.zeros(10, 4, 3), 1) == 4
+    assert [part.shape[1] for part in parts_of(torch.zeros(10, 4, 3), 3, 1)] == [3, 1]
+
+
+def test_samples_are_the_size_that_most_tensors_share() -> None:
+    assert samples_in(batch(3)) == 3
+    assert samples_in({"scalar": torch.zeros(())}) is None
+    images = [torch.zeros(3, 5, 5) for _ in range(2)]
+    targets = [{"boxes": torch.zeros(7, 4)}, {"boxes": torch.zeros(1, 4)}]
+    assert samples_in([torch.stack(images), targets]) == 2
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])  # noqa: PYI024 - as loaders make
+
+
+def test_parts_hold_every_sample_once_and_shared_tensors_each_time() -> None:
+    whole = {**batch(7), "ids": torch.arange(7), "flag": True}
+    parts = list(parts_of(whole, 3))
+    assert [len(part["input_ids"]) for part in parts] == [3, 3, 1]
+    assert torch.cat([part["ids"] for part in parts]).tolist() == list(range(7))
+    assert all(part["table"] is whole["table"] for part in parts)
+    assert all(part["flag"] is True for part in parts)
+
+
+def test_parts_keep_tuples_and_lists_of_samples() -> None:
+    pair = Pair(torch.arange(3), [{"boxes": torch.zeros(n, 4)} for n in range(3)])
+    first, second = parts_of(pair, 2)
+    assert isinstance(first, Pair)
+    assert [len(item["boxes"]) for item in (*first.y, *second.y)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_batch_that_is_no_larger_is_handed_on_as_it_is(samples: int) -> None:
+    whole = batch(samples)
+    (part,) = parts_of(whole, 3)
+    assert part is whole
