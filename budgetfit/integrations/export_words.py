@@ -24,6 +24,8 @@ def about(plan: Plan, what: str) -> list[str]:
         f"Predicted for the process: {format_bytes(plan.estimate.process_bytes)}.",
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
     ]
+    if plan.adapter is not None:
+        lines.append(f"Trained: {plan.adapter.describe()}; hand in a model with it.")
     length = planned_length(plan)
     if length is not None:
         lines.append(f"Samples: at most {length} tokens.")

@@ -20,6 +20,7 @@ from budgetfit.applying.precision import apply_precision, cast_batch
 from budgetfit.applying.undo import Undo
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import Precision, find_precision
+from budgetfit.integrations.peft import code, has_adapters
 from budgetfit.planning.same_model import check_same_model, is_same_model
 
 if TYPE_CHECKING:
@@ -132,11 +133,22 @@ def find_planned(plan: Plan, module: nn.Module) -> nn.Module:
         if is_same_model(plan, each)
     ]
     if not found:
+        _ask_for_adapters(plan, module)
         check_same_model(plan, module)
     # A wrapper has as many parameters as what it wraps, but other names for blocks.
     blocks = set(plan.model.blocks)
     named = [each for each in found if blocks <= dict(each.named_modules()).keys()]
     return (named or found)[0]
+
+
+def _ask_for_adapters(plan: Plan, module: nn.Module) -> None:
+    """Refuse a base that has no adapters yet: a trainer's model is not exchanged."""
+    if plan.adapter is not None and not has_adapters(module):
+        raise InputError(
+            f"The plan trains {plan.adapter.describe()}, and this model has no "
+            f"adapters. Hand in the model that has them, for example:\n"
+            f"{code(plan.adapter)}"
+        )
 
 
 def cast_weights(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.errors import InputError
 from budgetfit.integrations import torch_script_parts as parts
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.python_factory import is_factory_text
@@ -45,7 +46,17 @@ def torch_script(plan: Plan) -> str:
         plan: Made from a transformers model or config, a config file, a hub id or a
             factory, the script builds the model itself; else one function is left to
             be filled in.
+
+    Raises:
+        InputError: If a block or the loss is treated in a way that takes more than a
+            page of code, or adapters are trained, which peft makes.
     """
+    if plan.adapter is not None:
+        raise InputError(
+            f"A script of torch alone cannot train {plan.adapter.describe()}: peft "
+            "makes it. Export --to trainer or --to sft, or train with "
+            "budgetfit.apply(plan, model)."
+        )
     model = _model(plan)
     sections = [
         model,

@@ -1,0 +1,65 @@
+"""No library is imported before it is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import budgetfit
+
+OPTIONAL = (
+    *("accelerate", "bitsandbytes", "deepspeed", "keras", "lightning"),
+    *("peft", "pytorch_lightning", "timm", "torchao", "trl"),
+)
+PROGRAM = """
+import json, sys
+{statement}
+print("LOADED", json.dumps(sorted(sys.modules)))
+"""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the modules that a fresh process has after a statement."""
+    result = subprocess.run(  # noqa: S603 - our own interpreter and program
+        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(budgetfit.__file__).parents[1],
+    )
+    line = next(row for row in result.stdout.splitlines() if row.startswith("LOADED"))
+    return set(json.loads(line.removeprefix("LOADED")))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import budgetfit",
+        "import budgetfit; budgetfit.plan, budgetfit.apply, budgetfit.Plan",
+    ],
+)
+def test_budgetfit_loads_no_library_that_is_optional(statement: str) -> None:
+    loaded = loaded_by(statement)
+
+    assert not loaded & {*OPTIONAL, "transformers.trainer"}
+
+
+def test_importing_budgetfit_loads_neither_torch_nor_transformers() -> None:
+    assert not loaded_by("import budgetfit") & {"torch", "transformers"}
+    # A plan is read without them too.
+    assert not loaded_by("import budgetfit; budgetfit.Plan.load") & {"torch"}
+
+
+@pytest.mark.parametrize("name", ["trl", "accelerate", "lightning", "deepspeed"])
+def test_a_file_for_a_library_does_not_import_it(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    loaded = loaded_by(f"import budgetfit.integrations.{name}")
+
+    assert f"budgetfit.integrations.{name}" in loaded
+    assert not loaded & ({"trl", "lightning", "deepspeed"})

@@ -1,0 +1,181 @@
+"""A plan handed to Lightning's Trainer is what it trains."""
+
+# ruff: noqa: ANN401 - arguments of the library
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from budgetfit.core.errors import InputError
+from tests.integrations.tiny_training import (
+    ACCUMULATION,
+    BATCH_SIZE,
+    MICRO_STEPS,
+    Samples,
+    count_block_runs,
+    mixed_segments,
+    plan_for,
+    runs,
+    tiny_model,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the library's own imports
+    lightning = pytest.importorskip("lightning")
+
+from budgetfit.integrations import lightning as lightning_module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+
+pytestmark = [  # the library's own
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*AMP with fp16 is not supported on CPU"),
+]
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "max_epochs": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def module_of(model: nn.Module, plan: Plan) -> Any:
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(**batch).loss
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            made: torch.optim.Optimizer = plan.make_optimizer(self.parameters(), 1e-3)
+            return made
+
+    return Module()
+
+
+def trained(
+    model: nn.Module, plan: Plan, *callbacks: Any, **options: Any
+) -> list[float]:
+    torch.manual_seed(0)
+    arguments = {**QUIET, **plan.to_lightning_arguments(), **options}
+    trainer = lightning.Trainer(callbacks=list(callbacks), **arguments)
+    module = module_of(model.train(), plan)
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=BATCH_SIZE)
+    trainer.fit(module, loader)
+    losses: list[float] = module.losses
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("gpt2", "fp32"), ("llama", "bf16-mixed")]
+)
+@pytest.mark.parametrize("loss_chunks", [1, 4])
+def test_lightning_recomputes_exactly_the_planned_blocks(
+    kind: str, precision: str, loss_chunks: int
+) -> None:
+    model = tiny_model(kind)
+    plan = plan_for(
+        model, mixed_segments(model), precision=precision, loss_chunks=loss_chunks
+    )
+    expected = trained(tiny_model(kind), plan)
+    counts = count_block_runs(model)
+    keys = list(model.state_dict())
+
+    losses = trained(model, plan, plan.lightning_callback())
+
+    assert runs(counts) == [2, 2, 2, 1]
+    assert len(losses) == MICRO_STEPS
+    assert losses == pytest.approx(expected, rel=1e-6 if loss_chunks == 1 else 1e-4)
+    assert list(model.state_dict()) == keys
+    assert "forward" not in vars(model)
+
+
+def test_pure_bf16_is_set_by_the_callback() -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, precision="bf16")
+
+    losses = trained(model, plan, plan.lightning_callback())
+
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in model.buffers()} == {torch.float32}
+    assert all(2 < loss < 6 for loss in losses)  # around ln(64) = 4.16
+
+
+def test_the_plain_model_is_given_back_after_an_error() -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, mixed_segments(model))
+
+    class Breaks(lightning.pytorch.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            assert any("forward" in vars(each) for each in model.modules())
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        trained(model, plan, plan.lightning_callback(), Breaks())
+
+    assert not any("forward" in vars(each) for each in model.modules())
+    assert not any(
+        getattr(each, "gradient_checkpointing", False) for each in model.modules()
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "word"),
+    [
+        ("fp32", "32-true"),
+        ("tf32", "32-true"),
+        ("bf16", "32-true"),
+        ("as-is", "32-true"),
+        ("bf16-mixed", "bf16-mixed"),
+        ("fp16-mixed", "bf16-mixed"),  # on a CPU, where Lightning has nothing else
+    ],
+)
+def test_the_arguments_are_the_plans(precision: str, word: str) -> None:
+    plan = plan_for(tiny_model("gpt2"), precision=precision)
+
+    arguments = plan.to_lightning_arguments()
+    trainer = lightning.Trainer(**{**QUIET, **arguments})
+
+    assert trainer.precision == word
+    assert arguments["precision"] in {word, "16-mixed"}
+    assert trainer.accumulate_grad_batches == ACCUMULATION
+    assert trainer.num_devices == 1
+
+
+def test_another_model_is_refused() -> None:
+    plan = plan_for(tiny_model("gpt2"))
+
+    with pytest.raises(InputError, match=r"has no block 'transformer\.h\.0'"):
+        trained(tiny_model("llama"), plan, plan.lightning_callback())
+
+
+def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model)
+    plan.save(tmp_path / "plan.json")
+    text = lightning_module.export_text(plan, str(tmp_path / "plan.json"))
+    names: dict[str, Any] = {"__name__": "settings"}
+    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    counts = count_block_runs(model)
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=names["BATCH_SIZE"])
+
+    names["make_trainer"](**QUIET).fit(module_of(model.train(), plan), loader)
+
+    assert runs(counts) == [2, 1, 2, 1]

@@ -1,0 +1,438 @@
+"""A plan handed to transformers' Trainer is what the Trainer trains."""
+
+# ruff: noqa: ANN401 - arguments of the library
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")  # the Trainer needs it
+
+from budgetfit.core.adapter import Adapter  # noqa: E402
+from budgetfit.core.errors import InputError  # noqa: E402
+from budgetfit.core.plan import Plan  # noqa: E402
+from budgetfit.core.recipe import Segment  # noqa: E402
+from budgetfit.integrations import trainer as trainer_module  # noqa: E402
+from budgetfit.integrations.trainer_arguments import planned_arguments  # noqa: E402
+from tests.integrations.tiny_training import (  # noqa: E402
+    ACCUMULATION,
+    BATCH_SIZE,
+    KINDS,
+    LENGTH,
+    PRODUCTS,
+    STEPS,
+    VOCABULARY,
+    Samples,
+    blocks_of,
+    count_block_runs,
+    mixed_segments,
+    plan_for,
+    runs,
+    tiny_model,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from budgetfit.core.plan import Plan as PlanType
+
+QUIET: dict[str, Any] = {
+    "use_cpu": True,
+    "max_steps": STEPS,
+    "logging_steps": 1,
+    "logging_first_step": True,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
+
+
+def arguments(plan: PlanType, folder: Path, **overrides: Any) -> Any:
+    return transformers.TrainingArguments(
+        output_dir=str(folder), **plan.to_training_arguments(**QUIET | overrides)
+    )
+
+
+def trained(
+    model: nn.Module, args: Any, *callbacks: Any, **options: Any
+) -> list[float]:
+    """Train three steps and return their losses."""
+    trainer = transformers.Trainer(
+        model=model,
+        args=args,
+        train_dataset=Samples(),
+        callbacks=list(callbacks),
+        **options,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_trainer_recomputes_exactly_the_planned_blocks(
+    kind: str, tmp_path: Path
+) -> None:
+    model = tiny_model(kind)
+    plan = plan_for(model)
+    keys = list(model.state_dict())
+    expected = trained(tiny_model(kind), arguments(plan, tmp_path))
+    counts = count_block_runs(model)
+
+    losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+
+    assert runs(counts) == [2, 1, 2, 1]
+    assert losses == expected
+    assert len(losses) == STEPS
+    assert list(model.state_dict()) == keys
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_segments_of_every_mode_train_as_the_plain_trainer(
+    kind: str, precision: str, tmp_path: Path
+) -> None:
+    model = tiny_model(kind)
+    plan = plan_for(model, mixed_segments(model), precision=precision)
+    expected = trained(tiny_model(kind), arguments(plan, tmp_path))
+    counts = count_block_runs(model)
+
+    losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+
+    assert runs(counts) == [2, 2, 2, 1]
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_model_is_plain_again_after_training_and_after_an_error(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, mixed_segments(model))
+    before = how_blocks_are_called(model)
+
+    trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+    assert how_blocks_are_called(model) == before
+
+    class Breaks(transformers.TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            raise RuntimeError("broken")
+
+    callback = plan.trainer_callback()
+    with pytest.raises(RuntimeError, match="broken"):
+        trained(model, arguments(plan, tmp_path), callback, Breaks())
+    assert how_blocks_are_called(model) != before
+    callback.undo()
+    assert how_blocks_are_called(model) == before
+
+
+def how_blocks_are_called(model: nn.Module) -> dict[str, tuple[object, ...]]:
+    names = ("forward", "gradient_checkpointing", "_gradient_checkpointing_func")
+    return {
+        path: tuple(vars(module).get(name) for name in names)
+        for path, module in model.named_modules()
+    }
+
+
+def test_checkpointing_that_is_asked_of_the_trainer_does_not_reset_the_plan(
+    tmp_path: Path,
+) -> None:
+    """user-needs V3: activation_checkpointing=True would recompute every block."""
+    model = tiny_model("llama")
+    plan = plan_for(model)
+    counts = count_block_runs(model)
+    args = arguments(plan, tmp_path, activation_checkpointing=True)
+
+    trained(model, args, plan.trainer_callback())
+
+    assert runs(counts) == [2, 1, 2, 1]
+
+
+def test_checkpointing_that_is_switched_during_training_is_put_right(
+    tmp_path: Path,
+) -> None:
+    class SwitchesOn(transformers.TrainerCallback):
+        def on_step_end(self, *_: object, model: Any = None, **__: object) -> None:
+            model.activation_checkpointing_enable()
+
+    model = tiny_model("llama")
+    plan = plan_for(model)
+    counts = count_block_runs(model)
+
+    with pytest.warns(UserWarning, match="planned blocks are recomputed again"):
+        trained(model, arguments(plan, tmp_path), SwitchesOn(), plan.trainer_callback())
+
+    assert runs(counts) == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_in_chunks_are_those_of_the_plain_trainer(
+    kind: str, precision: str, tmp_path: Path
+) -> None:
+    model = tiny_model(kind)
+    plan = plan_for(model, loss_chunks=4, precision=precision)
+    expected = trained(tiny_model(kind), arguments(plan, tmp_path))
+    positions: list[int] = []
+    head = model.get_submodule("lm_head")
+    plain = head.forward
+
+    def watched(hidden: torch.Tensor) -> torch.Tensor:
+        positions.append(hidden[..., 0].numel())
+        return plain(hidden)
+
+    head.forward = watched
+
+    losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+
+    # Sums in another order: bf16 has 8 bits.
+    tolerance = 1e-6 if precision == "fp32" else 1e-4
+    assert losses == pytest.approx(expected, rel=tolerance)
+    assert set(positions) == {BATCH_SIZE * LENGTH // 4}  # of one part
+    assert head.forward is watched
+
+
+def test_label_smoothing_is_refused_where_the_loss_is_cut(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, loss_chunks=4)
+    args = arguments(plan, tmp_path, label_smoothing_factor=0.1)
+
+    with pytest.raises(InputError, match="cannot be cut into parts"):
+        trained(model, args, plan.trainer_callback())
+
+
+def test_weights_get_the_planned_dtype_before_the_optimizer_and_keep_it(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("llama").to(torch.bfloat16)  # as from_pretrained loads it
+    plan = plan_for(model, precision="bf16-mixed")
+
+    callback = plan.trainer_callback()
+    trainer = transformers.Trainer(
+        model=model,
+        args=arguments(plan, tmp_path),
+        train_dataset=Samples(),
+        callbacks=[callback],
+    )
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+
+
+def test_pure_bf16_trains_and_gives_exact_buffers_back(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    plan = plan_for(model, precision="bf16")
+    args = arguments(plan, tmp_path)
+
+    losses = trained(model, args, plan.trainer_callback())
+
+    assert not args.bf16
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert all(2 < loss < 6 for loss in losses)  # around ln(64) = 4.16
+    for name, each in model.named_buffers():
+        assert each.dtype == buffers[name].dtype
+        assert torch.equal(each, buffers[name])
+
+
+def test_floating_point_inputs_of_a_bf16_model_are_cast() -> None:
+    config = transformers.ViTConfig(
+        num_hidden_layers=2,
+        hidden_size=16,
+        intermediate_size=32,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+        num_labels=3,
+    )
+    model = transformers.ViTForImageClassification(config)
+    plan = plan_for(tiny_model("llama"), (), precision="bf16")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    plan = replace(
+        plan, model=replace(plan.model, parameter_count=count, blocks=(), batch={})
+    )
+
+    prepared = plan.prepare(model)
+    loss = model(pixel_values=torch.randn(2, 3, 8, 8), labels=torch.tensor([0, 1])).loss
+
+    loss.backward()
+    assert {each.grad.dtype for each in model.parameters()} == {torch.bfloat16}
+    prepared.undo()
+    assert "forward" not in vars(model)
+
+
+def test_training_resumes_with_the_planned_dtype(tmp_path: Path) -> None:
+    """A state that is loaded before the weights are cast would be cast with them."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    plan = plan_for(model, precision="bf16-mixed")
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    expected = trained(
+        model, arguments(plan, tmp_path, **saving), plan.trainer_callback()
+    )
+    again = tiny_model("llama").to(torch.bfloat16)
+    trainer = transformers.Trainer(
+        model=again,
+        args=arguments(plan, tmp_path, **saving),
+        train_dataset=Samples(),
+        callbacks=[plan.trainer_callback()],
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert losses == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags"),
+    [
+        ("fp32", (False, False)),
+        ("as-is", (False, False)),
+        ("bf16", (False, False)),
+        ("bf16-mixed", (True, False)),
+        ("fp16-mixed", (False, True)),
+    ],
+)
+def test_the_arguments_are_the_plans(
+    precision: str, flags: tuple[bool, bool], tmp_path: Path
+) -> None:
+    """user-needs U2: samples per optimizer step are those that were asked for."""
+    plan = plan_for(tiny_model("gpt2"), precision=precision)
+
+    args = arguments(plan, tmp_path)
+
+    assert (args.bf16, args.fp16) == flags
+    assert args.per_device_train_batch_size == BATCH_SIZE
+    assert args.gradient_accumulation_steps == ACCUMULATION
+    assert args.optim == "adamw_torch"
+    assert args.gradient_checkpointing is False
+    assert args.dataloader_drop_last is False
+
+
+def test_the_planned_evaluation_batch_is_handed_on(tmp_path: Path) -> None:
+    """user-needs U12: evaluation runs out of memory where training does not."""
+    plan = plan_for(tiny_model("gpt2"))
+    plan = replace(plan, estimate=replace(plan.estimate, eval_batch_size=17))
+
+    assert arguments(plan, tmp_path).per_device_eval_batch_size == 17
+
+
+def test_only_arguments_that_the_class_has_are_used() -> None:
+    """user-needs V1: the names of checkpointing changed in transformers 5.23."""
+    planned = plan_for(tiny_model("gpt2")).to_training_arguments()
+    old = {name for name in planned if name != "activation_checkpointing"}
+    old |= {"gradient_checkpointing"}
+    made = planned_arguments(plan_for(tiny_model("gpt2")), old, {})
+
+    assert planned["activation_checkpointing"] is False
+    assert "gradient_checkpointing" not in planned
+    assert made["gradient_checkpointing"] is False
+
+
+def test_an_argument_that_is_not_there_is_named() -> None:
+    plan = plan_for(tiny_model("gpt2"))
+    with pytest.raises(InputError, match="no argument 'learning_rat'"):
+        plan.to_training_arguments(learning_rat=1)
+
+
+def test_a_function_as_optimizer_is_built_by_the_plan(tmp_path: Path) -> None:
+    model = tiny_model("gpt2")
+    plan = plan_for(model, optimizer="torch.optim.sgd.SGD")
+    with pytest.raises(InputError, match=r"no optimizer 'torch\.optim\.sgd\.SGD'"):
+        plan.to_training_arguments()
+    assert arguments(plan, tmp_path, optim="sgd").optim == "sgd"
+    with pytest.raises(InputError, match=r"only names\. Call it yourself"):
+        plan.make_optimizer(model.parameters())
+
+
+def test_other_settings_than_the_planned_ones_are_warned_about(tmp_path: Path) -> None:
+    model = tiny_model("gpt2")
+    plan = plan_for(model)
+    args = arguments(plan, tmp_path, per_device_train_batch_size=6)
+    message = r"per_device_train_batch_size=6 \(planned: 3\): the plan's prediction"
+    with pytest.warns(UserWarning, match=message):
+        trained(model, args, plan.trainer_callback())
+
+
+def test_another_model_is_refused_when_the_trainer_is_made(tmp_path: Path) -> None:
+    plan = plan_for(tiny_model("gpt2"))
+    model = tiny_model("llama")
+    with pytest.raises(InputError, match=r"model has no block 'transformer\.h\.0'"):
+        trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+    assert "forward" not in vars(model)
+
+
+def test_several_cards_in_one_process_are_refused() -> None:
+    model = tiny_model("gpt2")
+    plan = plan_for(model)
+
+    class Args:
+        n_gpu = 2
+
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES=0"):
+        plan.trainer_callback().on_train_begin(Args(), None, None, model=model)
+
+
+def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    first, second, third, _ = blocks_of(model)
+    segments = (
+        Segment((first, second), nested=True),
+        Segment((third,), mode="selective", saved_ops=PRODUCTS),
+    )
+    plan = plan_for(model, segments)
+    plan.save(tmp_path / "plan.json")
+    text = trainer_module.export_text(
+        Plan.load(tmp_path / "plan.json"), str(tmp_path / "plan.json")
+    )
+    names: dict[str, Any] = {"__name__": "settings"}
+    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    counts = count_block_runs(model)
+
+    built = names["make_trainer"](model, Samples())
+    for name, value in QUIET.items():
+        if name != "use_cpu":
+            setattr(built.args, name, value)
+    built.remove_callback(transformers.PrinterCallback)
+    built.train()
+
+    assert runs(counts) == [3, 2, 2, 1]
+    assert f"per_device_train_batch_size={BATCH_SIZE}," in text
+    assert f"at most {LENGTH} tokens" in text
+    assert model.config.vocab_size == VOCABULARY
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_adapters_of_a_plan_are_trained_by_the_trainer(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = tiny_model("llama")
+    config = peft.LoraConfig(r=4, lora_alpha=32, target_modules="all-linear")
+    plain = tiny_model("llama")
+    names = [f"base_model.model.{name}" for name in blocks_of(base)]
+    counts = count_block_runs(base)
+    model = peft.get_peft_model(base, config)
+    plan = plan_for(tiny_model("llama"), (Segment((names[0],)), Segment((names[2],))))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    plan = replace(
+        plan,
+        adapter=Adapter(method="lora", r=4),
+        model=replace(plan.model, parameter_count=count, blocks=tuple(names)),
+    )
+
+    losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+
+    assert runs(counts) == [2, 1, 2, 1]
+    assert len(losses) == STEPS
+    with pytest.raises(InputError, match=r"has no adapters(.|\n)*LoraConfig\(r=4"):
+        plan.prepare(plain)
+    with pytest.raises(InputError, match="torch alone cannot train LoRA r=4"):
+        plan.to_torch_script()
