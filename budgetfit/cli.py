@@ -260,8 +260,9 @@ def export(
                 "for example --to torch."
             )
         made = _load(plan_file)
-        module = importlib.import_module(EXPORTS[to])
-        text = module.export_text(made, str(plan_file))
+        with working():  # what a library prints when it is imported is no answer
+            module = importlib.import_module(EXPORTS[to])
+            text = module.export_text(made, str(plan_file))
         if save is not None:
             write(save, text)
         if as_json:

@@ -306,7 +306,7 @@ def test_an_unknown_export_names_those_there_are(run: Run, saved: Path) -> None:
     result = run("export", saved, "--to", "word")
 
     assert result.exit_code == 2
-    assert "'word' is not an export. Use one of: torch" in result.stderr
+    assert "'word' is not an export. Use one of: trainer, sft, " in result.stderr
 
 
 def test_export_writes_the_script_to_stdout_or_to_a_file(
@@ -319,6 +319,33 @@ def test_export_writes_the_script_to_stdout_or_to_a_file(
     assert "def main(" in printed.stdout
     assert stored.stdout == ""
     assert (tmp_path / "train.py").read_text() == printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "library", "words"),
+    [
+        ("trainer", "accelerate", "per_device_train_batch_size=6,"),
+        ("sft", "trl", "max_length=2048,"),
+        ("accelerate", "torch", 'mixed_precision: "bf16"'),
+        ("lightning", "torch", "accumulate_grad_batches=11,"),
+        ("deepspeed", "torch", '"train_micro_batch_size_per_gpu": 6,'),
+    ],
+)
+def test_export_writes_the_settings_of_a_library(
+    run: Run, saved: Path, target: str, library: str, words: str
+) -> None:
+    pytest.importorskip(library)
+
+    result = run("export", saved, "--to", target)
+
+    assert result.exit_code == 0, result.stderr
+    assert words in result.stdout
+    assert "SmolLM2-1.7B, as planned for" in result.stdout
+    if target not in {"accelerate", "deepspeed"}:
+        assert f"budgetfit.Plan.load({str(saved)!r})" in result.stdout
+        compile(result.stdout, "settings.py", "exec")
+    if target == "deepspeed":
+        json.loads(result.stdout)  # what its import prints is elsewhere
 
 
 def test_gpus_lists_the_cards(run: Run) -> None:
