@@ -82,19 +82,24 @@ def judge(  # noqa: PLR0913 - one value each, all needed
 
 
 def host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned host memory that one forward pass copies to.
+    """Return the pinned host memory that a forward pass and the set-up copy to.
 
-    Torch's allocator of pinned memory rounds each request up to a power of two.
+    What is copied in set-up stays (weights of an offloaded optimizer). Torch's
+    allocator of pinned memory rounds each request up to a power of two.
     """
     if TO_HOST not in trace.op_names:
         return 0
     ops = trace.ops
     forward = [phase for phase in trace.phases if phase.name == "forward"][-1]
-    here = (ops.name == trace.op_names.index(TO_HOST)) & (
-        (ops.event > forward.start) & (ops.event <= forward.end)
-    )
-    moved = ops.bytes_fixed[here] + ops.bytes_per_sample[here] * batch_size
-    return sum(1 << (int(size) - 1).bit_length() for size in moved if size)
+    setup = [phase for phase in trace.phases if phase.name == "setup"]
+    total = 0
+    for phase in (forward, *setup):
+        here = (ops.name == trace.op_names.index(TO_HOST)) & (
+            (ops.event > phase.start) & (ops.event <= phase.end)
+        )
+        moved = ops.bytes_fixed[here] + ops.bytes_per_sample[here] * batch_size
+        total += sum(1 << (int(size) - 1).bit_length() for size in moved if size)
+    return total
 
 
 def process_range_bytes(
