@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.applying.compiled import without_wrapper
 from budgetfit.applying.optimizer import qualified_name
 from budgetfit.applying.run import Run
 from budgetfit.arguments import (
     check_objective,
     check_recipe,
+    find_adapter,
     find_card,
+    loading_notes,
     make_subject,
     optimizer_name,
     parse_lengths,
@@ -21,6 +24,7 @@ from budgetfit.core.plan import TEXT, Estimate, Plan, Verification
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
 from budgetfit.live_program import functions_of, live_program, model_to_train
+from budgetfit.planned_adapters import planned_adapters, put_on, take_off_last
 from budgetfit.planning.candidates import check_batch, precisions
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.make_plan import (
@@ -35,6 +39,7 @@ from budgetfit.reporting.text import (
     render_why,
 )
 from budgetfit.tracing.batch_shapes import batch_size_of
+from budgetfit.tracing.made_batch import batch_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,6 +81,14 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     checkpointing: str | Sequence[str] = "auto",
     objective: str = "throughput",
     headroom: int | str | None = None,
+    method: str | None = None,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_dropout: float = 0.0,
+    target_modules: str | Sequence[str] = "all-linear",
+    quantization: str | None = None,
+    double_quantization: bool = True,
+    prepare_for_kbit: bool = True,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
@@ -102,6 +115,17 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         checkpointing: ``auto``, ``none``, ``full``, ``sqrt``, ``as-is`` or block names.
         objective: ``throughput``, ``batch_size`` or ``memory``.
         headroom: Kept free on top of the predicted process.
+        method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
+            them. The other arguments of adapters are those of peft's ``LoraConfig``.
+        lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.
+        lora_alpha: Their scale, over the rank.
+        lora_dropout: Share of an adapter's input that is dropped.
+        target_modules: Which layers get one: ``all-linear``, a pattern, or names.
+        quantization: How the frozen base is stored: ``nf4`` (``qlora``'s), ``int8``,
+            or None for as it is (``lora``'s).
+        double_quantization: Whether nf4's scales are quantised, too.
+        prepare_for_kbit: Whether peft's ``prepare_model_for_kbit_training`` turns
+            embeddings, norms and the head of a quantised base into fp32.
         trust_remote_code: Let a hub model's own code run.
         progress: Called with a line for each longer piece of work.
 
@@ -118,6 +142,18 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     card = find_card(vram, gpu)
     budget = card.budget(headroom)
     chosen = precisions(precision, card.gpu)
+    adapter = find_adapter(
+        method,
+        card,
+        chosen,
+        lora_r=lora_r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=target_modules,
+        quantization=quantization,
+        double_quantization=double_quantization,
+        prepare_for_kbit=prepare_for_kbit,
+    )
     name = optimizer_name(optimizer)
     known = parse_lengths(lengths, max_length)
     subject, source = make_subject(
@@ -128,6 +164,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         lengths=known,
         loss=loss,
         optimizer=optimizer,
+        adapter=adapter,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
@@ -151,7 +188,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     return replace(
         made,
         source=source,
-        warnings=(*made.warnings, *rates),
+        adapter=adapter,
+        warnings=(*made.warnings, *rates, *loading_notes(subject.model, made.estimate)),
         provenance={**made.provenance, "asked": asked},
     )
 
@@ -168,6 +206,14 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     loss: Loss | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     headroom: int | str | None = None,
+    method: str | None = None,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_dropout: float = 0.0,
+    target_modules: str | Sequence[str] = "all-linear",
+    quantization: str | None = None,
+    double_quantization: bool = True,
+    prepare_for_kbit: bool = True,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Estimate:
@@ -184,6 +230,18 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     """
     check_recipe(recipe)
     card = find_card(vram, gpu)
+    adapter = find_adapter(
+        method,
+        card,
+        ["as-is" if recipe is None else recipe.precision],
+        lora_r=lora_r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=target_modules,
+        quantization=quantization,
+        double_quantization=double_quantization,
+        prepare_for_kbit=prepare_for_kbit,
+    )
     name = recipe.optimizer if recipe is not None else "adamw_torch_fused"
     subject, source = make_subject(
         model,
@@ -193,6 +251,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         lengths=parse_lengths(lengths, max_length),
         loss=loss,
         optimizer=optimizer if optimizer is not None else name,
+        adapter=adapter,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
@@ -222,20 +281,37 @@ def apply(
 
     Args:
         plan: From ``plan()``, or loaded from disk.
-        model: Needed where the plan has none: it was loaded, or made from a config.
+        model: Needed where the plan has none: it was loaded, or made from a config. A
+            plan with adapters puts them on a plain model, and ``undo`` takes them off.
         loss: Needed where the plan was made with one and loaded; so is ``optimizer``.
         optimizer: The function that ``plan.recipe.optimizer`` names.
 
     Returns:
         What trains; ``run.step(batch)`` for each micro-batch, ``run.undo()`` for the
-        plain model.
+        plain model. Of a model under ``torch.compile`` it trains the eager one, with a
+        warning, unless the plan keeps everything.
 
     Raises:
         InputError: If there is no model, or it is not the one that was planned.
     """
-    model = model_to_train(plan, model)
-    loss, optimizer = functions_of(plan, loss, optimizer)
-    return Run(model, plan.recipe, loss=loss, optimizer=optimizer)
+    if model is not None and isinstance(plan, Plan):
+        model = without_wrapper(model, plan.recipe)
+    model, put_back = put_on(plan, model)
+    try:
+        model = model_to_train(plan, model)
+        loss, optimizer = functions_of(plan, loss, optimizer)
+        run = Run(
+            model,
+            plan.recipe,
+            loss=loss,
+            optimizer=optimizer,
+            plan=plan,
+            batch_dim=batch_dimension(model),
+        )
+    except BaseException:
+        put_back()
+        raise
+    return take_off_last(run, put_back)
 
 
 def verify(  # noqa: PLR0913 - the contract of interface 2.1
@@ -271,16 +347,17 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
     Raises:
         InputError: No CUDA device and none asked for, too few steps, or another model.
     """
-    live = live_program(
-        plan,
-        model,
-        batch=batch,
-        loss=loss,
-        optimizer=optimizer,
-        device=device,
-        trust_remote_code=trust_remote_code,
-    )
-    return verify_plan(plan, live, steps=steps, progress=progress)
+    with planned_adapters(plan, model) as adapted:
+        live = live_program(
+            plan,
+            adapted,
+            batch=batch,
+            loss=loss,
+            optimizer=optimizer,
+            device=device,
+            trust_remote_code=trust_remote_code,
+        )
+        return verify_plan(plan, live, steps=steps, progress=progress)
 
 
 TEXT.update(

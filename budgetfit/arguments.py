@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.applying.compiled import plain_module
 from budgetfit.applying.optimizer import qualified_name
+from budgetfit.core.adapter import Adapter, ComputeDtype, parse_adapter
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.cuda_context import CudaContext
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
+from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.units import parse_bytes
+from budgetfit.integrations.bitsandbytes import loading_peak_bytes
 from budgetfit.integrations.model_source import resolve_model
+from budgetfit.integrations.peft import adapted_on_meta, to_trace, with_adapter
 from budgetfit.live_program import PlanSource
 from budgetfit.planning.calibration import card_of, known_context
 from budgetfit.planning.lengths import LengthSummary, summarize
@@ -27,6 +32,8 @@ from budgetfit.tracing.made_batch import batch_dimension, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from budgetfit.core.plan import Estimate
 
 OBJECTIVES = ("throughput", "batch_size", "memory")
 
@@ -109,6 +116,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     lengths: LengthSummary | None = None,
     loss: Callable[..., Any] | None = None,
     optimizer: str | Callable[..., torch.optim.Optimizer],
+    adapter: Adapter | None = None,
     trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Subject, PlanSource]:
@@ -130,16 +138,21 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         raise InputError("loss must be a function: loss(outputs, batch) -> scalar.")
     if progress is not None:
         progress("reading the model")
-    resolved = resolve_model(model, trust_remote_code=trust_remote_code)
-    if not any(p.requires_grad for p in resolved.model.parameters()):
+    plain = plain_module(model) if isinstance(model, nn.Module) else model
+    resolved = resolve_model(plain, trust_remote_code=trust_remote_code)
+    live = resolved.model
+    traced, adapter_notes = model_to_trace(live, adapter)
+    if not any(p.requires_grad for p in traced.parameters()):
         raise InputError(
             f"{resolved.name} has no trainable parameter, so there is nothing to "
             "train. Check requires_grad."
         )
-    notes = [*card.notes, *resolved.notes]
+    notes = [*card.notes, *resolved.notes, *adapter_notes]
+    if plain is not model:
+        notes.append("planned, and trained by apply(), without torch.compile")
     if batch is None:
         longest = max_length if lengths is None else lengths.planned
-        made = make_batch(resolved.model, max_length=longest)
+        made = make_batch(live, max_length=longest)
         batch, batch_dim = made.batch, made.batch_dim
         notes += made.notes
         if loss is None and not made.returns_loss:
@@ -148,33 +161,81 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
                 "outputs; pass loss= for the real one"
             )
     else:
-        batch_dim = batch_dimension(resolved.model)
+        batch_dim = batch_dimension(live)
         batch_size_of(batch, batch_dim=batch_dim)
     if lengths is not None:
         _check_holds(batch, lengths.planned)
         notes += lengths.notes()
     function = None if isinstance(optimizer, str) else optimizer
     subject = Subject(
-        model=resolved.model,
+        model=traced,
         batch=batch,
         batch_dim=batch_dim,
         loss=loss,
         optimizer=function,
         gpu=card.gpu,
         name=resolved.name,
-        source=resolved.source,
+        source=resolved.source
+        if adapter is None
+        else f"{resolved.source}; {adapter.describe()}",
         notes=tuple(notes),
         cudnn=torch.backends.cudnn.enabled,
     ).with_found_blocks()
     source = PlanSource(
-        model=resolved.model if isinstance(model, nn.Module) else None,
-        materialise=resolved.materialise,
+        model=live if isinstance(model, nn.Module) else None,
+        materialise=with_adapter(resolved.materialise, adapter),
         batch=batch,
         batch_dim=batch_dim,
         loss=loss,
         optimizer=function,
     )
     return subject, source
+
+
+def find_adapter(
+    method: str | None,
+    card: Card,
+    precisions: Sequence[str],
+    **asked: Any,  # noqa: ANN401 - the arguments of parse_adapter
+) -> Adapter | None:
+    """Return the adapter that was asked for, computed with as the card can.
+
+    Raises:
+        InputError: If something cannot be what was meant.
+    """
+    weights = {find_precision(name).weights for name in precisions}
+    mixed = any(find_precision(name).autocast for name in precisions)
+    compute: ComputeDtype = "fp32"
+    if mixed or weights != {"fp32"}:
+        capable = card.gpu.compute_capability >= BF16_CAPABILITY
+        compute = "bf16" if capable else "fp16"
+    return parse_adapter(method, compute_dtype=compute, **asked)
+
+
+def model_to_trace(
+    model: nn.Module, adapter: Adapter | None
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return the model that stands for ``model`` in traces, and what to know of it.
+
+    Raises:
+        InputError: If the adapter or a quantised layer cannot be had.
+    """
+    if adapter is not None:
+        return adapted_on_meta(model, adapter)
+    return to_trace(model), ()
+
+
+def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
+    """Say when loading a quantised model takes more than training it."""
+    peak_bytes = loading_peak_bytes(model)
+    if peak_bytes is None or peak_bytes <= estimate.allocated_bytes:
+        return ()
+    return (
+        (
+            f"loading takes more than training: up to {format_bytes(peak_bytes)}, as "
+            "a weight is on the card in both forms while it is quantised"
+        ),
+    )
 
 
 def parse_lengths(

@@ -139,6 +139,54 @@ Objective = Annotated[
         rich_help_panel=_SETTINGS,
     ),
 ]
+_ADAPTERS = "Adapters (peft)"
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="lora or qlora: train adapters on the frozen model, not its weights.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+LoraR = Annotated[
+    int, typer.Option(help="Rank of the adapters.", rich_help_panel=_ADAPTERS)
+]
+LoraAlpha = Annotated[
+    int, typer.Option(help="Their scale, over the rank.", rich_help_panel=_ADAPTERS)
+]
+LoraDropout = Annotated[
+    float,
+    typer.Option(
+        help="Share of an adapter's input that is dropped.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+TargetModules = Annotated[
+    str,
+    typer.Option(
+        help="all-linear, a pattern, or names with commas: q_proj,v_proj.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help="How the frozen model is stored: nf4 (4 bits) or int8.",
+        show_default="nf4 for qlora, as it is for lora",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+DoubleQuantization = Annotated[
+    bool,
+    typer.Option(help="Quantise nf4's scales, too.", rich_help_panel=_ADAPTERS),
+]
+PrepareForKbit = Annotated[
+    bool,
+    typer.Option(
+        help="Embeddings, norms and head of a quantised model in fp32, as peft's "
+        "prepare_model_for_kbit_training has them.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
 Steps = Annotated[int, typer.Option(help="Real optimizer steps, at least 3.")]
 Device = Annotated[
     str | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.arguments import (
+    find_adapter,
     find_card,
     make_subject,
     parse_checkpointing,
@@ -45,6 +46,14 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     precision: str = "as-is",
     optimizer: str = "adamw_torch_fused",
     checkpointing: str | Sequence[str] = "as-is",
+    method: str | None = None,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_dropout: float = 0.0,
+    target_modules: str | Sequence[str] = "all-linear",
+    quantization: str | None = None,
+    double_quantization: bool = True,
+    prepare_for_kbit: bool = True,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Estimate, ModelSummary]:
@@ -57,12 +66,25 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     check_batch(batch_size, effective_batch_size)
     card = find_card(vram, gpu)
     (chosen,) = precisions(precision, card.gpu)
+    adapter = find_adapter(
+        method,
+        card,
+        [chosen],
+        lora_r=lora_r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=target_modules,
+        quantization=quantization,
+        double_quantization=double_quantization,
+        prepare_for_kbit=prepare_for_kbit,
+    )
     subject, source = make_subject(
         model,
         card,
         max_length=max_length,
         lengths=parse_lengths(lengths, max_length),
         optimizer=optimizer,
+        adapter=adapter,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )

@@ -12,8 +12,10 @@ from torch import nn
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan
-from budgetfit.integrations.model_source import resolve_model
+from budgetfit.integrations.model_source import as_torch_module, resolve_model
+from budgetfit.integrations.peft import with_adapter
 from budgetfit.integrations.python_factory import is_factory_text
+from budgetfit.planning.chosen_batch import choose_batch
 from budgetfit.planning.same_model import check_same_model
 from budgetfit.planning.verify_plan import RealProgram
 from budgetfit.tracing.batch_shapes import describe_batch
@@ -54,6 +56,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
             "This plan has no model with weights to train: it was loaded from disk or "
             "made from a config. Hand one in: budgetfit.apply(plan, model)."
         )
+    model = as_torch_module(model)
     check_same_model(plan, model)
     return model
 
@@ -121,14 +124,47 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
     if batch is None:
         batch = make_batch(live, max_length=_asked(plan).get("max_length")).batch
         _check_same_batch(plan, batch, batch_dim)
+    several = choose_batch(plan, batch, batch_dim=batch_dim)
     return RealProgram(
         model=live,
-        batch=batch,
+        batch=several.batch,
+        shorter=several.shorter,
+        notes=several.notes,
         batch_dim=batch_dim,
         loss=loss,
         optimizer=optimizer,
         device=chosen,
     )
+
+
+def model_as_text(
+    plan: Plan,
+    model: object,
+    *,
+    batch: object,
+    functions: tuple[object, object],
+) -> str | None:
+    """Return what builds the planned model in another process; None: the plan says it.
+
+    Raises:
+        InputError: Something that was handed in cannot be written down.
+    """
+    _check_plan(plan)
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    asked = _asked(plan)
+    text = model if isinstance(model, str) else None
+    if model is None and isinstance(asked.get("model"), str):
+        # What this process planned it may run; a file is data (``_planned_text``).
+        text = asked["model"] if source is not None else _planned_text(asked["model"])
+    is_plain = plan.recipe.optimizer in OPTIMIZER_NAMES and asked.get("loss") is None
+    if text is None or batch is not None or functions != (None, None) or not is_plain:
+        raise InputError(
+            "A fresh process is handed text: the plan and how to build its model. It "
+            "takes a hub id, a config or package.module:factory, as model= here or in "
+            "plan(), and no batch=, loss= or optimizer function. For those, verify in "
+            "a new Python process of your own."
+        )
+    return text
 
 
 def _live_model(
@@ -143,7 +179,7 @@ def _live_model(
         model = _planned_text(_asked(plan).get("model"))
     if isinstance(model, str):
         resolved = resolve_model(model, trust_remote_code=trust_remote_code)
-        make = resolved.materialise
+        make = with_adapter(resolved.materialise, plan.adapter)
         return resolved.model if make is None else make(device)
     if model is None and source is not None:
         model = source.model
@@ -154,7 +190,7 @@ def _live_model(
             "The plan has no model to verify: hand it in, verify(plan, model) or "
             "--model module:factory."
         )
-    return model
+    return as_torch_module(model)
 
 
 def _check_same_batch(plan: Plan, batch: Any, batch_dim: int) -> None:  # noqa: ANN401

@@ -23,7 +23,7 @@ SCALE_CODES = 256
 FP32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: equal ones must be seen to be equal
 class Packing:
     """How a 4-bit weight is stored.
 

@@ -33,6 +33,7 @@ __all__ = [
 
 FORMAT = 1  # of a saved plan; raised when a field changes its meaning
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMemory:
     """A layer under one dtype policy: bytes of its weights and of what it saves."""
@@ -117,7 +118,7 @@ class Alternative:
         label: What is different, in plain words.
         estimate: At its own best batch size.
         fits: Whether the judge let it pass.
-        changes_training: Whether it trains other numbers: only suggested, never chosen.
+        changes_training: Whether it trains other numbers.
         note: What to know before taking it; empty if nothing.
     """
 
@@ -126,6 +127,11 @@ class Alternative:
     fits: bool
     changes_training: bool = False
     note: str = ""
+
+    @property
+    def is_suggestion(self) -> bool:
+        """Whether only the user can choose it: other numbers, or no clipping."""
+        return self.changes_training or self.estimate.recipe.optimizer_in_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +152,9 @@ class Plan(PlanExports):
     """The recommended settings and the evidence for them.
 
     ``block_table`` says why each block is treated as it is. ``adapter`` is what is
-    trained instead of the model's weights, where that was asked for. ``source`` holds the live
-    model, batch, loss and optimizer that ``apply`` and ``verify`` use; it is not saved,
-    so a loaded plan needs them handed in again.
+    trained instead of the model's weights, where that was asked for. ``source`` holds
+    the live model, batch, loss and optimizer that ``apply`` and ``verify`` use; it is
+    not saved, so a loaded plan needs them handed in again.
     """
 
     recipe: Recipe

@@ -85,6 +85,32 @@ def on_meta(model: nn.Module) -> nn.Module:
     return weightless_copy(model, replace=_without_values)
 
 
+def loading_peak_bytes(model: nn.Module) -> int | None:
+    """Return the most that loading a model with stand-ins has on the card.
+
+    Weights are quantised one after the other: at most all of the model, and the
+    largest in its own dtype, with the scales that double quantisation starts from.
+
+    Returns:
+        None where nothing is quantised.
+    """
+    passing = [0]
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            count = module.in_features * module.out_features
+            scales = 2 * 4 * -(-count // module.packing.block)  # fp32, less their mean
+            passing.append(
+                count * module.packing.weight.itemsize
+                + (scales if module.packing.nested else 0)
+            )
+        elif isinstance(module, Int8Linear):
+            passing.append(module.weight.numel() * torch.float16.itemsize)
+    if len(passing) == 1:
+        return None
+    tensors = (*model.parameters(), *model.buffers())
+    return max(passing) + sum(tensor.nbytes for tensor in tensors)
+
+
 def stored_bytes(weight: Any) -> dict[str, int]:  # noqa: ANN401 - Params4bit, Int8Params
     """Return the bytes of each tensor that a real quantised weight consists of."""
     state = getattr(weight, "quant_state", None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.applying.weightless_copy import weightless_copy
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
 from budgetfit.integrations.bitsandbytes import (
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from budgetfit.core.adapter import Adapter
+    from budgetfit.integrations.resolved_model import Materialise
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -43,7 +45,28 @@ def adapted_on_meta(
     if adapter.quantization is not None and not is_quantised(model):
         quantise(model, adapter)
     notes = _prepared_note(model) if adapter.prepared else ()
-    return with_stand_ins(_with_lora(model, adapter, without_values=True)), notes
+    return to_trace(_with_lora(model, adapter, without_values=True)), notes
+
+
+def to_trace(model: nn.Module) -> nn.Module:
+    """Return what stands in traces for a model that may have adapters.
+
+    peft notes in every layer where that stands, so that no two blocks look alike. A
+    copy without weights forgets it; nothing reads it in a forward.
+
+    Raises:
+        InputError, TraceError: As ``bitsandbytes.with_stand_ins``.
+    """
+    if not has_adapters(model):
+        return with_stand_ins(model)
+    copied = with_stand_ins(model)
+    if copied is model:
+        copied = weightless_copy(model)
+    for module in copied.modules():
+        noted = vars(module).get("kwargs")
+        if isinstance(noted, dict):
+            noted.pop("target_name", None)
+    return copied
 
 
 def adapted(
@@ -58,6 +81,23 @@ def adapted(
         quantise(base, adapter, device)
     model = _with_lora(base, adapter, without_values=False)
     return model if device is None else model.to(device)
+
+
+def with_adapter(
+    make: Materialise | None, adapter: Adapter | None
+) -> Materialise | None:
+    """Return what builds the planned model with random weights, adapters included."""
+    if make is None or adapter is None:
+        return make
+
+    def materialise(
+        device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> nn.Module:
+        quantised = adapter.quantization is not None  # from host memory, layer by layer
+        base = make("cpu" if quantised else device, dtype)
+        return adapted(base, adapter, device)
+
+    return materialise
 
 
 def has_adapters(model: nn.Module) -> bool:
