@@ -23,7 +23,12 @@ from budgetfit.comparing import compare
 from budgetfit.core.plan import TEXT, Estimate, Plan, Verification
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
-from budgetfit.live_program import functions_of, live_program, model_to_train
+from budgetfit.live_program import (
+    functions_of,
+    live_program,
+    model_as_text,
+    model_to_train,
+)
 from budgetfit.planned_adapters import planned_adapters, put_on, take_off_last
 from budgetfit.planning.candidates import check_batch, precisions
 from budgetfit.planning.chains import every_block
@@ -40,6 +45,7 @@ from budgetfit.reporting.text import (
 )
 from budgetfit.tracing.batch_shapes import batch_size_of
 from budgetfit.tracing.made_batch import batch_dimension
+from budgetfit.verifying.fresh_process import verify_in_fresh_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -323,6 +329,7 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     steps: int = 3,
     device: str | None = None,
+    fresh_process: bool = False,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
@@ -337,16 +344,29 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
         plan: From ``plan()``, or loaded from disk.
         model: Needed where the plan has none.
         batch: The batch to run; the planned one, with the longest samples, if left out.
+            Of several (a data loader, a list of batches) the longest runs first and is
+            measured, then some of the others.
         loss: As for ``apply``; so is ``optimizer``.
         optimizer: The function that ``plan.recipe.optimizer`` names.
         steps: Optimizer steps, at least 3.
         device: ``"cuda"`` or ``"cpu"``; CUDA if left out.
+        fresh_process: Run them in a process of its own, whose CUDA context and
+            allocator nothing has used. The model must be one that text builds.
         trust_remote_code: Let a hub model's own code run.
         progress: Called with a line for each longer piece of work.
 
     Raises:
         InputError: No CUDA device and none asked for, too few steps, or another model.
     """
+    if fresh_process:
+        return verify_in_fresh_process(
+            plan,
+            model_as_text(plan, model, batch=batch, functions=(loss, optimizer)),
+            steps=steps,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        )
     with planned_adapters(plan, model) as adapted:
         live = live_program(
             plan,

@@ -190,7 +190,8 @@ def _live_model(
             "The plan has no model to verify: hand it in, verify(plan, model) or "
             "--model module:factory."
         )
-    return as_torch_module(model)
+    live: nn.Module = as_torch_module(model)
+    return live
 
 
 def _check_same_batch(plan: Plan, batch: Any, batch_dim: int) -> None:  # noqa: ANN401

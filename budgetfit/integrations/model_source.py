@@ -96,8 +96,8 @@ def _keras(model: Any) -> ResolvedModel:  # noqa: ANN401 - a keras.Model
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         notes.append(
-            f"the optimizer of the Keras model's compile(), {type(optimizer).__name__}, "
-            "is not used: budgetfit trains with the plan's; optimizer= chooses it"
+            f"the Keras model's own optimizer, {type(optimizer).__name__}, is not "
+            "used: budgetfit trains with the plan's, which optimizer= chooses"
         )
     return ResolvedModel(
         model=module,

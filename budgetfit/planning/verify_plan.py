@@ -14,13 +14,15 @@ from torch import nn
 from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
+from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.step_schedule import stretches
 from budgetfit.planning.calibration import (
     card_of,
     remember_context,
     remember_step_time,
 )
-from budgetfit.planning.traces import STEADY_MICRO_STEPS, quiet_fakes
+from budgetfit.planning.trace_errors import quiet_fakes
+from budgetfit.planning.traces import STEADY_MICRO_STEPS
 from budgetfit.tracing.affine_trace import step_trace
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
 from budgetfit.tracing.fake_step import trace_once
@@ -33,7 +35,7 @@ from budgetfit.verifying.compare import (
 )
 from budgetfit.verifying.kept_model import kept_as_it_was
 from budgetfit.verifying.real_step import LEAST_STEPS, find_device, run_real_steps
-from budgetfit.verifying.recomputed_blocks import blocks_run_again
+from budgetfit.verifying.recomputed_blocks import blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import Plan, Verification
     from budgetfit.core.recipe import Recipe
+    from budgetfit.core.step_trace import StepTrace
     from budgetfit.verifying.protocols import MakeRun
 
 # The unmodified model must fit beside its own gradients to be compared with.
@@ -49,7 +52,11 @@ COMPARED_ON_CUDA = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealProgram:
-    """A live model and what it is trained on and with."""
+    """A live model and what it is trained on and with.
+
+    ``shorter`` are batches that run after ``batch``, one optimizer step each; ``notes``
+    say how ``batch`` was chosen.
+    """
 
     model: nn.Module
     batch: Any
@@ -57,6 +64,8 @@ class RealProgram:
     loss: Callable[..., Any] | None
     optimizer: Callable[..., torch.optim.Optimizer] | None
     device: torch.device
+    shorter: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def run(self, recipe: Recipe) -> MakeRun:
         """Return what makes a run of ``recipe``, for the meters."""
@@ -113,12 +122,13 @@ def verify_plan(
             micro_steps=recipe.gradient_accumulation_steps,
             device=device,
             live_bytes=None if on_cuda else lambda: _live_bytes(program.model, batch),
+            shorter=program.shorter,
         )
     with kept_as_it_was(program.model, device):
         say("comparing gradients with the unmodified model")
         gradients = _compare(plan, program, on_cuda=on_cuda)
     timeline: MemoryTimeline | None = plan.estimate.timeline
-    notes: list[str] = []
+    notes: list[str] = list(program.notes)
     if on_cuda:
         notes.append(remember_context(measured.last_process, card_of(device)))
     else:
@@ -136,8 +146,10 @@ def verify_plan(
         ),
         predicted_step_ms=plan.estimate.step_ms,
         gradients=gradients,
-        expected_recomputed_blocks=blocks_run_again(recipe),
+        expected_recomputed_blocks=len(blocks_of(recipe)),
         notes=notes,
+        budget=plan.budget if on_cuda else None,
+        predicted_pinned_bytes=plan.estimate.host_bytes,
     )
     return with_step_time(check, plan, card_of(device) if on_cuda else None)
 
@@ -204,6 +216,7 @@ def _compare(
             program.run(replace(single, segments=())),
             program.sized(size),
             blocks=plan.model.blocks,
+            planned=blocks_of(plan.recipe),
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -253,12 +266,10 @@ def cpu_timeline(plan: Plan, program: RealProgram) -> MemoryTimeline:
     )
     repeat_step(raw)
     trace = step_trace(raw, plan.model.blocks)
-    live = 0
     after = [0]
     for event in trace.events.tolist():
         size = int(trace.fixed_bytes[abs(event) - 1])
-        live += size if event > 0 else -size
-        after.append(live)
+        after.append(after[-1] + (size if event > 0 else -size))
     points = tuple(
         TimelinePoint(
             step=stretch.step,
@@ -275,6 +286,17 @@ def cpu_timeline(plan: Plan, program: RealProgram) -> MemoryTimeline:
         points=points,
         allocated_bytes=points[peak].allocated_bytes,
         reserved_bytes=-1,
-        at_peak_bytes={},
+        at_peak_bytes=_categories_at(trace, after.index(max(after))),
         peak=peak,
     )
+
+
+def _categories_at(trace: StepTrace, events: int) -> dict[str, int]:
+    """Return what is alive after so many events, by category."""
+    live: dict[str, int] = {}
+    for event in trace.events[:events].tolist():
+        storage = abs(event) - 1
+        name = CATEGORIES[trace.category[storage]]
+        size = int(trace.fixed_bytes[storage])
+        live[name] = live.get(name, 0) + (size if event > 0 else -size)
+    return {name: size for name, size in live.items() if size}

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from budgetfit.core.byte_text import format_bytes, format_range
 from budgetfit.reporting.layout import bullets, lines, section, table
+from budgetfit.reporting.verdict import verdict
 from budgetfit.reporting.words import percent_text, time_text
 
 if TYPE_CHECKING:
@@ -22,20 +23,22 @@ _COLUMNS = (
     "measured",
     "prediction is off by",
 )
+_WORTH_SAYING_BYTES = 2**20
 _NO_VRAM = "VRAM was not checked"
 
 
 def verification_text(check: Verification) -> RenderableType:
-    """Render predicted against measured, then the gradients and the recomputation."""
-    passed = check.passed
-    verdict = Text(
-        "PASSED" if passed else "FAILED", "bold green" if passed else "bold red"
-    )
-    parts = [section(_title(check), _facts(check), verdict)]
+    """Render the verdict, then predicted against measured, then what to know."""
+    style = "bold green" if check.passed else "bold red"
+    parts: list[RenderableType] = [Text(verdict(check), style)]
+    parts.append(section(_title(check), _facts(check)))
     rows = list(_peak_rows(check))
     if rows:
         parts.append(section("PEAKS", table(_COLUMNS, rows)))
-    phase_rows = [_phase_row(row) for row in check.phases]
+    category_rows = list(_category_rows(check))
+    if category_rows:
+        parts.append(section("AT THE PEAK", table(_COLUMNS, category_rows)))
+    phase_rows = list(_phase_rows(check))
     if phase_rows:
         heading = f"{_memory(check).upper()} BY PHASE"
         parts.append(section(heading, table(_COLUMNS, phase_rows)))
@@ -49,9 +52,14 @@ def _title(check: Verification) -> str:
     """Only a GPU verifies a plan; the CPU checks what it can."""
     if check.device != "cpu":
         name = check.device_name or check.device
-        return f"VERIFIED on {name}, {check.steps} real steps"
+        return f"VERIFIED on {name}, {_steps(check)}"
     name = f" ({check.device_name})" if check.device_name else ""
-    return f"CHECKED on the CPU{name}, {check.steps} real steps"
+    return f"CHECKED on the CPU{name}, {_steps(check)}"
+
+
+def _steps(check: Verification) -> str:
+    where = " in a fresh process" if check.fresh_process else ""
+    return f"{check.steps} real steps{where}"
 
 
 def _memory(check: Verification) -> str:
@@ -65,7 +73,39 @@ def _facts(check: Verification) -> RenderableType:
     if check.device == "cpu":
         texts.append(f"{_NO_VRAM}: live bytes are compared, as a CPU allocates them")
     texts += [_gradients(check), _recomputation(check)]
+    if check.shorter_batches:
+        texts.append(_shorter(check))
+    texts += list(_host(check))
     return lines(texts)
+
+
+def _shorter(check: Verification) -> str:
+    """Say whether the longest batch's blocks served the shorter ones."""
+    many = (
+        "1 shorter batch"
+        if check.shorter_batches == 1
+        else (f"{check.shorter_batches} shorter batches")
+    )
+    if check.shorter_reserved_bytes < 0:
+        return f"then {many}: ran"
+    peak = max((row.measured_reserved_bytes for row in check.phases), default=0)
+    more = check.shorter_reserved_bytes - peak
+    if more <= 0:
+        return f"then {many}: nothing more was reserved"
+    return f"then {many}: {format_bytes(more)} more were reserved"
+
+
+def _host(check: Verification) -> Iterable[str]:
+    """Say what the host gave: page-locked memory, and the process's growth."""
+    pinned = check.measured_pinned_bytes
+    if check.predicted_pinned_bytes or (pinned or 0) >= _WORTH_SAYING_BYTES:
+        found = "not measured" if pinned is None else format_bytes(pinned)
+        predicted = format_bytes(check.predicted_pinned_bytes)
+        yield f"pinned host memory: {found}, predicted {predicted}"
+    growth = check.host_growth_bytes
+    if growth is not None and check.device != "cpu":
+        # On a CPU it is the model's own memory, which is compared below.
+        yield f"host memory of the process: {format_bytes(max(growth, 0))} more"
 
 
 def _gradients(check: Verification) -> str:
@@ -101,10 +141,12 @@ def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
     )
     yield from _process_rows(check)
     if check.device != "cpu":  # the roofline is the card's
-        name = "step"
+        name = "steady step"
         if check.time_factor != 1:
             name += f" (roofline x {check.time_factor:.2f})"
         yield from _row(name, check.predicted_step_ms, check.step_ms, write=time_text)
+        if check.first_step_ms is not None and check.steps > 1:
+            yield "first step", "", time_text(check.first_step_ms), ""
 
 
 def _process_rows(check: Verification) -> Iterable[tuple[str, ...]]:
@@ -140,13 +182,32 @@ def _row(
     yield (name, *texts, percent_text(predicted / measured - 1))
 
 
-def _phase_row(row: PhaseCheck) -> tuple[str, ...]:
-    measured = row.measured_allocated_bytes
+def _category_rows(check: Verification) -> Iterable[tuple[str, ...]]:
+    for row in check.categories:
+        name = row.name.replace("_", " ")
+        if row.measured_bytes > 0:
+            yield from _row(name, row.predicted_bytes, row.measured_bytes)
+        else:
+            yield name, format_bytes(row.predicted_bytes), "0 B", "-"
+
+
+def _phase_rows(check: Verification) -> Iterable[tuple[str, ...]]:
+    """The first step, which makes gradients and states, and the peak of all others."""
+    first = [row for row in check.phases if row.step == 0]
+    later = [row for row in check.phases if row.step > 0]
+    for row in first:
+        yield _phase_row(f"first step {row.phase}", [row])
+    for phase in dict.fromkeys(row.phase for row in later):
+        same = [row for row in later if row.phase == phase]
+        yield _phase_row(f"steady {phase}", same)
+
+
+def _phase_row(name: str, rows: list[PhaseCheck]) -> tuple[str, ...]:
+    predicted = max(row.predicted_allocated_bytes for row in rows)
+    measured = max(row.measured_allocated_bytes for row in rows)
     return (
-        f"step {row.step + 1} {row.phase}",
-        format_bytes(row.predicted_allocated_bytes),
+        name,
+        format_bytes(predicted),
         format_bytes(measured) if measured > 0 else "-",
-        percent_text(row.predicted_allocated_bytes / measured - 1)
-        if measured > 0
-        else "-",
+        percent_text(predicted / measured - 1) if measured > 0 else "-",
     )

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from budgetfit.core.plan import PhaseCheck, Verification
-from budgetfit.verifying.recomputed_blocks import RecomputedBlocks
+from budgetfit.verifying.category_checks import category_checks
+from budgetfit.verifying.recomputed_blocks import RecomputedBlocks, saving_nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from torch import nn
 
+    from budgetfit.core.budget import Budget
     from budgetfit.core.memory_timeline import MemoryTimeline
     from budgetfit.verifying.protocols import MakeRun
     from budgetfit.verifying.real_step import RealSteps
@@ -42,7 +44,8 @@ class GradientCheck:
             the difference over the norm of the unmodified model's.
         parameter: The parameter's name.
         noise: The same between two runs of the unmodified model.
-        recomputed_blocks: How many blocks ran their forward again in backward.
+        recomputed_blocks: How many blocks ran their forward again in backward; of
+            those that are planned to, also the ones of which nothing is saved.
     """
 
     max_error: float
@@ -63,6 +66,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     batch: Any,  # noqa: ANN401 - any nesting of tensors
     *,
     blocks: Sequence[str],
+    planned: Collection[str] = (),
     seed: int = 0,
 ) -> GradientCheck:
     """Compare one micro-batch's gradients, with the same batch and random numbers.
@@ -76,6 +80,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         make_plain: Makes one that differs only in recomputing nothing.
         batch: Small enough for the unmodified model.
         blocks: Names of the blocks to watch for recomputation.
+        planned: Those that are planned to run again.
         seed: Of the random generators.
     """
     plain: Gradients = {}
@@ -91,7 +96,9 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
 
     _run_to_gradients(model, make_plain, batch, seed, keep)
     _put_back(start)
-    noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare)
+    idle: set[str] = set()
+    with saving_nothing(model, sorted(planned), idle):
+        noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare)
     _put_back(start)
     error, parameter = _run_to_gradients(
         model, make_planned, batch, seed, compare, seen=seen, blocks=blocks
@@ -100,7 +107,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         max_error=error,
         parameter=parameter,
         noise=noise,
-        recomputed_blocks=len(seen.seen),
+        recomputed_blocks=len(seen.seen | idle),
     )
 
 
@@ -130,21 +137,28 @@ def build_verification(  # noqa: PLR0913 - everything that a verification tells
     gradients: GradientCheck | None,
     expected_recomputed_blocks: int,
     notes: Iterable[str] = (),
+    budget: Budget | None = None,
+    predicted_pinned_bytes: int = 0,
 ) -> Verification:
     """Put prediction and measurement side by side.
 
     A timeline that ends in its steady step stands for all later steps. Without
-    ``gradients`` nothing was compared and recomputation counts as not seen.
+    ``gradients`` nothing was compared and recomputation counts as not seen. Without a
+    ``budget`` nothing is said on whether it fits.
     """
     process = measured.last_process
+    phases = tuple(_phase_checks(measured, timeline))
+    peak = max((row.measured_allocated_bytes for row in phases), default=-1)
+    whole = measured.out_of_memory is None  # else the peak may not have come
     return Verification(
         device=measured.device,
         device_name=measured.device_name,
         steps=measured.steps,
-        phases=tuple(_phase_checks(measured, timeline)),
+        phases=phases,
         predicted_process_bytes=predicted_process_bytes,
         measured_process_bytes=measured.process_bytes,
-        step_ms=statistics.median(measured.step_ms) if measured.step_ms else 0.0,
+        step_ms=_steady(measured.step_ms),
+        first_step_ms=next(iter(measured.step_ms), None),
         predicted_step_ms=predicted_step_ms,
         gradients_match=gradients.match if gradients is not None else None,
         max_gradient_error=gradients.max_error if gradients is not None else None,
@@ -154,7 +168,23 @@ def build_verification(  # noqa: PLR0913 - everything that a verification tells
         notes=(*measured.notes, *notes),
         predicted_process_range_bytes=predicted_process_range_bytes,
         measured_context_bytes=process.outside_bytes if process is not None else None,
+        categories=(category_checks(timeline, measured.counted, peak) if whole else ()),
+        usable_bytes=budget.usable_bytes if budget is not None else None,
+        room_bytes=(
+            budget.usable_bytes + budget.headroom_bytes if budget is not None else None
+        ),
+        predicted_pinned_bytes=predicted_pinned_bytes,
+        measured_pinned_bytes=measured.pinned_bytes,
+        host_growth_bytes=measured.host_growth_bytes,
+        shorter_batches=measured.shorter_batches,
+        shorter_reserved_bytes=measured.shorter_reserved_bytes,
     )
+
+
+def _steady(step_ms: Sequence[float]) -> float:
+    """Return the median of the steps after the first, which makes states."""
+    later = step_ms[1:] or step_ms
+    return statistics.median(later) if later else 0.0
 
 
 class _GradientsAreThere(Exception):  # noqa: N818 - no error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from budgetfit.verifying.host_memory import pinned_peak_bytes, start_pinned_peak
 from budgetfit.verifying.process_memory import process_memory
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Meter(Protocol):
     def finish_step(self) -> None:
         """Wait for the device and read what the process holds."""
 
+    def pinned_bytes(self) -> int | None:
+        """Return the most page-locked host memory since the start; None if unknown."""
+
 
 class CudaMeter:
     """Reads the caching allocator's own counters."""
@@ -41,6 +45,7 @@ class CudaMeter:
         self.notes: list[str] = []
         gc.collect()
         torch.cuda.empty_cache()  # what earlier work cached is not this run's
+        start_pinned_peak()
 
     def start_phase(self) -> None:
         """Start a new peak; the counters are the host's, nothing is waited for."""
@@ -65,6 +70,10 @@ class CudaMeter:
         if note not in self.notes:
             self.notes.append(note)
 
+    def pinned_bytes(self) -> int | None:
+        """Return the peak of torch's own allocator of page-locked memory."""
+        return pinned_peak_bytes()
+
 
 class CpuMeter:
     """Reads a counter of live bytes, if there is one."""
@@ -88,3 +97,7 @@ class CpuMeter:
 
     def finish_step(self) -> None:
         """Nothing to wait for."""
+
+    def pinned_bytes(self) -> int | None:
+        """Nothing is page-locked for a CPU."""
+        return None

@@ -8,9 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    import torch
+
 
 class TrainingRun(Protocol):
     """A model that trains by a recipe, as ``applying.run.Run`` is."""
+
+    optimizer: torch.optim.Optimizer
 
     def step(self, batch: Any) -> object:  # noqa: ANN401 - any nesting of tensors
         """Run one micro-batch; every n-th call updates the weights."""

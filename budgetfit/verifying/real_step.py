@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from budgetfit.core.errors import InputError
+from budgetfit.verifying.count_categories import (
+    gradient_bytes,
+    model_bytes,
+    state_bytes,
+)
+from budgetfit.verifying.host_memory import resident_bytes
 from budgetfit.verifying.meters import CpuMeter, CudaMeter
 from budgetfit.verifying.process_memory import ProcessMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from budgetfit.verifying.meters import Meter
     from budgetfit.verifying.protocols import MakeLiveBytes, MakeRun, TrainingRun
 
@@ -49,6 +57,12 @@ class RealSteps:
         step_ms: Of each step that ran to its end.
         out_of_memory: The error text if the card was too small; None otherwise.
         notes: Where numbers come from, and what was not measured.
+        counted: Bytes of parameters, buffers, gradients and optimizer state.
+        shorter_batches: How many of the other batches ran to the end of a step.
+        shorter_reserved_bytes: The reserved peak over them; -1 without any.
+        host_growth_bytes: Host memory after the last step, less before the run was
+            made; None where it cannot be read.
+        pinned_bytes: The most page-locked memory; None on a CPU.
     """
 
     device: str
@@ -60,6 +74,11 @@ class RealSteps:
     last_process: ProcessMemory | None = None
     out_of_memory: str | None = None
     notes: tuple[str, ...] = field(default=())
+    counted: dict[str, int] = field(default_factory=dict)
+    shorter_batches: int = 0
+    shorter_reserved_bytes: int = -1
+    host_growth_bytes: int | None = None
+    pinned_bytes: int | None = None
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
@@ -86,6 +105,7 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
     micro_steps: int = 1,
     device: torch.device | str,
     live_bytes: MakeLiveBytes | None = None,
+    shorter: Sequence[Any] = (),
 ) -> RealSteps:
     """Train for a few real optimizer steps and measure each phase of them.
 
@@ -100,6 +120,7 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
         micro_steps: Micro-batches per optimizer step.
         device: Where it runs.
         live_bytes: Starts the meter for the CPU; None measures no bytes there.
+        shorter: Batches that run one more optimizer step each, after the others.
 
     Raises:
         InputError: If ``steps`` is below 3.
@@ -111,14 +132,16 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
         )
     device = torch.device(device)
     meter: Meter
+    before = resident_bytes()
     with ExitStack() as stack:
         if device.type == "cuda":
             meter = CudaMeter(device)
         else:
             counting = live_bytes() if live_bytes is not None else nullcontext()
             meter = CpuMeter(stack.enter_context(counting))
-        record = _Record(meter)
-        error = _train(make_run, batch, record, steps, micro_steps)
+        record = _Record(meter, device)
+        error = _train(make_run, batch, record, steps, micro_steps, shorter=shorter)
+        after = resident_bytes()
         return RealSteps(
             device=device.type,
             device_name=device_name(device),
@@ -129,29 +152,48 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
             last_process=meter.last_process,
             out_of_memory=error,
             notes=tuple(meter.notes),
+            counted=record.counted,
+            shorter_batches=record.shorter_batches,
+            shorter_reserved_bytes=record.shorter_reserved_bytes,
+            host_growth_bytes=(
+                after - before if after is not None and before is not None else None
+            ),
+            pinned_bytes=meter.pinned_bytes(),
         )
 
 
 class _Record:
     """Collects peaks as the phases go by."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, device: torch.device) -> None:
         self._meter = meter
+        self._device = device
         self._peaks: dict[tuple[int, str], tuple[int, int]] = {}
         self._phase: str | None = None
         self.step = 0
         self.step_ms: list[float] = []
+        self.run: TrainingRun | None = None
+        self.counted: dict[str, int] = {}
+        self.is_shorter = False
+        self.shorter_batches = 0
+        self.shorter_reserved_bytes = -1
 
     def on_phase(self, phase: str) -> None:
         """End the phase that was on and start this one."""
         self.end_phase()
         self._phase = phase
+        model = getattr(self.run, "model", None)
+        if phase == "optimizer" and model is not None:
+            self.counted["gradients"] = gradient_bytes(model, self._device)
         self._meter.start_phase()
 
     def end_phase(self) -> None:
         """Read the peak of the phase that was on."""
         peaks = self._meter.peaks() if self._phase is not None else None
-        if self._phase is not None and peaks is not None:
+        if self._phase is not None and peaks is not None and self.is_shorter:
+            reserved = max(self.shorter_reserved_bytes, peaks[1])
+            self.shorter_reserved_bytes = reserved
+        elif self._phase is not None and peaks is not None:
             key = (self.step, self._phase)
             known = self._peaks.get(key, (0, -1))
             self._peaks[key] = (max(known[0], peaks[0]), max(known[1], peaks[1]))
@@ -161,8 +203,16 @@ class _Record:
         """Note the time of a step that ran to its end."""
         self.end_phase()
         self._meter.finish_step()
+        if self.is_shorter:
+            self.shorter_batches += 1
+            return
         self.step_ms.append((time.perf_counter() - started) * 1000)
         self.step += 1
+        model = getattr(self.run, "model", None)
+        if model is not None and self.run is not None:
+            self.counted |= model_bytes(model, self._device)
+            optimizer = self.run.optimizer
+            self.counted["optimizer_state"] = state_bytes(optimizer, self._device)
 
     def phases(self) -> tuple[MeasuredPhase, ...]:
         """Return all peaks in order."""
@@ -174,21 +224,24 @@ class _Record:
         )
 
 
-def _train(
+def _train(  # noqa: PLR0913 - what run_real_steps was given
     make_run: MakeRun,
     batch: Any,  # noqa: ANN401
     record: _Record,
     steps: int,
     micro_steps: int,
+    *,
+    shorter: Sequence[Any],
 ) -> str | None:
     """Run the steps; return the text of an out-of-memory error, which ends them."""
     run: TrainingRun | None = None
     try:
-        run = make_run(record.on_phase)
-        for _ in range(steps):
+        record.run = run = make_run(record.on_phase)
+        for number, chosen in enumerate([*[batch] * steps, *shorter]):
+            record.is_shorter = number >= steps
             started = time.perf_counter()
             for _ in range(micro_steps):
-                run.step(batch)
+                run.step(chosen)
             record.finish_step(started)
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -197,6 +250,7 @@ def _train(
         # What follows is advice on fragmentation, the same in every such error.
         return str(error).split("\n", 1)[0].split(" If reserved but", 1)[0]
     finally:
+        record.run = None
         if run is not None:
             run.undo()
     return None

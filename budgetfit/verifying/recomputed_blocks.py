@@ -6,12 +6,25 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch.autograd.graph import saved_tensors_hooks
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import torch
     from torch import nn
 
     from budgetfit.core.recipe import Recipe
+
+
+def blocks_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return the blocks that run again in backward by this recipe."""
+    return tuple(
+        name
+        for segment in recipe.segments
+        if segment.mode != "offload"
+        for name in segment.blocks
+    )
 
 
 def blocks_run_again(recipe: Recipe) -> int:
@@ -20,9 +33,54 @@ def blocks_run_again(recipe: Recipe) -> int:
     Also those that run again twice, and those that save some of what they compute; not
     those whose saved tensors wait in host memory.
     """
-    return sum(
-        len(segment.blocks) for segment in recipe.segments if segment.mode != "offload"
-    )
+    return len(blocks_of(recipe))
+
+
+@contextmanager
+def saving_nothing(
+    model: nn.Module, blocks: Sequence[str], found: set[str]
+) -> Iterator[None]:
+    """Collect the blocks of which autograd saves nothing: a view, an identity.
+
+    Nothing asks for what they compute, so they never run again, whatever is planned.
+    The model must be the unmodified one: a checkpoint hides what it will save.
+    """
+    saves: set[str] = set()
+    ran: set[str] = set()
+    with ExitStack() as stack:
+        for name in blocks:
+            block = model.get_submodule(name)
+            hooks: list[saved_tensors_hooks] = []
+
+            def enter(
+                *_: object,
+                name: str = name,
+                hooks: list[saved_tensors_hooks] = hooks,
+            ) -> None:
+                def pack(tensor: torch.Tensor) -> torch.Tensor:
+                    saves.add(name)
+                    return tensor
+
+                hooks.append(saved_tensors_hooks(pack, _unpack))
+                hooks[-1].__enter__()
+
+            def leave(
+                *_: object,
+                name: str = name,
+                hooks: list[saved_tensors_hooks] = hooks,
+            ) -> None:
+                ran.add(name)
+                hooks.pop().__exit__(None, None, None)
+
+            stack.callback(block.register_forward_pre_hook(enter).remove)
+            handle = block.register_forward_hook(leave, always_call=True)
+            stack.callback(handle.remove)
+        yield
+    found |= ran - saves
+
+
+def _unpack(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class RecomputedBlocks:

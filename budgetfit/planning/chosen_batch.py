@@ -1,0 +1,65 @@
+"""Which batches a verification runs: the longest first, and whether it was planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.tracing.batch_shapes import batch_size_of, resize_batch
+from budgetfit.verifying.longest_batch import elements, longest_first, shapes_of
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenBatch:
+    """The longest batch, shorter ones to run after it, and what to know of them."""
+
+    batch: Any
+    shorter: tuple[Any, ...]
+    notes: tuple[str, ...]
+
+
+def choose_batch(plan: Plan, batch: Any, *, batch_dim: int) -> ChosenBatch:  # noqa: ANN401
+    """Choose from one batch or several (``longest_first``).
+
+    Raises:
+        InputError: There is no batch among them.
+    """
+    found = longest_first(batch)
+    notes = []
+    if found.seen > 1:
+        notes.append(
+            f"The longest of {found.seen} batches ran first; of the others, "
+            f"{len(found.others)} of other shapes ran a step each."
+        )
+    planned = _elements_per_sample(
+        tuple(shape for shape, _ in plan.model.batch.values()), batch_dim
+    )
+    longest = shapes_of(found.longest)
+    size = batch_size_of(found.longest, batch_dim=batch_dim)
+    if planned and elements(longest) / size > planned:
+        notes.append(
+            f"A sample of the longest batch has {elements(longest) / size:,.0f} "
+            f"elements and the planned one {planned:,.0f}: plan for it, with batch=, "
+            "max_length= or lengths=."
+        )
+    most = plan.recipe.batch_size
+    return ChosenBatch(
+        batch=found.longest,
+        shorter=tuple(_at_most(item, most, batch_dim) for item in found.others),
+        notes=tuple(notes),
+    )
+
+
+def _elements_per_sample(shapes: tuple[tuple[int, ...], ...], batch_dim: int) -> float:
+    sizes = [shape[batch_dim] for shape in shapes if len(shape) > batch_dim]
+    return elements(shapes) / max(set(sizes), key=sizes.count) if sizes else 0.0
+
+
+def _at_most(batch: Any, batch_size: int, batch_dim: int) -> Any:  # noqa: ANN401
+    """Cut a batch to the planned number of samples; a smaller one stays."""
+    if batch_size_of(batch, batch_dim=batch_dim) <= batch_size:
+        return batch
+    return resize_batch(batch, batch_size, batch_dim=batch_dim)

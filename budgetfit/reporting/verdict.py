@@ -1,0 +1,71 @@
+"""The verdict of a verification in one line: what a user came for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.reporting.words import percent_text
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Verification
+
+
+def verdict(check: Verification) -> str:
+    """Return ``PASSED: ...`` or ``FAILED: ...``, with the number that decides."""
+    word = "PASSED" if check.passed else "FAILED"
+    reasons = _failures(check)
+    if not reasons:
+        return f"{word}: {_cpu(check) if check.device == 'cpu' else _cuda(check)}"
+    return f"{word}: {'; '.join(reasons)}"
+
+
+def _failures(check: Verification) -> list[str]:
+    """Return why it failed, the reason that ends a training first."""
+    found = []
+    if check.out_of_memory is not None:
+        found.append(f"out of memory after {_steps(check.steps)}")
+    elif check.fits is False:
+        found.append(
+            f"{format_bytes(check.measured_reserved_bytes)} reserved, above the "
+            f"{format_bytes(check.room_bytes or 0)} that the card has for it"
+        )
+    if check.gradients_match is False:
+        found.append("gradients differ from those of the unmodified model")
+    if check.recomputed_blocks != check.expected_recomputed_blocks:
+        found.append(
+            f"{check.recomputed_blocks} blocks ran again, not the "
+            f"{check.expected_recomputed_blocks} that were planned"
+        )
+    return found
+
+
+def _cuda(check: Verification) -> str:
+    measured = check.measured_reserved_bytes
+    if measured <= 0:
+        return "it ran, and its memory could not be measured"
+    predicted = max(row.predicted_reserved_bytes for row in check.phases)
+    off = percent_text(predicted / measured - 1)
+    text = (
+        f"peak {format_bytes(measured)} reserved, predicted {format_bytes(predicted)} "
+        f"({off})"
+    )
+    if check.usable_bytes is None:
+        return text
+    usable = format_bytes(check.usable_bytes)
+    if measured <= check.usable_bytes:
+        return f"{text}, fits in {usable}"
+    over = format_bytes(measured - check.usable_bytes)
+    return f"{text}, {over} above the planned {usable}: the headroom took it"
+
+
+def _cpu(check: Verification) -> str:
+    """Say what a CPU can check, and at once what it cannot."""
+    found = "steps ran" if check.gradients_match is None else "equal gradients"
+    if check.allocated_error is not None:
+        found += f", live bytes as predicted ({percent_text(check.allocated_error)})"
+    return f"{found}; VRAM was not checked"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
