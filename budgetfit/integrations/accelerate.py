@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about
+from budgetfit.integrations.export_words import about, source
 from budgetfit.integrations.installed import find_attribute
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def export_text(plan: Plan, plan_file: str) -> str:
         "accelerate launch --config_file accelerate.yaml train.py",
         "",
         "In train.py, before accelerator.prepare(...):",
-        f"    plan = budgetfit.Plan.load({plan_file!r})",
+        f"    plan = budgetfit.Plan.load({source(plan_file)})",
         "    plan.prepare(model)  # recomputes the planned blocks",
         "    optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
         f"    loader = DataLoader(dataset, batch_size={plan.recipe.batch_size})",
         f"    accelerator = Accelerator(gradient_accumulation_steps={steps})",
     ]
-    comments = [*about(plan, "accelerate"), *script]
+    comments = [*about(plan, "A launch of accelerate"), *script]
     lines = [f"# {line}".rstrip() for line in comments]
     # What JSON says of a value, YAML says too.
     values = launch_config(plan).items()

@@ -48,7 +48,7 @@ def _has_autocast() -> bool:
 def export_text(plan: Plan, plan_file: str) -> str:
     """Return the config as JSON; what else to do is in a key that DeepSpeed ignores."""
     comment = [
-        *filter(None, about(plan, "DeepSpeed")),
+        *filter(None, about(plan, "A DeepSpeed engine")),
         f"plan = budgetfit.Plan.load({plan_file!r}); plan.prepare(model)",
         "optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
         "deepspeed.initialize(model=model, optimizer=optimizer, config=this file)",

@@ -23,6 +23,7 @@ def about(plan: Plan, what: str) -> list[str]:
         "",
         f"Predicted for the process: {format_bytes(plan.estimate.process_bytes)}.",
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
+        f"Precision: {plan.recipe.precision}; optimizer: {plan.recipe.optimizer}.",
     ]
     if plan.adapter is not None:
         lines.append(f"Trained: {plan.adapter.describe()}; hand in a model with it.")
@@ -44,13 +45,17 @@ def planned_length(plan: Plan) -> int | None:
     return None
 
 
+def source(value: object) -> str:
+    """Return a plain value as Python source, texts in double quotes."""
+    # JSON's escapes are Python's, except for characters above 16 bits.
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
 def keywords(arguments: Mapping[str, Any], indent: int) -> str:
     """Return ``name=value,`` lines."""
     space = " " * indent
     return "".join(
-        f"{space}{name}={_source(value)},\n" for name, value in arguments.items()
+        f"{space}{name}={source(value)},\n" for name, value in arguments.items()
     )
-
-
-def _source(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -7,7 +7,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about, keywords
+from budgetfit.integrations.export_words import about, keywords, source
 from budgetfit.integrations.installed import find_attribute
 from budgetfit.integrations.prepared_model import PreparedModel, prepare
 
@@ -107,7 +107,7 @@ def export_text(plan: Plan, plan_file: str) -> str:
     """Return Python source with a function that makes the Trainer."""
     return _TEXT.substitute(
         about="\n".join(about(plan, "A Lightning Trainer")),
-        plan=repr(plan_file),
+        plan=source(plan_file),
         batch_size=plan.recipe.batch_size,
         arguments=keywords(trainer_arguments(plan), 8),
     )

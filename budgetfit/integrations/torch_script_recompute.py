@@ -71,7 +71,8 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
     if on_host:
         raise InputError(
             f"A script cannot be exported for: {'; '.join(on_host)}. Train with "
-            "budgetfit.apply(plan, model), or plan anew without them."
+            "budgetfit.apply(plan, model) or export --to trainer, or plan anew "
+            "without them."
         )
 
 

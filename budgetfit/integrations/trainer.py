@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from budgetfit.applying.undo import Undo
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about, keywords
+from budgetfit.integrations.export_words import about, keywords, source
 from budgetfit.integrations.prepared_model import (
     PreparedModel,
     cast_weights,
@@ -175,6 +175,6 @@ def export_text(plan: Plan, plan_file: str) -> str:
     """
     return _TEXT.substitute(
         about="\n".join(about(plan, "A Trainer")),
-        plan=repr(plan_file),
+        plan=source(plan_file),
         arguments=keywords(training_arguments(plan, {}), 8),
     )

@@ -6,7 +6,12 @@ import dataclasses
 from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
-from budgetfit.integrations.export_words import about, keywords, planned_length
+from budgetfit.integrations.export_words import (
+    about,
+    keywords,
+    planned_length,
+    source,
+)
 from budgetfit.integrations.installed import find_attribute
 from budgetfit.integrations.trainer_arguments import planned_arguments
 
@@ -87,6 +92,6 @@ def export_text(plan: Plan, plan_file: str) -> str:
     """
     return _TEXT.substitute(
         about="\n".join(about(plan, "An SFTTrainer")),
-        plan=repr(plan_file),
+        plan=source(plan_file),
         arguments=keywords(sft_arguments(plan, {}), 8),
     )

@@ -324,7 +324,7 @@ def test_export_writes_the_script_to_stdout_or_to_a_file(
 @pytest.mark.parametrize(
     ("target", "library", "words"),
     [
-        ("trainer", "accelerate", "per_device_train_batch_size=6,"),
+        ("trainer", "torch", "per_device_train_batch_size=6,"),
         ("sft", "trl", "max_length=2048,"),
         ("accelerate", "torch", 'mixed_precision: "bf16"'),
         ("lightning", "torch", "accumulate_grad_batches=11,"),
@@ -342,7 +342,7 @@ def test_export_writes_the_settings_of_a_library(
     assert words in result.stdout
     assert "SmolLM2-1.7B, as planned for" in result.stdout
     if target not in {"accelerate", "deepspeed"}:
-        assert f"budgetfit.Plan.load({str(saved)!r})" in result.stdout
+        assert f'budgetfit.Plan.load("{saved}")' in result.stdout
         compile(result.stdout, "settings.py", "exec")
     if target == "deepspeed":
         json.loads(result.stdout)  # what its import prints is elsewhere

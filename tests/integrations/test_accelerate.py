@@ -131,7 +131,7 @@ def test_accelerate_launch_runs_a_script_with_the_file(tmp_path: Path) -> None:
 def test_the_file_says_what_the_script_needs() -> None:
     text = accelerate_module.export_text(plan_for(tiny_model("gpt2")), "p.json")
 
-    assert "#     plan = budgetfit.Plan.load('p.json')" in text
+    assert '#     plan = budgetfit.Plan.load("p.json")' in text
     assert f"Accelerator(gradient_accumulation_steps={ACCUMULATION})" in text
     assert f"batch_size={BATCH_SIZE})" in text
 
