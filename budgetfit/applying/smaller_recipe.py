@@ -91,7 +91,7 @@ def _alternative(
         (other.estimate.samples_per_s, other.estimate)
         for other in plan.alternatives
         if other.fits
-        and not other.changes_training
+        and not other.is_suggestion
         and _trains_the_same(other.estimate.recipe, recipe)
         and other.estimate.recipe != recipe
         and _scaled(other.estimate, growth) <= limit
@@ -109,7 +109,6 @@ def _alternative(
 def _trains_the_same(one: Recipe, other: Recipe) -> bool:
     return (
         one.precision == other.precision
-        and one.optimizer_in_backward == other.optimizer_in_backward
         and one.optimizer == other.optimizer
         and one.effective_batch_size == other.effective_batch_size
     )

@@ -1,4 +1,7 @@
-"""Levers that change what is trained: only suggested, with what each would give."""
+"""Levers that are only suggested, with what each would give.
+
+They change what is trained, or take away what a training loop may want.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from budgetfit.applying.offloaded_optimizer import NAME as OFFLOADED
 from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS, find_precision
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Segment
+    from budgetfit.planning.chains import Setting
     from budgetfit.planning.search import Request
 
 EIGHT_BIT = "adamw_bnb_8bit"
@@ -33,7 +38,7 @@ WORTH_A_ROW = 0.01  # of the plan's speed or memory
 
 
 class Lever(NamedTuple):
-    """A change of what is trained.
+    """A change that only the user can decide on.
 
     ``chains`` makes the chains with it, and returns None where the model has no place
     for it. ``freed`` is, roughly, which share of each category it saves.
@@ -43,6 +48,7 @@ class Lever(NamedTuple):
     chains: Callable[[], Chains | None]
     note: str
     freed: dict[str, float]
+    changes_training: bool = True
 
 
 def lever_rows(
@@ -67,7 +73,7 @@ def lever_rows(
                     label=lever.label,
                     estimate=found,
                     fits=bool(found.fits),
-                    changes_training=True,
+                    changes_training=lever.changes_training,
                     note=lever.note,
                 )
             )
@@ -78,6 +84,17 @@ def levers(chains: Chains) -> Iterator[Lever]:
     """Yield the levers that are not pulled yet and that the card has hardware for."""
     setting = chains.setting
     subject = chains.traces.subject
+    if _can_step_in_backward(setting):
+        stepping = replace(setting, optimizer_in_backward=True)
+        yield Lever(
+            "optimizer in backward",
+            lambda: Chains(chains.traces, stepping, frozenset()),
+            "the same updates, each weight's as soon as its gradient is complete: "
+            "Recipe(optimizer_in_backward=True); no accumulation, no clipping, no "
+            "GradScaler",
+            {"gradients": 1.0},
+            changes_training=False,
+        )
     if setting.optimizer in ADAMW:
         eight_bit = replace(setting, optimizer=EIGHT_BIT)
         yield Lever(
@@ -104,6 +121,17 @@ def levers(chains: Chains) -> Iterator[Lever]:
             "blocks as peft makes them; apply and export do not make them",
             {"parameters": 1 / 2, "gradients": 1.0, "optimizer_state": 1.0},
         )
+
+
+def _can_step_in_backward(setting: Setting) -> bool:
+    """Whether nothing needs the gradients of all weights at once."""
+    return (
+        not setting.optimizer_in_backward
+        and setting.effective_batch_size is None
+        and setting.accumulation in (None, 1)
+        and setting.optimizer != OFFLOADED
+        and not find_precision(setting.precision).grad_scaler
+    )
 
 
 def _with_lora(chains: Chains) -> Chains | None:

@@ -157,7 +157,7 @@ def _best_judged(
         row
         for row in others
         if row.fits
-        and not row.changes_training
+        and not row.is_suggestion
         and rank(row.estimate, request.objective) < rank(estimate, request.objective)
     ]
     if request.checkpointing != "auto" or not ahead:

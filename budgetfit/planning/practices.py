@@ -125,8 +125,10 @@ class Batches:
         """Return a chain of one block that takes as long as the whole micro-batch."""
         recipe = replace(self._recipe, batch_size=batch_size)
         gpu, trace = self._traces.subject.gpu, self._traces.of(recipe)
+        # An optimizer in backward takes no second micro-batch: this is arithmetic.
+        timed = replace(recipe, optimizer_in_backward=False)
         one, two = (
-            step_ms(trace, replace(recipe, gradient_accumulation_steps=steps), gpu)
+            step_ms(trace, replace(timed, gradient_accumulation_steps=steps), gpu)
             for steps in (1, 2)
         )
         block = BlockProfile(

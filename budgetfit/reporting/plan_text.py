@@ -72,7 +72,7 @@ def _gain(plan: Plan) -> str | None:
 def _full_checkpointing(plan: Plan) -> Estimate | None:
     blocks = set(plan.model.blocks)
     for alternative in plan.alternatives:
-        if alternative.changes_training:
+        if alternative.is_suggestion:
             continue
         recipe = alternative.estimate.recipe
         alone = all(len(segment.blocks) == 1 for segment in recipe.segments)
@@ -101,7 +101,8 @@ def _levers(plan: Plan) -> RenderableType:
         rows += [_row(row, plan) for row in changing]
     columns = ("", "batch", "allocated", "reserved", "samples/s", "")
     body: list[RenderableType] = [table(columns, rows, left=(0, 5))]
-    notes = [f"{row.label}: {row.note}" for row in changing if row.note]
+    asked = [row for row in plan.alternatives if row.is_suggestion]
+    notes = [f"{row.label}: {row.note}" for row in asked if row.note]
     if notes:
         body.append(Text("\n".join(notes), style="dim"))
     return section("LEVERS", Group(*body))

@@ -60,7 +60,7 @@ def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:
         "largest batch",
         "lowest memory",
     ]
-    changing = {label for label, row in rows.items() if row.changes_training}
+    changing = {label for label, row in rows.items() if row.is_suggestion}
     assert changing == set(list(rows)[5:])
     assert "with pure bf16" in changing
 
@@ -87,7 +87,7 @@ def test_the_objectives_win_what_they_are_named_after() -> None:
     rows = table(Request())
     largest, lowest = rows["largest batch"].estimate, rows["lowest memory"].estimate
     for row in rows.values():
-        if row.fits and not row.changes_training:
+        if row.fits and not row.is_suggestion:
             assert row.estimate.recipe.batch_size <= largest.recipe.batch_size
             assert row.estimate.reserved_bytes >= lowest.reserved_bytes
     assert "fastest" in table(Request(objective="memory"))
@@ -115,10 +115,29 @@ def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
         setting = replace(SETTING, **changes)
         return [each.label for each in levers(Chains(found.traces, setting))]
 
-    assert len(offered(chains())) == 3
+    assert len(offered(chains())) == 4
+    assert "optimizer in backward" in offered(chains())
+    for setting in (
+        {"precision": "fp16-mixed"},
+        {"effective_batch_size": 8},
+        {"accumulation": 2},
+        {"optimizer": "adamw_torch_cpu_offload"},
+        {"optimizer_in_backward": True},
+    ):
+        assert "optimizer in backward" not in offered(chains(), **setting)
     assert "with pure bf16" not in offered(chains("t4"))
     assert "with pure bf16" not in offered(chains(), precision="bf16")
     assert "with 8-bit optimizer" not in offered(chains(), optimizer="sgd")
+
+
+def test_an_optimizer_in_backward_is_never_chosen_for_the_user() -> None:
+    row = table(Request())["optimizer in backward"]
+    assert row.is_suggestion
+    assert not row.changes_training
+    assert row.estimate.recipe.optimizer_in_backward
+    assert row.estimate.recipe.gradient_accumulation_steps == 1
+    assert row.estimate.recipe.optimizer == SETTING.optimizer
+    assert "no clipping" in row.note
 
 
 def test_a_lever_that_gains_nothing_is_left_out() -> None:
