@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about
+from budgetfit.integrations.export_words import about, refuse_optimizer_in_backward
 from budgetfit.integrations.installed import find_attribute
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     Mixed precision is DeepSpeed's own autocast over fp32 weights, as planned. Its older
     ``bf16`` and ``fp16`` blocks keep weights twice; they are used only where the
     installed DeepSpeed has no autocast. Pure bf16 is set by ``plan.prepare``.
+
+    Raises:
+        InputError: If the plan's optimizer steps inside the backward pass.
     """
+    refuse_optimizer_in_backward(plan, "DeepSpeed")
     recipe = plan.recipe
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.batch_size,
@@ -46,7 +50,11 @@ def _has_autocast() -> bool:
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return the config as JSON; what else to do is in a key that DeepSpeed ignores."""
+    """Return the config as JSON; what else to do is in a key that DeepSpeed ignores.
+
+    Raises:
+        InputError: As ``engine_config``.
+    """
     comment = [
         *filter(None, about(plan, "A DeepSpeed engine")),
         f"plan = budgetfit.Plan.load({plan_file!r}); plan.prepare(model)",

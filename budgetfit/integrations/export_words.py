@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.errors import InputError
 from budgetfit.reporting.words import blocks_text
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def about(plan: Plan, what: str) -> list[str]:
         "",
         f"Predicted for the process: {format_bytes(plan.estimate.process_bytes)}.",
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
-        f"Precision: {plan.recipe.precision}; optimizer: {plan.recipe.optimizer}.",
+        f"Precision: {plan.recipe.precision}; optimizer: {_optimizer(plan)}.",
     ]
     if plan.adapter is not None:
         lines.append(f"Trained: {plan.adapter.describe()}; hand in a model with it.")
@@ -34,6 +35,25 @@ def about(plan: Plan, what: str) -> list[str]:
     if loss is not None:
         lines.append(f"Loss: planned with {loss}.")
     return [line.replace("\\", "/").replace('"', "'") for line in lines]
+
+
+def _optimizer(plan: Plan) -> str:
+    inside = ", inside the backward pass" if plan.recipe.optimizer_in_backward else ""
+    return plan.recipe.optimizer + inside
+
+
+def refuse_optimizer_in_backward(plan: Plan, library: str) -> None:
+    """Refuse a plan for a library that wants gradients behind the backward pass.
+
+    Raises:
+        InputError: If the plan's optimizer uses them up before.
+    """
+    if plan.recipe.optimizer_in_backward:
+        raise InputError(
+            f"{library} steps its optimizer after the backward pass, and the plan's "
+            "steps inside it. Train with budgetfit.apply(plan, model), or plan with "
+            "optimizer_in_backward=False."
+        )
 
 
 def planned_length(plan: Plan) -> int | None:

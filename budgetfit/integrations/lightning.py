@@ -7,7 +7,12 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about, keywords, source
+from budgetfit.integrations.export_words import (
+    about,
+    keywords,
+    refuse_optimizer_in_backward,
+    source,
+)
 from budgetfit.integrations.installed import find_attribute
 from budgetfit.integrations.prepared_model import PreparedModel, prepare
 
@@ -24,7 +29,11 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
 
     Without autocast Lightning is told ``32-true``, which leaves dtypes alone: pure bf16
     and tf32 are the callback's to set.
+
+    Raises:
+        InputError: If the plan's optimizer steps inside the backward pass.
     """
+    refuse_optimizer_in_backward(plan, "Lightning")
     policy = find_precision(plan.recipe.precision)
     return {
         "devices": 1,
@@ -104,7 +113,11 @@ $arguments        callbacks=[plan.lightning_callback()],  # recomputes what is p
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return Python source with a function that makes the Trainer."""
+    """Return Python source with a function that makes the Trainer.
+
+    Raises:
+        InputError: As ``trainer_arguments``.
+    """
     return _TEXT.substitute(
         about="\n".join(about(plan, "A Lightning Trainer")),
         plan=source(plan_file),

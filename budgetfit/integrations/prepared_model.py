@@ -15,8 +15,9 @@ from torch import nn
 
 from budgetfit.applying.checkpoint import apply_segments
 from budgetfit.applying.chunked_loss import ChunkedLoss, chunk_loss
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES, make_optimizer
-from budgetfit.applying.precision import apply_precision, cast_batch
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES
+from budgetfit.applying.optimizer_of_run import optimizer_of
+from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
 from budgetfit.applying.undo import Undo
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import Precision, find_precision
@@ -166,7 +167,7 @@ def cast_weights(
 def make_plan_optimizer(
     plan: Plan, parameters: Iterable[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
-    """Build the planned optimizer.
+    """Build the planned optimizer; one that steps in backward leaves ``step`` nothing.
 
     Raises:
         InputError: If the plan only names a function that builds it.
@@ -180,8 +181,14 @@ def make_plan_optimizer(
             "names. Call it yourself: optimizer = your_function(parameters)."
         )
     kind = parameters[0].device.type if parameters else "cpu"
-    return make_optimizer(
-        name if function is None else function, parameters, lr=lr, device_type=kind
+    return optimizer_of(
+        plan.recipe,
+        name if function is None else function,
+        parameters,
+        lr=lr,
+        device_type=kind,
+        scaler=make_scaler(find_precision(plan.recipe.precision), kind),
+        undo=Undo(),  # its hooks stay as long as it is used
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
 
 
 def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -38,8 +39,9 @@ def planned_arguments(
     Raises:
         InputError: As ``training_arguments``.
     """
-    wanted = {**settings(plan), "optim": plan.recipe.optimizer}
-    if find_precision(plan.recipe.precision).tf32:
+    recipe = plan.recipe
+    wanted = {**settings(plan), "optim": recipe.optimizer}
+    if find_precision(recipe.precision).tf32:
         wanted["tf32"] = True
     if plan.estimate.eval_batch_size is not None:
         wanted["per_device_eval_batch_size"] = plan.estimate.eval_batch_size
@@ -48,8 +50,11 @@ def planned_arguments(
         if name in known:
             wanted[name] = False
             break
+    if recipe.optimizer_in_backward:
+        wanted["max_grad_norm"] = 0.0  # gradients are gone before their norm is known
     wanted |= overrides
-    _check(wanted, known)
+    _check_names(wanted, known)
+    _check_optimizer(wanted["optim"], recipe, chosen="optim" in overrides)
     return wanted
 
 
@@ -64,18 +69,34 @@ def settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check(wanted: dict[str, Any], known: Collection[str]) -> None:
+def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise InputError(
             f"The installed library has no argument {', '.join(map(repr, unknown))}. "
             "Is it too old, or the name mistyped?"
         )
-    optimizers = {each.value for each in OptimizerNames}
-    if wanted["optim"] not in optimizers:
-        raise InputError(
-            f"The installed Trainer has no optimizer {wanted['optim']!r} in its optim "
-            "names. Build it yourself, Trainer(..., optimizers=(optimizer, None)) with "
-            "optimizer = plan.make_optimizer(model.parameters()), and give optim a "
-            'name that it then ignores: to_training_arguments(optim="adamw_torch").'
-        )
+
+
+def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
+    """Refuse an optimizer that the Trainer would not build as it was planned.
+
+    Args:
+        name: The ``optim`` argument.
+        recipe: As planned.
+        chosen: Whether the user gave the argument, and so the optimizer.
+    """
+    known = name in {each.value for each in OptimizerNames}
+    if known and (chosen or not recipe.optimizer_in_backward):
+        return
+    reason = (
+        f"has no optimizer {name!r} in its optim names"
+        if not known
+        else f"steps {name} after the backward pass, and it was planned inside"
+    )
+    raise InputError(
+        f"The installed Trainer {reason}. Build it yourself, Trainer(..., "
+        "optimizers=(optimizer, None)) with "
+        "optimizer = plan.make_optimizer(model.parameters()), and give optim a "
+        'name that it then ignores: to_training_arguments(optim="adamw_torch").'
+    )

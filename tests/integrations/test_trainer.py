@@ -354,6 +354,36 @@ def test_a_function_as_optimizer_is_built_by_the_plan(tmp_path: Path) -> None:
         plan.make_optimizer(model.parameters())
 
 
+def test_an_optimizer_that_steps_in_backward_is_built_by_the_plan(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, gradient_accumulation_steps=1, optimizer_in_backward=True)
+    with pytest.raises(InputError, match="after the backward pass, and it was planned"):
+        plan.to_training_arguments()
+    args = arguments(plan, tmp_path, optim="adamw_torch")
+    plain = plan_for(model, gradient_accumulation_steps=1)
+    expected = trained(
+        tiny_model("llama"), arguments(plain, tmp_path, max_grad_norm=0.0)
+    )
+    optimizer = plan.make_optimizer(model.parameters())
+
+    losses = trained(model, args, plan.trainer_callback(), optimizers=(optimizer, None))
+
+    assert args.max_grad_norm == 0.0
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert losses[-1] != losses[0]
+
+
+@pytest.mark.parametrize("export", ["to_lightning_arguments", "to_deepspeed_config"])
+def test_a_library_that_steps_later_refuses_it(export: str) -> None:
+    plan = plan_for(
+        tiny_model("gpt2"), gradient_accumulation_steps=1, optimizer_in_backward=True
+    )
+    with pytest.raises(InputError, match="the plan's steps inside it"):
+        getattr(plan, export)()
+
+
 def test_other_settings_than_the_planned_ones_are_warned_about(tmp_path: Path) -> None:
     model = tiny_model("gpt2")
     plan = plan_for(model)
