@@ -35,7 +35,7 @@ class OptimizerInBackward(torch.optim.Optimizer):
 
     Attributes:
         trained: The parameters.
-        has_stepped: Whether any was updated since the last ``step``.
+        has_stepped: Whether any was updated in a step that is not over.
 
     Raises:
         InputError: If nothing is trained.
@@ -67,8 +67,12 @@ class OptimizerInBackward(torch.optim.Optimizer):
         ]
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """End a step: the backward pass has updated the parameters."""
+        """Do nothing: the backward pass has updated the parameters."""
         assert closure is None  # noqa: S101 - a closure would need its own backward
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients, as a loop does after each step and after one that failed."""
+        super().zero_grad(set_to_none=set_to_none)
         self.has_stepped = False
 
     def state_dict(self) -> dict[str, Any]:
