@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.adapter_arguments import find_adapter, loading_notes
 from budgetfit.applying.compiled import without_wrapper
 from budgetfit.applying.optimizer import qualified_name
 from budgetfit.applying.run import Run
 from budgetfit.arguments import (
     check_objective,
     check_recipe,
-    find_adapter,
     find_card,
-    loading_notes,
     make_subject,
     optimizer_name,
     parse_lengths,
@@ -150,7 +149,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     chosen = precisions(precision, card.gpu)
     adapter = find_adapter(
         method,
-        card,
+        card.gpu,
         chosen,
         lora_r=lora_r,
         lora_alpha=lora_alpha,
@@ -238,7 +237,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     card = find_card(vram, gpu)
     adapter = find_adapter(
         method,
-        card,
+        card.gpu,
         ["as-is" if recipe is None else recipe.precision],
         lora_r=lora_r,
         lora_alpha=lora_alpha,

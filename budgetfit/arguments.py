@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.adapter_arguments import model_to_trace
 from budgetfit.applying.compiled import plain_module
 from budgetfit.applying.optimizer import qualified_name
-from budgetfit.core.adapter import Adapter, ComputeDtype, parse_adapter
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.cuda_context import CudaContext
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
-from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.units import parse_bytes
-from budgetfit.integrations.bitsandbytes import loading_peak_bytes
 from budgetfit.integrations.model_source import resolve_model
-from budgetfit.integrations.peft import adapted_on_meta, to_trace, with_adapter
+from budgetfit.integrations.peft import with_adapter
 from budgetfit.live_program import PlanSource
 from budgetfit.planning.calibration import card_of, known_context
 from budgetfit.planning.lengths import LengthSummary, summarize
+from budgetfit.planning.loss_modules import loss_notes
 from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.subject import Subject
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
@@ -33,7 +32,7 @@ from budgetfit.tracing.made_batch import batch_dimension, make_batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from budgetfit.core.plan import Estimate
+    from budgetfit.core.adapter import Adapter
 
 OBJECTIVES = ("throughput", "batch_size", "memory")
 
@@ -163,6 +162,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     else:
         batch_dim = batch_dimension(live)
         batch_size_of(batch, batch_dim=batch_dim)
+    notes += loss_notes(loss, live)
     if lengths is not None:
         _check_holds(batch, lengths.planned)
         notes += lengths.notes()
@@ -190,52 +190,6 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         optimizer=function,
     )
     return subject, source
-
-
-def find_adapter(
-    method: str | None,
-    card: Card,
-    precisions: Sequence[str],
-    **asked: Any,  # noqa: ANN401 - the arguments of parse_adapter
-) -> Adapter | None:
-    """Return the adapter that was asked for, computed with as the card can.
-
-    Raises:
-        InputError: If something cannot be what was meant.
-    """
-    weights = {find_precision(name).weights for name in precisions}
-    mixed = any(find_precision(name).autocast for name in precisions)
-    compute: ComputeDtype = "fp32"
-    if mixed or weights != {"fp32"}:
-        capable = card.gpu.compute_capability >= BF16_CAPABILITY
-        compute = "bf16" if capable else "fp16"
-    return parse_adapter(method, compute_dtype=compute, **asked)
-
-
-def model_to_trace(
-    model: nn.Module, adapter: Adapter | None
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the model that stands for ``model`` in traces, and what to know of it.
-
-    Raises:
-        InputError: If the adapter or a quantised layer cannot be had.
-    """
-    if adapter is not None:
-        return adapted_on_meta(model, adapter)
-    return to_trace(model), ()
-
-
-def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
-    """Say when loading a quantised model takes more than training it."""
-    peak_bytes = loading_peak_bytes(model)
-    if peak_bytes is None or peak_bytes <= estimate.allocated_bytes:
-        return ()
-    return (
-        (
-            f"loading takes more than training: up to {format_bytes(peak_bytes)}, as "
-            "a weight is on the card in both forms while it is quantised"
-        ),
-    )
 
 
 def parse_lengths(

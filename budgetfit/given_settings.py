@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.adapter_arguments import find_adapter
 from budgetfit.arguments import (
-    find_adapter,
     find_card,
     make_subject,
     parse_checkpointing,
@@ -68,7 +68,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     (chosen,) = precisions(precision, card.gpu)
     adapter = find_adapter(
         method,
-        card,
+        card.gpu,
         [chosen],
         lora_r=lora_r,
         lora_alpha=lora_alpha,

@@ -9,6 +9,7 @@ from budgetfit.applying.run import Run
 from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.planning.loss_modules import FakedLoss
 from budgetfit.planning.trace_cache import TraceCache
 from budgetfit.planning.trace_errors import quiet_fakes, trace_error
 from budgetfit.planning.trace_key import program_key, subject_key
@@ -247,11 +248,13 @@ class Traces:
             f"{len(self.subject.blocks)} blocks recomputed{part}"
         )
 
+        loss = FakedLoss(self.subject.loss, self.subject.model)
+
         def program(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
             return Run(
                 model,
                 traced,
-                loss=self.subject.loss,
+                loss=loss.loss,
                 optimizer=self.subject.optimizer,
                 on_phase=on_phase,
                 keep_own_checkpointing=own_checkpointing,
@@ -269,6 +272,7 @@ class Traces:
                     target=self.subject.target,
                     micro_steps=micro_steps,
                     short=short,
+                    beside=loss.fake,
                 )
         except BudgetfitError:
             raise

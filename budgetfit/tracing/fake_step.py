@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from budgetfit.core.step_trace import Direction
     from budgetfit.tracing.block_tracker import ForwardRun
@@ -152,18 +153,21 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     micro_steps: int = 1,
     steps: int = 1,
     short: Shortening | None = None,
+    beside: Callable[[FakeTensorMode, nn.Module], Sequence[nn.Module]] | None = None,
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
     ``target`` says which card's semantics to take; None traces what a CPU would do.
     ``model`` is not changed and neither is any global state. One step is enough:
     ``steady_step.repeat_step`` makes the second out of it. With ``short`` a twin with
-    fewer blocks runs, and ``blocks`` are its own.
+    fewer blocks runs, and ``blocks`` are its own. ``beside`` makes fake copies of other
+    modules that the program runs, given the model's: their tensors are weights as well.
     """
     # Outside the fake mode: in it, the rows that are added would have no values.
     sized = resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
     with _quiet_machine(), fake_mode() as mode:
         twin = fake_copy(model, mode, short)
+        others = () if beside is None else beside(mode, twin)
         semantics, imitation = imitate_cuda(target)
         values = KnownValues()
         log = StorageLog(semantics, values.run)
@@ -174,6 +178,8 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         with imitation, values_matter(), log:
             log.watch = tracker.see_backward_op
             _register(twin, log)
+            for other in others:
+                _register(other, log, in_model=False)
             runner = program(twin, clock.start)
             _register(twin, log)  # a dtype policy may have replaced them
             raw.step_start = len(log.events)
@@ -212,13 +218,16 @@ def _run_micro_step(
     runner.step(fakes)
 
 
-def _register(model: nn.Module, log: StorageLog) -> None:
+def _register(model: nn.Module, log: StorageLog, *, in_model: bool = True) -> None:
     """Weights come first, in the order in which ``model.to("cuda")`` moves them (B4).
 
     That is children before their parents, and parameters before buffers of a module
     (``nn.Module._apply``).
     """
-    layers = {module: layer for layer, module in enumerate(model.modules())}
+    layers = {
+        module: layer if in_model else -1
+        for layer, module in enumerate(model.modules())
+    }
 
     def register(module: nn.Module) -> None:
         for child in module.children():

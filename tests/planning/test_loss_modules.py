@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.applying.run import Run
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.planning.loss_modules import FakedLoss, modules_of, swapped
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from budgetfit.tracing.fake_step import trace_once
+from tests.models import MIB, Mebi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH = torch.zeros(2, 512, 512)
+GLOBAL_TEACHER = nn.Linear(4, 4)
+
+
+def teacher() -> Mebi:
+    """Four weights of 1 MiB."""
+    return Mebi(blocks=4).requires_grad_(False)
+
+
+def distilled_from(taught: nn.Module) -> Callable[[Any, Any], torch.Tensor]:
+    def loss(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            wanted = taught(batch)
+        return nn.functional.mse_loss(outputs, wanted)
+
+    return loss
+
+
+def with_global(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return _helper(outputs)
+
+
+def _helper(outputs: torch.Tensor) -> torch.Tensor:
+    return GLOBAL_TEACHER(outputs).mean()
+
+
+class Holder:
+    def __init__(self, taught: nn.Module) -> None:
+        self.parts = {"teachers": [taught]}
+
+    def loss(self, outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return self.parts["teachers"][0](outputs).mean()
+
+    __call__ = loss
+
+
+def bytes_of(loss: Callable[..., Any] | None, category: str) -> int:
+    """Return the bytes of a category that a trace has, at any time."""
+    subject = Subject(
+        model=Mebi(), batch=BATCH, loss=loss, gpu=find_gpu("rtx-4090")
+    ).with_found_blocks()
+    trace = Traces(subject).exact(Recipe(batch_size=2, optimizer="sgd"))
+    chosen = trace.category == CATEGORIES.index(category)
+    return int(trace.fixed_bytes[chosen].sum())
+
+
+def test_a_teacher_that_only_the_loss_reaches_is_counted() -> None:
+    def plain(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return outputs.mean()
+
+    assert bytes_of(plain, "parameters") == 3 * MIB
+    assert bytes_of(distilled_from(teacher()), "parameters") == 7 * MIB
+    # It is frozen: no gradients and no states come with it.
+    gradients = bytes_of(distilled_from(teacher()), "gradients")
+    assert gradients == bytes_of(plain, "gradients")
+
+
+def test_it_is_found_wherever_a_loss_may_hold_it() -> None:
+    taught = teacher()
+    holder = Holder(taught)
+
+    def by_default(outputs: Any, _: Any, net: nn.Module = taught) -> Any:  # noqa: ANN401
+        return net(outputs)
+
+    def by_argument(net: nn.Module, outputs: Any, _: Any) -> Any:  # noqa: ANN401
+        return net(outputs)
+
+    found = [
+        modules_of(distilled_from(taught)),
+        modules_of(holder.loss),
+        modules_of(holder),
+        modules_of(by_default),
+        modules_of(functools.partial(by_argument, taught)),
+        modules_of(taught),
+    ]
+    assert found == [(taught,)] * 6
+    assert modules_of(with_global) == (GLOBAL_TEACHER,)
+
+
+def test_a_loss_without_modules_stays_the_same_object() -> None:
+    def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return outputs.mean()
+
+    kept: list[Any] = [loss, functools.partial(loss), nn.MSELoss(), None]
+    kept.append(kept)
+    assert all(swapped(item, lambda module: module) is item for item in kept)
+
+
+def test_the_users_teacher_and_loss_are_not_touched() -> None:
+    taught = teacher()
+    before = dict(taught.named_parameters())
+    holder = Holder(taught)
+    bytes_of(holder.loss, "parameters")
+    assert holder.parts["teachers"][0] is taught
+    assert all(p is before[name] for name, p in taught.named_parameters())
+    assert {type(p) for p in taught.parameters()} == {nn.Parameter}
+
+
+def test_a_loss_that_looks_at_the_models_weights_sees_the_traced_ones() -> None:
+    model = Mebi()
+
+    def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return outputs.mean() + model.blocks[0].inner.weight.pow(2).sum()
+
+    faked = FakedLoss(loss, model)
+    seen: list[torch.Tensor] = []
+
+    def program(twin: nn.Module, on_phase: Callable[[str], None]) -> Run:
+        weight = faked.loss.__closure__[0].cell_contents.blocks[0].inner.weight  # type: ignore[union-attr]
+        seen.append(weight)
+        assert weight is twin.blocks[0].inner.weight  # type: ignore[index, union-attr]
+        return Run(twin, Recipe(batch_size=2), loss=faked.loss, on_phase=on_phase)
+
+    trace_once(
+        model,
+        program,
+        BATCH,
+        batch_size=2,
+        blocks=(),
+        target=None,
+        beside=faked.fake,
+    )
+    assert len(seen) == 1
+
+
+def test_a_module_around_the_model_does_not_count_it_twice() -> None:
+    model, taught = Mebi(), teacher()
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student = model
+            self.teacher = taught
+
+        def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                wanted = self.teacher(batch)
+            return nn.functional.mse_loss(outputs, wanted)
+
+    subject = Subject(
+        model=model, batch=BATCH, loss=Wrapper().loss, gpu=find_gpu("rtx-4090")
+    )
+    recipe = Recipe(batch_size=2, optimizer="sgd")
+    trace = Traces(subject.with_found_blocks()).exact(recipe)
+    chosen = trace.category == CATEGORIES.index("parameters")
+    assert trace.fixed_bytes[chosen].sum() == 7 * MIB
