@@ -17,7 +17,11 @@ from budgetfit.integrations.prepared_model import (
     cast_weights,
     find_planned,
 )
-from budgetfit.integrations.trainer_arguments import settings, training_arguments
+from budgetfit.integrations.trainer_arguments import (
+    exported,
+    settings,
+    training_arguments,
+)
 from budgetfit.integrations.trl import has_fused_head
 
 if TYPE_CHECKING:
@@ -162,7 +166,7 @@ $arguments    )
         args=args,
         train_dataset=train_dataset,
         callbacks=[plan.trainer_callback()],  # recomputes the planned blocks
-        **options,
+$optimizer        **options,
     )
 ''')
 
@@ -173,8 +177,10 @@ def export_text(plan: Plan, plan_file: str) -> str:
     Raises:
         InputError: As ``training_arguments``.
     """
+    overrides, optimizer = exported(plan)
     return _TEXT.substitute(
         about="\n".join(about(plan, "A Trainer")),
         plan=source(plan_file),
-        arguments=keywords(training_arguments(plan, {}), 8),
+        arguments=keywords(training_arguments(plan, overrides), 8),
+        optimizer=optimizer,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
 
@@ -69,6 +70,24 @@ def settings(plan: Plan) -> dict[str, Any]:
     }
 
 
+def exported(plan: Plan) -> tuple[dict[str, Any], str]:
+    """Return overrides for an exported text, and its line for the optimizer.
+
+    Where the Trainer cannot build the optimizer, and the plan alone can, the text hands
+    one in; ``optim`` is then a name that is not used.
+    """
+    recipe = plan.recipe
+    by_trainer = _builds(recipe.optimizer) and not recipe.optimizer_in_backward
+    if by_trainer or recipe.optimizer not in OPTIMIZER_NAMES:
+        return {}, ""
+    made = "plan.make_optimizer(model.parameters(), lr=args.learning_rate)"
+    return {"optim": "adamw_torch"}, f"        optimizers=({made}, None),\n"
+
+
+def _builds(name: str) -> bool:
+    return name in {each.value for each in OptimizerNames}
+
+
 def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
     unknown = [name for name in wanted if name not in known]
     if unknown:
@@ -86,7 +105,7 @@ def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
         recipe: As planned.
         chosen: Whether the user gave the argument, and so the optimizer.
     """
-    known = name in {each.value for each in OptimizerNames}
+    known = _builds(name)
     if known and (chosen or not recipe.optimizer_in_backward):
         return
     reason = (

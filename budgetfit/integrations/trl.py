@@ -13,7 +13,7 @@ from budgetfit.integrations.export_words import (
     source,
 )
 from budgetfit.integrations.installed import find_attribute
-from budgetfit.integrations.trainer_arguments import planned_arguments
+from budgetfit.integrations.trainer_arguments import exported, planned_arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,7 +79,7 @@ $arguments    )
         train_dataset=train_dataset,
         processing_class=processing_class,
         callbacks=[plan.trainer_callback()],  # recomputes the planned blocks
-        **options,
+$optimizer        **options,
     )
 ''')
 
@@ -90,8 +90,10 @@ def export_text(plan: Plan, plan_file: str) -> str:
     Raises:
         InputError: As ``sft_arguments``.
     """
+    overrides, optimizer = exported(plan)
     return _TEXT.substitute(
         about="\n".join(about(plan, "An SFTTrainer")),
         plan=source(plan_file),
-        arguments=keywords(sft_arguments(plan, {}), 8),
+        arguments=keywords(sft_arguments(plan, overrides), 8),
+        optimizer=optimizer,
     )

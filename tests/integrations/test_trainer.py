@@ -466,3 +466,20 @@ def test_adapters_of_a_plan_are_trained_by_the_trainer(tmp_path: Path) -> None:
         plan.prepare(plain)
     with pytest.raises(InputError, match="torch alone cannot train LoRA r=4"):
         plan.to_torch_script()
+
+
+def test_the_exported_text_hands_in_an_optimizer_that_the_plan_builds(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, gradient_accumulation_steps=1, optimizer_in_backward=True)
+    plan.save(tmp_path / "plan.json")
+    text = trainer_module.export_text(plan, str(tmp_path / "plan.json"))
+    names: dict[str, Any] = {"__name__": "settings"}
+    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+
+    built = names["make_trainer"](model, Samples())
+
+    assert type(built.optimizer).__name__ == "OptimizerInBackward"
+    assert built.optimizer.param_groups[0]["lr"] == built.args.learning_rate
+    assert "adamw_torch, inside the backward pass" in text
