@@ -40,6 +40,9 @@ def without_dropout(run: Run) -> Run:
     for module in run.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name in ("dropout", "attention_dropout"):  # transformers' functional ones
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     return run
 
 

@@ -1,0 +1,115 @@
+"""Micro-batches with different numbers of tokens train as the large batch would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.applying.run import Run
+from budgetfit.core.errors import InputError
+from tests.applying.small_models import batch_for, make
+from tests.applying.training_runs import assert_same, recipe, without_dropout
+
+
+def padded() -> dict[str, torch.Tensor]:
+    """Return 8 samples that have from 2 to 16 labels."""
+    whole = batch_for("gpt2", 8)
+    for row, length in enumerate((16, 2, 5, 9, 3, 3, 2, 12)):
+        whole["labels"][row, length:] = -100
+    return whole
+
+
+def run_of(name: str, batch_size: int, steps: int, **options: Any) -> Run:  # noqa: ANN401
+    settings = recipe(batch_size, steps, optimizer="sgd", **options)
+    return without_dropout(Run(make(name), settings, learning_rate=0.1))
+
+
+def tokens(batch: dict[str, torch.Tensor]) -> int:
+    """Return how many labels a causal loss is the mean of."""
+    return int((batch["labels"][:, 1:] != -100).sum())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_num_items_in_batch_makes_four_micro_batches_the_large_batch(name: str) -> None:
+    whole = padded()
+    small, large = run_of(name, 2, 4), run_of(name, 8, 1)
+    shares = [
+        small.step(part, num_items_in_batch=tokens(whole)).item()
+        for part in small.parts(whole)
+    ]
+    assert sum(shares) == pytest.approx(large.step(whole).item(), rel=1e-5)
+    assert small.updated
+    assert_same(small, large, 1e-5)
+
+
+def test_it_does_with_a_loss_in_chunks_and_a_ragged_group_too() -> None:
+    whole = padded()
+    small, large = run_of("gpt2", 3, 4, loss_chunks=2), run_of("gpt2", 8, 1)
+    for part in small.parts(whole):
+        small.step(part, num_items_in_batch=torch.tensor(tokens(whole)))
+    assert small.flush()
+    large.step(whole)
+    assert_same(small, large, 1e-5)
+
+
+def test_so_do_weights_for_a_model_that_only_knows_means() -> None:
+    whole = padded()
+    small, large = run_of("t5", 2, 4), run_of("t5", 8, 1)
+    for part in small.parts(whole):
+        small.step(part, weight=int((part["labels"] != -100).sum()))
+    large.step(whole)
+    assert_same(small, large, 1e-5)
+
+
+def test_without_either_samples_count_and_the_large_batch_is_missed() -> None:
+    whole = padded()
+    small, large = run_of("gpt2", 2, 4), run_of("gpt2", 8, 1)
+    for part in small.parts(whole):
+        small.step(part)
+    large.step(whole)
+    with pytest.raises(AssertionError):
+        assert_same(small, large, 1e-5)
+
+
+def test_a_loss_function_that_takes_the_number_gets_it() -> None:
+    def loss(
+        outputs: torch.Tensor,
+        batch: Any,  # noqa: ANN401
+        num_items_in_batch: int | None = None,
+    ) -> torch.Tensor:
+        total = nn.functional.mse_loss(outputs, batch["y"], reduction="sum")
+        return total / (num_items_in_batch or batch["y"].numel())
+
+    models = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    models[1].load_state_dict(models[0].state_dict())
+    small, large = (
+        Run(model, recipe(4, steps, optimizer="sgd"), loss=loss, learning_rate=0.1)
+        for model, steps in zip(models, (2, 1), strict=True)
+    )
+    whole = {"input": torch.randn(7, 3), "y": torch.randn(7, 1)}
+    for part in small.parts(whole):
+        small.step(part, num_items_in_batch=7)
+    large.step(whole)
+    assert_same(small, large, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "stack"])
+def test_a_model_that_would_not_divide_by_it_is_refused(name: str) -> None:
+    run = run_of(name, 4, 2)
+    with pytest.raises(InputError, match=r"does not divide .* Pass weight= instead"):
+        run.step(batch_for(name), num_items_in_batch=64)
+    run.step(batch_for(name))
+    assert run.group.count == 1
+
+
+def test_a_loss_that_does_not_take_it_is_refused() -> None:
+    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+        del batch
+        return outputs.sum()
+
+    run = Run(nn.Linear(3, 1), recipe(), loss=loss)
+    with pytest.raises(InputError, match="does not take num_items_in_batch"):
+        run.step({"input": torch.ones(4, 3)}, num_items_in_batch=4)
