@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.core.errors import TraceError
+from budgetfit.tracing.fake_tensors import FakeTensors
 from budgetfit.tracing.shortened_twin import close_up, holes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
+
+    from torch import nn
 
     from budgetfit.tracing.shortened_twin import Shortening
 
@@ -31,10 +33,11 @@ def fake_copy(
     Raises:
         TraceError: If the model cannot be deep-copied.
     """
+    fakes = _fakes_of_tensors(model, mode, () if short is None else short.left_out)
     try:
         with FakeCopyMode(mode):
             left_out = {} if short is None else holes(model, short.left_out)
-            twin = copy.deepcopy(model, left_out)
+            twin = copy.deepcopy(model, left_out | fakes)
     except Exception as error:
         raise TraceError(
             f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
@@ -45,40 +48,31 @@ def fake_copy(
         ) from error
     if short is not None:
         close_up(twin, short)
-    _on_cpu(twin, mode)
     return twin
 
 
-def _on_cpu(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace parameters, buffers and other tensors by fake CPU ones, in place.
+def _fakes_of_tensors(
+    model: nn.Module, mode: FakeTensorMode, left_out: Collection[str]
+) -> dict[int, Any]:
+    """Return a ``deepcopy`` memo with a fake CPU tensor for each of a model's tensors.
 
-    ``Module.to`` on fake parameters fails with "Couldn't swap", and a model from meta
-    comes out of the copy on meta and without its ``Parameter`` type.
+    These are parameters, buffers and other tensors that modules have. ``Module.to`` on
+    fake parameters fails with "Couldn't swap", and a copied parameter from meta stays
+    on meta and loses its ``Parameter`` type.
     """
-    parameters: dict[nn.Parameter, nn.Parameter] = {}
-    others: dict[torch.Tensor, torch.Tensor] = {}
-
-    def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-        with mode:
-            return torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype
-            )
-
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if parameter not in parameters:
-                parameters[parameter] = nn.Parameter(
-                    empty_like(parameter), requires_grad=parameter.requires_grad
+    fakes = FakeTensors(mode)
+    memo: dict[int, Any] = {}
+    seen = {model.get_submodule(name) for name in left_out}
+    for _, module in model.named_modules(seen):
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in memo:
+                memo[id(parameter)] = fakes.parameter(parameter)
+        for tensor in (*module._buffers.values(), *vars(module).values()):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+                memo[id(tensor)] = fakes.empty(
+                    tensor.shape, tensor.stride(), tensor.dtype
                 )
-            module._parameters[name] = parameters[parameter]
-        for attributes in (module._buffers, module.__dict__):
-            for name, tensor in attributes.items():
-                if isinstance(tensor, torch.Tensor):
-                    if tensor not in others:
-                        others[tensor] = empty_like(tensor)
-                    attributes[name] = others[tensor]
+    return memo
 
 
 @contextlib.contextmanager

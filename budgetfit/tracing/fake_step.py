@@ -18,6 +18,7 @@ from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
 from budgetfit.tracing.block_tracker import BlockTracker
 from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
 from budgetfit.tracing.fake_model import fake_copy, fake_mode
+from budgetfit.tracing.fake_results import FakeResults
 from budgetfit.tracing.known_values import KnownValues
 from budgetfit.tracing.library_questions import values_matter
 from budgetfit.tracing.storage_log import StorageLog
@@ -169,7 +170,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         twin = fake_copy(model, mode, short)
         others = () if beside is None else beside(mode, twin)
         semantics, imitation = imitate_cuda(target)
-        values = KnownValues()
+        values = KnownValues(FakeResults(mode).run)
         log = StorageLog(semantics, values.run)
         tracker = BlockTracker(twin, blocks, log)
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)

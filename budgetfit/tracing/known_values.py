@@ -10,7 +10,7 @@ question about it is a ``TraceError``.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
@@ -18,8 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from budgetfit.tracing.log_rows import run_plainly
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from budgetfit.tracing.log_rows import RunOp
 
 LARGEST_ELEMENTS = 1 << 20  # a mask of length^2 is not worth its time
 MOST_FLOATS = 1 << 18  # samples times length, and not times width
@@ -77,10 +81,27 @@ def _whole(tensor: torch.Tensor) -> bool:
     return not tensor.is_complex() and tensor.numel() <= LARGEST_ELEMENTS
 
 
+class Nature(NamedTuple):
+    """What is to know about an op, looked up once."""
+
+    writes: bool
+    random: bool
+    constant: bool
+    like: bool
+    takes_masks: bool
+    asks: bool
+
+
 @functools.cache
-def _nature(func: torch._ops.OpOverload) -> tuple[bool, bool]:
-    """Whether an op writes into its arguments, and whether it draws random numbers."""
-    return func._schema.is_mutable, torch.Tag.nondeterministic_seeded in func.tags
+def _nature(func: torch._ops.OpOverload) -> Nature:
+    return Nature(
+        writes=func._schema.is_mutable,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        constant=func in CONSTANTS,
+        like=func in LIKE,
+        takes_masks=func in TAKES_MASKS,
+        asks=func in ASKS_FOR_VALUES,
+    )
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
@@ -92,9 +113,13 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class KnownValues:
-    """Remembers real values for fake tensors and computes those of ops on them."""
+    """Remembers real values for fake tensors and computes those of ops on them.
 
-    def __init__(self) -> None:
+    ``run`` makes the fakes.
+    """
+
+    def __init__(self, run: RunOp = run_plainly) -> None:
+        self._run = run
         self._real: Any = WeakIdKeyDictionary()
 
     def remember(self, fake: torch.Tensor, real: torch.Tensor) -> None:
@@ -113,34 +138,34 @@ class KnownValues:
         Raises:
             DataDependentOutputException: If the op needs a value that is not known.
         """
-        if func in TAKES_MASKS:
+        nature = _nature(func)
+        if nature.takes_masks:
             args = (args[0], list(self._positions(args[1])), *args[2:])
-        known = self._inputs_known(func, args, kwargs)
-        if func in ASKS_FOR_VALUES:
+        known = self._inputs_known(nature, args, kwargs)
+        if nature.asks:
             return self._answer(func, args, kwargs, known=known)
-        out = func(*args, **kwargs)
+        out = self._run(func, args, kwargs)
         if func is aten.rand.default and out.numel() == 1:
             with _disable_current_modes():
                 self.remember(out, torch.full(out.shape, LARGEST_CHANCE))
-        writes, random = _nature(func)
-        if known and not random and (writes or any(map(_whole, _tensors(out)))):
+        if not known:
+            if nature.writes:
+                self._forget(func, args)
+        elif not nature.random and (nature.writes or any(map(_whole, _tensors(out)))):
             self._follow(func, args, kwargs, out)
-        elif writes:
+        elif nature.writes:
             self._forget(func, args)
         return out
 
     def _inputs_known(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, nature: Nature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        if func in LIKE:
+        if nature.like:
             return True
         inputs = 0
         # Nearly every op has an activation or a weight among its first arguments, so
         # the first unknown one ends the search.
-        for x in _leaves((*args, *kwargs.values())):
+        for x in _leaves((*args, *kwargs.values()) if kwargs else args):
             if isinstance(x, torch.Tensor):
                 inputs += 1
                 if isinstance(x, FakeTensor) and (
@@ -148,7 +173,7 @@ class KnownValues:
                     or x not in self._real
                 ):
                     return False
-        return inputs > 0 or func in CONSTANTS
+        return inputs > 0 or nature.constant
 
     def _answer(
         self,
@@ -207,14 +232,14 @@ class KnownValues:
         values = [
             self._real.get(x, x) if isinstance(x, torch.Tensor) else x for x in leaves
         ]
-        if func in LIKE:  # only the shape of the first argument is read
-            values = [
-                torch.empty(x.shape, dtype=x.dtype, device="meta")
-                if isinstance(x, FakeTensor)
-                else x
-                for x in values
-            ]
         with _disable_current_modes():
+            if func in LIKE:  # only the shape of the first argument is read
+                values = [
+                    torch.empty(x.shape, dtype=x.dtype, device="meta")
+                    if isinstance(x, FakeTensor)
+                    else x
+                    for x in values
+                ]
             real_args, real_kwargs = tree_unflatten(values, spec)
             if func in LIKE:
                 real_kwargs = {**real_kwargs, "device": "cpu"}

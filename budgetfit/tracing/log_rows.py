@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from budgetfit.tracing.op_calls import Key
 
 Touched = tuple[tuple[tuple[int, ...], int], ...]
 
@@ -69,6 +70,9 @@ class OpScratch(NamedTuple):
     unverified: str = ""
 
 
+NO_SCRATCH = OpScratch()
+
+
 @functools.cache
 def op_name(func: torch._ops.OpOverload) -> str:
     """Return an op's name, as ``aten.mm.default``."""
@@ -103,5 +107,6 @@ class OpSemantics(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
+        call: Key | None = None,
     ) -> OpScratch:
-        """Return the memory inside the op's kernels."""
+        """Return the memory inside the op's kernels; ``call``: what it depends on."""

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST
 from budgetfit.tracing.log_rows import (
+    NO_SCRATCH,
     OpRow,
     OpScratch,
     OpSemantics,
@@ -28,6 +29,7 @@ from budgetfit.tracing.log_rows import (
     op_name,
     run_plainly,
 )
+from budgetfit.tracing.op_calls import Calls, call_key
 from budgetfit.tracing.op_costs import cost_of
 from budgetfit.tracing.op_sources import note_sources
 
@@ -35,10 +37,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from budgetfit.core.step_trace import Category
+    from budgetfit.tracing.op_calls import Key
 
 _DEVICE = torch.ops.prim.device.default
 _DROPOUT = torch.ops.aten.native_dropout.default
+_COSTS: Calls[tuple[int, float, int]] = Calls()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
+
+
+@functools.cache
+def _name_and_kind(func: torch._ops.OpOverload) -> tuple[str, bool]:
+    """Return an op's name, and whether it only makes views."""
+    return op_name(func), func.is_view
+
+
+def _cost(
+    call: Key | None,
+    func: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,  # noqa: ANN401 - whatever an op returned
+) -> tuple[int, float, int]:
+    """Return ``cost_of`` a call, worked out once."""
+    if call is None:
+        return cost_of(func, args, kwargs, out)
+    known = _COSTS.get(call)
+    return (
+        _COSTS.keep(call, cost_of(func, args, kwargs, out)) if known is None else known
+    )
 
 
 class StorageLog(TorchDispatchMode):
@@ -81,6 +107,11 @@ class StorageLog(TorchDispatchMode):
         self._semantics = semantics
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without the two calls around each op that keep ``torch.compile`` away."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
@@ -89,9 +120,9 @@ class StorageLog(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the op returns
         """Run the op and log what it allocates."""
-        kwargs = kwargs or {}
         if func is _DEVICE:  # asked for at every turn: answered without a dispatch
-            return getattr(args[0], "fake_device", None) or func(*args, **kwargs)
+            return getattr(args[0], "fake_device", None) or func(*args)
+        kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if self.watch is not None:
@@ -101,19 +132,20 @@ class StorageLog(TorchDispatchMode):
             out = self._run(func, args, kwargs)
         else:
             out = semantics.run(self._run, func, args, kwargs)
-        if op_name(func) == TO_HOST:  # not a byte, not even for a moment
+        name, is_view = _name_and_kind(func)
+        if name == TO_HOST:  # not a byte, not even for a moment
             self.born(out, size_bytes=0)
-        if semantics is None or func.is_view:
+        if semantics is None or is_view:
             self.see(out)
             return out
-        taken = semantics.scratch(func, args, kwargs, out)
+        call = call_key(func, args, kwargs, out)
+        taken = semantics.scratch(func, args, kwargs, out, call)
         first = len(self.sizes)
         self._log_allocations(func, taken, out)
         touched: Touched = ()
         if not self._in_modules:
             touched = note_sources(self, first, args, kwargs, out)
-        rate, flops, moved_bytes = cost_of(func, args, kwargs, out)
-        name = op_name(func)
+        rate, flops, moved_bytes = _cost(call, func, args, kwargs, out)
         if flops or moved_bytes:
             layer, event = self.current_layer(), len(self.events)
             self.ops.append(
@@ -128,6 +160,9 @@ class StorageLog(TorchDispatchMode):
         out: Any,  # noqa: ANN401 - whatever an op returns
     ) -> None:
         """Log what an op takes, makes and gives back."""
+        if taken is NO_SCRATCH and func is not _DROPOUT:
+            self.see(out)
+            return
         first = len(self.sizes)
         held = [self._allocate_scratch(row, "temporaries") for row in taken.before]
         held += self._follow(taken.steps, out)

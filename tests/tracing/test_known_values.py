@@ -186,3 +186,11 @@ def test_values_are_forgotten_with_their_tensors() -> None:
         assert len(values._real) == 2
         del x, y
     assert len(values._real) == 0
+
+
+def test_zeros_like_an_unknown_tensor_are_known() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        unknown = torch.empty(3, 4)
+        assert not torch.zeros_like(unknown).any()
+        assert torch.ones_like(unknown, dtype=torch.int64).sum().item() == 12

@@ -200,8 +200,7 @@ class Kernel:
     def run(self, run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return self.replaced() if self.replaced else run(func, args, kwargs)
 
-    def scratch(self, func: Any, args: Any, kwargs: Any, out: Any) -> OpScratch:
-        del args, kwargs, out
+    def scratch(self, func: Any, *_: Any) -> OpScratch:
         if func is not torch.ops.aten.mm.default:
             return OpScratch()
         return OpScratch(
@@ -232,8 +231,7 @@ def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
 class Joining(Kernel):
     """A device that slices its input, multiplies and joins before the output is."""
 
-    def scratch(self, func: Any, args: Any, kwargs: Any, out: Any) -> OpScratch:
-        del args, kwargs, out
+    def scratch(self, func: Any, *_: Any) -> OpScratch:
         if func is not torch.ops.aten.mm.default:
             return OpScratch()
         slice_, part = (ScratchRow(name, (), 0) for name in ("slice", "part"))

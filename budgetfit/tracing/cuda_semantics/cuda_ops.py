@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._guards import detect_fake_mode
@@ -15,28 +17,30 @@ from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.cuda_semantics.cublas_workspaces import CublasWorkspaces
 from budgetfit.tracing.cuda_semantics.inner_steps import log_steps, rows_of
-from budgetfit.tracing.cuda_semantics.recurrent_layers import (
-    fused_gru_cell,
-    fused_gru_cell_backward,
-    fused_lstm_cell,
-)
 from budgetfit.tracing.cuda_semantics.scratch_registry import Product
+from budgetfit.tracing.cuda_semantics.stand_ins import STAND_INS
 from budgetfit.tracing.cuda_semantics.temporaries import (
     output_bytes_of,
     steps_of,
     temporaries_of,
 )
 from budgetfit.tracing.cuda_semantics.verified_ops import is_verified
-from budgetfit.tracing.log_rows import OpScratch, ScratchRow
+from budgetfit.tracing.log_rows import NO_SCRATCH, OpScratch
+from budgetfit.tracing.op_calls import Calls
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from budgetfit.tracing.cuda_semantics.scratch_registry import InnerStep
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
-    from budgetfit.tracing.log_rows import RunOp
+    from budgetfit.tracing.log_rows import RunOp, ScratchRow
+    from budgetfit.tracing.op_calls import Key
 
 aten = torch.ops.aten
 
+ADD = aten.add.Tensor
+INDEX_PUT = aten.index_put.default
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 CUDNN_ATTENTION = {
     aten._scaled_dot_product_cudnn_attention.default,
@@ -82,6 +86,39 @@ HOST_OUTPUTS = {
 }
 
 
+class Nature(NamedTuple):
+    """What is special about an op here, looked up once."""
+
+    makes: Callable[..., Any] | None
+    padded: bool
+    fp32_statistics: bool
+    convolution: bool
+    contiguous: bool
+
+
+@functools.cache
+def _nature(func: torch._ops.OpOverload) -> Nature:
+    return Nature(
+        STAND_INS.get(func),
+        func in PADDED_OUTPUTS,
+        func in FP32_STATISTICS,
+        func in CONVOLUTIONS,
+        func in CONTIGUOUS_OUTPUTS,
+    )
+
+
+class Inside(NamedTuple):
+    """The memory inside a call, but for the workspaces that depend on calls before."""
+
+    note: str
+    steps: tuple[InnerStep, ...]
+    multiplies: bool
+    alone: OpScratch
+
+
+_INSIDE: dict[CudaTarget, Calls[Inside]] = defaultdict(Calls)
+
+
 class CudaOps:
     """Op semantics of a CUDA card, for ``StorageLog``.
 
@@ -95,6 +132,7 @@ class CudaOps:
         self.in_optimizer = False
         self.notes: set[str] = set()
         self._workspaces = CublasWorkspaces(target)
+        self._inside = _INSIDE[target]
 
     def run(
         self,
@@ -108,26 +146,27 @@ class CudaOps:
             replaced = _by_autograd(run, func, args, kwargs)
             if replaced is not None:
                 return replaced
-        if func is aten._local_scalar_dense.default and self.in_optimizer:
+        if self.in_optimizer and func is aten._local_scalar_dense.default:
             try:
                 return run(func, args, kwargs)
             except DataDependentOutputException:
                 # A GradScaler asks whether it found an infinity; a step that is
                 # skipped would show less memory than one that is taken.
                 return 0.0
-        out = _stand_in(func, args, kwargs)
-        if out is None:
-            with _whole_storages(func, args):
-                made = run(func, args, kwargs)
-            out = self._as_made_by_cuda(func, made)
-        return out
+        nature = _nature(func)
+        out = None if nature.makes is None else nature.makes(*args, **kwargs)
+        if out is not None:
+            return out
+        if nature.padded:
+            with _whole_storages(args):
+                return run(func, args, kwargs)
+        return self._as_made_by_cuda(nature, run(func, args, kwargs))
 
-    def _as_made_by_cuda(self, func: torch._ops.OpOverload, out: Any) -> Any:  # noqa: ANN401
+    def _as_made_by_cuda(self, nature: Nature, out: Any) -> Any:  # noqa: ANN401
         """Return outputs with the dtypes and strides that CUDA's kernels give them."""
-        if func in FP32_STATISTICS and out[0].dtype in HALF:
+        if nature.fp32_statistics and out[0].dtype in HALF:
             return (out[0], *(statistic.float() for statistic in out[1:]))
-        native = func in CONVOLUTIONS and not self.target.cudnn
-        if native or func in CONTIGUOUS_OUTPUTS:
+        if nature.contiguous or (nature.convolution and not self.target.cudnn):
             return tree_map_only(torch.Tensor, torch.Tensor.contiguous, out)
         return out
 
@@ -137,35 +176,57 @@ class CudaOps:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
+        call: Key | None = None,
     ) -> OpScratch:
         """Return the op's scratch and, at a thread's first product, the workspace."""
-        attention = func in CUDNN_ATTENTION
-        unknown = attention or (func in CUDNN_OPS and self.target.cudnn)
-        if unknown:
-            self.notes.add(CUDNN_ATTENTION_NOTE if attention else CUDNN_NOTE)
-        thread = "autograd" if self.in_backward else "main"
-        cudnn = func in CONVOLUTIONS and self.target.cudnn
-        inside = () if cudnn else steps_of(func, args, kwargs, out)
-        multiplies = any(isinstance(step, Product) for step in inside)
+        known = None if call is None else self._inside.get(call)
+        if known is None:
+            known = self._look_inside(func, args, kwargs, out)
+            if call is not None:
+                self._inside.keep(call, known)
+        if known.note:
+            self.notes.add(known.note)
         lasting: list[ScratchRow] = []
         passing: list[ScratchRow] = []
-        if multiplies or not inside:  # a depthwise convolution multiplies by itself
+        if known.multiplies or not known.steps:  # a depthwise one multiplies by itself
+            thread = "autograd" if self.in_backward else "main"
             lasting, passing = self._workspaces.of(func, args, kwargs, out, thread)
-        steps = log_steps(inside, passing, lasting)
+        if not known.steps and not lasting and not passing:
+            return known.alone
+        alone = known.alone._replace(steps=log_steps(known.steps, passing, lasting))
+        if known.multiplies:  # the steps say themselves when they do
+            return alone
+        return alone._replace(lasting=lasting, after=[*alone.after, *passing])
+
+    def _look_inside(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> Inside:
+        attention = func in CUDNN_ATTENTION
+        unknown = attention or (func in CUDNN_OPS and self.target.cudnn)
+        note = CUDNN_ATTENTION_NOTE if attention else CUDNN_NOTE
+        cudnn = func in CONVOLUTIONS and self.target.cudnn
+        steps = () if cudnn else steps_of(func, args, kwargs, out)
         before: list[ScratchRow] = []
         after: list[ScratchRow] = []
         for scratch in temporaries_of(func, args, kwargs, out):
             (before if scratch.when == "before" else after).extend(rows_of(scratch))
-        if not multiplies:  # else the steps say themselves when they do
-            after.extend(passing)
-        return OpScratch(
-            () if multiplies else lasting,
-            before,
-            after,
-            output_bytes_of(func, args, kwargs, out),
-            self._host_outputs(func, args),
+        alone = OpScratch(
+            before=before,
+            after=after,
+            output_bytes=output_bytes_of(func, args, kwargs, out),
+            host_outputs=self._host_outputs(func, args),
+            unverified=str(func) if unknown or not is_verified(func, args) else "",
+        )
+        multiplies = any(isinstance(step, Product) for step in steps)
+        return Inside(
+            note if unknown else "",
             steps,
-            str(func) if unknown or not is_verified(func, args) else "",
+            multiplies,
+            NO_SCRATCH if alone == NO_SCRATCH else alone,
         )
 
     def _host_outputs(
@@ -189,66 +250,25 @@ def _by_autograd(
 
     For subclasses, as fakes are, it does the same out of place.
     """
-    if func is aten.add.Tensor and not kwargs:
-        return _accumulated_in_place(*args)
-    if func is aten.index_put.default:
+    if func is ADD and not kwargs:
+        return _accumulated_in_place(run, *args)
+    if func is INDEX_PUT:
         node = torch._C._current_autograd_node()
         if node is not None and node.name() == "IndexBackward0":
             return run(aten._index_put_impl_.default, (*args, True), kwargs)
     return None
 
 
-def _whole_storages(
-    func: torch._ops.OpOverload, args: tuple[Any, ...]
-) -> AbstractContextManager[None]:
+def _whole_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
     """Return a context in which outputs own all that was made for them.
 
     The fakes' cache makes outputs of padded rows anew, and without the last padding.
     """
-    mode = detect_fake_mode(args) if func in PADDED_OUTPUTS else None
+    mode = detect_fake_mode(args)
     return nullcontext() if mode is None else disable_fake_tensor_cache(mode)
 
 
-def _stand_in(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:  # noqa: ANN401
-    """Return the outputs of an op that fakes refuse, None for every other."""
-    if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
-        return _grouped_product(*args, **kwargs)
-    if func is aten._fused_rms_norm.default:
-        x, shape = args[:2]
-        rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
-        rstd = x.new_empty(rows, dtype=torch.float32)
-        return x.new_empty(x.shape), rstd
-    if func is aten._thnn_fused_lstm_cell.default:
-        return fused_lstm_cell(args[0], args[2])
-    if func is aten._thnn_fused_gru_cell.default:
-        return fused_gru_cell(args[0], args[2])
-    if func is aten._thnn_fused_gru_cell_backward.default:
-        return fused_gru_cell_backward(args[0], args[1], has_bias=args[2])
-    return None
-
-
-def _grouped_product(
-    one: torch.Tensor, other: torch.Tensor, offsets: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the output of a grouped product in fp32 or fp16, which fakes refuse.
-
-    CUDA multiplies group by group into one tensor, whose rows start at 16 bytes.
-    Source: ``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``.
-    """
-    rows, columns = one.shape[-2], other.shape[-1]
-    alignment = 16 // one.element_size()
-    width = -(-columns // alignment) * alignment
-    if one.dim() != other.dim():  # rows or columns are dealt out to the groups
-        return torch.empty_strided((rows, columns), (width, 1), dtype=one.dtype)
-    groups = one.shape[0] if offsets is None else offsets.shape[0]
-    return torch.empty_strided(
-        (groups, rows, columns), (rows * width, width, 1), dtype=one.dtype
-    )
-
-
-def _accumulated_in_place(old: Any, new: Any) -> torch.Tensor | None:  # noqa: ANN401
+def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None:  # noqa: ANN401
     """Add where gradients meet, in place when CUDA would (cuda-memory M49).
 
     The autograd engine adds in place unless the tensor is a subclass or a mode is
@@ -263,9 +283,7 @@ def _accumulated_in_place(old: Any, new: Any) -> torch.Tensor | None:  # noqa: A
         return None
     if old.shape != new.shape or old.dtype != new.dtype:
         return None
-    if _owned(old):
-        return old.add_(new)
-    return None
+    return run(aten.add_.Tensor, (old, new), {}) if _owned(old) else None
 
 
 def _owned(tensor: torch.Tensor) -> bool:
