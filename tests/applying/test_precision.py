@@ -10,9 +10,19 @@ from budgetfit.applying.precision import (
     cast_batch,
     children_first,
     make_scaler,
+    renewed_scaler,
+    say_if_emulated,
 )
+from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
-from budgetfit.core.precision import PRECISIONS, Precision, find_precision
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.precision import (
+    PRECISIONS,
+    Precision,
+    automatic_precision,
+    find_precision,
+)
+from budgetfit.core.recipe import Recipe, Segment
 
 BF16 = find_precision("bf16")
 CPU = torch.device("cpu")
@@ -94,7 +104,9 @@ def test_mixed_policies_make_the_weights_fp32_and_as_is_leaves_them() -> None:
 
 
 @pytest.mark.parametrize("weights", ["fp32", "as-is"])
-def test_fp16_weights_with_a_scaler_are_refused_with_the_reason(weights: str) -> None:
+def test_U16_fp16_weights_with_a_scaler_are_refused_with_the_reason(  # noqa: N802
+    weights: str,
+) -> None:
     model = nn.Linear(2, 2, dtype=torch.float16)
     policy = Precision(
         name="fp16-mixed", weights=weights, autocast="fp16", grad_scaler=True
@@ -166,3 +178,94 @@ def test_weights_are_cast_in_the_order_of_torch() -> None:
     ours = list(children_first(model))
     assert len(ours) == len(by_torch) == 2 + 5  # two of its own, five of the norm
     assert all(a is b for a, b in zip(ours, by_torch, strict=True))
+
+
+def test_U17_the_choice_follows_the_cards_capability() -> None:  # noqa: N802
+    chosen = {
+        name: automatic_precision(find_gpu(name).compute_capability).name
+        for name in ("t4", "a100-80gb", "l4", "rtx-4090", "h100-80gb")
+    }
+    assert chosen == {
+        "t4": "fp16-mixed",
+        "a100-80gb": "bf16-mixed",
+        "l4": "bf16-mixed",
+        "rtx-4090": "bf16-mixed",
+        "h100-80gb": "bf16-mixed",
+    }
+
+
+@pytest.mark.parametrize("name", ["bf16-mixed", "bf16", "tf32"])
+def test_U17_a_card_that_would_emulate_the_policy_is_named(  # noqa: N802
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    policy, card = find_precision(name), torch.device("cuda", 0)
+    with pytest.warns(
+        UserWarning, match=r"capability 8\.0, and this Tesla T4 has 7\.5"
+    ):
+        say_if_emulated(policy, card)
+    say_if_emulated(find_precision("fp16-mixed"), card)
+    say_if_emulated(policy, CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    say_if_emulated(policy, card)
+
+
+def test_a_renewed_scaler_has_state_and_settings_and_may_unscale_again() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=7)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+    scaler.scale(torch.ones(1))
+    scaler.unscale_(optimizer)
+    fresh = renewed_scaler(scaler, "cpu")
+    assert fresh.state_dict() == scaler.state_dict()
+    fresh.scale(torch.ones(1))
+    fresh.unscale_(optimizer)  # the old one refuses to do so twice
+    disabled = renewed_scaler(torch.amp.GradScaler("cpu", enabled=False), "cpu")
+    assert not disabled.is_enabled()
+
+
+class Island(nn.Module):
+    """A block with a part that its author keeps in fp32; notes what it computed in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outside = self.outside(x)
+        with torch.autocast("cpu", enabled=False):
+            inside = self.inside(x.float())
+        self.seen.append((inside.dtype, outside.dtype))
+        return torch.tanh(inside + outside)  # a recomputation gets as far as here
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("bf16-mixed", torch.bfloat16), ("fp16-mixed", torch.float16)],
+)
+@pytest.mark.parametrize("mode", ["keep", "recompute", "offload", "selective"])
+def test_a_users_own_islands_without_autocast_survive_forward_and_recomputation(
+    precision: str, dtype: torch.dtype, mode: str
+) -> None:
+    saved = ("aten.addmm.default:0",) if mode == "selective" else ()
+    segments = () if mode == "keep" else (Segment(("1",), mode, saved),)  # type: ignore[arg-type]
+    gradients = []
+    for chosen in ((), segments):
+        torch.manual_seed(0)
+        model = nn.Sequential(Island(), Island(), Island())
+        run = Run(
+            model,
+            Recipe(batch_size=2, precision=precision, segments=chosen),
+            loss=lambda outputs, _: outputs.float().square().mean(),
+        )
+        if run.scaler is not None:
+            run.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        run.step(torch.ones(2, 4))
+        for island in model:
+            assert set(island.seen) == {(torch.float32, dtype)}
+        gradients.append([item.clone() for item in model.parameters()])
+        times = len(model[1].seen)
+    assert times == (2 if mode in {"recompute", "selective"} else 1)
+    assert all(map(torch.equal, *gradients))
