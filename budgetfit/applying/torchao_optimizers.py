@@ -36,7 +36,8 @@ class Rules(NamedTuple):
         kind: Name of the class in ``torchao.optim``.
         format: ``"8bit"``, ``"4bit"``, ``"fp8"`` or ``"none"``.
         block_elements: That share one fp32 scale.
-        has_maximum: Whether there is a third state (amsgrad).
+        has_maximum: Whether there is a third state (amsgrad, which the library does
+            only without quantizing).
     """
 
     kind: str
@@ -140,7 +141,7 @@ def temporary_sizes(
     if not is_flat and sides[-1] < rules.block_elements:
         held["fp8"].append((whole, torch.float8_e4m3fn))
     for each in held[rules.format]:
-        yield from [each] * (3 if rules.has_maximum else 2)
+        yield from (each, each)
 
 
 class StandIn(torch.optim.Optimizer):

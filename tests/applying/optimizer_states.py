@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from budgetfit.applying.optimizer import make_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    Named = str | Callable[..., torch.optim.Optimizer]
 
 # Below, at and above 4096 elements and what 256 divides, 100,000 elements from which on
 # states are paged; numbers, biases, matrices, kernels of convolutions, embeddings.
@@ -58,7 +60,7 @@ def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
     return made
 
 
-def predicted(name: str, dtype: torch.dtype) -> Kept:
+def predicted(name: Named, dtype: torch.dtype) -> Kept:
     with FakeTensorMode():
         trained = parameters(dtype)
         optimizer = make_optimizer(name, trained, device_type="cpu")
@@ -67,7 +69,7 @@ def predicted(name: str, dtype: torch.dtype) -> Kept:
         return Kept(_by_tensor(optimizer, trained), managed)
 
 
-def real(name: str, dtype: torch.dtype) -> Kept:
+def real(name: Named, dtype: torch.dtype) -> Kept:
     """Step the library's own optimizer on the CPU.
 
     torchao compiles its step, which changes no state: here it runs uncompiled.
