@@ -42,6 +42,7 @@ __all__ = [
     "CachingAllocator",
     "OutOfMemory",
     "round_bytes",
+    "segment_bytes",
 ]
 
 MIN_BLOCK_BYTES: Final = 512  # kMinBlockSize: blocks are multiples of this
@@ -263,7 +264,7 @@ class CachingAllocator:
                 range_bytes=self.total_bytes + self.total_bytes // 8,
             )
         else:
-            grown_bytes = _segment_bytes(needed_bytes)
+            grown_bytes = segment_bytes(needed_bytes)
             if grown_bytes > room_bytes:
                 return None
             block = Block(grown_bytes, pool.next_address, pool, IN_USE)
@@ -300,7 +301,7 @@ class CachingAllocator:
         return released_bytes >= wanted_bytes
 
 
-def _segment_bytes(needed_bytes: int) -> int:
+def segment_bytes(needed_bytes: int) -> int:
     """Size of a native segment for a rounded request (``get_allocation_size``)."""
     if needed_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES

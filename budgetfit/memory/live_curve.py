@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,15 +54,9 @@ class LiveCurve:
             )
         else:
             sizes = (storage_bytes(trace, batch_size, card) + 511) & -512
-        events = trace.events.astype(np.int64)
-        storage = np.abs(events) - 1
-        after = np.concatenate([[0], np.cumsum(np.sign(events) * sizes[storage])])
-        birth = np.full(len(sizes), NEVER)
-        death = np.full(len(sizes), NEVER)
-        positions = np.arange(len(events))
-        birth[storage[events > 0]] = positions[events > 0]
-        death[storage[events < 0]] = positions[events < 0]
-        return cls(trace, sizes, after, birth, death)
+        lives = _lives(trace)
+        after = np.concatenate([[0], np.cumsum(lives.signs * sizes[lives.storage])])
+        return cls(trace, sizes, after, lives.birth, lives.death)
 
     def most(self, start: int, end: int) -> int:
         """Return the most bytes alive from event ``start`` up to ``end``."""
@@ -74,3 +69,30 @@ class LiveCurve:
             for row in self.trace.phases
             if (row.name, row.step, row.micro_step) == (name, step, micro_step)
         )
+
+    def after_of(self, which: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return ``after`` of some of the storages alone."""
+        lives = _lives(self.trace)
+        sizes = np.where(which, self.sizes, 0)
+        return np.concatenate([[0], np.cumsum(lives.signs * sizes[lives.storage])])
+
+
+class _Lives(NamedTuple):
+    """The storage and the sign of each event, and when each storage comes and goes."""
+
+    storage: NDArray[np.int64]
+    signs: NDArray[np.int64]
+    birth: NDArray[np.int64]
+    death: NDArray[np.int64]
+
+
+@lru_cache(maxsize=16)
+def _lives(trace: StepTrace) -> _Lives:
+    events = trace.events.astype(np.int64)
+    storage = np.abs(events) - 1
+    birth = np.full(trace.fixed_bytes.size, NEVER)
+    death = np.full(trace.fixed_bytes.size, NEVER)
+    positions = np.arange(len(events))
+    birth[storage[events > 0]] = positions[events > 0]
+    death[storage[events < 0]] = positions[events < 0]
+    return _Lives(storage, np.sign(events), birth, death)

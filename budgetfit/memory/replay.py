@@ -7,8 +7,8 @@ free goes through the caching allocator in the order in which training would mak
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,15 +17,22 @@ from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.memory.caching_allocator import Block, CachingAllocator, OutOfMemory
 from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
+from budgetfit.memory.quick_play import Played, QuickAllocator
 from budgetfit.memory.step_schedule import Part, Stretch, schedule, with_micro_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from numpy.typing import NDArray
 
     from budgetfit.core.gpus import Gpu
 
 LARGEST_LAYERS = 12  # shown at the peak
 ENDLESS_BYTES = 1 << 60  # more than any device has, or any plan asks for
+# Timelines that are remembered: a batch size is asked for to see if it fits, then to be
+# shown. A limit that is not reached changes nothing, so that it is no part of the key.
+MOST_KNOWN = 16
+_KNOWN: dict[tuple[Hashable, ...], MemoryTimeline] = {}
 
 
 def kernel_card(gpu: Gpu) -> KernelCard:
@@ -73,51 +80,49 @@ def block_bytes(
     (B1). Tails depend on all that was allocated before, so the trace is played, on a
     device without a limit.
     """
-    sizes = storage_bytes(trace, batch_size, card).tolist()
-    blocks = np.zeros(len(sizes), np.int64)
-    allocator = CachingAllocator(ENDLESS_BYTES, expandable_segments=expandable_segments)
-    alive: dict[int, Block | None] = {}
-    for event in trace.events.tolist():
-        if event > 0:
-            block = alive[event] = allocator.malloc(sizes[event - 1])
-            blocks[event - 1] = 0 if block is None else block.size_bytes
-        else:
-            allocator.free(alive.pop(-event, None))
+    blocks = np.zeros(trace.fixed_bytes.size, np.int64)
+    kind = _SlowAllocator if expandable_segments else QuickAllocator
+    given = kind(ENDLESS_BYTES).play(
+        trace.events.tolist(), _rounded_bytes(trace, batch_size, card)
+    )
+    born = trace.events > 0
+    blocks[trace.events[born] - 1] = np.array(given.given, np.int64)[born]
     return blocks
 
 
-@dataclass(slots=True)
-class _Player:
-    """The allocator and what it handed out, while a trace plays."""
+class _SlowAllocator:
+    """The full allocator, played as the quick one is: with expandable segments."""
 
-    allocator: CachingAllocator
-    sizes: dict[int, list[int]]  # of every storage, by samples per micro-batch
-    samples: int
-    events: list[int]
-    blocks: dict[int, Block | None] = field(default_factory=dict)
-    failed_bytes: int | None = None
+    def __init__(self, total_bytes: int) -> None:
+        self._allocator = CachingAllocator(total_bytes, expandable_segments=True)
+        self._blocks: dict[int, Block | None] = {}
+        self.failed_event: int | None = None
 
-    def play(self, part: Part) -> bool:
-        """Play a part of the schedule; False when the device is full."""
-        self.samples = part.samples
-        return self.play_events(self.events[part.stretch.start : part.stretch.end])
+    @property
+    def retries(self) -> int:
+        """How often the cache was emptied."""
+        return self._allocator.retries
 
-    def play_events(self, events: list[int]) -> bool:
-        """Play some events; False when the device is full."""
-        malloc, free = self.allocator.malloc, self.allocator.free
-        blocks, sizes = self.blocks, self.sizes[self.samples]
-        try:
-            for event in events:
-                if event > 0:
-                    size = sizes[event - 1]
-                    if size:
-                        blocks[event] = malloc(size)
-                else:
-                    free(blocks.pop(-event, None))
-        except OutOfMemory as error:
-            self.failed_bytes = error.requested_bytes
-            return False
-        return True
+    def play(self, events: list[int], sizes: list[int]) -> Played:
+        """Play events as ``QuickAllocator.play``."""
+        allocator, blocks = self._allocator, self._blocks
+        allocator.reset_peaks()
+        given = []
+        for event in events:
+            if event > 0:
+                try:
+                    block = blocks[event] = allocator.malloc(sizes[event - 1])
+                except OutOfMemory:
+                    self.failed_event = event
+                    break
+                given.append(0 if block is None else block.size_bytes)
+            else:
+                block = blocks.pop(-event, None)
+                given.append(0 if block is None else -block.size_bytes)
+                allocator.free(block)
+        return Played(
+            given, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        )
 
 
 def replay(  # noqa: PLR0913 - a trace, a card and how to play it
@@ -146,89 +151,185 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
         expandable_segments: The allocator setting of that name.
         then_batch_sizes: Samples per micro-batch of further steps.
         micro_steps: Micro-batches in each step.
-        what_is_alive: Also say what is alive at the peak, which plays it once more.
+        what_is_alive: Say what is alive at the peak also where memory ran out, or
+            where the cache had to be emptied.
 
     Raises:
         ValueError: If the trace does not hold for one of the batch sizes, or its last
             step cannot be repeated at another.
     """
     card = kernel_card(gpu)
-    sizes = {
-        samples: storage_bytes(trace, samples, card).tolist()
-        for samples in (batch_size, *then_batch_sizes)
-    }
     total = gpu.total_bytes if limit_bytes is None else limit_bytes
-    traced, events = with_micro_steps(trace, micro_steps)
-    played = schedule(trace, traced, batch_size, then_batch_sizes)
-
-    def player() -> _Player:
-        allocator = CachingAllocator(total, expandable_segments=expandable_segments)
-        return _Player(allocator, sizes, batch_size, events)
-
-    actor = player()
+    program = trace, batch_size, then_batch_sizes, micro_steps
+    key = *program, card, expandable_segments
+    known = _KNOWN.get(key)
+    if known is not None and known.reserved_bytes <= total:
+        return known
+    parts, events = _program(*program)
+    kind = _SlowAllocator if expandable_segments else QuickAllocator
+    allocator = kind(total)
     points: list[TimelinePoint] = []
+    given: list[list[int]] = []
     peak, peak_index = -1, 0
-    for part in played:
-        actor.allocator.reset_peaks()
-        going = actor.play(part)
-        allocated = actor.allocator.peak_allocated_bytes
-        points.append(_point(trace, part.stretch, actor.allocator))
-        if allocated > peak:
-            peak, peak_index = allocated, len(points) - 1
-        if not going:
+    for part in parts:
+        played = _play(allocator, trace, card, part, events)
+        given.append(played.given)
+        points.append(_point(trace, part.stretch, played))
+        if played.peak_allocated_bytes > peak:
+            peak, peak_index = played.peak_allocated_bytes, len(points) - 1
+        if allocator.failed_event is not None:
             break
+    whole = allocator.failed_event is None and allocator.retries == 0
     categories, layers = (
-        _at_peak(trace, played[: peak_index + 1], player(), peak)
-        if what_is_alive
+        _at_peak(trace, parts, events, given[: peak_index + 1])
+        if what_is_alive or whole
         else ({}, ())
     )
-    return MemoryTimeline(
+    timeline = MemoryTimeline(
         points=tuple(points),
         allocated_bytes=peak,
         reserved_bytes=max(point.reserved_bytes for point in points),
         at_peak_bytes=categories,
         at_peak_layers=layers,
         peak=peak_index,
-        retries=actor.allocator.retries,
-        failed_bytes=actor.failed_bytes,
+        retries=allocator.retries,
+        failed_bytes=_failed_bytes(allocator, trace, card, parts[len(points) - 1]),
     )
+    if whole:
+        _KNOWN[key] = timeline
+        if len(_KNOWN) > MOST_KNOWN:
+            del _KNOWN[next(iter(_KNOWN))]
+    return timeline
 
 
-def _point(
-    trace: StepTrace, stretch: Stretch, allocator: CachingAllocator
-) -> TimelinePoint:
+@lru_cache(maxsize=8)
+def _program(
+    trace: StepTrace,
+    batch_size: int,
+    then_batch_sizes: tuple[int, ...],
+    micro_steps: int,
+) -> tuple[list[Part], list[int]]:
+    """Return the parts in the order in which they are played, and their events."""
+    traced, events = with_micro_steps(trace, micro_steps)
+    return schedule(trace, traced, batch_size, then_batch_sizes), events
+
+
+@lru_cache(maxsize=8)
+def _rounded_bytes(trace: StepTrace, samples: int, card: KernelCard) -> list[int]:
+    sizes: list[int] = ((storage_bytes(trace, samples, card) + 511) & -512).tolist()
+    return sizes
+
+
+def _play(
+    allocator: QuickAllocator | _SlowAllocator,
+    trace: StepTrace,
+    card: KernelCard,
+    part: Part,
+    events: list[int],
+) -> Played:
+    sizes = _rounded_bytes(trace, part.samples, card)
+    return allocator.play(events[part.stretch.start : part.stretch.end], sizes)
+
+
+def _failed_bytes(
+    allocator: QuickAllocator | _SlowAllocator,
+    trace: StepTrace,
+    card: KernelCard,
+    part: Part,
+) -> int | None:
+    """Return what was asked for, unrounded, where the device was full."""
+    if allocator.failed_event is None:
+        return None
+    return int(storage_bytes(trace, part.samples, card)[allocator.failed_event - 1])
+
+
+def _point(trace: StepTrace, stretch: Stretch, played: Played) -> TimelinePoint:
     return TimelinePoint(
         step=stretch.step,
         micro_step=stretch.micro_step,
         phase=stretch.phase,
         block=trace.block_names[stretch.block] if stretch.block >= 0 else "",
-        allocated_bytes=allocator.peak_allocated_bytes,
-        reserved_bytes=allocator.peak_reserved_bytes,
+        allocated_bytes=played.peak_allocated_bytes,
+        reserved_bytes=played.peak_reserved_bytes,
     )
 
 
 def _at_peak(
-    trace: StepTrace, played: list[Part], actor: _Player, peak_bytes: int
+    trace: StepTrace, parts: list[Part], events: list[int], given: list[list[int]]
 ) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
-    """Play again up to the peak and add up what is alive there, tails included."""
-    *before, last = played
-    for part in before:
-        actor.play(part)
-    actor.allocator.reset_peaks()
-    start, end = last.stretch.start, last.stretch.end
-    actor.play(last._replace(stretch=last.stretch._replace(end=start)))
-    for event in actor.events[start:end]:
-        actor.play_events([event])
-        if actor.allocator.allocated_bytes >= peak_bytes:
-            break
-    categories: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-    layers: dict[str, int] = defaultdict(int)
-    for event, block in actor.blocks.items():
-        if block is None:
-            continue
-        size = block.size_bytes
-        categories[CATEGORIES[trace.category[event - 1]]] += size
-        layer = int(trace.layer[event - 1])
-        layers[trace.layers[layer] if layer >= 0 else ""] += size
-    largest = sorted(layers.items(), key=lambda item: (-item[1], item[0]))
-    return categories, tuple(largest[:LARGEST_LAYERS])
+    """Add up what is alive at the peak of the last part played, tails included.
+
+    Args:
+        trace: Says what each storage is.
+        parts: What was played, and perhaps more.
+        events: Of the parts.
+        given: What each event of each part played was given.
+    """
+    happened = [
+        events[part.stretch.start : part.stretch.start + len(blocks)]
+        for part, blocks in zip(parts, given, strict=False)
+    ]
+    storages = np.fromiter(chain.from_iterable(happened), np.int64)
+    blocks = np.fromiter(chain.from_iterable(given), np.int64)
+    before = len(blocks) - len(given[-1])
+    inside = np.cumsum(blocks)[before:]
+    until = before + (int(inside.argmax()) + 1 if inside.size else 0)
+    # What happened last to each storage, and what it was given then.
+    numbers, latest = np.unique(np.abs(storages[:until])[::-1], return_index=True)
+    last = blocks[:until][::-1][latest]
+    alive, sizes = numbers[last > 0] - 1, last[last > 0]
+    category = np.bincount(trace.category[alive], sizes, len(CATEGORIES))
+    # Those outside every layer are first.
+    layers = np.bincount(trace.layer[alive] + 1, sizes, len(trace.layers) + 1)
+    named = zip(("", *trace.layers), layers.astype(np.int64).tolist(), strict=True)
+    largest = sorted(
+        (row for row in named if row[1]), key=lambda item: (-item[1], item[0])
+    )
+    return (
+        dict(zip(CATEGORIES, category.astype(np.int64).tolist(), strict=True)),
+        tuple(largest[:LARGEST_LAYERS]),
+    )
+
+
+class AfterTraining:
+    """Further steps of other batch sizes, each from where the same training ended.
+
+    As ``replay`` with ``then_batch_sizes``, but the training is played once.
+    """
+
+    def __init__(
+        self,
+        trace: StepTrace,
+        batch_size: int,
+        gpu: Gpu,
+        *,
+        limit_bytes: int,
+        micro_steps: int = 1,
+    ) -> None:
+        """Play the training; arguments as in ``replay``."""
+        self._program = trace, batch_size, micro_steps
+        self._card = kernel_card(gpu)
+        self._allocator = QuickAllocator(limit_bytes)
+        parts, events = _program(trace, batch_size, (), micro_steps)
+        self._played = len(parts)
+        self._play(parts, events)
+        self._fits = self._allocator.failed_event is None
+        self._state = self._allocator.state
+
+    def retries(self, then_batch_sizes: tuple[int, ...]) -> int | None:
+        """Return how often the cache is emptied in all; None where memory runs out."""
+        if not self._fits:
+            return None
+        self._allocator.state = self._state
+        trace, batch_size, micro_steps = self._program
+        parts, events = _program(trace, batch_size, then_batch_sizes, micro_steps)
+        self._play(parts[self._played :], events)
+        if self._allocator.failed_event is not None:
+            return None
+        return self._allocator.retries
+
+    def _play(self, parts: list[Part], events: list[int]) -> None:
+        for part in parts:
+            _play(self._allocator, self._program[0], self._card, part, events)
+            if self._allocator.failed_event is not None:
+                break

@@ -34,30 +34,31 @@ def station_bytes(
     backward = curve.phase("backward", step, micro_step)
     static = int(curve.after[forward.start])
     in_forward = curve.birth >= forward.start
+    # Gone before the backward begins: where alive at a station's end, it passes.
+    passing = curve.after_of(in_forward & (curve.death < backward.start))
+    # Still there behind it; ``after`` there counts what has come by each moment.
+    lasting = (curve.birth >= backward.start) & (curve.death >= backward.end)
+    grown = curve.after_of(lasting)
     prefix = cached = 0
     measured = []
     for station in chain:
         start, end = station.forward
         begin, stop = station.backward
-        # Alive at the end of this forward, gone before the backward begins.
-        passing = (
-            in_forward
-            & (curve.birth < end)
-            & (curve.death >= end)
-            & (curve.death < backward.start)
-        )
         # Its output is not cached: it belongs to the station that takes it.
         output = station.output_storage
-        handed_on = station.output_bytes if output >= 0 and passing[output] else 0
-        new_cached = int(curve.sizes[passing].sum()) - handed_on
+        handed_on = (
+            station.output_bytes
+            if output >= 0
+            and forward.start
+            <= curve.birth[output]
+            < end
+            <= curve.death[output]
+            < backward.start
+            else 0
+        )
+        new_cached = int(passing[end]) - handed_on
         total = int(curve.after[end]) - static - station.output_bytes
         new_prefix = total - new_cached
-        grows = (
-            (curve.birth >= begin)
-            & (curve.birth < stop)
-            & (curve.death >= backward.end)
-            & (curve.birth >= backward.start)
-        )
         measured.append(
             StationBytes(
                 saved=new_prefix - prefix,
@@ -66,7 +67,7 @@ def station_bytes(
                 backward=curve.most(begin, stop) - static - new_prefix
                 if stop > begin
                 else 0,
-                gradient=int(curve.sizes[grows].sum()),
+                gradient=int(grown[stop] - grown[begin]),
             )
         )
         prefix, cached = new_prefix, new_cached

@@ -20,7 +20,7 @@ from budgetfit.memory.profile import (
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.op_sets import op_sets_by_type
 from budgetfit.planning.probes import ALL_LEVERS, probe_segments
-from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.problem import Problem, Same
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.roofline import op_times_ns, step_time_ns, stretch_ns
 
@@ -93,6 +93,8 @@ class Chains:
         self._whole_loss = whole_loss
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._probe_segments: list[tuple[Segment, ...]] | None = None
+        self._accumulated: Chains | None = None
+        self._least: dict[Same, int] = {}
 
     def kept(self, batch_size: int) -> StepTrace:
         """Return the trace with everything kept."""
@@ -188,16 +190,22 @@ class Chains:
         return profile_at
 
     def _accumulating(self) -> Chains:
-        setting = replace(self.setting, effective_batch_size=None, accumulation=2)
-        whole = self._whole_loss and self._whole_loss._accumulating()  # noqa: SLF001
-        return Chains(self.traces, setting, self.levers, whole_loss=whole)
+        if self._accumulated is None:
+            setting = replace(self.setting, effective_batch_size=None, accumulation=2)
+            whole = self._whole_loss and self._whole_loss._accumulating()  # noqa: SLF001
+            self._accumulated = Chains(self.traces, setting, self.levers, whole)
+        return self._accumulated
 
     def _least_bytes(self, chain: ChainProfile) -> int:
         """Return a peak that no plan is below, were the gradients not there at all."""
-        segments = best_uniform_segments(Problem(chain=chain, budget_bytes=sys.maxsize))
-        parameters = self.traces.subject.model.parameters()
-        gradients = sum(4 * p.numel() for p in parameters if p.requires_grad)
-        return chain_peak_bytes(chain, segments) - gradients
+        key = Same(chain)
+        if key not in self._least:
+            problem = Problem(chain=chain, budget_bytes=sys.maxsize)
+            parameters = self.traces.subject.model.parameters()
+            gradients = sum(4 * p.numel() for p in parameters if p.requires_grad)
+            peak_bytes = chain_peak_bytes(chain, best_uniform_segments(problem))
+            self._least[key] = peak_bytes - gradients
+        return self._least[key]
 
     def _other_loss(self, batch_size: int, *, tails: bool) -> ChainProfile:
         """Return the chain of the whole loss with what is behind the blocks changed.

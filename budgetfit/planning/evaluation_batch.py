@@ -7,7 +7,6 @@ those of the batch before until the next ones are made.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from budgetfit.applying.precision import cast_batch
 from budgetfit.applying.run import Run
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
-from budgetfit.memory.replay import replay
+from budgetfit.memory.replay import AfterTraining
 from budgetfit.planning.largest_batch import largest_up_to
 from budgetfit.planning.trace_errors import quiet_fakes
 from budgetfit.tracing.evaluation import evaluation_after
@@ -59,11 +58,22 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
         traces.log.append(f"evaluation is not traced: {type(error).__name__}: {text}")
         return None
     trace = evaluation_after(traces.exact(recipe), evaluation)
-    fits = partial(_fits, trace, recipe, traces, budget.usable_bytes)
-    if not fits(()):
+    training = AfterTraining(
+        trace,
+        recipe.batch_size,
+        traces.subject.gpu,
+        limit_bytes=budget.usable_bytes,
+        micro_steps=recipe.gradient_accumulation_steps,
+    )
+
+    def fits(*then_batch_sizes: int) -> bool:
+        retries = training.retries(then_batch_sizes)
+        return retries is not None and retries <= 1
+
+    if not fits():
         return None
     return largest_up_to(
-        lambda samples: fits((samples, samples)),
+        lambda samples: fits(samples, samples),
         _upper_bound(trace, recipe, budget.usable_bytes),
     )
 
@@ -118,25 +128,6 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
             )
 
     return traces.evaluation(precision, tracer)
-
-
-def _fits(
-    trace: StepTrace,
-    recipe: Recipe,
-    traces: Traces,
-    limit_bytes: int,
-    then_batch_sizes: tuple[int, ...],
-) -> bool:
-    timeline = replay(
-        trace,
-        recipe.batch_size,
-        traces.subject.gpu,
-        limit_bytes=limit_bytes,
-        then_batch_sizes=then_batch_sizes,
-        micro_steps=recipe.gradient_accumulation_steps,
-        what_is_alive=False,
-    )
-    return timeline.failed_bytes is None and timeline.retries <= 1
 
 
 def _upper_bound(trace: StepTrace, recipe: Recipe, limit_bytes: int) -> int:

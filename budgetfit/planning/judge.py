@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.applying.optimizer import optimizer_notes
@@ -35,24 +34,19 @@ def judge(  # noqa: PLR0913 - one value each, all needed
 ) -> Estimate:
     """Replay ``trace`` at the recipe's batch size and say what it takes and if it fits.
 
-    It fits when the replay, with the device full at the budget's usable bytes, ends
-    without an out-of-memory and without emptying the allocator's cache (memory-model
-    A4). Where it does not, the numbers are those of a device without limit.
+    It fits when training within the budget's usable bytes never empties the allocator's
+    cache nor runs out of memory (memory-model A4): when no more is reserved without a
+    limit. The numbers are those of a device without one.
     """
-    play = partial(
-        replay,
+    timeline = replay(
         trace,
         recipe.batch_size,
         gpu,
+        limit_bytes=ENDLESS_BYTES,
         micro_steps=recipe.gradient_accumulation_steps,
     )
-    fits = None
-    timeline = None
-    if budget is not None:
-        timeline = play(limit_bytes=budget.usable_bytes)
-        fits = timeline.failed_bytes is None and timeline.retries == 0
-    if timeline is None or not fits:
-        timeline = play(limit_bytes=ENDLESS_BYTES)
+    # A limit changes nothing before the first request that goes beyond it.
+    fits = timeline.reserved_bytes <= budget.usable_bytes if budget else None
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
     return Estimate(

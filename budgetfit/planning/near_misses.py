@@ -40,6 +40,11 @@ def near_misses(
         usable_bytes: What live bytes must not exceed.
         most: Most recipes to yield; None for what is cheap.
     """
+    # Cutting the loss in parts changes few ops: its own trace is not worth making here.
+    count = MOST_OPS // max(1, chains.op_count(found.batch_size))
+    count = count if most is None else min(count, most)
+    if count < 1:
+        return
     chain = without_host(chains.at(found.batch_size))
     problem = Problem(
         chain=chain, budget_bytes=usable_bytes, max_segment=LONGEST_SEGMENT
@@ -47,16 +52,10 @@ def near_misses(
     if any(row.mode == "offload" or row.input_on_host for row in found.segments):
         problem = replace(problem, chain=chains.at(found.batch_size))
     limit_ns = chain_time_ns(problem.chain, found.segments)
-    faster = [
-        solution
-        for solution in pareto_front(problem, MOST_LABELS)
-        if solution.segments is not None
-        and chain_time_ns(problem.chain, solution.segments) < limit_ns
-    ]
-    # Cutting the loss in parts changes few ops: its own trace is not worth making here.
-    count = MOST_OPS // max(1, chains.op_count(found.batch_size))
+    front = pareto_front(problem, MOST_LABELS, faster_than_ns=limit_ns)
+    faster = [solution for solution in front if solution.segments is not None]
     # Slowest first: the front falls in bytes as it rises in time.
     ascending = reversed(faster)
-    for solution in islice(ascending, count if most is None else min(count, most)):
+    for solution in islice(ascending, count):
         recipe = chains.setting.recipe(found.batch_size, solution.segments or ())
         yield recipe, solution.explanation

@@ -15,7 +15,7 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.planning.chains import Chains, every_block
-from budgetfit.planning.fastest import fastest, lowest_of_all
+from budgetfit.planning.fastest import bounds_of_fastest, fastest, lowest_of_all
 from budgetfit.planning.judge import judge
 from budgetfit.planning.near_misses import near_misses
 from budgetfit.solvers.batch_size import Objective, choose_batch_size
@@ -294,6 +294,7 @@ def _roughly_best(
         objective=request.objective,
         effective_batch_size=chains.setting.effective_batch_size,
         batch_sizes=None if request.batch_size is None else [request.batch_size],
+        bounds=bounds_of_fastest if solve is fastest else None,
     ).best
 
 

@@ -8,7 +8,7 @@ batch is therefore not always the fastest (solver S6), and each one is solved fo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.errors import InputError
@@ -22,6 +22,17 @@ LARGEST_BATCH_SIZE: Final = 65_536
 # Multiples of 8 are tried up to here, then multiples of 16 up to twice as much, and so
 # on: eight between a power of two and the next.
 _EVERY_EIGHT_UP_TO: Final = 128
+
+
+class Bounds(NamedTuple):
+    """What is known of a solver's answer without asking it, in nanoseconds.
+
+    A forward and backward pass takes no less than ``least_ns``, which is None where
+    there surely is no plan, and no more than ``most_ns``, None where that is not known.
+    """
+
+    least_ns: int | None
+    most_ns: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +57,10 @@ class BatchCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChoice:
-    """The best candidate, None if there is no plan for any; and all that were tried."""
+    """The best candidate, None if there is no plan for any; and all that were solved.
+
+    Where bounds are given, sizes that they rule out are not among those.
+    """
 
     best: BatchCandidate | None
     considered: tuple[BatchCandidate, ...]
@@ -62,6 +76,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     batch_sizes: Sequence[int] | None = None,
     max_segment: int | None = None,
     nested: bool = False,
+    bounds: Callable[[Problem], Bounds] | None = None,
 ) -> BatchChoice:
     """Return the batch size that serves the objective best, with its plan.
 
@@ -82,25 +97,34 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         batch_sizes: The only ones to try; None for all that make sense.
         max_segment: As in ``Problem``.
         nested: As in ``Problem``.
+        bounds: What is known of the solver's answer: what they rule out is not solved.
+            They do not change what is best. For ``throughput`` and ``batch_size``.
 
     Raises:
         InputError: A batch size below 1, or one that does not divide the effective one.
     """
     _check(effective_batch_size, batch_sizes)
     search = _Search(
-        profile_at, solve, budget_bytes, effective_batch_size, max_segment, nested
+        profile_at,
+        solve,
+        budget_bytes,
+        effective_batch_size,
+        max_segment,
+        nested,
+        bounds if objective != "memory" else None,
     )
     if batch_sizes is not None:
-        for batch_size in batch_sizes:
-            search.fits(batch_size)
+        sizes = [size for size in batch_sizes if search.fits(size)]
     elif effective_batch_size is not None:
-        _try_divisors(search, effective_batch_size)
+        sizes = _divisors_that_fit(search, effective_batch_size)
     elif objective == "memory":
-        search.fits(1)  # no larger batch has a lower peak (memory-model D3)
+        # No larger batch has a lower peak (memory-model D3).
+        sizes = [1] if search.fits(1) else []
     else:
         largest = _largest_that_fits(search)
-        for batch_size in _ladder(largest) if objective == "throughput" else ():
-            search.fits(batch_size)
+        ladder = _ladder(largest) if objective == "throughput" else []
+        sizes = sorted({*search.fitting(), *ladder})
+    _solve_the_promising(search, sizes, objective)
     considered = tuple(search.seen[size] for size in sorted(search.seen))
     rated = [(key, each) for each in considered if (key := _key(each, objective))]
     best = min(rated, key=lambda pair: pair[0], default=(None, None))[1]
@@ -109,7 +133,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Solves each batch size once."""
+    """Solves each batch size at most once."""
 
     profile_at: Callable[[int], ChainProfile]
     solve: Callable[[Problem], Solution]
@@ -117,58 +141,112 @@ class _Search:
     effective_batch_size: int | None
     max_segment: int | None
     nested: bool
+    bounds: Callable[[Problem], Bounds] | None
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
+    known: dict[int, Bounds] = field(default_factory=dict)
 
     def fits(self, batch_size: int) -> bool:
-        """Solve for a batch size and say whether there is a plan."""
+        """Say whether there is a plan for a batch size; solve only where it must be."""
+        known = self.bounds_at(batch_size)
+        if known is not None and known.least_ns is None:
+            return False
+        if known is not None and known.most_ns is not None:
+            return True
+        return self.candidate(batch_size).solution.segments is not None
+
+    def fitting(self) -> list[int]:
+        """Return the batch sizes that were asked for and have a plan."""
+        return [size for size in {*self.seen, *self.known} if self.fits(size)]
+
+    def bounds_at(self, batch_size: int) -> Bounds | None:
+        """Return the bounds at a batch size, if there are any."""
+        if self.bounds is None:
+            return None
+        if batch_size not in self.known:
+            self.known[batch_size] = self.bounds(self._problem(batch_size))
+        return self.known[batch_size]
+
+    def least_ns_per_sample(self, batch_size: int) -> Fraction:
+        """Return a time per sample that the candidate cannot be below."""
+        known = self.bounds_at(batch_size)
+        if known is None or known.least_ns is None:
+            return Fraction(0)
+        return self._ns_per_sample(self.profile_at(batch_size), known.least_ns)
+
+    def candidate(self, batch_size: int) -> BatchCandidate:
+        """Solve for a batch size."""
         if batch_size not in self.seen:
-            self.seen[batch_size] = self._candidate(batch_size)
-        return self.seen[batch_size].solution.segments is not None
+            self.seen[batch_size] = self._solved(self._problem(batch_size))
+        return self.seen[batch_size]
 
-    def _candidate(self, batch_size: int) -> BatchCandidate:
-        chain = self.profile_at(batch_size)
-        solution = self.solve(
-            Problem(
-                chain=chain,
-                budget_bytes=self.budget_bytes,
-                max_segment=self.max_segment,
-                nested=self.nested,
-            )
+    def _problem(self, batch_size: int) -> Problem:
+        return Problem(
+            chain=self.profile_at(batch_size),
+            budget_bytes=self.budget_bytes,
+            max_segment=self.max_segment,
+            nested=self.nested,
         )
-        micro_batches = (self.effective_batch_size or batch_size) // batch_size
-        if solution.segments is None:
-            return BatchCandidate(
-                batch_size=batch_size,
-                gradient_accumulation_steps=micro_batches,
-                solution=solution,
-            )
-        step_ns = (
-            chain_time_ns(chain, solution.segments) * micro_batches + chain.optimizer_ns
-        )
+
+    def _solved(self, problem: Problem) -> BatchCandidate:
+        chain = problem.chain
+        solution = self.solve(problem)
+        found = solution.segments
         return BatchCandidate(
-            batch_size=batch_size,
-            gradient_accumulation_steps=micro_batches,
+            batch_size=chain.batch_size,
+            gradient_accumulation_steps=self._micro_batches(chain.batch_size),
             solution=solution,
-            peak_bytes=chain_peak_bytes(chain, solution.segments),
-            ns_per_sample=Fraction(step_ns, batch_size * micro_batches),
+            peak_bytes=None if found is None else chain_peak_bytes(chain, found),
+            ns_per_sample=None
+            if found is None
+            else self._ns_per_sample(chain, chain_time_ns(chain, found)),
         )
 
+    def _micro_batches(self, batch_size: int) -> int:
+        return (self.effective_batch_size or batch_size) // batch_size
 
-def _try_divisors(search: _Search, effective_batch_size: int) -> None:
-    """Try the divisors in ascending order up to the first that does not fit.
+    def _ns_per_sample(self, chain: ChainProfile, micro_batch_ns: int) -> Fraction:
+        micro_batches = self._micro_batches(chain.batch_size)
+        step_ns = micro_batch_ns * micro_batches + chain.optimizer_ns
+        return Fraction(step_ns, chain.batch_size * micro_batches)
+
+
+def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
+    """Return the divisors in ascending order up to the first that does not fit.
 
     The whole effective batch is tried in any case: without accumulation gradients come
     and go during the backward pass, so it may fit where a smaller batch does not.
     """
-    divisors = (
-        size
-        for size in range(1, effective_batch_size)
-        if effective_batch_size % size == 0
-    )
-    for size in divisors:
-        if not search.fits(size):
-            break
-    search.fits(effective_batch_size)
+    found = []
+    for size in range(1, effective_batch_size):
+        if effective_batch_size % size == 0:
+            if not search.fits(size):
+                break
+            found.append(size)
+    if search.fits(effective_batch_size):
+        found.append(effective_batch_size)
+    return found
+
+
+def _solve_the_promising(
+    search: _Search, sizes: Sequence[int], objective: Objective
+) -> None:
+    """Solve for those sizes that can be the best, the most promising first."""
+    if search.bounds is None:
+        for size in sizes:
+            search.candidate(size)
+        return
+    if objective == "batch_size":
+        for size in sorted(sizes, reverse=True):
+            if search.candidate(size).solution.segments is not None:
+                return
+        return
+    best: Fraction | None = None
+    for least, size in sorted((search.least_ns_per_sample(n), n) for n in sizes):
+        if best is not None and least > best:
+            return
+        found = search.candidate(size).ns_per_sample
+        if found is not None and (best is None or found < best):
+            best = found
 
 
 def _largest_that_fits(search: _Search) -> int:

@@ -17,9 +17,10 @@ import numpy as np
 
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.chain_steps import ChainStep, chain_steps, worthwhile
+from budgetfit.solvers.chain_steps import ChainStep, steps_of
 from budgetfit.solvers.labels import (
     Labels,
+    Thin,
     TooManyLabels,
     all_labels,
     at_most,
@@ -28,7 +29,8 @@ from budgetfit.solvers.labels import (
     segments_of,
 )
 from budgetfit.solvers.problem import Problem, Solution, describe
-from budgetfit.solvers.sandwich import NEVER, Sandwich, sandwich
+from budgetfit.solvers.relaxation import NEVER, Relaxation, relaxation
+from budgetfit.solvers.sandwich import Sandwich, sandwich
 from budgetfit.solvers.undominated import Ints
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 
@@ -36,6 +38,7 @@ from budgetfit.solvers.uniform_segments import best_uniform_segments
 MOST_LABELS: Final = 10_000
 # Without bounds: equal blocks have fewer, and bounds cost more than these.
 FEW_LABELS: Final = 500
+_CLOSE: Final = 200  # a half per cent of a step's time
 # Nor can bounds help to find the lowest peak, which few labels lead to, or a whole
 # front, which takes seconds with so many.
 MOST_PEAK_LABELS: Final = 20_000
@@ -63,11 +66,20 @@ def chain_dp(
         few_labels: With more labels of a block, bounds are looked for.
         grids: Slots to look for them with, until the certificate is good enough.
     """
-    steps = worthwhile(chain_steps(problem))
+    steps = steps_of(problem)
+    bounds = relaxation(problem)
+    if bounds.least_ns >= NEVER:
+        return _no_plan()
+    cut = _as_fast_as(problem, bounds, bounds.most_ns)
+    # Close bounds leave few labels that are of no use.
+    close = (bounds.most_ns - bounds.least_ns) * _CLOSE <= chain_time_ns(
+        problem.chain, ()
+    )
+    few = at_most(min(most_labels, few_labels * (4 if close else 1)))
     try:
-        labels = all_labels(problem, steps, at_most(min(most_labels, few_labels)))
+        labels = all_labels(problem, steps, few, cut)
     except TooManyLabels:
-        return _bounded(problem, steps, most_labels, grids)
+        return _bounded(problem, steps, bounds, most_labels, grids)
     return _exact(problem, steps, labels)
 
 
@@ -82,7 +94,7 @@ def lowest_peak(problem: Problem, most_labels: int = MOST_PEAK_LABELS) -> Soluti
     uniform = best_uniform_segments(problem)
     uniform_bytes = chain_peak_bytes(problem.chain, uniform)
     budget_bytes = min(problem.budget_bytes, uniform_bytes)
-    steps = worthwhile(chain_steps(problem))
+    steps = steps_of(problem)
     limited = replace(problem, budget_bytes=budget_bytes)
     try:
         labels = all_labels(limited, steps, at_most(most_labels))
@@ -100,16 +112,31 @@ def lowest_peak(problem: Problem, most_labels: int = MOST_PEAK_LABELS) -> Soluti
 
 
 def pareto_front(
-    problem: Problem, most_labels: int = MOST_FRONT_LABELS
+    problem: Problem,
+    most_labels: int = MOST_FRONT_LABELS,
+    *,
+    faster_than_ns: int | None = None,
 ) -> tuple[Solution, ...]:
     """Return the plans within the budget that no other beats in peak and time.
 
     Fastest first; empty where none fits. What each says of the least time holds for a
     budget as low as its own peak. With more than ``most_labels`` labels to a
     block some are left out evenly, and the plans are no longer proven.
+
+    Args:
+        problem: The chain, the budget and the longest segment allowed.
+        most_labels: Most labels of a block that are looked at.
+        faster_than_ns: Only plans whose forward and backward take less; None for all.
     """
-    steps = worthwhile(chain_steps(problem))
+    steps = steps_of(problem)
     thinned = False
+    cut = None
+    if faster_than_ns is not None:
+        bounds = relaxation(problem)
+        most_ns = faster_than_ns - chain_time_ns(problem.chain, ()) - 1
+        if bounds.least_ns > most_ns:
+            return ()
+        cut = _as_fast_as(problem, bounds, most_ns)
 
     def evenly(_: int, labels: Labels) -> Labels:
         nonlocal thinned
@@ -120,7 +147,7 @@ def pareto_front(
             np.linspace(0, labels.cost.size - 1, most_labels).astype(int)
         )
 
-    labels = all_labels(problem, steps, evenly)
+    labels = all_labels(problem, steps, evenly, cut)
     claim = "no plan is both faster and lower in peak"
     if thinned:
         claim = "others may be a little faster or lower in peak"
@@ -128,6 +155,17 @@ def pareto_front(
         _solution(problem, steps, labels, label, claim, proven=not thinned)
         for label in _fastest_first(problem, labels)
     )
+
+
+def _as_fast_as(problem: Problem, bounds: Relaxation, most_ns: int) -> Thin:
+    """Return what drops labels that only lead to plans of more extra time."""
+    unit = cost_unit(problem)
+
+    def cut(start: int, labels: Labels) -> Labels:
+        least_ns = bounds.least_before(start, labels) + labels.cost // unit
+        return labels.only(np.flatnonzero(least_ns <= most_ns))
+
+    return cut
 
 
 def _exact(
@@ -174,13 +212,14 @@ class _Cut:
 def _bounded(
     problem: Problem,
     steps: list[list[ChainStep]],
+    known: Relaxation,
     most_labels: int,
     grids: Sequence[int],
 ) -> Solution:
     """Return the fastest plan found between ever closer bounds."""
     plain_ns = chain_time_ns(problem.chain, ())
-    least_ns, most_ns = 0, NEVER
-    plan: tuple[Segment, ...] | None = None
+    least_ns, most_ns = known.least_ns, known.most_ns
+    plan = segments_of(problem, known.plan) if most_ns < NEVER else None
     for slots in grids:
         bounds = sandwich(problem, steps, slots)
         if bounds.least_ns >= NEVER:

@@ -7,14 +7,26 @@ every plan computes all of them.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import le
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import whole_forward_ns
-from budgetfit.solvers.problem import Problem, longer_kinds, segment, single_segment
+from budgetfit.solvers.problem import (
+    Problem,
+    Same,
+    longer_kinds,
+    segment,
+    single_segment,
+)
+
+Numbers = NDArray[np.int64]
 
 
 class ChainStep(NamedTuple):
@@ -42,6 +54,21 @@ class ChainStep(NamedTuple):
     option: BlockOption
     nested: bool = False
 
+    def moved(self, blocks: int, incoming_bytes: int) -> "ChainStep":
+        """Return the same step so many blocks further, with more bytes coming in."""
+        # ``_replace`` takes four times as long, and there are thousands.
+        return ChainStep(
+            self.stop + blocks,
+            self.saved_bytes,
+            self.cached_bytes,
+            self.forward_bytes,
+            self.backward_bytes + incoming_bytes,
+            self.extra_ns,
+            self.wrapped,
+            self.option,
+            self.nested,
+        )
+
     def segment(self, chain: ChainProfile) -> Segment | None:
         """Return the segment that the step stands for; None for a kept block."""
         if not self.wrapped:
@@ -63,20 +90,86 @@ def chain_steps(problem: Problem) -> list[list[ChainStep]]:
 
     Wrapping it, in the order of ``segments_from``, then keeping it.
     """
-    chain = problem.chain
-    incoming = incoming_bytes(chain)
+    incoming = incoming_bytes(problem.chain)
     return [
-        [
-            *(
-                _one_block(start, option, incoming[start], wrapped=1)
-                for option in block.options
-                if option.mode != "keep"
-            ),
-            *_longer(problem, start, incoming),
-            _one_block(start, block.keep, incoming[start], wrapped=0),
-        ]
-        for start, block in enumerate(chain.blocks)
+        _row(problem, start, incoming[start:])
+        for start in range(len(problem.chain.blocks))
     ]
+
+
+def _row(problem: Problem, start: int, incoming: list[int]) -> list[ChainStep]:
+    """Return the steps that start at a block; ``incoming`` is from there on."""
+    block = problem.chain.blocks[start]
+    return [
+        *(
+            _one_block(start, option, incoming[0], wrapped=1)
+            for option in block.options
+            if option.mode != "keep"
+        ),
+        *_longer(problem, start, incoming),
+        _one_block(start, block.keep, incoming[0], wrapped=0),
+    ]
+
+
+class Steps(list[list[ChainStep]]):
+    """The steps that are worth it, and their numbers: a row of six for each step."""
+
+    def __init__(self, rows: list[list[ChainStep]], numbers: list[Numbers]) -> None:
+        super().__init__(rows)
+        self.numbers = numbers
+
+    @classmethod
+    def of(cls, rows: list[list[ChainStep]]) -> "Steps":
+        """Return these steps with their numbers."""
+        return cls(rows, [_as_array(row) for row in rows])
+
+
+def steps_of(problem: Problem) -> Steps:
+    """Return the worthwhile steps; those of the last chains are remembered."""
+    return _remembered(Same(problem.chain), problem.max_segment, problem.nested)
+
+
+@lru_cache(maxsize=32)
+def _remembered(same: Same, max_segment: int | None, nested: bool) -> Steps:
+    """Return the worthwhile steps, made once for neighbourhoods that are equal.
+
+    Those differ by their place, and by the bytes that come into all their backwards.
+    """
+    chain = same.chain
+    problem = Problem(
+        chain=chain, budget_bytes=0, max_segment=max_segment, nested=nested
+    )
+    incoming = incoming_bytes(chain)
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = [
+        kinds.setdefault(
+            (block.options, block.gradient_bytes, block.forward_ns, block.joins_next),
+            len(kinds),
+        )
+        for block in chain.blocks
+    ]
+    known: dict[tuple[object, ...], tuple[int, list[ChainStep], Numbers]] = {}
+    rows, numbers = [], []
+    for start in range(len(chain.blocks)):
+        stop = None if max_segment is None else start + max_segment + 1
+        arriving = incoming[start:stop]
+        key = (*kind[start:stop], *(each - arriving[0] for each in arriving))
+        if key not in known:
+            (row,) = worthwhile([_row(problem, start, incoming[start:])])
+            known[key] = start, row, _as_array(row)
+        before, row, array = known[key]
+        if before != start:
+            shift, further = arriving[0] - incoming[before], start - before
+            array = array.copy()
+            array[:, 3] += shift
+            row = [step.moved(further, shift) for step in row]
+        rows.append(row)
+        numbers.append(array)
+    return Steps(rows, numbers)
+
+
+def _as_array(row: list[ChainStep]) -> Numbers:
+    return np.array([_numbers(step) for step in row], np.int64)
 
 
 def worthwhile(steps: list[list[ChainStep]]) -> list[list[ChainStep]]:
@@ -155,7 +248,7 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
     for nested, on_host in kinds:
         first = blocks[0].option("recompute", input_on_host=on_host) or again[0]
         forward = _forward_needs([first, *again[1:]])
-        backward = _backward_needs(blocks, again, incoming[start:], nested=nested)
+        backward = _backward_needs(blocks, again, incoming, nested=nested)
         rows.append((nested, first, list(zip(forward, backward, strict=True))))
     for length in range(2, len(again) + 1):
         for nested, first, needs in rows:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.recipe import Segment
-from budgetfit.solvers.chain_steps import ChainStep
+from budgetfit.solvers.chain_steps import ChainStep, Steps
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.undominated import Ints, undominated
 
@@ -108,9 +108,11 @@ def all_labels(
     before = all_before(steps)
     available = available_bytes(problem)
     optimizer = optimizer_need(problem)
+    numbers = (steps if isinstance(steps, Steps) else Steps.of(steps)).numbers
     labels = [_END]
     for start in range(len(steps) - 1, -1, -1):
-        grown = _grown(steps[start], labels, start, cost_unit(problem))
+        stops = [step.stop for step in steps[start]]
+        grown = _grown(numbers[start], stops, labels, start, cost_unit(problem))
         found = _shown(grown, before[start], optimizer)
         fits = found.backward <= available - before[start].least_saved
         found = found.only(np.flatnonzero(fits))
@@ -171,16 +173,15 @@ def all_before(steps: list[list[ChainStep]]) -> list[Before]:
 
 
 def _grown(
-    steps: list[ChainStep], labels: list[Labels], start: int, unit: int
+    numbers: Ints, stops: list[int], labels: list[Labels], start: int, unit: int
 ) -> Labels:
     """Put every step that starts at a block in front of every label behind it.
 
     ``labels[0]`` belongs to block ``start + 1``.
     """
-    behind = [labels[step.stop - start - 1] for step in steps]
+    behind = [labels[stop - start - 1] for stop in stops]
     sizes = np.array([each.cost.size for each in behind])
-    number = np.repeat(np.arange(len(steps), dtype=np.int16), sizes)
-    numbers = np.array([step[1:7] for step in steps], np.int64)
+    number = np.repeat(np.arange(len(stops), dtype=np.int16), sizes)
     saved, cached, forward, backward, extra, wrapped = numbers.T
     lift = saved[number]
     lifted_backward = np.concatenate([each.backward for each in behind]) + lift

@@ -16,7 +16,7 @@ for exact labels drops what cannot become better than the plan that is known.
 """
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,8 @@ from budgetfit.solvers.labels import (
     optimizer_need,
 )
 from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.relaxation import NEVER
 from budgetfit.solvers.undominated import Ints
-
-# Larger than the time of any plan, and added to a few times without overflow.
-NEVER: Final = 2**60
 
 
 class _Move(NamedTuple):

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401, SLF001 - any batch; the tests look inside
+# ruff: noqa: ANN401 - any batch; the tests look inside
 from __future__ import annotations
 
 from typing import Any
@@ -10,6 +10,7 @@ from torch import nn
 from budgetfit.core.budget import Budget
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
+from budgetfit.memory.replay import replay
 from budgetfit.planning import evaluation_batch
 from budgetfit.planning.evaluation_batch import (
     evaluation_batch_size,
@@ -77,9 +78,14 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
     evaluation = evaluation_trace(session_, recipe.precision)
     trace = evaluation_batch.evaluation_after(session_.exact(recipe), evaluation)
     for samples, expected in ((size, True), (size + 1, False)):
-        assert expected == evaluation_batch._fits(
-            trace, recipe, session_, budget.usable_bytes, (samples, samples)
+        line = replay(
+            trace,
+            recipe.batch_size,
+            session_.subject.gpu,
+            limit_bytes=budget.usable_bytes,
+            then_batch_sizes=(samples, samples),
         )
+        assert expected == (line.failed_bytes is None and line.retries <= 1)
 
 
 @pytest.mark.parametrize("name", ["t5", "vit", "bert", "transformer"])

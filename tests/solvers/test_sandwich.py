@@ -10,7 +10,8 @@ from budgetfit.solvers.chain_steps import chain_steps
 from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.labels import segments_of
 from budgetfit.solvers.problem import Problem
-from budgetfit.solvers.sandwich import NEVER, sandwich
+from budgetfit.solvers.relaxation import NEVER
+from budgetfit.solvers.sandwich import sandwich
 from tests.solvers.chains import (
     block,
     chain_of,

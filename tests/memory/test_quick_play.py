@@ -1,0 +1,125 @@
+"""The quick allocator against the full one, event by event."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from budgetfit.memory.caching_allocator import (
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+    round_bytes,
+)
+from budgetfit.memory.quick_play import QuickAllocator
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+sizes = st.one_of(
+    st.integers(0, 4096),
+    st.integers(1, 4 * MIB),
+    st.integers(1, 40).map(lambda mib: mib * MIB),
+    st.integers(1, 200 * MIB),
+)
+# A size allocates; a float frees that place among the live.
+requests = st.lists(
+    st.one_of(sizes, sizes, st.floats(0, 1, exclude_max=True)), max_size=80
+)
+totals = st.sampled_from([64 * MIB, 300 * MIB, GIB, 1 << 40])
+
+
+def program(todo: list[int | float]) -> tuple[list[int], list[int]]:
+    """Return events and sizes: storage k is allocated by k + 1, freed by -(k + 1)."""
+    events: list[int] = []
+    asked: list[int] = []
+    live: list[int] = []
+    for each in todo:
+        if isinstance(each, float):
+            if live:
+                events.append(-live.pop(int(each * len(live))))
+        else:
+            asked.append(each)
+            events.append(len(asked))
+            live.append(len(asked))
+    return events, asked
+
+
+def played(total: int, events: list[int], asked: list[int]) -> list[tuple[int, ...]]:
+    """Return what the full allocator says after each event, until it fails."""
+    allocator = CachingAllocator(total)
+    blocks: dict[int, Block | None] = {}
+    rows = []
+    for event in events:
+        try:
+            if event > 0:
+                block = blocks[event] = allocator.malloc(asked[event - 1])
+                given_bytes = 0 if block is None else block.size_bytes
+            else:
+                block = blocks.pop(-event)
+                given_bytes = 0 if block is None else -block.size_bytes
+                allocator.free(block)
+        except OutOfMemory:
+            rows.append((event,))
+            break
+        state = allocator.allocated_bytes, allocator.reserved_bytes
+        rows.append((given_bytes, *state, allocator.retries))
+    return rows
+
+
+@settings(max_examples=400)
+@given(requests, totals)
+def test_both_allocators_agree_after_every_event(
+    todo: list[int | float], total: int
+) -> None:
+    events, asked = program(todo)
+    quick = QuickAllocator(total)
+    rounded = [round_bytes(each) for each in asked]
+    for event, row in zip(events, played(total, events, asked), strict=False):
+        done = quick.play([event], rounded)
+        if quick.failed_event is not None:
+            assert row == (event,)
+            assert done.given == []
+            break
+        state = quick.allocated_bytes, quick.reserved_bytes
+        assert (*done.given, *state, quick.retries) == row
+
+
+@given(requests, requests, totals)
+def test_all_events_at_once_are_as_one_by_one(
+    first: list[int | float], second: list[int | float], total: int
+) -> None:
+    events, asked = program([*first, *second])
+    rounded = [round_bytes(each) for each in asked]
+    whole, single = QuickAllocator(total), QuickAllocator(total)
+    done = whole.play(events, rounded)
+    alone = []
+    for event in events:
+        alone.append(single.play([event], rounded))
+        if single.failed_event is not None:
+            break
+    assert done.given == [size for each in alone for size in each.given]
+    assert whole.failed_event == single.failed_event
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        highest = max((getattr(each, name) for each in alone), default=0)
+        assert getattr(done, name) == highest
+
+
+@given(requests, requests)
+def test_a_state_that_is_put_back_goes_on_as_before(
+    first: list[int | float], second: list[int | float]
+) -> None:
+    events, asked = program([*first, *second])
+    rounded = [round_bytes(each) for each in asked]
+    cut = len(program(first)[0])
+    quick = QuickAllocator(300 * MIB)
+    quick.play(events[:cut], rounded)
+    if quick.failed_event is None:
+        state = quick.state
+        once = quick.play(events[cut:], rounded), quick.retries, quick.failed_event
+        quick.state = state
+        assert once == (
+            quick.play(events[cut:], rounded),
+            quick.retries,
+            quick.failed_event,
+        )
