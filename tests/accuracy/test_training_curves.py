@@ -1,0 +1,28 @@
+"""Planned training learns what plain training learns; a killed one loses nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.accuracy.kill_and_resume import kill_and_resume
+from tests.accuracy.training_curves import curves
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.filterwarnings("ignore:.*loss_type=None.*")
+def test_losses_are_the_plain_loops_to_the_bit_or_to_the_order_of_sums() -> None:
+    for curve in curves(steps=10):
+        assert curve.losses[-1] < curve.losses[0]
+        limit = 0.0 if curve.name.startswith("dropout") else 1e-5
+        assert curve.largest_difference <= limit, curve.name
+
+
+def test_every_loss_after_two_kills_is_the_uninterrupted_runs(tmp_path: Path) -> None:
+    outcome = kill_and_resume(kills=2, steps=12, folder=tmp_path, seed=3)
+    assert outcome.kills == 2
+    assert outcome.compared >= 12
+    assert outcome.different == []
