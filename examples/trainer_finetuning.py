@@ -2,8 +2,8 @@
 
     python examples/trainer_finetuning.py --vram 0.77GB --steps 10
 
-The plan's settings become TrainingArguments; a callback sets up the blocks. On a machine
-without a CUDA device it is planned for the card that --gpu names and trains on the CPU.
+The plan's settings become TrainingArguments; a callback sets up the blocks. Without a
+CUDA device it is planned for the card that --gpu names and trains on the CPU.
 """
 
 from __future__ import annotations
