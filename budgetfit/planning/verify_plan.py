@@ -205,7 +205,10 @@ def _compare(
     plan: Plan, program: RealProgram, *, on_cuda: bool
 ) -> GradientCheck | None:
     """Compare gradients; None where even the unmodified model has no room."""
-    single = replace(plan.recipe, gradient_accumulation_steps=1)
+    # Gradients that an optimizer in backward has used up are none to compare.
+    single = replace(
+        plan.recipe, gradient_accumulation_steps=1, optimizer_in_backward=False
+    )
     size = single.batch_size
     if on_cuda:
         size = min(size, COMPARED_ON_CUDA)

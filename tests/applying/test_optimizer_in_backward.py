@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+import budgetfit
 from budgetfit.applying.optimizer_in_backward import OptimizerInBackward
 from budgetfit.applying.out_of_memory import TrainingOutOfMemoryError
 from budgetfit.applying.run import Run
@@ -15,6 +17,7 @@ from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.replay import replay
+from budgetfit.verifying import compare
 from tests.applying.live_bytes import LiveBytes
 from tests.traced import ADA, session
 
@@ -221,3 +224,22 @@ def test_a_recipe_saved_before_is_one_without_it() -> None:
     assert reader.validate_python(old) == Recipe(batch_size=2)
     early = Recipe(batch_size=2, optimizer_in_backward=True)
     assert reader.validate_json(reader.dump_json(early)) == early
+
+
+def test_verify_compares_gradients_that_are_still_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = TiedStack()
+    plan = budgetfit.plan(
+        model, gpu=ADA, batch=torch.zeros(2, WIDTH), loss=loss, batch_size=4
+    )
+    recipe = replace(plan.recipe, precision="fp32", optimizer_in_backward=True)
+    seen = []
+
+    def watch(gradient: torch.Tensor | None, plain: torch.Tensor | None) -> float:
+        seen.append((gradient is None, plain is None))
+        return 0.0
+
+    monkeypatch.setattr(compare, "_relative_error", watch)
+    budgetfit.verify(replace(plan, recipe=recipe), device="cpu")
+    assert set(seen) == {(False, False)}
