@@ -15,6 +15,7 @@ from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS, find_precision
 from budgetfit.planning.chains import Chains
+from budgetfit.planning.fastest import bounds_of_fastest, fastest
 from budgetfit.planning.lora_twin import RANK, lora_twin
 from budgetfit.planning.practices import best, best_batch, best_of_policy
 from budgetfit.planning.search import judged, solver_for
@@ -161,13 +162,15 @@ def _segments(
     chains: Chains, request: Request, plan: Estimate, live_bytes: int, freed_bytes: int
 ) -> tuple[Segment, ...]:
     """Return what the plan's own chain would do with so much more room."""
+    solve = solver_for(request, chains.traces.subject.blocks)
     chosen = choose_batch_size(
         chains.within(live_bytes, tails=False),
-        solver_for(request, chains.traces.subject.blocks),
+        solve,
         budget_bytes=live_bytes + freed_bytes,
         objective=request.objective,
         effective_batch_size=chains.setting.effective_batch_size,
         batch_sizes=None if request.batch_size is None else [request.batch_size],
+        bounds=bounds_of_fastest if solve is fastest else None,
     ).best
     if chosen is None or chosen.solution.segments is None:
         return plan.recipe.segments

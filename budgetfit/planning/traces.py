@@ -132,6 +132,15 @@ class Traces:
         Raises:
             NotAffineError: If sizes are on no line.
         """
+        found = self._kept(
+            ("evaluation", precision), lambda: self._evaluation(precision, tracer)
+        )
+        assert found is not None  # noqa: S101 - a trace or an error
+        return found
+
+    def _evaluation(
+        self, precision: str, tracer: Callable[[int, Shortening | None], RawTrace]
+    ) -> StepTrace:
         short = None
         if self._twins is not None and find_precision(precision).autocast is None:
             recipe = Recipe(batch_size=1, precision=precision, optimizer="sgd")
