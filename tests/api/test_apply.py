@@ -221,3 +221,42 @@ def test_a_mixed_plan_of_a_library_model_trains_clips_and_saves() -> None:
     assert min(losses[-4:]) < losses[0]
     assert set(state) > {"model", "optimizer", "scaler"}
     assert model.config.use_cache is True
+
+
+def test_a_compiled_model_is_planned_and_trained_in_eager_mode() -> None:
+    model = tower()
+    compiled = torch.compile(model, backend="eager")
+    plan = plan_of(compiled)
+    assert plan.recipe.wrapped_blocks == ("blocks.0", "blocks.1", "blocks.2")
+    assert any("without torch.compile" in note for note in plan.warnings)
+    assert budgetfit.apply(plan).model is model
+    with pytest.warns(UserWarning, match=r"run\.model is the model without"):
+        assert budgetfit.apply(plan, compiled).model is model
+
+
+def test_a_longer_batch_than_the_plans_is_warned_of() -> None:
+    with budgetfit.apply(plan_of(tower())) as run:
+        run.step(batch(4))
+        with pytest.warns(UserWarning, match=r"x \[5, 8\], planned \[4, 8\]"):
+            run.step(batch(5))
+
+
+def test_out_of_memory_is_reported_with_the_plans_numbers_and_what_should_fit() -> None:
+    plan = plan_of(tower())
+    with budgetfit.apply(plan) as run:
+
+        def full(*_: Any) -> None:  # noqa: ANN401 - a hook takes anything
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        handle = run.model.blocks[1].register_forward_hook(full)
+        with pytest.raises(budgetfit.BudgetfitError, match="in the forward of b") as e:
+            run.step(batch())
+        handle.remove()
+        assert "predicted " in str(e.value)
+        assert isinstance(e.value, torch.OutOfMemoryError)
+        smaller = e.value.recipe  # type: ignore[attr-defined]
+        assert smaller.effective_batch_size == plan.recipe.effective_batch_size
+        run.adopt(smaller)
+        for part in run.parts(batch(8)):
+            run.step(part)
+        assert run.updated
