@@ -148,6 +148,11 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     if isinstance(model, PreTrainedModel):
         kept = list(model._keep_in_fp32_modules or ())  # noqa: SLF001 - as transformers
         skipped = HfQuantizer.get_modules_to_not_convert(model, None, kept)
+        # The last layer is meant, too, where its last parameter is a bias: a
+        # classifier's head, which is trained and so cannot be quantised.
+        skipped += [name.rpartition(".")[0] for name, _ in model.named_parameters()][
+            -1:
+        ]
     for name, module in model.named_modules():
         is_linear = type(module) is nn.Linear or isinstance(module, Conv1D)
         if name and is_linear and should_convert_module(name, skipped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -202,7 +203,12 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
         task_type=_task(model),
     )
     try:
-        return peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
+        with warnings.catch_warnings():
+            # What it calls of transformers is called otherwise by now, and GPT-2's
+            # transposed layers it sees by itself.
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", message="fan_in_fan_out")
+            return peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
     except ValueError as error:
         raise InputError(f"peft cannot adapt the model: {error}") from error
 

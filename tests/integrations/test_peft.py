@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import budgetfit
+from budgetfit.core.errors import InputError
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.recipe import Recipe
+from budgetfit.integrations import peft as adapters
+from budgetfit.integrations.peft import adapted_on_meta, code, to_trace, with_adapters
+from budgetfit.planning.lora_twin import LoraLinear, lora_twin
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from tests.integrations.adapters import (
+    QUIET,
+    adapter,
+    base,
+    batch,
+    config,
+    stored,
+    trained,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+peft = pytest.importorskip("peft")
+pytestmark = QUIET
+
+
+def real(**more: Any) -> nn.Module:  # noqa: ANN401
+    settings = {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    return peft.get_peft_model(base(), peft.LoraConfig(**{**settings, **more}))
+
+
+@pytest.mark.parametrize(
+    ("planned", "made"),
+    [
+        ({}, {}),
+        ({"lora_r": 4, "lora_dropout": 0.1}, {"r": 4, "lora_dropout": 0.1}),
+        (
+            {"target_modules": ["q_proj", "v_proj"]},
+            {"target_modules": ["q_proj", "v_proj"]},
+        ),
+    ],
+)
+def test_names_shapes_dtypes_and_bytes_are_those_of_pefts_own_model(
+    planned: dict[str, Any], made: dict[str, Any]
+) -> None:
+    on_meta, notes = adapted_on_meta(base("meta"), adapter(**planned))
+    model = real(**made)
+    assert stored(on_meta) == stored(model)
+    assert trained(on_meta) == trained(model)
+    assert all(parameter.is_meta for parameter in on_meta.parameters())
+    assert notes == ()
+
+
+def test_llama_8b_trains_the_parameters_that_are_known_of_it() -> None:
+    settings = {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    big_config = LlamaConfig(num_hidden_layers=32, **settings, **heads)
+    with torch.device("meta"):
+        big = LlamaForCausalLM(big_config)
+    model, _ = adapted_on_meta(big, adapter(lora_r=16))
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 41_943_040
+
+
+def test_the_base_is_not_changed_by_planning() -> None:
+    model = base()
+    before = {n: (p, p.requires_grad) for n, p in model.named_parameters()}
+    plan = budgetfit.plan(
+        model,
+        gpu="t4",
+        batch=batch(),
+        batch_size=2,
+        method="lora",
+        checkpointing="none",
+    )
+    after = {n: (p, p.requires_grad) for n, p in model.named_parameters()}
+    assert before.keys() == after.keys()
+    assert all(before[name][0] is after[name][0] for name in before)
+    assert all(flag for _, flag in after.values())
+    # Saved and loaded, the plan still knows what to put on the model.
+    assert budgetfit.Plan.from_json(plan.to_json()).adapter == plan.adapter
+    assert plan.model.source.endswith("LoRA r=16 on all-linear")
+
+
+def test_a_loaded_plan_adapts_a_plain_model_trains_it_and_takes_adapters_off() -> None:
+    plan = budgetfit.plan(
+        config(),
+        gpu="rtx-4090",
+        max_length=16,
+        batch_size=2,
+        method="lora",
+        checkpointing="full",
+    )
+    model = base()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    run = budgetfit.apply(budgetfit.Plan.from_json(plan.to_json()), model)
+    names = trained(run.model)
+    assert names
+    assert all("lora_" in name for name in names)
+    start = {n: p.detach().clone() for n, p in run.model.named_parameters()}
+    for _ in range(2):
+        run.step(batch())
+    moved = {n for n, p in run.model.named_parameters() if not torch.equal(p, start[n])}
+    assert moved == set(names)
+    run.undo()
+    after = dict(model.named_parameters())
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert after.keys() == before.keys()
+    assert all(parameter.requires_grad for parameter in after.values())
+    assert not hasattr(model, "peft_config")
+
+
+def test_a_peft_model_handed_in_is_planned_and_trained_as_it_is() -> None:
+    model = real()
+    plan = budgetfit.plan(
+        model, gpu="rtx-4090", batch=batch(), batch_size=2, checkpointing="none"
+    )
+    assert plan.adapter is None
+    assert plan.model.trainable_count == sum(
+        p.numel() for p in model.parameters() if p.requires_grad
+    )
+    # The frozen base keeps its two bytes a number under autocast.
+    stored_bytes = sum(p.nbytes for p in model.parameters())
+    assert plan.estimate.at_peak_bytes["parameters"] < 1.1 * stored_bytes
+    run = budgetfit.apply(plan)
+    assert run.model is model
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16, torch.float32}
+
+
+def test_equal_blocks_with_adapters_are_seen_to_be_equal() -> None:
+    """peft notes each layer's name in it; a twin with fewer blocks needs equal ones."""
+    model = real()
+    noted = [m.kwargs["target_name"] for m in model.modules() if hasattr(m, "lora_A")]
+    copied = to_trace(model)
+    assert len(set(noted)) == len(noted) == 21
+    assert not any("target_name" in vars(m).get("kwargs", ()) for m in copied.modules())
+    kept = [m.kwargs["target_name"] for m in model.modules() if hasattr(m, "lora_A")]
+    assert kept == noted
+
+
+def test_under_autocast_adapters_do_not_copy_their_inputs_to_fp32() -> None:
+    model, _ = adapted_on_meta(base("meta"), adapter())
+    subject = Subject(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
+    traces = Traces(subject.with_found_blocks())
+    mixed = traces.exact(Recipe(batch_size=2, precision="bf16-mixed"))
+    as_is = traces.exact(Recipe(batch_size=2, precision="as-is"))
+    # As is, the input of each of 21 adapters becomes fp32; 2 x 16 tokens.
+    assert len(as_is.fixed_bytes) != len(mixed.fixed_bytes)
+    assert torch.is_autocast_enabled() is False
+
+
+def test_the_stand_in_of_the_alternatives_row_adapts_what_peft_adapts() -> None:
+    model = base("meta")
+    subject = Subject(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
+    twin = lora_twin(subject.with_found_blocks(), torch.bfloat16)
+    assert twin is not None
+    own = {
+        name: (module.lora_A.weight.shape, module.lora_B.weight.shape)
+        for name, module in twin.model.named_modules()
+        if isinstance(module, LoraLinear)
+    }
+    theirs = {
+        name.removeprefix("base_model.model."): (
+            module.lora_A["default"].weight.shape,
+            module.lora_B["default"].weight.shape,
+        )
+        for name, module in real().named_modules()
+        if hasattr(module, "lora_A")
+    }
+    assert own == theirs
+    assert sum(p.nbytes for p in twin.model.parameters()) == sum(
+        p.nbytes for p in real().parameters()
+    )
+
+
+def test_adapters_on_adapters_and_modules_that_are_not_there_are_refused() -> None:
+    with pytest.raises(InputError, match="has adapters already"):
+        adapted_on_meta(real(), adapter())
+    with pytest.raises(InputError, match="peft cannot adapt the model: Target modules"):
+        adapted_on_meta(base("meta"), adapter(target_modules=["nothing"]))
+
+
+def test_a_model_with_adapters_is_trained_without_more_of_them() -> None:
+    model = real()
+    found, give_back = with_adapters(model, adapter())
+    give_back()
+    assert found is model
+
+
+def test_a_quantised_plan_says_how_to_load_the_model() -> None:
+    wanted = adapter("qlora")
+    with pytest.raises(InputError) as refused:
+        with_adapters(base(), wanted)
+    assert "this model is not quantised" in str(refused.value)
+    assert code(wanted) in str(refused.value)
+    assert "bnb_4bit_use_double_quant=True" in code(wanted)
+    compile(code(wanted), "code", "exec")
+    compile(code(adapter("lora", quantization="int8")), "code", "exec")
+    compile(code(adapter()), "code", "exec")
+
+
+def test_without_peft_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise ImportError
+
+    model = copy.deepcopy(base("meta"))
+    monkeypatch.setattr(adapters.importlib, "import_module", missing)
+    with pytest.raises(InputError, match="pip install peft"):
+        adapted_on_meta(model, adapter())
+
+
+def test_an_estimate_of_given_settings_takes_adapters_too() -> None:
+    found = budgetfit.estimate(
+        config(), Recipe(batch_size=2), gpu="rtx-4090", max_length=16, method="lora"
+    )
+    whole = budgetfit.estimate(
+        config(), Recipe(batch_size=2), gpu="rtx-4090", max_length=16
+    )
+    assert (
+        found.at_peak_bytes["optimizer_state"] < whole.at_peak_bytes["optimizer_state"]
+    )

@@ -1,0 +1,117 @@
+"""Pruning masks are buffers, and the masked weights activations of every step."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from budgetfit.applying.run import Run
+from budgetfit.applying.weightless_copy import weightless_copy
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.planning.chains import every_block
+from budgetfit.tracing.fake_step import trace_once
+from budgetfit.tracing.storage_log import StorageLog
+from tests.models import MIB, Mebi
+
+if TYPE_CHECKING:
+    from budgetfit.core.recipe import Segment
+
+BATCH = torch.zeros(2, 512, 512)
+
+
+def pruned() -> Mebi:
+    """Three weights of 1 MiB, each with a mask as large."""
+    model = Mebi()
+    for block in model.blocks:
+        prune.l1_unstructured(block.inner, "weight", amount=0.5)
+    return model
+
+
+def live_bytes(recipe: Recipe) -> list[tuple[str, int]]:
+    """Train one real step and return the most bytes alive in each phase."""
+    model, log = pruned(), StorageLog()
+    found: list[tuple[str, int]] = []
+    phase = "setup"
+
+    def begin(name: str) -> None:
+        nonlocal phase
+        if name == phase == "forward":
+            return
+        found.append((phase, log.peak_bytes))
+        log.reset_peak()
+        phase = name
+
+    gc.collect()
+    gc.disable()
+    try:
+        with log:
+            for tensor in (*model.parameters(), *model.buffers()):
+                log.born(tensor)
+            run = Run(model, recipe, on_phase=begin)
+            begin("forward")
+            run.step(BATCH.clone())
+            begin("end")
+    finally:
+        gc.enable()
+    return found
+
+
+def traced_bytes(recipe: Recipe) -> list[tuple[str, int]]:
+    raw = trace_once(
+        pruned(),
+        lambda model, on_phase: Run(model, recipe, on_phase=on_phase),
+        BATCH,
+        batch_size=2,
+        blocks=("blocks.0", "blocks.1", "blocks.2"),
+        target=None,
+    )
+    live, after = 0, [0]
+    for event in raw.log.events:
+        size = raw.log.sizes[abs(event) - 1]
+        live += size if event > 0 else -size
+        after.append(live)
+    masks = CATEGORIES.index("buffers")
+    kinds = zip(raw.log.sizes, raw.log.categories, strict=True)
+    assert sum(size for size, kind in kinds if kind == masks) == 3 * MIB
+    return [(row.name, max(after[row.start : row.end + 1])) for row in raw.phases]
+
+
+@pytest.mark.parametrize(
+    "segments", [(), every_block(("blocks.0", "blocks.1", "blocks.2"))]
+)
+def test_live_bytes_of_a_pruned_model_are_those_of_a_real_step(
+    segments: tuple[Segment, ...],
+) -> None:
+    recipe = Recipe(batch_size=2, segments=segments)
+    assert traced_bytes(recipe) == live_bytes(recipe)
+
+
+def test_a_pruned_model_can_be_copied_without_its_weights() -> None:
+    model = pruned()
+    copied = weightless_copy(model, frozen=True)
+    assert all(p.is_meta and not p.requires_grad for p in copied.parameters())
+    assert {n: p.shape for n, p in copied.named_parameters()} == {
+        n: p.shape for n, p in model.named_parameters()
+    }
+    assert not any(p.is_meta for p in model.parameters())
+
+
+def test_a_copy_keeps_ties_and_takes_replacements() -> None:
+    first = nn.Linear(4, 4)
+    second = nn.Linear(4, 4)
+    second.weight = first.weight
+    copied = weightless_copy(nn.Sequential(first, second, nn.ReLU()))
+    assert copied[0].weight is copied[1].weight  # type: ignore[index]
+    other = weightless_copy(
+        nn.Sequential(first, nn.ReLU()),
+        replace=lambda module: nn.Tanh() if isinstance(module, nn.ReLU) else None,
+    )
+    assert isinstance(other[1], nn.Tanh)  # type: ignore[index]
+    whole = weightless_copy(nn.ReLU(), replace=lambda _: nn.Tanh())
+    assert isinstance(whole, nn.Tanh)
