@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,11 @@ from budgetfit.core.recipe import Recipe
 if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate, Plan
 
+_WORDS: Final = {
+    "recompute": "recomputed",
+    "selective": "recomputed selectively",
+    "offload": "offloaded",
+}
 # What does not grow with the batch.
 _FIXED: Final = ("parameters", "buffers", "gradients", "optimizer_state")
 
@@ -31,15 +37,27 @@ class SmallerRecipe:
 
     def __str__(self) -> str:
         recipe = self.recipe
-        wrapped = len(recipe.wrapped_blocks)
         text = (
             f"batch_size {recipe.batch_size} x gradient_accumulation_steps "
-            f"{recipe.gradient_accumulation_steps}, {wrapped} blocks not simply kept"
+            f"{recipe.gradient_accumulation_steps}, {_treatment(recipe)}"
         )
         if self.reserved_bytes is None:
             return text
         about = "" if self.judged else "about "
         return f"{text}, {about}{format_bytes(self.reserved_bytes)} reserved"
+
+
+def _treatment(recipe: Recipe) -> str:
+    """Say how many blocks are treated how, for example ``8 blocks recomputed``."""
+    counts = Counter(
+        _WORDS[segment.mode] for segment in recipe.segments for _ in segment.blocks
+    )
+    if not counts:
+        return "every block kept"
+    return " and ".join(
+        f"{count} block{'s' if count > 1 else ''} {word}"
+        for word, count in counts.items()
+    )
 
 
 def smaller_recipe(

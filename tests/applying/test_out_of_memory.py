@@ -35,7 +35,7 @@ nvidia-smi names them.
 Weights, optimizer, scaler and random state are as before this update; this \
 micro-batch has not been trained on. The 2 before it in this update went with it: \
 hand them in again.
-Should fit: batch_size 6 x gradient_accumulation_steps 11, 24 blocks not simply kept, \
+Should fit: batch_size 6 x gradient_accumulation_steps 11, 24 blocks recomputed, \
 12.00 GiB reserved. To go on with it:
   run.adopt(error.recipe)
   for part in run.parts(batch): run.step(part)

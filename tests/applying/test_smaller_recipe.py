@@ -6,7 +6,9 @@ import pytest
 
 from budgetfit.applying.smaller_recipe import smaller_recipe
 from budgetfit.core.plan import Alternative, Plan
+from budgetfit.core.recipe import Segment
 from tests.reporting.sample_plans import (
+    BLOCKS,
     GIB,
     MIB,
     sample_estimate,
@@ -39,7 +41,7 @@ def test_an_alternative_that_was_replayed_comes_first() -> None:
     assert found.recipe == FULL
     assert found.judged
     assert str(found) == (
-        "batch_size 6 x gradient_accumulation_steps 11, 24 blocks not simply kept, "
+        "batch_size 6 x gradient_accumulation_steps 11, 24 blocks recomputed, "
         "12.00 GiB reserved"
     )
 
@@ -113,7 +115,20 @@ def test_without_a_plan_it_is_the_next_divisor() -> None:
     assert found is not None
     assert (found.recipe.batch_size, found.recipe.gradient_accumulation_steps) == (3, 2)
     assert found.reserved_bytes is None
-    assert str(found).endswith("16 blocks not simply kept")
+    assert str(found).endswith(", 16 blocks recomputed")
+
+
+def test_the_treatment_of_blocks_is_said_by_kind() -> None:
+    segments = (
+        *singles(range(2)),
+        Segment((BLOCKS[5],), mode="offload"),
+    )
+    recipe = sample_recipe(batch_size=2, segments=segments)
+    found = smaller_recipe(recipe, None, usable_bytes=None)
+    assert str(found).endswith(", 2 blocks recomputed and 1 block offloaded")
+    recipe = sample_recipe(batch_size=2, segments=())
+    found = smaller_recipe(recipe, None, usable_bytes=None)
+    assert str(found).endswith(", every block kept")
 
 
 def test_U2_the_effective_batch_size_is_never_changed() -> None:  # noqa: N802
