@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -17,10 +18,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
     device memory and does not wait for the device.
     """
     numpy: Any = np.random.get_state()  # noqa: NPY002 - the global one, which models use
+    with _disable_current_modes():  # host memory: no byte of it is the step's
+        words = torch.from_numpy(numpy[1].astype("int64"))
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:]),
+        "numpy": (numpy[0], words, *numpy[2:]),
     }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

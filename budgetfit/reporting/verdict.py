@@ -10,6 +10,8 @@ from budgetfit.reporting.words import percent_text
 if TYPE_CHECKING:
     from budgetfit.core.plan import Verification
 
+_NEAR = 0.02
+
 
 def verdict(check: Verification) -> str:
     """Return ``PASSED: ...`` or ``FAILED: ...``, with the number that decides."""
@@ -62,8 +64,11 @@ def _cuda(check: Verification) -> str:
 def _cpu(check: Verification) -> str:
     """Say what a CPU can check, and at once what it cannot."""
     found = "steps ran" if check.gradients_match is None else "equal gradients"
-    if check.allocated_error is not None:
-        found += f", live bytes as predicted ({percent_text(check.allocated_error)})"
+    error = check.allocated_error
+    if error is not None:
+        near = abs(error) < _NEAR
+        words = "live bytes as predicted" if near else "prediction of live bytes off"
+        found += f", {words} ({percent_text(error)})"
     return f"{found}; VRAM was not checked"
 
 

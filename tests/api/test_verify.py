@@ -49,6 +49,82 @@ def test_every_kind_of_plan_passes_with_live_bytes_as_predicted(kind: str) -> No
     Fingerprint.of(found.model).assert_equal(before)
 
 
+def test_weights_and_optimizer_state_are_counted_exactly() -> None:
+    check = budgetfit.verify(planned("gpt2").plan, device="cpu")
+
+    rows = {row.name: row for row in check.categories}
+    assert {"parameters", "gradients", "optimizer_state"} <= rows.keys()
+    for row in rows.values():
+        assert row.predicted_bytes == row.measured_bytes, row
+    assert check.first_step_ms is not None
+
+
+def test_a_block_that_saves_nothing_need_not_run_again() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    )
+    plan = budgetfit.plan(
+        model,
+        gpu=CARD,
+        batch=torch.ones(2, 3, 8, 8),
+        batch_size=2,
+        precision="fp32",
+        checkpointing="full",
+    )
+
+    check = budgetfit.verify(plan, device="cpu")
+
+    assert "2" in plan.recipe.wrapped_blocks
+    assert check.passed, str(check)
+
+
+def test_u5_of_several_batches_the_longest_is_measured_and_others_follow() -> None:
+    plan = planned("module list").plan
+    lengths = (64, 512, 128)
+
+    check = budgetfit.verify(
+        plan, batch=[{"x": torch.zeros(2, n, 512)} for n in lengths], device="cpu"
+    )
+
+    assert check.passed
+    assert check.shorter_batches == 2
+    assert check.allocated_error == 0  # the longest is as long as was planned
+    assert any("The longest of 3 batches ran first" in note for note in check.notes)
+
+
+def test_u5_a_batch_longer_than_planned_is_told() -> None:
+    check = budgetfit.verify(
+        planned("module list").plan, batch=torch.zeros(2, 600, 512), device="cpu"
+    )
+
+    assert any("plan for it, with batch=, max_length=" in n for n in check.notes)
+
+
+def test_u13_a_fresh_process_verifies_what_text_can_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    plan = budgetfit.plan("net.py:build", gpu=CARD, batch_size=2, checkpointing="full")
+
+    check = budgetfit.verify(plan, device="cpu", fresh_process=True)
+
+    assert check.passed
+    assert check.fresh_process
+    assert check.recomputed_blocks == 3
+
+
+def test_a_fresh_process_refuses_what_cannot_be_written_down() -> None:
+    plan = planned("module list").plan
+    for options in ({}, {"model": Mebi()}, {"model": "m:f", "batch": torch.ones(1)}):
+        with pytest.raises(InputError, match="A fresh process is handed text"):
+            budgetfit.verify(plan, device="cpu", fresh_process=True, **options)  # type: ignore[arg-type]
+
+
 def test_it_says_that_vram_was_not_checked() -> None:
     check = budgetfit.verify(planned("sequential").plan, device="cpu", steps=4)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from budgetfit.core.plan import CategoryCheck
 from budgetfit.reporting.text import WIDE, render, verification_text
 from tests.reporting.sample_plans import GIB, MIB, sample_verification
 
@@ -25,27 +26,76 @@ def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
     assert cells(text, "peak allocated") == ["20.00 GiB", "16.00 GiB", "+25 %"]
     assert cells(text, "peak reserved") == ["22.00 GiB", "22.00 GiB", "+0.00 %"]
     # 400 ms predicted, 500 ms measured
-    assert cells(text, "step ") == ["400 ms", "500 ms", "-20 %"]
+    assert cells(text, "steady step ") == ["400 ms", "500 ms", "-20 %"]
 
 
 def test_a_scaled_time_says_by_how_much() -> None:
     text = render(verification_text(sample_verification(time_factor=1.324)), width=WIDE)
 
     # the 400 ms are scaled already
-    assert cells(text, "step (roofline x 1.32)") == ["400 ms", "500 ms", "-20 %"]
+    assert cells(text, "steady step (roofline x 1.32)") == ["400 ms", "500 ms", "-20 %"]
 
 
-def test_every_phase_of_every_step_is_a_row() -> None:
+def test_the_first_step_and_the_steady_ones_are_rows_apart() -> None:
     text = render(verification_text(sample_verification()), width=WIDE)
 
-    assert cells(text, "step 1 forward") == ["14.00 GiB", "16.00 GiB", "-12 %"]
-    assert cells(text, "step 3 backward") == ["20.00 GiB", "16.00 GiB", "+25 %"]
+    assert cells(text, "first step forward") == ["14.00 GiB", "16.00 GiB", "-12 %"]
+    assert cells(text, "steady backward") == ["20.00 GiB", "16.00 GiB", "+25 %"]
+
+
+def test_u14_a_first_step_that_makes_states_is_timed_apart() -> None:
+    text = render(verification_text(sample_verification(first_step_ms=900)), width=WIDE)
+
+    assert cells(text, "first step  ") == ["900 ms"]
+
+
+def test_categories_are_compared_at_the_peak() -> None:
+    check = sample_verification(
+        categories=(
+            CategoryCheck(
+                name="optimizer_state", predicted_bytes=8 * GIB, measured_bytes=8 * GIB
+            ),
+            CategoryCheck(
+                name="activations and the rest",
+                predicted_bytes=5 * GIB,
+                measured_bytes=4 * GIB,
+            ),
+        )
+    )
+    text = render(verification_text(check), width=WIDE)
+
+    assert "AT THE PEAK" in text
+    assert cells(text, "optimizer state") == ["8.00 GiB", "8.00 GiB", "+0.00 %"]
+    assert cells(text, "activations and the rest")[-1] == "+25 %"
+
+
+def test_host_memory_is_told() -> None:
+    check = sample_verification(
+        predicted_pinned_bytes=GIB,
+        measured_pinned_bytes=2 * GIB,
+        host_growth_bytes=3 * GIB,
+    )
+    text = render(verification_text(check), width=WIDE)
+
+    assert "pinned host memory: 2.00 GiB, predicted 1.00 GiB" in text
+    assert "host memory of the process: 3.00 GiB more" in text
+    assert "pinned" not in render(verification_text(sample_verification()), width=WIDE)
+
+
+def test_u5_what_shorter_batches_reserved_after_the_longest_is_told() -> None:
+    same = sample_verification(shorter_batches=5, shorter_reserved_bytes=22 * GIB)
+    more = sample_verification(shorter_batches=1, shorter_reserved_bytes=23 * GIB)
+
+    text = render(verification_text(same), width=WIDE)
+    assert "then 5 shorter batches: nothing more was reserved" in text
+    text = render(verification_text(more), width=WIDE)
+    assert "then 1 shorter batch: 1.00 GiB more were reserved" in text
 
 
 def test_equal_gradients_and_planned_recomputation_pass() -> None:
     text = render(verification_text(sample_verification()), width=WIDE)
 
-    assert text.splitlines()[0].endswith("PASSED")
+    assert text.startswith("PASSED: peak 22.00 GiB reserved, predicted 22.00 GiB")
     assert "VERIFIED on NVIDIA GeForce RTX 4090, 3 real steps" in text
     assert "as those of the unmodified model (largest relative diff" in text
     assert "3.0e-07" in text
@@ -59,7 +109,7 @@ def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
 
     text = render(verification_text(check), width=WIDE)
 
-    assert text.splitlines()[0].endswith("FAILED")
+    assert text.startswith("FAILED: ")
     assert "gradients: DIFFER" in text
     assert "recomputed blocks: 0, but 16 were planned" in text
 
@@ -69,7 +119,7 @@ def test_out_of_memory_is_a_result() -> None:
 
     text = render(verification_text(check), width=WIDE)
 
-    assert text.splitlines()[0].endswith("FAILED")
+    assert text.startswith("FAILED: ")
     assert "out of memory: CUDA out of memory. Tried 2 GiB" in text
 
 
@@ -84,8 +134,8 @@ def test_the_cpu_check_says_that_it_did_not_check_vram() -> None:
 
     text = render(verification_text(check), width=WIDE)
 
-    assert text.splitlines()[0].startswith("CHECKED on the CPU, 3 real steps")
-    assert text.count("VRAM was not checked") == 1
+    assert text.splitlines()[1].startswith("CHECKED on the CPU, 3 real steps")
+    assert text.splitlines()[0].endswith("; VRAM was not checked")
     assert "peak live bytes" in text
     assert "peak of the process" not in text
     assert "400 ms" not in text
@@ -100,7 +150,7 @@ def test_what_was_not_measured_has_a_dash_and_no_error() -> None:
 
     text = render(verification_text(sample_verification(phases=phases)), width=WIDE)
 
-    assert cells(text, "step 1 forward") == ["14.00 GiB", "-", "-"]
+    assert cells(text, "first step forward") == ["14.00 GiB", "-", "-"]
     assert not any(
         line.strip().startswith("peak allocated") for line in text.splitlines()
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 
 from budgetfit.applying.run import Run
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
@@ -22,8 +23,6 @@ from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
 
 def compare(
@@ -182,10 +181,37 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
     # The largest stretch of the phase; the third step is like the last predicted one.
     assert rows == [(30, 40), (50, 41), (50, 42)]
     assert [row.predicted_reserved_bytes for row in check.phases] == [60, 100, 100]
-    assert check.step_ms == 2.0  # the median
+    # the first step is told apart; of the others the median
+    assert (check.first_step_ms, check.step_ms) == (9.0, 1.5)
     assert (check.predicted_process_bytes, check.measured_process_bytes) == (480, 500)
     assert check.passed
     assert check.notes == ("a note", "another")
+
+
+class SeedInState(nn.Module):
+    """Draws from a seed of its own, as Keras's seeded dropout does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("seed", torch.tensor(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(int(self.seed))
+        self.seed += 1
+        return (self.inner(x) * torch.rand(x.shape, generator=generator)).sum()
+
+
+def test_runs_are_compared_from_one_state() -> None:
+    # else each run draws other numbers, and that noise would excuse any plan
+    model = SeedInState()
+
+    def maker(on_phase: Callable[[str], None]) -> Run:
+        return Run(model, Recipe(batch_size=2), on_phase=on_phase)
+
+    found = check_gradients(model, maker, maker, torch.ones(2, 8), blocks=())
+
+    assert (found.noise, found.max_error) == (0.0, 0.0)
 
 
 def test_without_a_comparison_gradients_are_unknown() -> None:

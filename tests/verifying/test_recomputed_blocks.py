@@ -1,16 +1,17 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+import torch
+from torch import nn
 
 from budgetfit.applying.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.verifying.recomputed_blocks import RecomputedBlocks, blocks_run_again
+from budgetfit.verifying.recomputed_blocks import (
+    RecomputedBlocks,
+    blocks_run_again,
+    saving_nothing,
+)
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def recomputed(model: nn.Module, name: str, *segments: tuple[str, ...]) -> set[str]:
@@ -88,3 +89,23 @@ def test_watching_leaves_no_hooks_and_no_forwards_behind() -> None:
             assert [dict(item.__dict__) for item in model.modules()] == inner
             assert [getattr(item, "__wrapped__", None) for item in plain] == wrapped
         assert [dict(item.__dict__) for item in model.modules()] == before
+
+
+def test_a_block_of_which_nothing_is_saved_is_told_apart() -> None:
+    # A view keeps no tensor for backward: nothing asks it to run again.
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.ReLU(), nn.Identity())
+    found: set[str] = set()
+
+    with saving_nothing(model, ["0", "1", "2", "3"], found):
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+
+    assert found == {"1", "3"}
+    assert not model[1]._forward_hooks  # noqa: SLF001 - they have no public name
+
+
+def test_what_never_ran_is_not_said_to_save_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    found: set[str] = set()
+    with saving_nothing(model, ["0"], found):
+        pass
+    assert found == set()

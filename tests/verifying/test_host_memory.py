@@ -1,0 +1,29 @@
+"""Host memory of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from budgetfit.verifying import host_memory
+from budgetfit.verifying.host_memory import resident_bytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")
+def test_memory_that_is_written_to_is_seen() -> None:
+    before = resident_bytes()
+    held = bytearray(b"x" * (64 * 2**20))
+    after = resident_bytes()
+
+    assert before is not None
+    assert after is not None
+    assert after - before >= 48 * 2**20
+    assert held
+
+
+def test_where_nobody_tells_it_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(host_memory, "_STATM", tmp_path / "none")
+    assert resident_bytes() is None

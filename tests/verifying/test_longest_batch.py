@@ -1,0 +1,83 @@
+"""The longest batch runs first (user-needs U5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from budgetfit.core.errors import InputError
+from budgetfit.verifying.longest_batch import MOST_RUN, longest_first
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def of_length(length: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.zeros(2, length), "labels": torch.zeros(2, length)}
+
+
+def length(batch: Any) -> int:  # noqa: ANN401
+    return int(batch["input_ids"].shape[1])
+
+
+def generated() -> Iterator[dict[str, torch.Tensor]]:
+    yield from map(of_length, (8, 64, 16, 64))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [of_length(n) for n in (8, 64, 16, 64)],
+        generated(),
+        DataLoader([8, 64, 16, 64], collate_fn=lambda ns: of_length(ns[0])),  # type: ignore[arg-type]
+    ],
+    ids=["list", "generator", "loader"],
+)
+def test_u5_the_longest_of_many_comes_first_and_each_other_shape_once(
+    batches: Any,  # noqa: ANN401
+) -> None:
+    found = longest_first(batches)
+
+    assert length(found.longest) == 64
+    assert [length(item) for item in found.others] == [16, 8]
+    assert found.seen == 4
+
+
+def test_of_many_shapes_a_few_run_the_shortest_among_them() -> None:
+    found = longest_first([of_length(n) for n in range(1, 101)])
+
+    lengths = [length(item) for item in found.others]
+    assert len(lengths) == MOST_RUN
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1]) == (99, 1)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(2, 3),
+        of_length(4),
+        (torch.zeros(2, 3), torch.zeros(2)),
+        [torch.zeros(2, 3), torch.zeros(2)],
+    ],
+    ids=["tensor", "mapping", "tuple", "list of tensors"],
+)
+def test_one_batch_is_itself(batch: Any) -> None:  # noqa: ANN401
+    found = longest_first(batch)
+
+    assert found.longest is batch
+    assert found.others == ()
+
+
+def test_batches_by_position_are_told_from_one_batch() -> None:
+    pairs = [(torch.zeros(2, n), torch.zeros(2)) for n in (3, 9)]
+    assert longest_first(pairs).longest is pairs[1]
+
+
+@pytest.mark.parametrize("empty", [iter([]), iter([{}])])
+def test_an_empty_loader_is_refused(empty: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match="the loader or list is empty"):
+        longest_first(empty)
