@@ -177,13 +177,20 @@ Quantization = Annotated[
 ]
 DoubleQuantization = Annotated[
     bool,
-    typer.Option(help="Quantise nf4's scales, too.", rich_help_panel=_ADAPTERS),
+    typer.Option(
+        " /--no-double-quantization",
+        help="Leave the scales of nf4 in fp32.",
+        show_default=False,
+        rich_help_panel=_ADAPTERS,
+    ),
 ]
 PrepareForKbit = Annotated[
     bool,
     typer.Option(
-        help="Embeddings, norms and head of a quantised model in fp32, as peft's "
-        "prepare_model_for_kbit_training has them.",
+        " /--no-prepare-for-kbit",
+        help="Without peft's prepare_model_for_kbit_training: embeddings, norms and "
+        "head of a quantised model stay as they are, and not in fp32.",
+        show_default=False,
         rich_help_panel=_ADAPTERS,
     ),
 ]

@@ -17,14 +17,25 @@ SETTINGS = {
     "--optimizer",
     "--checkpointing",
 }
+ADAPTERS = {
+    "--method",
+    "--lora-r",
+    "--lora-alpha",
+    "--lora-dropout",
+    "--target-modules",
+    "--quantization",
+    "--no-double-quantization",
+    "--no-prepare-for-kbit",
+}
 OPTIONS = {
     "plan": COMMON
     | MODEL
     | LENGTHS
     | CARD
     | SETTINGS
+    | ADAPTERS
     | {"--objective", "--save", "--why"},
-    "estimate": COMMON | MODEL | LENGTHS | CARD | SETTINGS,
+    "estimate": COMMON | MODEL | LENGTHS | CARD | SETTINGS | ADAPTERS,
     "compare": COMMON
     | MODEL
     | LENGTHS
@@ -54,7 +65,7 @@ def test_commands_and_options_are_those_of_the_interface() -> None:
             option
             for parameter in command.get_params(context)
             for option in (
-                parameter.opts
+                filter(str.strip, (*parameter.opts, *parameter.secondary_opts))
                 if parameter.param_type_name == "option"
                 else [parameter.metavar]
             )
