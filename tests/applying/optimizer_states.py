@@ -66,7 +66,7 @@ def predicted(name: Named, dtype: torch.dtype) -> Kept:
         optimizer = make_optimizer(name, trained, device_type="cpu")
         optimizer.step()
         managed = getattr(optimizer, "managed_bytes", 0)
-        return Kept(_by_tensor(optimizer, trained), managed)
+        return Kept(kept_by_tensor(optimizer, trained), managed)
 
 
 def real(name: Named, dtype: torch.dtype) -> Kept:
@@ -85,12 +85,13 @@ def real(name: Named, dtype: torch.dtype) -> Kept:
             optimizer.step()
         finally:
             torch.compiler.set_stance(before.stance)
-    return Kept(_by_tensor(optimizer, trained))
+    return Kept(kept_by_tensor(optimizer, trained))
 
 
-def _by_tensor(
+def kept_by_tensor(
     optimizer: torch.optim.Optimizer, trained: list[torch.nn.Parameter]
 ) -> list[int]:
+    """Return the bytes of each parameter's state; what is shared is the first one's."""
     seen: set[int] = set()
     kept = []
     for parameter in trained:

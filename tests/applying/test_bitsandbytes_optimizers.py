@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,11 +9,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from budgetfit.applying.bitsandbytes_optimizers import StandIn
 from budgetfit.applying.optimizer import make_optimizer, optimizer_notes
+from budgetfit.applying.optimizer_in_backward import OptimizerInBackward
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.replay import replay
 from budgetfit.planning.judge import judge
+from tests.applying.optimizer_states import kept_by_tensor
 from tests.traced import ADA, session
 
 if TYPE_CHECKING:
@@ -92,6 +95,21 @@ def test_a_callable_of_the_library_is_traced_by_its_own_settings() -> None:
         for parameter in trained:  # some of the library's kernels are none of a CPU's
             theirs.init_state(theirs.param_groups[0], parameter, 0, 0)
         assert described(ours, fakes) == described(theirs, trained)
+
+
+def test_in_backward_each_tensor_has_tables_of_its_own() -> None:
+    def kept(weights: list[torch.nn.Parameter]) -> list[int]:
+        make = functools.partial(make_optimizer, "lion_8bit", device_type="cpu")
+        optimizer = OptimizerInBackward(weights, make)
+        for weight in weights:
+            weight.sum().backward()
+        return kept_by_tensor(optimizer, weights)
+
+    with FakeTensorMode():
+        ours = kept(parameters())
+    assert ours[1:3] == [4096 + 16 * 4 + 256 * 4, 4097 + 17 * 4 + 256 * 4]
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    assert ours == kept(parameters())
 
 
 def test_a_step_leaves_weights_contiguous_as_the_library_does() -> None:
