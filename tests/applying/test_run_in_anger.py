@@ -319,6 +319,7 @@ def test_adopted_segments_replace_those_before_and_undo_gives_back_the_plain() -
     assert "forward" in vars(third)
     run.undo()
     assert "forward" not in vars(third)
+    assert "forward" not in vars(first)
 
 
 def test_segments_can_change_between_steps_without_changing_a_bit() -> None:
