@@ -42,7 +42,6 @@ from budgetfit.core.precision import find_precision
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
     import torch
     from torch import nn
@@ -113,7 +112,7 @@ class Run:
         self.model = model
         self._precision = find_precision(recipe.precision)
         self._loss = loss
-        self._on_phase = on_phase if on_phase is not None else _ignore
+        self._on_phase = on_phase or (lambda _: None)
         self._phase = "forward"
         self._batch_dim = batch_dim
         self.updated = False
@@ -264,12 +263,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
     def _treat_as(self, recipe: Recipe) -> None:
@@ -298,11 +292,9 @@ class Run:
         # Kept until the step is over, as by a loop that moves its batches itself:
         # memory is the same either way, and as it was predicted.
         moved = cast_batch(batch, self._precision, self.device)
-        function = self._loss
-        if num_items_in_batch is not None:
-            moved, function = with_num_items(
-                self.model, moved, function, num_items_in_batch
-            )
+        moved, function = with_num_items(
+            self.model, moved, self._loss, num_items_in_batch
+        )
         loss = forward_backward(
             self.model,
             moved,
@@ -354,7 +346,3 @@ class Run:
         # Here the error is gone, and with its frames the tensors of the failed step.
         free_memory(self.device)
         raise report
-
-
-def _ignore(phase: str) -> None:
-    """Stand in for a missing ``on_phase``."""

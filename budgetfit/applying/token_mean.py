@@ -28,13 +28,15 @@ def with_num_items(
     model: nn.Module,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
     loss: Loss | None,
-    count: int | torch.Tensor,
+    count: int | torch.Tensor | None,
 ) -> tuple[Any, Loss | None]:
-    """Return the batch and the loss that make ``loss_of`` divide by ``count``.
+    """Return the batch and the loss that make ``loss_of`` divide by ``count``, if any.
 
     Raises:
         InputError: If nothing would: the losses would then be added up undivided.
     """
+    if count is None:
+        return batch, loss
     if loss is not None:
         if not _takes(loss):
             raise InputError(
