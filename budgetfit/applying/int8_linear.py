@@ -127,7 +127,9 @@ def _scaled_product(
     columns = layer.weight[:, :OUTLIER_COLUMNS].contiguous()
     weights = (columns * layer.scales.view(-1, 1) * (1.0 / 127.0)).to(x.dtype).t()
     out = _product(quantised, layer, bias, x.dtype)
-    return out.addmm(outliers, weights), outliers
+    # Where there are outliers autocast makes this its dtype; where there are none the
+    # output has the input's, which may be the larger one.
+    return out.addmm(outliers, weights).to(x.dtype), outliers
 
 
 def _product(
