@@ -35,7 +35,7 @@ from budgetfit.applying.run_state import load_state, save_state
 from budgetfit.applying.step_guard import StepGuard
 from budgetfit.applying.token_mean import with_num_items
 from budgetfit.applying.undo import Undo
-from budgetfit.applying.update import WeightUpdate, say_untrained
+from budgetfit.applying.update import WeightUpdate
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
 
@@ -310,9 +310,8 @@ class Run:
 
     def _update(self, max_grad_norm: float | None) -> None:
         self._enter("optimizer")
-        is_first = self.steps_done + self.skipped_steps == 0
-        if is_first and not (self._is_trace or self.recipe.optimizer_in_backward):
-            say_untrained(self.model)
+        if self.steps_done + self.skipped_steps == 0:
+            self._guard.look_after(self.recipe)
         self.updated = self._update_weights(
             self.scaler,
             max_grad_norm=max_grad_norm,

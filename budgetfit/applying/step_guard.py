@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.out_of_memory import (
@@ -60,6 +61,11 @@ class StepGuard:
         if is_first:
             self._random = random_state(self._device)
 
+    def look_after(self, recipe: Recipe) -> None:
+        """Before the first update of a plan: warn of what does not train."""
+        if self._plan is not None and not recipe.optimizer_in_backward:
+            _say_untrained(self._model)
+
     def rewind(self) -> None:
         """Put random generators back to where they were before this update."""
         if self._random is not None:
@@ -88,3 +94,24 @@ class StepGuard:
             weights_intact=weights_intact,
         )
         return out_of_memory_error(error, step, device=self._device, plan=self._plan)
+
+
+def _say_untrained(model: nn.Module) -> None:
+    """Warn of trainable parameters that the first backward left without a gradient.
+
+    With adapters and checkpointing, training can silently do nothing (user-needs U8).
+    """
+    names = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
+    ]
+    if names:
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")  # noqa: PLR2004
+        count = sum(parameter.requires_grad for parameter in model.parameters())
+        warnings.warn(
+            f"{len(names)} of {count} trainable parameters got no gradient in the "
+            f"first step and do not train: {shown}. If that is meant, freeze them with "
+            "requires_grad_(False).",
+            stacklevel=5,
+        )

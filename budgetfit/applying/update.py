@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,24 +112,3 @@ class WeightUpdate:
             for item in (*self._trained, *states)
             if isinstance(item, torch.Tensor)
         ]
-
-
-def say_untrained(model: nn.Module) -> None:
-    """Warn of trainable parameters that the first backward left without a gradient.
-
-    With adapters and checkpointing, training can silently do nothing (user-needs U8).
-    """
-    names = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and parameter.grad is None
-    ]
-    if names:
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")  # noqa: PLR2004
-        count = sum(parameter.requires_grad for parameter in model.parameters())
-        warnings.warn(
-            f"{len(names)} of {count} trainable parameters got no gradient in the "
-            f"first step and do not train: {shown}. If that is meant, freeze them with "
-            "requires_grad_(False).",
-            stacklevel=5,
-        )

@@ -178,7 +178,7 @@ def test_U5_a_longer_batch_than_planned_is_warned_of_before_it_runs() -> None:
 def test_U8_parameters_without_a_gradient_are_named_after_the_first_step() -> None:
     model = make("stack")
     model.unused = nn.Linear(2, 2)
-    run = Run(model, recipe())
+    run = Run(model, recipe(), plan=sample_plan())
     with pytest.warns(UserWarning, match=r"2 of 28 trainable .*unused\.weight"):
         run.step(batches(1)[0])
     run.step(batches(1)[0])
