@@ -152,8 +152,8 @@ class KerasModel(nn.Module):
     ) -> Any:  # noqa: ANN401
         """Run the model; with ``targets``, its compiled loss too."""
         model = self.keras_model
-        cast = _cast_to(self)
-        with _lending(self, self.training, self._device(), cast=cast):
+        cast, device = _cast_to(self), str(next(self.parameters()).device)
+        with _lending(self, self.training, device, cast=cast):
             outputs = model(inputs, training=self.training)
             if targets is None or self.compiled_loss is None:
                 return outputs
@@ -169,9 +169,6 @@ class KerasModel(nn.Module):
     def make_example_batch(self, request: BatchRequest) -> tuple[Any, bool]:
         """Return inputs, with targets for a compiled loss, and whether it has one."""
         return example_batch(self.keras_model, self.compiled_loss, request)
-
-    def _device(self) -> str:
-        return str(next(self.parameters()).device)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def test_training_by_the_plan_is_keras_own_training(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cnn", "seeded"])
-def test_verify_finds_equal_gradients_and_about_the_predicted_bytes(
+def test_verify_finds_equal_gradients_and_no_more_bytes_than_predicted(
     name: str,
 ) -> None:
     found = ask("all", name)["verified"]
@@ -35,9 +35,9 @@ def test_verify_finds_equal_gradients_and_about_the_predicted_bytes(
     assert found["passed"]
     assert found["error"] <= 1e-6
     assert found["untouched"]
-    # Keras leaves some tensors to the garbage collector, which a trace switches off.
+    # Keras leaves tensors to the garbage collector: when it runs, fewer are alive.
     for predicted, measured in zip(found["predicted"], found["measured"], strict=True):
-        assert 0.85 * predicted <= measured <= 1.05 * predicted
+        assert measured <= 1.02 * predicted
 
 
 def test_planning_leaves_the_model_alone_and_finds_blocks_inputs_and_loss() -> None:
