@@ -118,8 +118,8 @@ def levers(chains: Chains) -> Iterator[Lever]:
         yield Lever(
             f"with LoRA r={RANK}",
             lambda: _with_lora(chains),
-            "an estimate only: frozen base, fp32 adapters on every linear layer of the "
-            "blocks as peft makes them; apply and export do not make them",
+            'method="lora" (needs peft): frozen base, adapters on every linear layer of '
+            "the blocks",
             {"parameters": 1 / 2, "gradients": 1.0, "optimizer_state": 1.0},
         )
 
@@ -150,12 +150,9 @@ def _with_lora(chains: Chains) -> Chains | None:
     twin = lora_twin(subject, base)
     if twin is None:
         return None
-    setting = chains.setting
-    if half:
-        setting = replace(setting, precision="as-is")
     traces = Traces(twin, chains.traces.progress)
     traces.log = chains.traces.log
-    return Chains(traces, setting, frozenset())
+    return Chains(traces, chains.setting, frozenset())
 
 
 def _segments(

@@ -1,4 +1,4 @@
-"""What a model with LoRA adapters would be, without weights: for an estimate only.
+"""What a model with LoRA adapters would be, without weights and without peft.
 
 As peft 0.21 makes it with ``target_modules="all-linear"``, rank 16, no dropout: the
 base is frozen, every linear layer inside the blocks gets two small fp32 matrices, and
