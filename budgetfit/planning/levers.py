@@ -118,8 +118,8 @@ def levers(chains: Chains) -> Iterator[Lever]:
         yield Lever(
             f"with LoRA r={RANK}",
             lambda: _with_lora(chains),
-            'method="lora" (needs peft): frozen base, adapters on every linear layer of '
-            "the blocks",
+            'method="lora" (needs peft): frozen base, adapters on every linear layer '
+            "of the blocks",
             {"parameters": 1 / 2, "gradients": 1.0, "optimizer_state": 1.0},
         )
 

@@ -107,11 +107,6 @@ class StorageLog(TorchDispatchMode):
         self._semantics = semantics
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do without the two calls around each op that keep ``torch.compile`` away."""
-        return False
-
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,

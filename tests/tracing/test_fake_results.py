@@ -7,17 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from budgetfit.tracing import fake_results, op_calls
+from budgetfit.applying.run import Run
+from budgetfit.core.recipe import Recipe
+from budgetfit.tracing import fake_results, op_calls, storage_log
+from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.fake_model import fake_mode
 from budgetfit.tracing.fake_results import FakeResults, Output, Result
+from budgetfit.tracing.fake_step import trace_once
 from budgetfit.tracing.fake_tensors import FakeTensors
 from budgetfit.tracing.storage_log import StorageLog
+from tests.traced import raw_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 aten = torch.ops.aten
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -194,3 +201,44 @@ def test_in_inference_mode_torch_makes_all_results() -> None:
         out = FakeResults(mode).run(aten.neg.default, (floats(3),), {})
     assert out.is_inference()
     assert not fake_results._SEEN
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral", "convolutions"])
+def test_a_trace_is_the_same_where_torch_makes_all_results(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(batch_size=2, precision="bf16-mixed", optimizer="adamw_torch")
+
+    def trace() -> list[object]:
+        log = raw_trace(name, recipe, target=ADA, blocks=()).log
+        names = "sizes", "events", "ops", "categories", "layers", "scratch"
+        return [getattr(log, attribute) for attribute in names]
+
+    at_once = [trace(), trace()]  # the first sees calls, the second knows them all
+    monkeypatch.setattr(FakeTensors, "_makes_what_torch_makes", lambda _: False)
+    monkeypatch.setattr(storage_log, "call_key", lambda *_: None)
+    by_torch = trace()
+    assert at_once == [by_torch, by_torch]
+
+
+def test_a_compiled_block_is_traced_as_it_is() -> None:
+    def trace(*, compiled: bool) -> list[int]:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        if compiled:
+            model[0].compile(backend="eager")
+        raw = trace_once(
+            model,
+            lambda twin, on_phase: Run(
+                twin,
+                Recipe(batch_size=2, optimizer="sgd"),
+                loss=lambda output, _: output.sum(),
+                on_phase=on_phase,
+            ),
+            torch.zeros(2, 8),
+            batch_size=2,
+            blocks=(),
+            target=ADA,
+        )
+        return [*raw.log.events, *raw.log.sizes]
+
+    assert trace(compiled=True) == trace(compiled=False)
