@@ -221,11 +221,11 @@ def test_a_trace_is_the_same_where_torch_makes_all_results(
     assert at_once == [by_torch, by_torch]
 
 
-def test_a_compiled_block_is_traced_as_it_is() -> None:
+def test_a_compiled_model_is_traced_as_it_is() -> None:
     def trace(*, compiled: bool) -> list[int]:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         if compiled:
-            model[0].compile(backend="eager")
+            model = torch.compile(model, backend="eager")  # type: ignore[assignment]
         raw = trace_once(
             model,
             lambda twin, on_phase: Run(
