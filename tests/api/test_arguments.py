@@ -70,7 +70,7 @@ def plan(**options: Any) -> budgetfit.Plan:
         ({"precision": "bf16"}, "needs compute capability 8.0, and Tesla T4 has 7.5"),
         ({"precision": "tf32"}, 'Use precision="fp16-mixed"'),
         ({"optimizer": "adamx"}, "'adamx' is not an optimizer"),
-        ({"optimizer": "adamw_torch_8bit"}, "needs a library"),
+        ({"optimizer": "lomo"}, "it runs the backward pass itself"),
         ({"optimizer": 3}, "must be a name such as 'adamw_torch_fused'"),
         ({"optimizer": lambda _: 3}, "returned int, which is no torch.optim.Optimizer"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),

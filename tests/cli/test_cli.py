@@ -56,6 +56,16 @@ def test_plan_prints_the_plan_and_ends_with_0(run: Run) -> None:
     assert result.stdout == render_plan(sample_plan()) + "\n"
 
 
+ADAPTER_DEFAULTS = {
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.0,
+    "target_modules": "all-linear",
+    "double_quantization": True,
+    "prepare_for_kbit": True,
+}
+
+
 def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
     words = (
         "plan m.py:make --vram 24GB --gpu rtx-4090 --headroom 500MB --max-length 512 "
@@ -79,6 +89,9 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
         "optimizer": "sgd",
         "checkpointing": ["layers.0", "layers.1"],
         "objective": "memory",
+        **ADAPTER_DEFAULTS,
+        "method": None,
+        "quantization": None,
         "trust_remote_code": True,
         "progress": None,
     }
@@ -97,6 +110,7 @@ def test_plan_left_alone_asks_for_the_defaults_of_the_interface(
         "optimizer": "adamw_torch_fused",
         "checkpointing": "auto",
         "objective": "throughput",
+        **ADAPTER_DEFAULTS,
         "trust_remote_code": False,
     }
 
@@ -234,6 +248,7 @@ def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None
         "precision": "as-is",
         "optimizer": "adamw_torch_fused",
         "checkpointing": "as-is",
+        **ADAPTER_DEFAULTS,
         "trust_remote_code": False,
     }
 

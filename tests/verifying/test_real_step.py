@@ -155,6 +155,8 @@ class Allocator:
             monkeypatch.setattr(torch.cuda, name, self._noting(name))
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * MIB)
         monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 4 * MIB)
+        monkeypatch.setattr(torch.cuda, "reset_peak_host_memory_stats", lambda: None)
+        monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)
         self.held = iter([7 * MIB, 9 * MIB, 8 * MIB])
         monkeypatch.setattr(meters, "process_memory", lambda _: self.process())
 
