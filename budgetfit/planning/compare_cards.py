@@ -9,6 +9,7 @@ from budgetfit.core.card_row import CardRow
 from budgetfit.core.errors import InputError
 from budgetfit.planning.candidates import precisions
 from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.loss_parts import search_with_loss_parts
 from budgetfit.planning.make_plan import settled
 from budgetfit.planning.practices import best, best_of_policy
@@ -32,6 +33,7 @@ class OneCard(NamedTuple):
     budget: Budget
 
 
+@old_objects_left_alone()
 def compare_cards(  # noqa: PLR0913 - one value each, all needed
     subject: Subject,
     cards: Sequence[OneCard],

@@ -16,6 +16,7 @@ from budgetfit.planning.calibration import times_source
 from budgetfit.planning.certificate import certificate
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.evaluation_batch import evaluation_batch_size
+from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.judge import judge
 from budgetfit.planning.last_batch import last_batch_warnings
 from budgetfit.planning.layer_table import layer_table
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from budgetfit.planning.subject import Subject
 
 
+@old_objects_left_alone()
 def make_plan(  # noqa: PLR0913 - one value each, all needed
     subject: Subject,
     budget: Budget,
@@ -59,20 +61,11 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     subject = traces.subject
     if request.checkpointing == "as-is":
         request = replace(request, checkpointing=subject.own_checkpointing())
-    found: list[tuple[Chains, Found]] = []
-    for precision in precisions:
-        chains = Chains(traces, replace(first, precision=precision))
-        found.append(search_with_loss_parts(chains, request, budget))
-    rated = [
-        (rank(row.estimate, request.objective), index)
-        for index, (_, row) in enumerate(found)
-        if row.estimate is not None
+    candidates = [
+        Chains(traces, replace(first, precision=precision)) for precision in precisions
     ]
-    if rated:
-        chains, best = found[min(rated)[1]]
-    else:
-        chains, best = _least([chains for chains, _ in found], request, budget)
-    assert best.estimate is not None  # noqa: S101 - filtered above
+    chains, best = _best_of(candidates, request, budget)
+    assert best.estimate is not None  # noqa: S101 - found, or an error
     _say(progress, "judging the alternatives")
     others = alternatives(chains, request, budget, best.estimate)
     estimate, explanation, others = _best_judged(best, others, request)
@@ -81,6 +74,12 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     )
     trace = chains.traces.for_all_sizes(estimate.recipe)
     last_batch = last_batch_warnings(trace, estimate.recipe, subject.gpu, budget)
+    proven = (
+        certificate(chains, estimate.recipe, budget.usable_bytes)
+        if request.checkpointing == "auto"
+        else ""
+    )
+    block_rows = block_table(chains.at(estimate.recipe.batch_size), estimate, budget)
     return Plan(
         recipe=estimate.recipe,
         estimate=estimate,
@@ -90,26 +89,50 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         alternatives=others,
         warnings=(*subject.notes, *last_batch, *host_warnings(estimate)),
         provenance={
-            **versions(),
+            **_provenance(subject, estimate, budget),
             "solver": explanation,
-            "certificate": certificate(chains, estimate.recipe, budget.usable_bytes)
-            if request.checkpointing == "auto"
-            else "",
+            "certificate": proven,
             "rounds": list(best.rounds),
             "traces": traces.log,
             "seconds": round(time.perf_counter() - started, 2),
-            "allocated, reserved": "replay of the traced step through PyTorch's "
-            "caching allocator",
-            "process": "reserved + the CUDA context"
-            + (f", {budget.context.source}" if budget.context is not None else ""),
-            "times": times_source(subject.gpu, estimate.recipe.precision),
-            "card": subject.gpu.source,
-            "notes": list(subject.notes),
         },
-        block_table=block_table(
-            chains.at(estimate.recipe.batch_size), estimate, budget
-        ),
+        block_table=block_rows,
     )
+
+
+def _best_of(
+    candidates: Sequence[Chains], request: Request, budget: Budget
+) -> tuple[Chains, Found]:
+    """Return the best of what was found for each, or the least that there is.
+
+    Raises:
+        DoesNotFitError: If even that is too much.
+    """
+    found = [search_with_loss_parts(chains, request, budget) for chains in candidates]
+    rated = [
+        (rank(row.estimate, request.objective), index)
+        for index, (_, row) in enumerate(found)
+        if row.estimate is not None
+    ]
+    if rated:
+        return found[min(rated)[1]]
+    return _least([chains for chains, _ in found], request, budget)
+
+
+def _provenance(
+    subject: Subject, estimate: Estimate, budget: Budget
+) -> dict[str, object]:
+    """Return where numbers are from, whatever the search did."""
+    context = f", {budget.context.source}" if budget.context is not None else ""
+    return {
+        **versions(),
+        "allocated, reserved": "replay of the traced step through PyTorch's "
+        "caching allocator",
+        "process": f"reserved + the CUDA context{context}",
+        "times": times_source(subject.gpu, estimate.recipe.precision),
+        "card": subject.gpu.source,
+        "notes": list(subject.notes),
+    }
 
 
 def host_warnings(estimate: Estimate) -> tuple[str, ...]:
