@@ -169,7 +169,7 @@ def _as_fast_as(problem: Problem, bounds: Relaxation, most_ns: int) -> Thin:
 
 
 def _exact(
-    problem: Problem, steps: list[list[ChainStep]], labels: list[Labels]
+    problem: Problem, steps: Sequence[list[ChainStep]], labels: list[Labels]
 ) -> Solution:
     if not labels[0].cost.size:
         return _no_plan()
@@ -211,7 +211,7 @@ class _Cut:
 
 def _bounded(
     problem: Problem,
-    steps: list[list[ChainStep]],
+    steps: Sequence[list[ChainStep]],
     known: Relaxation,
     most_labels: int,
     grids: Sequence[int],
@@ -277,7 +277,7 @@ def _fastest_first(problem: Problem, labels: list[Labels]) -> list[int]:
 
 def _solution(  # noqa: PLR0913 - one value each, all needed
     problem: Problem,
-    steps: list[list[ChainStep]],
+    steps: Sequence[list[ChainStep]],
     labels: list[Labels],
     label: int,
     claim: str,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import le
-from typing import NamedTuple
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from budgetfit.solvers.problem import (
 )
 
 Numbers = NDArray[np.int64]
+_BACKWARD: Final = 3  # of the numbers of a step
+_WRAPPED: Final = 5
 
 
 class ChainStep(NamedTuple):
@@ -111,17 +113,63 @@ def _row(problem: Problem, start: int, incoming: list[int]) -> list[ChainStep]:
     ]
 
 
-class Steps(list[list[ChainStep]]):
-    """The steps that are worth it, and their numbers: a row of six for each step."""
+class Steps(Sequence[list[ChainStep]]):
+    """The steps that are worth it, and their numbers: a row of six for each step.
 
-    def __init__(self, rows: list[list[ChainStep]], numbers: list[Numbers]) -> None:
-        super().__init__(rows)
+    Rows of blocks that are like an earlier one are made when they are asked for: bounds
+    need their numbers only.
+    """
+
+    def __init__(
+        self, rows: "list[list[ChainStep] | _Like]", numbers: list[Numbers]
+    ) -> None:
+        self._rows = rows
         self.numbers = numbers
 
     @classmethod
-    def of(cls, rows: list[list[ChainStep]]) -> "Steps":
+    def of(cls, rows: Sequence[list[ChainStep]]) -> "Steps":
         """Return these steps with their numbers."""
-        return cls(rows, [_as_array(row) for row in rows])
+        if isinstance(rows, cls):
+            return rows
+        return cls(list(rows), [_as_array(row) for row in rows])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, start: int) -> list[ChainStep]: ...
+    @overload
+    def __getitem__(self, start: slice) -> list[list[ChainStep]]: ...
+    def __getitem__(
+        self, start: int | slice
+    ) -> list[ChainStep] | list[list[ChainStep]]:
+        if isinstance(start, slice):
+            return [self[index] for index in range(*start.indices(len(self)))]
+        row = self._rows[start]
+        if isinstance(row, _Like):
+            row = [step.moved(row.further, row.incoming_bytes) for step in row.steps]
+            self._rows[start] = row
+        return row
+
+    def one(self, start: int, index: int) -> ChainStep:
+        """Return one step of a row, which need not be made for it."""
+        row = self._rows[start]
+        if isinstance(row, _Like):
+            return row.steps[index].moved(row.further, row.incoming_bytes)
+        return row[index]
+
+    def stops(self, start: int) -> Numbers:
+        """Return where each step of a row ends."""
+        stops: Numbers = start + np.maximum(self.numbers[start][:, _WRAPPED], 1)
+        return stops
+
+
+class _Like(NamedTuple):
+    """A row like an earlier one, so many blocks further, with more bytes coming in."""
+
+    steps: list[ChainStep]
+    further: int
+    incoming_bytes: int
 
 
 def steps_of(problem: Problem) -> Steps:
@@ -149,7 +197,8 @@ def _remembered(same: Same, max_segment: int | None, nested: bool) -> Steps:
         for block in chain.blocks
     ]
     known: dict[tuple[object, ...], tuple[int, list[ChainStep], Numbers]] = {}
-    rows, numbers = [], []
+    rows: list[list[ChainStep] | _Like] = []
+    numbers: list[Numbers] = []
     for start in range(len(chain.blocks)):
         stop = None if max_segment is None else start + max_segment + 1
         arriving = incoming[start:stop]
@@ -158,12 +207,13 @@ def _remembered(same: Same, max_segment: int | None, nested: bool) -> Steps:
             (row,) = worthwhile([_row(problem, start, incoming[start:])])
             known[key] = start, row, _as_array(row)
         before, row, array = known[key]
-        if before != start:
-            shift, further = arriving[0] - incoming[before], start - before
+        if before == start:
+            rows.append(row)
+        else:
+            shift = arriving[0] - incoming[before]
             array = array.copy()
-            array[:, 3] += shift
-            row = [step.moved(further, shift) for step in row]
-        rows.append(row)
+            array[:, _BACKWARD] += shift
+            rows.append(_Like(row, start - before, shift))
         numbers.append(array)
     return Steps(rows, numbers)
 

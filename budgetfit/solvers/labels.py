@@ -95,7 +95,10 @@ _END: Final = Labels(
 
 
 def all_labels(
-    problem: Problem, steps: list[list[ChainStep]], limit: Thin, cut: Thin | None = None
+    problem: Problem,
+    steps: Sequence[list[ChainStep]],
+    limit: Thin,
+    cut: Thin | None = None,
 ) -> list[Labels]:
     """Return each block's labels, and those behind the last block.
 
@@ -108,11 +111,11 @@ def all_labels(
     before = all_before(steps)
     available = available_bytes(problem)
     optimizer = optimizer_need(problem)
-    numbers = (steps if isinstance(steps, Steps) else Steps.of(steps)).numbers
+    known = Steps.of(steps)
     labels = [_END]
     for start in range(len(steps) - 1, -1, -1):
-        stops = [step.stop for step in steps[start]]
-        grown = _grown(numbers[start], stops, labels, start, cost_unit(problem))
+        stops = known.stops(start).tolist()
+        grown = _grown(known.numbers[start], stops, labels, start, cost_unit(problem))
         found = _shown(grown, before[start], optimizer)
         fits = found.backward <= available - before[start].least_saved
         found = found.only(np.flatnonzero(fits))
@@ -124,7 +127,7 @@ def all_labels(
 
 
 def plan_of(
-    problem: Problem, steps: list[list[ChainStep]], labels: list[Labels], label: int
+    problem: Problem, steps: Sequence[list[ChainStep]], labels: list[Labels], label: int
 ) -> tuple[Segment, ...]:
     """Return the segments behind a label of the first block."""
     chosen = []
@@ -158,18 +161,18 @@ def cost_unit(problem: Problem) -> int:
     return len(problem.chain.blocks) + 1
 
 
-def all_before(steps: list[list[ChainStep]]) -> list[Before]:
+def all_before(steps: Sequence[list[ChainStep]]) -> list[Before]:
     """Return, for each block, what the blocks before it can have left."""
     least = np.full((len(steps) + 1, 2), 2**60)
     most = -least
     least[0] = most[0] = 0
-    for start, row in enumerate(steps):
-        stops = [step.stop for step in row]
-        added = np.array([step[1:3] for step in row], np.int64)  # saved, cached
+    known = Steps.of(steps)
+    for start, numbers in enumerate(known.numbers):
+        stops, added = known.stops(start), numbers[:, :2]  # saved, cached
         np.minimum.at(least, stops, least[start] + added)
         np.maximum.at(most, stops, most[start] + added)
     bounds = np.stack([least, most], axis=2)[:-1].reshape(-1, 4).tolist()
-    return [Before(*numbers) for numbers in bounds]
+    return [Before(*each) for each in bounds]
 
 
 def _grown(

@@ -67,7 +67,14 @@ class Relaxation:
     @cached_property
     def _before(self) -> Floats:
         """What the blocks before each one cost at least, by price and block."""
-        return np.array([_before(self.steps, price) for price in self.prices])
+        rows = [
+            tuple(
+                column.tolist()
+                for column in (self.steps.stops(start), numbers[:, 4], numbers[:, 0])
+            )
+            for start, numbers in enumerate(self.steps.numbers)
+        ]
+        return np.array([_before(rows, price) for price in self.prices])
 
     def least_before(self, block: int, labels: Labels) -> Ints:
         """Return the least extra time of the blocks before one, for each label of it.
@@ -124,7 +131,8 @@ def _remembered(
     return Relaxation(least_ns, most_ns, plan, available, prices, steps)
 
 
-_Move = tuple[int, int, int, ChainStep]  # stop, extra time, bytes held, the step
+# Of the steps that start at a block: where they stop, extra times, bytes held.
+_Moves = tuple[list[int], list[int], list[int]]
 
 
 class _Side(NamedTuple):
@@ -142,10 +150,11 @@ class _Hull:
     They do not depend on the budget, which only says between which two it lies.
     """
 
-    def __init__(self, rows: list[list[_Move]]) -> None:
-        self._rows = rows
-        fast = _cheapest(rows, NEVER, 1)  # the least time, then the fewest bytes
-        small = _cheapest(rows, 1, NEVER)
+    def __init__(self, steps: Steps, rows: list[_Moves]) -> None:
+        self._steps, self._rows = steps, rows
+        # The least time, then the fewest bytes; and the other way round.
+        fast = _cheapest(steps, rows, NEVER, 1)
+        small = _cheapest(steps, rows, 1, NEVER)
         # By time, and by bytes the other way round.
         self._paths = [fast, small] if small.held_bytes < fast.held_bytes else [fast]
         self._next_to: set[int] = set()  # bytes of paths whose follower is next to them
@@ -162,7 +171,7 @@ class _Hull:
             fast, small = paths[at - 1], paths[at]
             if fast.held_bytes in self._next_to:
                 break
-            path = _cheapest(self._rows, 1, _price(fast, small))
+            path = _cheapest(self._steps, self._rows, 1, _price(fast, small))
             if small.held_bytes < path.held_bytes < fast.held_bytes:
                 paths.insert(at, path)
             else:
@@ -187,53 +196,50 @@ def _hull(same: Same, max_segment: int | None, nested: bool, point: int) -> _Hul
     problem = Problem(
         chain=same.chain, budget_bytes=0, max_segment=max_segment, nested=nested
     )
-    return _Hull(
-        [
-            [
-                (step.stop, step.extra_ns, _held(start, step, point), step)
-                for step in row
-            ]
-            for start, row in enumerate(steps_of(problem))
-        ]
-    )
+    steps = steps_of(problem)
+    return _Hull(steps, [_moves(steps, start, point) for start in range(len(steps))])
 
 
-def _held(start: int, step: ChainStep, point: int) -> int:
-    """Return what a step holds while the block at a point runs."""
-    if step.stop <= point:
-        return step.saved_bytes
-    return max(step.forward_bytes, step.backward_bytes) if start <= point else 0
+def _moves(steps: Steps, start: int, point: int) -> _Moves:
+    """Return the steps that start at a block, with what they hold at a point."""
+    saved, _, forward, backward, extra_ns, _ = steps.numbers[start].T
+    stops = steps.stops(start)
+    running = np.maximum(forward, backward) if start <= point else 0
+    held = np.where(stops <= point, saved, running)
+    return stops.tolist(), extra_ns.tolist(), held.tolist()
 
 
-def _cheapest(rows: list[list[_Move]], time_price: float, price: float) -> _Path:
+def _cheapest(
+    steps: Steps, rows: list[_Moves], time_price: float, price: float
+) -> _Path:
     """Return the cheapest path; whole prices are exact."""
     cost: list[float] = [0] + [float("inf")] * len(rows)
-    best: list[tuple[int, _Move] | None] = [None] * (len(rows) + 1)
+    best: list[tuple[int, int] | None] = [None] * (len(rows) + 1)
     for start, row in enumerate(rows):
         here = cost[start]
-        for move in row:
-            stop, time_ns, held_bytes, _ = move
-            there = here + time_price * time_ns + price * held_bytes
+        for index, (stop, time_ns, held) in enumerate(zip(*row, strict=True)):
+            there = here + time_price * time_ns + price * held
             if there < cost[stop]:
-                cost[stop], best[stop] = there, (start, move)
-    time_ns = held_bytes = 0
+                cost[stop], best[stop] = there, (start, index)
+    total_ns = held_bytes = 0
     chosen = []
     block = len(rows)
     while (arrived := best[block]) is not None:
-        block, move = arrived
-        time_ns, held_bytes = time_ns + move[1], held_bytes + move[2]
-        chosen.append(move[3])
-    return _Path(time_ns, held_bytes, tuple(reversed(chosen)))
+        block, index = arrived
+        _, times_ns, held_by = rows[block]
+        total_ns, held_bytes = total_ns + times_ns[index], held_bytes + held_by[index]
+        chosen.append(steps.one(block, index))
+    return _Path(total_ns, held_bytes, tuple(reversed(chosen)))
 
 
-def _before(steps: Sequence[Sequence[ChainStep]], price: float) -> list[float]:
+def _before(rows: Sequence[_Moves], price: float) -> list[float]:
     """Return the least cost of the blocks before each one: time, and bytes saved."""
-    cost = [0.0] + [float("inf")] * len(steps)
-    for start, row in enumerate(steps):
+    cost = [0.0] + [float("inf")] * len(rows)
+    for start, row in enumerate(rows):
         here = cost[start]
-        for step in row:
-            there = here + step.extra_ns + price * step.saved_bytes
-            cost[step.stop] = min(cost[step.stop], there)
+        for stop, extra_ns, saved_bytes in zip(*row, strict=True):
+            there = here + extra_ns + price * saved_bytes
+            cost[stop] = min(cost[stop], there)
     return cost
 
 

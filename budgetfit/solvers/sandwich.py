@@ -15,6 +15,7 @@ The lower bounds remain for every block and every number of bytes: with them the
 for exact labels drops what cannot become better than the plan that is known.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,7 +96,9 @@ class _Sum(NamedTuple):
     gone: list[int]
 
 
-def sandwich(problem: Problem, steps: list[list[ChainStep]], slots: int) -> Sandwich:
+def sandwich(
+    problem: Problem, steps: Sequence[list[ChainStep]], slots: int
+) -> Sandwich:
     """Return bounds on the extra time of the fastest plan, from a grid of ``slots``."""
     before = all_before(steps)
     available = available_bytes(problem)
@@ -130,7 +133,9 @@ class _Grid(NamedTuple):
     zero: int
 
     @classmethod
-    def of(cls, steps: list[list[ChainStep]], available: int, slots: int) -> "_Grid":
+    def of(
+        cls, steps: Sequence[list[ChainStep]], available: int, slots: int
+    ) -> "_Grid":
         """Return a grid of about so many slots up to what is available."""
         slot_bytes = max(1, -(-available // slots))
         # Some blocks may free more than they save.
@@ -142,7 +147,9 @@ class _Grid(NamedTuple):
         zero = len(steps) - lowest // slot_bytes if lowest else 0
         return cls(available, slot_bytes, zero)
 
-    def walk(self, steps: list[list[ChainStep]], summed: _Sum, *, up: bool) -> _Walk:
+    def walk(
+        self, steps: Sequence[list[ChainStep]], summed: _Sum, *, up: bool
+    ) -> _Walk:
         """Return the least extra times, with the bytes of steps rounded up or down."""
         count = max(0, self.available) // self.slot_bytes + 1 + self.zero
         least_ns = np.full((len(steps) + 1, count), NEVER, np.int64)
