@@ -25,22 +25,17 @@ def main() -> None:
     """Compare methods on a large model, then train a small one."""
     options = parse_options()
     large = str(HERE.parent / "configs" / "Llama-3.1-8B")
+    recipe = budgetfit.Recipe(batch_size=1, precision="bf16-mixed")
     for method in ("lora", "qlora"):
-        plan = budgetfit.plan(
-            large,
-            gpu=options.gpu,
-            max_length=2048,
-            method=method,
-            batch_size=1,
-            objective="memory",
+        estimate = budgetfit.estimate(
+            large, recipe, gpu=options.gpu, max_length=1024, method=method
         )
-        gib = plan.estimate.reserved_bytes / 2**30
-        print(
-            f"Llama-3.1-8B, {method} r=16, one sample of 2048: {gib:.1f} GiB at least"
-        )
+        gib = estimate.reserved_bytes / 2**30
+        print(f"Llama-3.1-8B, {method} r=16, one sample of 1024: {gib:.1f} GiB")
 
     torch.manual_seed(0)
     model = make_model()
+    pretrain(model, HERE.read_bytes())
     plan = budgetfit.plan(
         model,
         gpu=None if torch.cuda.is_available() else options.gpu,
@@ -50,17 +45,33 @@ def main() -> None:
         lora_r=8,
         optimizer=make_optimizer,
     )
+    other = (HERE.parent / "configs" / "README.md").read_bytes()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokens = torch.frombuffer(bytearray(HERE.read_bytes()), dtype=torch.uint8).long()
     with budgetfit.apply(plan, model.to(device)) as run:
         trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
         print(f"{trained:,} parameters are trained")
         for step in range(1, options.steps + 1):
-            starts = torch.randint(len(tokens) - LENGTH, (plan.recipe.batch_size, 1))
-            ids = tokens[starts + torch.arange(LENGTH)]
-            loss = run.step({"input_ids": ids, "labels": ids}, max_grad_norm=1.0)
+            batch = random_batch(other, plan.recipe.batch_size)
+            loss = run.step(batch, max_grad_norm=1.0)
             if step % 5 == 0:
                 print(f"step {step}  loss {float(loss):.4f}", flush=True)
+
+
+def random_batch(text: bytes, size: int) -> dict[str, torch.Tensor]:
+    """Return random pieces of a text."""
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    starts = torch.randint(len(tokens) - LENGTH, (size, 1))
+    ids = tokens[starts + torch.arange(LENGTH)]
+    return {"input_ids": ids, "labels": ids}
+
+
+def pretrain(model: torch.nn.Module, text: bytes) -> None:
+    """Train all weights a little: adapters need a base that knows something."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        model(**random_batch(text, 8)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def make_model() -> transformers.LlamaForCausalLM:
@@ -79,7 +90,7 @@ def make_model() -> transformers.LlamaForCausalLM:
 
 def make_optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return an optimizer with a learning rate for adapters."""
-    return torch.optim.AdamW(parameters, lr=3e-3)
+    return torch.optim.AdamW(parameters, lr=1e-2)
 
 
 def parse_options() -> argparse.Namespace:
