@@ -7,6 +7,7 @@ to it, attributes, and in the functions of the user's own that it calls.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import types
@@ -20,6 +21,7 @@ from budgetfit.tracing.fake_model import fake_copy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     Swap = Callable[[nn.Module], nn.Module]
@@ -64,15 +66,42 @@ class FakedLoss:
         return tuple(made.values())
 
 
+def modules_beside(
+    loss: Callable[..., Any] | None, model: nn.Module
+) -> tuple[nn.Module, ...]:
+    """Return the modules that a loss runs and that are no part of the model."""
+    own = set(model.modules())
+    return tuple(
+        module for module in modules_of(loss) if own.isdisjoint(module.modules())
+    )
+
+
+@contextlib.contextmanager
+def loss_modules_on(
+    device: torch.device, loss: Callable[..., Any] | None, model: nn.Module
+) -> Iterator[tuple[nn.Module, ...]]:
+    """Have what a loss runs beside the model on a device, and back where it was."""
+    modules = modules_beside(loss, model)
+    homes = [
+        next((tensor.device for tensor in module.state_dict().values()), device)
+        for module in modules
+    ]
+    for module in modules:
+        module.to(device)
+    try:
+        yield modules
+    finally:
+        for module, home in zip(modules, homes, strict=True):
+            module.to(home)
+
+
 def loss_notes(loss: Callable[..., Any] | None, model: nn.Module) -> tuple[str, ...]:
     """Say which modules beside the model a loss runs."""
-    own = set(model.modules())
     return tuple(
         f"the loss runs a {type(module).__name__} of "
         f"{sum(p.numel() for p in module.parameters()):,} parameters: counted, as it "
         "must be on the card, too"
-        for module in modules_of(loss)
-        if own.isdisjoint(module.modules())
+        for module in modules_beside(loss, model)
     )
 
 

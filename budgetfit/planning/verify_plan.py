@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from budgetfit.planning.calibration import (
     remember_context,
     remember_step_time,
 )
+from budgetfit.planning.loss_modules import FakedLoss, loss_modules_on
 from budgetfit.planning.trace_errors import quiet_fakes
 from budgetfit.planning.traces import STEADY_MICRO_STEPS
 from budgetfit.tracing.affine_trace import step_trace
@@ -112,21 +113,23 @@ def verify_plan(
     batch = program.sized(recipe.batch_size)
     if on_cuda:
         _clear_card()
-    # Measured first: what other runs leave behind would be found in the peaks.
-    with kept_as_it_was(program.model, device):
-        say(f"running {steps} real steps of batch {recipe.batch_size}")
-        measured = run_real_steps(
-            program.run(recipe),
-            batch,
-            steps=steps,
-            micro_steps=recipe.gradient_accumulation_steps,
-            device=device,
-            live_bytes=None if on_cuda else lambda: _live_bytes(program.model, batch),
-            shorter=program.shorter,
-        )
-    with kept_as_it_was(program.model, device):
-        say("comparing gradients with the unmodified model")
-        gradients = _compare(plan, program, on_cuda=on_cuda)
+    with loss_modules_on(device, program.loss, program.model) as beside:
+        # Measured first: what other runs leave behind would be found in the peaks.
+        with kept_as_it_was(program.model, device):
+            say(f"running {steps} real steps of batch {recipe.batch_size}")
+            counted = (program.model, *beside)
+            measured = run_real_steps(
+                program.run(recipe),
+                batch,
+                steps=steps,
+                micro_steps=recipe.gradient_accumulation_steps,
+                device=device,
+                live_bytes=None if on_cuda else lambda: _live_bytes(counted, batch),
+                shorter=program.shorter,
+            )
+        with kept_as_it_was(program.model, device):
+            say("comparing gradients with the unmodified model")
+            gradients = _compare(plan, program, on_cuda=on_cuda)
     timeline: MemoryTimeline | None = plan.estimate.timeline
     notes: list[str] = list(program.notes)
     if on_cuda:
@@ -227,16 +230,20 @@ def _compare(
 
 
 @contextlib.contextmanager
-def _live_bytes(model: nn.Module, batch: Any) -> Iterator[StorageLog]:  # noqa: ANN401
-    """Count the bytes of all storages that are alive, the model's and batch's too."""
+def _live_bytes(
+    modules: Sequence[nn.Module],
+    batch: Any,  # noqa: ANN401
+) -> Iterator[StorageLog]:
+    """Count the bytes of all storages that are alive, the models' and batch's too."""
     log = StorageLog()
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
         log.born(tensor, "batch")
         return tensor
 
-    for tensor in (*model.parameters(), *model.buffers()):
-        log.born(tensor, "parameters")
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            log.born(tensor, "parameters")
     change_tensors(batch, count)
     with log:
         yield log
@@ -247,12 +254,13 @@ def cpu_timeline(plan: Plan, program: RealProgram) -> MemoryTimeline:
     recipe = plan.recipe
     micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
     traced = replace(recipe, gradient_accumulation_steps=micro_steps)
+    loss = FakedLoss(program.loss, program.model)
 
     def make(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
         return Run(
             model,
             traced,
-            loss=program.loss,
+            loss=loss.loss,
             optimizer=program.optimizer,
             on_phase=on_phase,
         )
@@ -266,6 +274,7 @@ def cpu_timeline(plan: Plan, program: RealProgram) -> MemoryTimeline:
         blocks=plan.model.blocks,
         target=None,
         micro_steps=micro_steps,
+        beside=loss.fake,
     )
     repeat_step(raw)
     trace = step_trace(raw, plan.model.blocks)

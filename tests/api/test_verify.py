@@ -49,6 +49,29 @@ def test_every_kind_of_plan_passes_with_live_bytes_as_predicted(kind: str) -> No
     Fingerprint.of(found.model).assert_equal(before)
 
 
+def test_a_teacher_in_the_loss_is_counted_and_left_where_it_was() -> None:
+    teacher = Mebi(blocks=4).requires_grad_(requires_grad=False)
+
+    def distilled(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            wanted = teacher(batch)
+        return nn.functional.mse_loss(outputs, wanted)
+
+    plan = budgetfit.plan(
+        Mebi(), gpu=CARD, batch=torch.zeros(2, 512), loss=distilled, batch_size=2
+    )
+    weights = {name: value.clone() for name, value in teacher.state_dict().items()}
+    check = budgetfit.verify(plan, device="cpu")
+
+    assert check.passed, str(check)
+    predicted, measured = live_bytes(check)
+    assert predicted == measured
+    assert len(measured) == 9
+    assert all(
+        torch.equal(teacher.state_dict()[name], weights[name]) for name in weights
+    )
+
+
 def test_weights_and_optimizer_state_are_counted_exactly() -> None:
     check = budgetfit.verify(planned("gpt2").plan, device="cpu")
 
