@@ -35,6 +35,7 @@ EIGHT_BIT = "adamw_bnb_8bit"
 ADAMW = ("adamw_torch", "adamw_torch_fused")
 WEIGHT_LIKE = ("parameters", "gradients", "optimizer_state")
 ROOM_SHARES: Final = (1.0, 0.8, 0.6, 0.4)  # of what a lever frees, until its plan fits
+BATCH_SHARES: Final = (0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4)  # of the plan's batch
 WORTH_A_ROW = 0.01  # of the plan's speed or memory
 
 
@@ -155,6 +156,20 @@ def _with_lora(chains: Chains) -> Chains | None:
     return Chains(traces, chains.setting, frozenset())
 
 
+def _batch_sizes(chains: Chains, request: Request, plan: Estimate) -> list[int] | None:
+    """Return the batch sizes that segments are looked for at; None for all.
+
+    The lever's own batch is chosen afterwards, by the judge; what suits the room that
+    it frees hardly depends on a few samples more or less.
+    """
+    if request.batch_size is not None:
+        return [request.batch_size]
+    if chains.setting.effective_batch_size is not None:
+        return None  # its divisors are few
+    size = plan.recipe.batch_size
+    return sorted({max(1, round(size * share)) for share in BATCH_SHARES})
+
+
 def _segments(
     chains: Chains, request: Request, plan: Estimate, live_bytes: int, freed_bytes: int
 ) -> tuple[Segment, ...]:
@@ -166,7 +181,7 @@ def _segments(
         budget_bytes=live_bytes + freed_bytes,
         objective=request.objective,
         effective_batch_size=chains.setting.effective_batch_size,
-        batch_sizes=None if request.batch_size is None else [request.batch_size],
+        batch_sizes=_batch_sizes(chains, request, plan),
         bounds=bounds_of_fastest if solve is fastest else None,
     ).best
     if chosen is None or chosen.solution.segments is None:
