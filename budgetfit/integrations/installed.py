@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """Keep a library from logging what it could not load: kernels for other machines.
+
+    What cannot be imported at all is an error, and stays one.
+    """
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def find_attribute(module: str, name: str) -> Any:  # noqa: ANN401 - a library's class

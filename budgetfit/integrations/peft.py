@@ -19,6 +19,7 @@ from budgetfit.integrations.bitsandbytes import (
     quantise,
     with_stand_ins,
 )
+from budgetfit.integrations.installed import quiet_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -203,7 +204,7 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
         task_type=_task(model),
     )
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), quiet_import():  # it imports torchao and others
             # What it calls of transformers is called otherwise by now, and GPT-2's
             # transposed layers it sees by itself.
             warnings.simplefilter("ignore", FutureWarning)
@@ -248,7 +249,8 @@ def _prepared_note(model: nn.Module) -> tuple[str, ...]:
 
 def _library() -> Any:  # noqa: ANN401 - the module
     try:
-        return importlib.import_module("peft")  # optional, and slow to import
+        with quiet_import():
+            return importlib.import_module("peft")  # optional, and slow to import
     except ImportError:
         raise InputError(
             "LoRA is made by peft, which is not installed: pip install peft."
