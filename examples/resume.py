@@ -1,7 +1,7 @@
 """Train by a plan, and go on after a crash as if nothing had happened.
 
-    python examples/resume.py --folder /tmp/run --steps 60
-    python examples/resume.py --folder /tmp/run --steps 60    # again, after a kill
+    python examples/resume.py --folder run --steps 60
+    python examples/resume.py --folder run --steps 60    # again, after a kill
 
 What the next step depends on is saved every few steps: run.state_dict() (model,
 optimizer, GradScaler, random generators, counts), the scheduler, and where in the data

@@ -12,13 +12,12 @@ Assumed: a version whose blocks have 256 elements, and no overrides by the libra
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._subclasses import FakeTensor
 
-from budgetfit.core.errors import InputError
+from budgetfit.applying.optimizer_library import import_to_train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,13 +108,7 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
     rules = RULES[name]
     if any(isinstance(parameter, FakeTensor) for parameter in parameters):
         return StandIn(parameters, rules)
-    try:
-        library: Any = importlib.import_module("bitsandbytes.optim")
-    except ImportError as error:
-        raise InputError(
-            f"Optimizer {name!r} is bitsandbytes'. Planning needs no bitsandbytes, "
-            f"training does: pip install bitsandbytes ({error})."
-        ) from None
+    library = import_to_train(name, "bitsandbytes.optim")
     options = {**_OPTIONS[rules.kind], "weight_decay": 0.0, "optim_bits": rules.bits}
     if rules.is_paged:
         options["is_paged"] = True

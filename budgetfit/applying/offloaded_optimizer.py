@@ -9,13 +9,13 @@ stay until they are set to None, so that accumulation works.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.host_copy import to_host
+from budgetfit.applying.optimizer_library import import_to_train
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,13 +57,7 @@ def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
             f"parameters on CUDA, these are on {', '.join(sorted(homes))}. Use "
             "adamw_torch."
         )
-    try:
-        library: Any = importlib.import_module("torchao.optim")
-    except ImportError as error:
-        raise InputError(
-            f"Optimizer {NAME!r} is torchao's. Planning needs no torchao, training "
-            f"does: pip install torchao ({error})."
-        ) from None
+    library = import_to_train(NAME, "torchao.optim")
     kind = type("Offloaded", (_SeesChanges, library.CPUOffloadOptimizer), {})
     made: torch.optim.Optimizer = kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
     return made

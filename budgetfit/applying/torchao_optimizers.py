@@ -8,13 +8,12 @@ compiled step holds while it works on one tensor (``temporary_sizes``).
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._subclasses import FakeTensor
 
-from budgetfit.core.errors import InputError
+from budgetfit.applying.optimizer_library import import_to_train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,13 +87,7 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
     rules = RULES[name]
     if any(isinstance(parameter, FakeTensor) for parameter in parameters):
         return StandIn(parameters, rules)
-    try:
-        library: Any = importlib.import_module("torchao.optim")
-    except ImportError as error:
-        raise InputError(
-            f"Optimizer {name!r} is torchao's. Planning needs no torchao, training "
-            f"does: pip install torchao ({error})."
-        ) from None
+    library = import_to_train(name, "torchao.optim")
     made: torch.optim.Optimizer = getattr(library, rules.kind)(
         parameters, lr=lr, **_OPTIONS
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import le
-from typing import Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,8 +116,7 @@ def _row(problem: Problem, start: int, incoming: list[int]) -> list[ChainStep]:
 class Steps(Sequence[list[ChainStep]]):
     """The steps that are worth it, and their numbers: a row of six for each step.
 
-    Rows of blocks that are like an earlier one are made when they are asked for: bounds
-    need their numbers only.
+    A row like an earlier one is made when it is asked for: bounds need numbers only.
     """
 
     def __init__(
@@ -140,21 +139,17 @@ class Steps(Sequence[list[ChainStep]]):
     def __getitem__(self, start: int) -> list[ChainStep]: ...
     @overload
     def __getitem__(self, start: slice) -> list[list[ChainStep]]: ...
-    def __getitem__(
-        self, start: int | slice
-    ) -> list[ChainStep] | list[list[ChainStep]]:
+    def __getitem__(self, start: int | slice) -> Any:
         if isinstance(start, slice):
             return [self[index] for index in range(*start.indices(len(self)))]
-        row = self._rows[start]
-        if isinstance(row, _Like):
+        if isinstance(row := self._rows[start], _Like):
             row = [step.moved(row.further, row.incoming_bytes) for step in row.steps]
             self._rows[start] = row
         return row
 
     def one(self, start: int, index: int) -> ChainStep:
         """Return one step of a row, which need not be made for it."""
-        row = self._rows[start]
-        if isinstance(row, _Like):
+        if isinstance(row := self._rows[start], _Like):
             return row.steps[index].moved(row.further, row.incoming_bytes)
         return row[index]
 
