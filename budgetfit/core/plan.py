@@ -11,10 +11,15 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.answer_text import TEXT, text_of
 from budgetfit.core.block_table import BlockRow, find_block
 from budgetfit.core.budget import Budget
-from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan_exports import PlanExports
+from budgetfit.core.plan_file import (
+    check_fields,
+    damaged,
+    parse_document,
+    read_plan_text,
+)
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 
@@ -215,23 +220,18 @@ class Plan(PlanExports):
         """
         from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
 
+        data = parse_document(text, FORMAT)
         try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"This is not a saved plan: {error}.") from None
-        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-            raise InputError(
-                "This is not a plan of this version. Save it again: "
-                "budgetfit plan MODEL --vram 24GB --save plan.json"
+            # As JSON: lists are tuples there, and nothing else is anything else.
+            plan = TypeAdapter(cls).validate_json(
+                json.dumps(data), strict=True, extra="forbid"
             )
-        try:
-            return TypeAdapter(cls).validate_python(data, extra="forbid")
         except ValidationError as error:
-            first = error.errors()[0]
+            first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise InputError(
-                f"The saved plan is damaged at {where!r}: {first['msg']}."
-            ) from None
+            raise damaged(where, first["msg"].removeprefix("Value error, ")) from None
+        check_fields(plan)
+        return plan
 
     def save(self, path: str | Path) -> None:
         """Write the plan to ``path`` as JSON; it is data, never a pickle."""
@@ -244,8 +244,4 @@ class Plan(PlanExports):
         Raises:
             InputError: If the file cannot be read or is no plan.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"Cannot read the plan {str(path)!r}: {error}.") from None
-        return cls.from_json(text)
+        return cls.from_json(read_plan_text(path))

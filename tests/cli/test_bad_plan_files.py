@@ -70,13 +70,14 @@ Change = dict[str, Any]
             lambda plan: plan["recipe"].update(
                 segments=[{"blocks": ["transformer.h.9"], "mode": "recompute"}]
             ),
-            "has no block 'transformer.h.9'. Plan again",
+            "at 'recipe.segments': the planned model has no block 'transformer.h.9'",
         ),
         (
             lambda plan: plan["model"].update(parameter_count=7),
             "28,032 parameters, not 7. Plan again for this model",
         ),
-        ({"provenance": {"asked": [1]}}, "The plan has no model to verify: hand it in"),
+        ({"provenance": {"asked": [1]}}, "damaged at 'provenance.asked'"),
+        ({"provenance": {}}, "The plan has no model to verify: hand it in"),
     ],
 )
 def test_plans_that_verify_refuses(
