@@ -5,6 +5,7 @@
 #   make lint             linters only
 #   make accuracy         predictions against the recordings, as a table
 #   make accuracy-record  record again without a GPU (Linux x86-64, gcc, 6 GB of disk)
+#   make zoo              which model architectures work, several minutes; writes docs/zoo.md
 #   make bench            speed, and the plan against what others do; about a quarter of an hour
 #
 # PYTHON=python3.12 chooses the interpreter; JOBS=2 the number of test processes.
@@ -12,7 +13,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint accuracy accuracy-record bench clean
+.PHONY: help demo test lint accuracy accuracy-record bench zoo clean
 
 # The first that is new enough and can make environments. 3.11 first: constraints.txt was
 # frozen on it.
@@ -32,7 +33,7 @@ RECORD_JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 define need_python
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Install" \
@@ -70,6 +71,10 @@ accuracy-record:
 	$(PYTHON) -m tests.accuracy.nulldriver.install --torch $(TORCH)
 	$(PYTHON) -m tests.accuracy.record --null-driver .nulldriver/torch-$(TORCH) \
 		--jobs $(RECORD_JOBS) $(foreach case,$(CASES),'$(case)')
+
+# ZOO='"causal LM" T5' takes some families or names; all of them also write docs/zoo.md.
+zoo: $(READY)
+	$(BIN)/python -m tests.zoo.run $(ZOO) $(if $(ZOO),,--write)
 
 # torch's own budget solver needs more packages; without them its benchmark is skipped.
 $(BENCH_READY): $(READY)

@@ -7,6 +7,7 @@ torch (``budgetfit --help``, ``budgetfit gpus``, reading a plan) starts without 
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ def __getattr__(name: str) -> object:
     """Load a public name when it is first asked for (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    state = random.getstate()  # rich draws while it is imported; a user seeded before
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    finally:
+        random.setstate(state)
     globals()[name] = value
     return value
 

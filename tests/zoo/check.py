@@ -1,0 +1,244 @@
+"""Take one model of the zoo through everything that a user does with it.
+
+Traced (``estimate``), planned (``plan`` with a made batch), applied (loss and gradients
+of a real step equal to a plain training step's, blocks really recomputed, undone) and
+verified on the CPU, with the state of model and process as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import budgetfit
+from budgetfit.applying.call_model import loss_of
+from budgetfit.tracing.batch_shapes import batch_size_of, resize_batch
+from budgetfit.verifying.recomputed_blocks import RecomputedBlocks, saving_nothing
+from tests.zoo.state import assert_same, model_state, unchanged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from tests.zoo.entry import Entry
+
+GPU = "rtx-4090"
+BATCH_SIZE = 2
+TOLERANCE = 1e-5  # relative; recomputation repeats the same kernels
+STAGES = ("traced", "planned", "applied", "verified")
+Gradients = dict[str, torch.Tensor | None]
+
+
+@dataclass
+class Outcome:
+    """What became of one entry.
+
+    Attributes:
+        name, family: Of the entry.
+        passed: Stages that were passed.
+        reasons: Stage -> why it failed. What is behind a failed stage is not tried.
+        notes: What the plan warns of.
+        seconds: What all of it took.
+    """
+
+    name: str
+    family: str
+    passed: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """The first failure, with its stage; empty where all is well."""
+        return next((f"{name}: {why}" for name, why in self.reasons.items()), "")
+
+
+def check(entry: Entry, stages: tuple[str, ...] = STAGES) -> Outcome:
+    """Take an entry through stages; whatever is raised in one is a reason."""
+    outcome = Outcome(entry.name, entry.family)
+    started = time.perf_counter()
+    walk = _Walk(entry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the models' own; here we ask what works
+        for stage in stages:
+            try:
+                getattr(walk, stage)()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
+                text = " ".join(str(error).split())
+                outcome.reasons[stage] = f"{type(error).__name__}: {text}"
+                break
+            outcome.passed.append(stage)
+    outcome.notes = walk.notes
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+class _Walk:
+    """One entry on its way; each stage is a method and needs those before it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.notes: tuple[str, ...] = ()
+
+    def traced(self) -> None:
+        """The model as it is."""
+        with unchanged(self.model):
+            budgetfit.estimate(self.model, gpu=GPU, **self.entry.plan)
+
+    def planned(self) -> None:
+        """All is decided but the batch size: models this small would take thousands."""
+        with unchanged(self.model):
+            self.plan = budgetfit.plan(
+                self.model, gpu=GPU, batch_size=BATCH_SIZE, **self.entry.plan
+            )
+        self.notes = self.plan.warnings
+
+    def applied(self) -> None:
+        """Every block recomputed, and every other one."""
+        batch = self.plan.source.batch
+        dim = self.plan.source.batch_dim
+        if batch_size_of(batch, batch_dim=dim) != BATCH_SIZE:
+            batch = resize_batch(batch, BATCH_SIZE, batch_dim=dim)
+        idle: set[str] = set()
+        plain = self._plain_step(batch, idle)
+        segments = self._every_block()
+        for chosen in (segments, segments[::2]) if segments else ((),):
+            loss, gradients = self._planned_step(chosen, batch, idle)
+            _assert_close("the loss", loss, plain[0])
+            assert gradients.keys() == plain[1].keys(), (
+                "other parameters have gradients"
+            )
+            for name, gradient in gradients.items():
+                _assert_close(f"the gradient of {name}", gradient, plain[1][name])
+
+    def verified(self) -> None:
+        """Gradients and live bytes by the product's own check; the model as before."""
+        model = self._real_model()
+        with unchanged(model):
+            found = budgetfit.verify(
+                self._with_segments(self._every_block()), model, device="cpu"
+            )
+        assert found.passed, str(found)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """What is planned: on meta where it can be built there."""
+        if not self.entry.on_meta:
+            return self._real_model()
+        _seed()
+        with torch.device("meta"):
+            return self.entry.build()
+
+    def _real_model(self) -> nn.Module:
+        """Build the model with the same weights each time."""
+        _seed()
+        return self.entry.build()
+
+    def _every_block(self) -> tuple[budgetfit.Segment, ...]:
+        for item in self.plan.alternatives:
+            if item.label == "every block recomputed":
+                return item.estimate.recipe.segments
+        return self.plan.recipe.segments
+
+    def _with_segments(self, segments: tuple[budgetfit.Segment, ...]) -> budgetfit.Plan:
+        """Return the plan with other segments, in fp32: equality is then exact."""
+        recipe = budgetfit.Recipe(
+            batch_size=BATCH_SIZE,
+            precision="fp32",
+            optimizer=self.plan.recipe.optimizer,
+            segments=segments,
+        )
+        return replace(self.plan, recipe=recipe)
+
+    def _plain_step(
+        self,
+        batch: Any,  # noqa: ANN401
+        idle: set[str],
+    ) -> tuple[torch.Tensor, Gradients]:
+        """Train as a loop without budgetfit would; note blocks that save nothing."""
+        model = self._real_model()
+        names = [name for item in self._every_block() for name in item.blocks]
+        _seed()
+        with saving_nothing(model, names, idle):
+            loss = loss_of(model, batch, self.entry.plan.get("loss"))
+        loss.backward()
+        return loss.detach(), _gradients(model)
+
+    def _planned_step(
+        self,
+        segments: tuple[budgetfit.Segment, ...],
+        batch: Any,  # noqa: ANN401
+        idle: set[str],
+    ) -> tuple[torch.Tensor, Gradients]:
+        model = self._real_model()
+        before = model_state(model)
+        gradients: Gradients = {}
+        run = budgetfit.apply(self._with_segments(segments), model)
+        run.optimizer.register_step_pre_hook(
+            lambda *_: gradients.update(_gradients(model))
+        )
+        names = [name for item in segments for name in item.blocks]
+        seen = RecomputedBlocks()
+        _seed()
+        with _phases_told_to(seen), seen.watching(model, names):
+            loss = run.step(batch)
+        run.undo()
+        assert_same(before, model_state(model))
+        missed = set(names) - seen.seen - idle
+        assert not missed, f"not recomputed: {', '.join(sorted(missed)[:3])}"
+        return loss, gradients
+
+
+@contextlib.contextmanager
+def _phases_told_to(seen: RecomputedBlocks) -> Iterator[None]:
+    """Say when the backward pass is on, without asking the product."""
+    plain = torch.Tensor.backward
+
+    def backward(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        seen.on_phase("backward")
+        try:
+            plain(*args, **kwargs)
+        finally:
+            seen.on_phase("optimizer")
+
+    with mock.patch.object(torch.Tensor, "backward", backward):
+        yield
+
+
+def _gradients(model: nn.Module) -> Gradients:
+    return {
+        name: None if item.grad is None else item.grad.detach().clone()
+        for name, item in model.named_parameters()
+    }
+
+
+def _assert_close(
+    what: str, planned: torch.Tensor | None, plain: torch.Tensor | None
+) -> None:
+    """Assert equality relative to the plain one's norm."""
+    assert (planned is None) == (plain is None), f"{what} is there only once"
+    if planned is None or plain is None:
+        return
+    planned, plain = planned.double().to_dense(), plain.double().to_dense()
+    assert plain.isfinite().all(), f"{what} is not finite in plain training"
+    error = (planned - plain).norm()
+    assert error <= TOLERANCE * plain.norm(), (
+        f"{what} is off by {error / plain.norm():.1e} of its norm"
+    )
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - models draw from the global state

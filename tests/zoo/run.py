@@ -1,0 +1,136 @@
+"""Take the zoo through planning and training; print what works and what does not.
+
+python -m tests.zoo.run                  # all
+python -m tests.zoo.run "causal LM" T5   # families, or names that hold a word
+python -m tests.zoo.run --write          # also docs/zoo.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import signal
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+
+from tests.zoo.check import STAGES, Outcome, check
+from tests.zoo.entry import zoo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
+SECONDS_PER_ENTRY = 120
+
+
+def main() -> int:
+    """Run what the command line asks for; return 1 if something does not work."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="families, or parts of names")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    wanted = parser.parse_args()
+    names = [name for name in zoo() if _is_wanted(name, wanted.words)]
+    outcomes = sorted(_outcomes(names, wanted.jobs), key=_failures_first)
+    for outcome in outcomes:
+        passed = " ".join(
+            f"{stage:8}" if stage in outcome.passed else " " * 8 for stage in STAGES
+        )
+        print(f"{outcome.name:44} {passed} {outcome.seconds:5.1f} s  {outcome.reason}")
+    print(*_shares(outcomes), sep="\n")
+    if wanted.write:
+        PAGE.write_text(page(outcomes), encoding="utf-8")
+    return int(any(outcome.reason for outcome in outcomes))
+
+
+def _is_wanted(name: str, words: Sequence[str]) -> bool:
+    family = zoo()[name].family
+    return not words or any(
+        word == family or word.lower() in name.lower() for word in words
+    )
+
+
+def _failures_first(outcome: Outcome) -> tuple[int, str, str]:
+    stages = len(outcome.passed) if outcome.reason else len(STAGES)
+    return stages, outcome.family, outcome.name
+
+
+def _outcomes(names: Sequence[str], jobs: int) -> Iterable[Outcome]:
+    # Spawned: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
+        waiting = {pool.submit(_limited, name): name for name in names}
+        for count, future in enumerate(as_completed(waiting), 1):
+            name = waiting[future]
+            print(f"\r{count}/{len(names)} {name:60}", end="", file=sys.stderr)
+            try:
+                yield future.result()
+            except Exception as error:  # noqa: BLE001 - a worker that died
+                reasons = {"traced": f"{type(error).__name__}: {error}"}
+                yield Outcome(name, zoo()[name].family, reasons=reasons)
+    print(file=sys.stderr)
+
+
+def _quiet() -> None:
+    torch.set_num_threads(1)
+    os.environ["BUDGETFIT_CACHE"] = "off"
+    transformers.utils.logging.set_verbosity_error()
+
+
+def _limited(name: str) -> Outcome:
+    """Check an entry within its time; an alarm ends Python code wherever it is."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError(f"not done after {SECONDS_PER_ENTRY} s")
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(SECONDS_PER_ENTRY)
+    try:
+        return check(zoo()[name])
+    finally:
+        signal.alarm(0)
+
+
+def _shares(outcomes: Sequence[Outcome]) -> list[str]:
+    total = len(outcomes)
+    lines = []
+    for stage in STAGES:
+        passed = sum(stage in outcome.passed for outcome in outcomes)
+        lines.append(f"{stage}: {passed} of {total} ({passed / max(total, 1):.1%})")
+    return lines
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """Return the page of the documentation."""
+    lines = [
+        "# The zoo: which models work",
+        "",
+        "Written by `make zoo`. Every model is built small and taken through",
+        "`estimate` (traced), `plan` with a batch that budgetfit makes (planned),",
+        "one real step on the CPU whose loss and gradients must equal those of plain",
+        "training, with every block and with every other block recomputed (applied),",
+        'and `verify(device="cpu")` (verified). Model and process are compared before',
+        "and after each.",
+        "",
+        f"With torch {torch.__version__} and transformers {transformers.__version__}:",
+        "",
+        *(f"* {line}" for line in _shares(outcomes)),
+        "",
+        f"| model | task | {' | '.join(STAGES)} | reason |",
+        f"| --- | --- | {' | '.join('---' for _ in STAGES)} | --- |",
+    ]
+    for item in outcomes:
+        marks = " | ".join("yes" if stage in item.passed else "no" for stage in STAGES)
+        reason = item.reason.replace("|", "\\|")[:300]
+        lines.append(f"| {item.name} | {item.family} | {marks} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

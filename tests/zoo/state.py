@@ -1,0 +1,104 @@
+"""What planning, applying and verifying must leave as they found it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Assert that the body leaves the process and the model, values too, alone."""
+    before = process_state() | model_state(model) | model_values(model)
+    yield
+    assert_same(before, process_state() | model_state(model) | model_values(model))
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Assert that two states are equal; what differs is named."""
+    changed = [name for name in before if not _equal(before[name], after.get(name))]
+    changed += [name for name in after if name not in before]
+    assert not changed, f"changed: {', '.join(changed[:4])}"
+
+
+def process_state() -> dict[str, Any]:
+    """Return the global switches and random states that torch and others have."""
+    return {
+        "torch's random state": torch.get_rng_state(),
+        "numpy's random state": str(np.random.get_state()),  # noqa: NPY002
+        "random's state": random.getstate(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "autocast": [
+            (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+        ],
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "function modes": torch._C._len_torch_function_stack(),  # noqa: SLF001
+        "dispatch modes": len(_get_current_dispatch_mode_stack()),
+    }
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return all of a model but its values: objects, flags, hooks, attributes."""
+    state: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        name = path or "the model"
+        state[f"training of {name}"] = module.training
+        for key, value in vars(module).items():
+            if key.endswith("_hooks") or "_hooks_" in key:
+                state[f"{key} of {name}"] = [id(hook) for hook in value.values()]
+        state[f"attributes of {name}"] = {
+            key: id(value)
+            for key, value in vars(module).items()
+            if key in ("forward", "_modules", "_parameters", "_buffers", "config")
+        }
+        state[f"forward of {name}"] = module.__dict__.get("forward")
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        state[name] = (
+            id(tensor),
+            tensor.requires_grad,
+            tensor.dtype,
+            tensor.device,
+            tensor.grad,
+            tuple(id(hook) for hook in (tensor._backward_hooks or {}).values()),  # noqa: SLF001
+        )
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        state[name] = (tensor.dtype, tensor.device, tensor.shape)
+    state["config"] = str(getattr(model, "config", None))
+    return state
+
+
+def model_values(model: nn.Module) -> dict[str, Any]:
+    """Return copies of parameters and buffers; what is on meta has no values."""
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {
+        f"values of {name}": tensor.detach().clone()
+        for name, tensor in tensors
+        if not tensor.is_meta
+    }
+
+
+def _equal(one: Any, other: Any) -> bool:  # noqa: ANN401
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(
+            one.nan_to_num(), other.nan_to_num()
+        )
+    return bool(one == other)
