@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
-_SIZE: Final = r"([\d.]+) (bytes|KiB|MiB|GiB)"
-_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+from budgetfit.core.out_of_memory_text import OutOfMemoryText, read_out_of_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +58,12 @@ class CardMemory:
 def card_memory(text: str, device: torch.device) -> CardMemory:
     """Return what an error's text says, and where it says nothing what torch does now.
 
-    The text is from the moment of the failure; now much of it is free again. It is
-    written in ``c10/cuda/CUDACachingAllocator.cpp``, and for the host in
-    ``c10/core/impl/alloc_cpu.cpp``.
+    The text is from the moment of the failure; now much of it is free again.
     """
-
-    def size(pattern: str) -> int | None:
-        found = re.search(pattern.replace("SIZE", _SIZE), text)
-        return None if found is None else round(float(found[1]) * _UNITS[found[2]])
-
-    allocated = size(r"Of the allocated memory SIZE is allocated by PyTorch")
-    idle = size(r"SIZE is reserved by PyTorch but unallocated")
-    reserved = None if allocated is None or idle is None else allocated + idle
-    total = size(r"total capacity of SIZE")
-    free = size(r"of which SIZE is free")
+    nothing = OutOfMemoryText(kind="allocator", start=0)
+    said = next(iter(read_out_of_memory(text)), nothing)
+    allocated, reserved = said.allocated_bytes, said.reserved_bytes
+    total, free = said.total_bytes, said.free_bytes
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # a device that broke answers nothing
             if allocated is None or reserved is None:
@@ -82,12 +71,11 @@ def card_memory(text: str, device: torch.device) -> CardMemory:
                 reserved = torch.cuda.memory_reserved(device)
             if total is None or free is None:
                 free, total = torch.cuda.mem_get_info(device)
-    host = re.search(r"you tried to allocate (\d+) bytes", text)
     return CardMemory(
-        requested_bytes=int(host[1]) if host else size(r"Tried to allocate SIZE"),
+        requested_bytes=said.requested_bytes,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
-        process_bytes=size(r"this process has SIZE memory in use"),
+        process_bytes=said.process_bytes,
         total_bytes=total,
         free_bytes=free,
     )

@@ -57,5 +57,7 @@ def test_a_text_without_numbers_leaves_them_unknown() -> None:
 
 def test_small_requests_are_read_in_their_unit() -> None:
     for text, size in (("20.00 MiB", 20 * MIB), ("2.00 KiB", 2048), ("512 bytes", 512)):
-        card = card_memory(f"Tried to allocate {text}.", torch.device("cpu"))
+        card = card_memory(
+            f"CUDA out of memory. Tried to allocate {text}.", torch.device("cpu")
+        )
         assert card.requested_bytes == size

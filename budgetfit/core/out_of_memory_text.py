@@ -1,0 +1,207 @@
+"""Out-of-memory messages as numbers: every wording of PyTorch 1.0 to 2.15.
+
+The messages are written in ``c10/cuda/CUDACachingAllocator.cpp`` (before 1.0 in THC),
+``CUDAMallocAsyncAllocator.cpp`` and, for the host, ``c10/core/impl/alloc_cpu.cpp``.
+They are found inside tracebacks and logs, wrapped by terminals and boxed by rich.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["allocator", "driver", "library", "host"]
+
+_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE: Final = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
+_EXABYTE: Final = 2**60  # the allocator names no size above this one
+# What each kind begins with. Spaces may be line breaks.
+_BEGINNINGS: Final[tuple[tuple[Kind, str], ...]] = (
+    ("allocator", r"(?:CUDA|HIP) out of memory\. (?:Tried|Allocation)"),
+    ("allocator", r"Allocation on device \d+ would exceed allowed memory"),
+    ("driver", r"(?:CUDA|HIP)(?: driver)? error: out of memory"),
+    ("driver", r"cuda runtime error \(2\) ?: out of memory"),
+    ("driver", r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"),
+    ("library", r"(?:CUBLAS|CUDNN|CUSOLVER|CUFFT|MIOPEN|HIPBLAS)_STATUS_ALLOC_FAILED"),
+    ("library", r"Failed to CUDA (?:malloc|calloc) "),
+    ("host", r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"),
+    ("allocator", r"(?:CUDA|HIP) out of memory"),
+)
+_START: Final = re.compile(
+    "|".join(f"({start})" for _, start in _BEGINNINGS).replace(" ", r"\s+")
+)
+_LONGEST: Final = 6000  # characters of one message, with its processes
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_BOXES: Final = re.compile("[\u2500-\u257f\u276f]+")
+# "[rank0]: " of torchrun, "[1,0]<stderr>:" of mpirun, "0: " of srun.
+_PREFIX: Final = re.compile(
+    r"^[ \t]*(?:\[rank\d+\]:|\[\d+,\d+\]<\w+>:|\d+:)[ \t]?", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemoryText:
+    """What one message says; None where it says nothing.
+
+    Attributes:
+        kind: ``allocator`` (PyTorch's, with numbers), ``driver`` or ``library`` (past
+            the allocator, without), ``host``.
+        start: Where it begins in the text that ``plain_text`` returns.
+        device: Index of the card.
+        requested_bytes: What was being allocated; 2^60 for "more than 1EB".
+        total_bytes, free_bytes: The card's.
+        allowed_bytes: The process's limit, where a memory fraction is set.
+        allocated_bytes, idle_bytes: PyTorch's: in tensors, and reserved but in none.
+        pools_bytes: Of the allocated ones, those of private pools (CUDA graphs).
+        process_bytes: This process, as the driver sees it.
+        others: Other processes: id and bytes.
+        on_amd: Whether the card is one of AMD's.
+    """
+
+    kind: Kind
+    start: int
+    device: int | None = None
+    requested_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    allowed_bytes: int | None = None
+    allocated_bytes: int | None = None
+    idle_bytes: int | None = None
+    pools_bytes: int = 0
+    process_bytes: int | None = None
+    others: tuple[tuple[int, int], ...] = ()
+    on_amd: bool = False
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """What PyTorch's allocator held: in tensors, and in none."""
+        if self.allocated_bytes is None or self.idle_bytes is None:
+            return None
+        return self.allocated_bytes + self.idle_bytes
+
+
+def plain_text(text: str) -> str:
+    """Return a text without colours, boxes and ranks; lines stay lines."""
+    text = _ESCAPES.sub("", text).replace("\r\n", "\n")
+    if "\\n  File " in text:  # a line of a JSON log; elsewhere it may be a Windows path
+        text = text.replace("\\n", "\n")
+    return _PREFIX.sub("", _BOXES.sub(" ", text))
+
+
+def read_out_of_memory(text: str) -> tuple[OutOfMemoryText, ...]:
+    """Return the messages of a plain text, in its order; empty if it has none."""
+    found = [
+        (match.start(), _BEGINNINGS[(match.lastindex or 1) - 1][0])
+        for match in _START.finditer(text)
+    ]
+    ends = [start for start, _ in found[1:]] + [len(text)] * bool(found)
+    return tuple(
+        _read(kind, start, " ".join(text[start : min(end, start + _LONGEST)].split()))
+        for (start, kind), end in zip(found, ends, strict=True)
+    )
+
+
+def _read(kind: Kind, start: int, text: str) -> OutOfMemoryText:
+    if kind == "host":
+        host = re.search(r"allocate (\d+) bytes", text)
+        requested = int(host[1]) if host else None
+        return OutOfMemoryText(kind=kind, start=start, requested_bytes=requested)
+    if kind != "allocator":
+        return OutOfMemoryText(kind=kind, start=start)
+    allocated = _size(
+        text,
+        "Of the allocated memory SIZE is allocated by PyTorch",
+        "SIZE already allocated",
+        "Currently allocated : SIZE",
+    )
+    device = re.search(r"\bGPU (\d+)|on device (\d+)", text)
+    process, others = _processes(text)
+    return OutOfMemoryText(
+        kind=kind,
+        start=start,
+        device=int(device[1] or device[2]) if device else None,
+        requested_bytes=_requested(text),
+        total_bytes=_size(
+            # Version 2.1 wrote "capacty".
+            text,
+            "total capaci?ty of SIZE",
+            "SIZE total capacity",
+            "Device limit : SIZE",
+        ),
+        free_bytes=_size(
+            text,
+            "of which SIZE is free",
+            r"SIZE free\b",
+            r"Free \(according to CUDA\): SIZE",
+        ),
+        allowed_bytes=_allowed(text),
+        allocated_bytes=allocated,
+        idle_bytes=_idle(text, allocated),
+        pools_bytes=_size(text, "with SIZE allocated in private pools") or 0,
+        process_bytes=process,
+        others=others,
+        on_amd=text.startswith("HIP"),
+    )
+
+
+def _size(text: str, *patterns: str) -> int | None:
+    """Return the size that the first pattern that is found stands for."""
+    for pattern in patterns:
+        found = re.search(pattern.replace("SIZE", _SIZE), text)
+        if found is not None:
+            return round(float(found[1]) * _UNITS[found[2]])
+    return None
+
+
+def _requested(text: str) -> int | None:
+    if "more than 1EB" in text:
+        return _EXABYTE
+    return _size(
+        text, "Tried to allocate SIZE", "Requested size: SIZE", "Requested : SIZE"
+    )
+
+
+def _allowed(text: str) -> int | None:
+    limit = _size(text, "SIZE allowed", r"memory fraction\) : SIZE")
+    # cudaMallocAsync prints the largest number there is for "no limit".
+    return limit if limit is None or limit < _EXABYTE else None
+
+
+def _idle(text: str, allocated: int | None) -> int | None:
+    """Return what is reserved but in no tensor.
+
+    Up to version 1.3 "cached" was that; from 1.4 on "reserved in total" has both.
+    """
+    idle = _size(text, "SIZE is reserved by PyTorch but unallocated", "SIZE cached")
+    reserved = _size(text, "SIZE reserved in total by PyTorch")
+    if idle is None and reserved is not None and allocated is not None:
+        return max(0, reserved - allocated)
+    return idle
+
+
+def _processes(text: str) -> tuple[int | None, tuple[tuple[int, int], ...]]:
+    """Return this process's bytes, and the others'."""
+    process = _size(text, "this process has SIZE memory in use")
+    found = re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+    others = tuple((int(pid), round(float(n) * _UNITS[unit])) for pid, n, unit in found)
+    return process, others
+
+
+def own_process(
+    message: OutOfMemoryText,
+) -> tuple[int | None, Sequence[tuple[int, int]]]:
+    """Return this process's bytes and the other processes, in a container too.
+
+    There the driver counts process ids in another way than the process does, so the
+    message calls it by a number like any other: it is the smallest that can hold what
+    PyTorch had reserved.
+    """
+    reserved = message.reserved_bytes
+    if message.process_bytes is not None or reserved is None:
+        return message.process_bytes, message.others
+    # Sizes are printed with two decimals of a GiB.
+    able = [row for row in message.others if row[1] >= reserved - 2**25]
+    if not able:
+        return None, message.others
+    own = min(able, key=lambda row: row[1])
+    return own[1], [row for row in message.others if row is not own]
