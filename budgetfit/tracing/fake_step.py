@@ -21,6 +21,7 @@ from budgetfit.tracing.fake_model import fake_copy, fake_mode
 from budgetfit.tracing.fake_results import FakeResults
 from budgetfit.tracing.known_values import KnownValues
 from budgetfit.tracing.library_questions import values_matter
+from budgetfit.tracing.real_imports import real_imports
 from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
@@ -299,12 +300,12 @@ def _tell_saved_from_passing(raw: RawTrace) -> None:
 
 @contextlib.contextmanager
 def _quiet_machine() -> Iterator[None]:
-    """No garbage collection in the middle of a trace; random state as it was."""
+    """No garbage collection or import as part of a trace; random state as it was."""
     was_enabled = gc.isenabled()
     gc.disable()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), real_imports():
             yield
     finally:
         random.setstate(python)
