@@ -136,8 +136,8 @@ def search(
 
     First within limits for the solver, then among those that such a limit leaves out.
     At most ``most_rounds`` recipes are judged for the first, and where that is fewer
-    than usual, for both. ``known`` are recipes that were judged before: what cannot
-    be better than them is not traced. ``estimate`` is None when nothing fits, not
+    than usual, for both. ``known`` are recipes that are known to fit: what cannot be
+    better than them is not traced. ``estimate`` is None when nothing fits, not
     even batch 1, or nothing that could be better than what is known.
     """
     found = _within_limits(chains, request, budget, most_rounds, known)
@@ -212,8 +212,6 @@ def _reserve_bytes(estimate: Estimate) -> int:
 
 def _loses(chosen: BatchCandidate, known: Estimate, request: Request) -> bool:
     """Whether a proposal cannot come out ahead of what was judged already."""
-    if not known.fits:
-        return False
     if request.objective == "batch_size":
         return chosen.batch_size < known.recipe.batch_size
     if request.objective == "memory":

@@ -72,10 +72,9 @@ def _other_objectives(
         asked = replace(request, objective=objective)
         tried = []
         if request.checkpointing == "auto" and chains.traces.subject.blocks:
-            tried = [
-                best_of_policy(chains, "full", asked, budget),
-                *(row.estimate for row in practices if row.fits),
-            ]
+            full = best_of_policy(chains, "full", asked, budget)
+            judged_before = [full, *(row.estimate for row in practices)]
+            tried = [each for each in judged_before if each.fits]
         solved = search(
             chains, asked, budget, most_rounds=OBJECTIVE_ROUNDS, known=tried
         ).estimate

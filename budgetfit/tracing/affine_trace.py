@@ -148,23 +148,32 @@ def _lines(
     at_second: Sequence[float],
     dtype: type = np.int64,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the lines through what two runs have, as arrays."""
+    return lines_through(
+        np.array(at_first, dtype),
+        np.array(at_second, dtype),
+        (first.batch_size, second.batch_size),
+    )
+
+
+def lines_through(
+    one: NDArray[Any], other: NDArray[Any], sizes: tuple[int, int]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return intercepts and slopes of the lines through two batch sizes.
 
     Raises:
         NotAffineError: If something grows faster than the batch (scores of every sample
             against every other) or shrinks: its line would be below zero somewhere.
     """
-    one: NDArray[Any] = np.array(at_first, dtype)
-    other: NDArray[Any] = np.array(at_second, dtype)
-    span = second.batch_size - first.batch_size
+    span = sizes[1] - sizes[0]
     if span == 0:
         return one, np.zeros_like(one)
-    slope = (other - one) / span if dtype is np.float64 else (other - one) // span
-    fixed = one - slope * first.batch_size
+    slope = (other - one) / span if one.dtype.kind == "f" else (other - one) // span
+    fixed = one - slope * sizes[0]
     odd = np.flatnonzero((fixed < 0) | (slope < 0))
     if len(odd):
         raise NotAffineError(
-            f"batch sizes {first.batch_size} and {second.batch_size} are on no line: "
+            f"batch sizes {sizes[0]} and {sizes[1]} are on no line: "
             f"{one[odd[0]]:.0f} and {other[odd[0]]:.0f}"
         )
     return fixed, slope

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from budgetfit.core.step_trace import Affine, KernelScratch
-from budgetfit.tracing.affine_trace import NotAffineError
+from budgetfit.tracing.affine_trace import lines_through
 from budgetfit.tracing.flat_trace import difference
 from budgetfit.tracing.unit_anchors import NotRepeatedError
 
@@ -52,14 +52,16 @@ def line_and_proof(
     if found:
         raise NotRepeatedError(f"one block more makes a difference: {found}")
     sizes = one.batch_sizes[0], other.batch_sizes[0]
-    fixed, slope = _lines(longer.storages["fixed"], other.storages["fixed"], sizes)
+    fixed, slope = lines_through(
+        longer.storages["fixed"], other.storages["fixed"], sizes
+    )
     outside = _outside(longer, layouts)
     if (outside & (fixed > 0) & (slope > 0)).any():
         raise NotRepeatedError("what is outside the blocks may depend on their number")
     storages, ops = dict(one.storages), dict(one.ops)
     storages["fixed"], storages["slope"] = _own(storage, fixed), _own(storage, slope)
     for at_zero, per_sample in _OP_LINES:
-        pair = _lines(longer.ops[at_zero], other.ops[at_zero], sizes)
+        pair = lines_through(longer.ops[at_zero], other.ops[at_zero], sizes)
         ops[at_zero], ops[per_sample] = (_own(op, column) for column in pair)
     # What an op on lists moves of the period that was added is for ``repeat_blocks``.
     lists = np.unique(one.shares[:, 0])
@@ -101,23 +103,6 @@ def _own(number: Ints, column: NDArray[Any]) -> NDArray[Any]:
     return folded
 
 
-def _lines(
-    one: NDArray[Any], other: NDArray[Any], sizes: tuple[int, int]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return intercepts and slopes.
-
-    Raises:
-        NotAffineError: If a line would be below zero somewhere.
-    """
-    whole = one.dtype.kind == "i"
-    span = sizes[1] - sizes[0]
-    slope = (other - one) // span if whole else (other - one) / span
-    fixed = one - slope * sizes[0]
-    if (fixed < 0).any() or (slope < 0).any():
-        raise NotAffineError(f"batch sizes {sizes[0]} and {sizes[1]} are on no line")
-    return fixed, slope
-
-
 def _outside(flat: FlatTrace, layouts: Sequence[RunLayout]) -> NDArray[np.bool_]:
     """Say which storages belong to no period of a run."""
     inside = np.zeros(len(flat.storages["fixed"]), bool)
@@ -148,7 +133,7 @@ def _scratch(
                 np.array([each.fixed for each in row.arguments], np.int64)
                 for row in (one, two)
             )
-            fixed, slope = _lines(values, others, sizes)
+            fixed, slope = lines_through(values, others, sizes)
             arguments = tuple(
                 Affine(int(a), int(b)) for a, b in zip(fixed, slope, strict=True)
             )
