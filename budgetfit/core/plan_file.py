@@ -89,7 +89,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     for name in found:
         if not _is_text(name):
-            raise damaged(ascii(name), "the name is no valid Unicode")
+            raise damaged(ascii(name)[1:-1], "the name is no valid Unicode")
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
