@@ -151,6 +151,9 @@ def check_fields(plan: Plan) -> None:
                 f"there are {len(block.choices)} choices, counted from 0",
             )
     _check_asked(plan.provenance.get("asked"))
+    for name in ("solver", "certificate"):
+        if not isinstance(plan.provenance.get(name, ""), str):
+            raise damaged(f"provenance.{name}", "a text is expected")
     _check_same(plan.recipe, plan.estimate.recipe)
 
 
