@@ -24,6 +24,7 @@ from budgetfit.cli_answers import (
     write,
 )
 from budgetfit.cli_compare import compare
+from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
 from budgetfit.core.errors import InputError
 
@@ -315,6 +316,9 @@ def gpus(
             typer.echo(_json().gpus_json(all_gpus()))
         else:
             _text().show(_text().gpus_text(all_gpus()), width=_text().WIDE)
+
+
+app.command()(explain)
 
 
 def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet

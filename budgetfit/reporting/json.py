@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from budgetfit.core.card_row import CardRow
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import Estimate, Layer, Plan, Verification
+    from budgetfit.doctor.finding import Finding
+    from budgetfit.explain.explanation import Explanation
 
 
 def plan_json(plan: Plan) -> str:
@@ -74,6 +76,18 @@ def gpus_json(gpus: Iterable[Gpu]) -> str:
 def export_json(to: str, text: str) -> str:
     """``{"to": ..., "text": ...}``."""
     return _document({"to": to, "text": text})
+
+
+def explanation_json(found: Explanation) -> str:
+    """The explanation's fields; bytes that the message does not tell are null."""
+    return _document(dataclasses.asdict(found))
+
+
+def check_up_json(findings: Sequence[Finding]) -> str:
+    """``{"problems": ..., "findings": [...]}``."""
+    problems = sum(finding.verdict == "problem" for finding in findings)
+    rows = [dataclasses.asdict(finding) for finding in findings]
+    return _document({"problems": problems, "findings": rows})
 
 
 def error_json(error: Exception) -> str:

@@ -88,6 +88,16 @@ def bullets(texts: Iterable[str]) -> RenderableType:
     return grid
 
 
+def commands_text(commands: Iterable[str], *, indent: str = "    ") -> RenderableType:
+    """Commands, one per line and never broken: they are copied."""
+    return Group(
+        *(
+            Text(indent + command, style="bold", no_wrap=True, overflow="ignore")
+            for command in commands
+        )
+    )
+
+
 def table(
     titles: Sequence[str],
     rows: Iterable[Sequence[str]],

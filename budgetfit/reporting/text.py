@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from budgetfit.reporting.compare_text import compare_text
+from budgetfit.reporting.doctor_text import doctor_text
 from budgetfit.reporting.estimate_text import estimate_text
+from budgetfit.reporting.explain_text import explain_text
 from budgetfit.reporting.layout import WIDE, make_console, render, show
 from budgetfit.reporting.plan_text import plan_text
 from budgetfit.reporting.tables import gpus_text, layers_text
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "WIDE",
     "compare_text",
+    "doctor_text",
     "estimate_text",
+    "explain_text",
     "gpus_text",
     "layers_text",
     "make_console",

@@ -1,0 +1,143 @@
+"""What was to blame for a full card."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.out_of_memory_text import OutOfMemoryText
+from budgetfit.explain.card_parts import ROUNDING_BYTES, CardParts
+from budgetfit.explain.explanation import Cause
+
+_IMPOSSIBLE_BYTES: Final = 2**60
+# Less than this share of the card explains nothing: the next tensor would have failed.
+_NOTABLE_SHARE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What was to blame, and what was missing.
+
+    Attributes:
+        cause: In a few words.
+        summary: In a sentence, with numbers.
+        missing_bytes: What was asked for beyond what was free; None if unknown.
+    """
+
+    cause: Cause
+    summary: str
+    missing_bytes: int | None = None
+
+
+def find_cause(message: OutOfMemoryText, parts: CardParts) -> Blame:
+    """Return the cause that the numbers are evidence for."""
+    if message.kind == "host":
+        asked = message.requested_bytes
+        size = "" if asked is None else f" for {format_bytes(asked)}"
+        return Blame(
+            cause="host memory",
+            summary=f"The computer's own memory was full, not the card's: it was "
+            f"asked{size}.",
+        )
+    if message.kind != "allocator":
+        return Blame(
+            cause="outside the allocator",
+            summary="The driver or a CUDA library found no memory. PyTorch's "
+            "allocator was not asked, so the message has no numbers.",
+        )
+    return _impossible(message) or _of_numbers(message, parts)
+
+
+def _impossible(message: OutOfMemoryText) -> Blame | None:
+    asked, total = message.requested_bytes, message.total_bytes
+    if asked is None or (asked < _IMPOSSIBLE_BYTES and (not total or asked <= total)):
+        reserved = message.reserved_bytes
+        if total is None or reserved is None or reserved <= total + ROUNDING_BYTES:
+            return None
+        return Blame(
+            cause="driver pages to host memory",
+            summary=f"PyTorch held {format_bytes(reserved)} on a card of "
+            f"{format_bytes(total)}: the driver had moved the rest to host memory, "
+            "which makes training many times slower before it fails.",
+            missing_bytes=asked,
+        )
+    size = "more than 2^60 bytes" if asked >= _IMPOSSIBLE_BYTES else format_bytes(asked)
+    card = "" if total is None else f", on a card of {format_bytes(total)}"
+    return Blame(
+        cause="one tensor larger than the card",
+        summary=f"One tensor of {size} was asked for{card}.",
+        missing_bytes=asked - (message.free_bytes or 0),
+    )
+
+
+def _of_numbers(message: OutOfMemoryText, parts: CardParts) -> Blame:
+    asked, free = message.requested_bytes, message.free_bytes
+    if asked is None or free is None:
+        return Blame(
+            cause="the model and its batch",
+            summary="The card was full. The message has no further numbers.",
+        )
+    room = free
+    reserved = message.reserved_bytes
+    if message.allowed_bytes is not None and reserved is not None:
+        room = min(free, max(0, message.allowed_bytes - reserved))
+    missing = max(0, asked - room)
+    notable = max(missing, round(_NOTABLE_SHARE * (message.total_bytes or 0)))
+    idle, others = message.idle_bytes or 0, parts.others_bytes
+    if idle >= notable and idle >= others:
+        return _fragmented(idle, asked, room, missing)
+    if room < free and missing:
+        return _limited(message, missing)
+    if not missing:
+        return _refused(asked, free)
+    if others >= notable:
+        return Blame(
+            cause="other processes",
+            summary=f"Other processes held {format_bytes(others)} of the card; "
+            f"{format_bytes(missing)} were missing.",
+            missing_bytes=missing,
+        )
+    return _full(message, parts, missing)
+
+
+def _fragmented(idle: int, asked: int, room: int, missing: int) -> Blame:
+    return Blame(
+        cause="fragmentation",
+        summary=f"{format_bytes(idle)} were reserved by PyTorch and in no tensor, but "
+        f"not in one piece: with the {format_bytes(room)} that were free they would "
+        f"have been enough for the {format_bytes(asked)} that were asked for.",
+        missing_bytes=missing,
+    )
+
+
+def _limited(message: OutOfMemoryText, missing: int) -> Blame:
+    allowed, total = message.allowed_bytes or 0, message.total_bytes or 0
+    return Blame(
+        cause="limit of the process",
+        summary=f"This process may take {format_bytes(allowed)} of the card's "
+        f"{format_bytes(total)}, by a memory fraction that was set; "
+        f"{format_bytes(missing)} were missing.",
+        missing_bytes=missing,
+    )
+
+
+def _refused(asked: int, free: int) -> Blame:
+    return Blame(
+        cause="more free than asked for",
+        summary=f"{format_bytes(asked)} were asked for and {format_bytes(free)} were "
+        "free, but the driver refused: another process held them a moment before, or "
+        "the system limits what one process may take (Windows, containers).",
+        missing_bytes=0,
+    )
+
+
+def _full(message: OutOfMemoryText, parts: CardParts, missing: int) -> Blame:
+    allocated = message.allocated_bytes
+    held = "" if allocated is None else f" with {format_bytes(allocated)} in tensors"
+    gain = (message.idle_bytes or 0) + parts.others_bytes
+    return Blame(
+        cause="the model and its batch",
+        summary=f"The model and its batch filled the card{held}; "
+        f"{format_bytes(missing)} were missing. Without fragmentation and other "
+        f"processes there would be {format_bytes(gain)} more.",
+        missing_bytes=missing,
+    )

@@ -1,0 +1,81 @@
+"""From a text with an out-of-memory message to what it means."""
+
+import math
+
+from budgetfit.core.errors import InputError
+from budgetfit.core.out_of_memory_text import (
+    OutOfMemoryText,
+    plain_text,
+    read_out_of_memory,
+)
+from budgetfit.explain.advice import find_advice
+from budgetfit.explain.card_parts import card_parts, list_parts
+from budgetfit.explain.cause import find_cause
+from budgetfit.explain.explanation import Explanation
+from budgetfit.explain.failed_phase import FailedPhase, failed_phase
+
+_EXAMPLE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+    "23.65 GiB of which 1.20 GiB is free. ..."
+)
+
+
+def explain(text: str) -> Explanation:
+    """Explain the last out-of-memory message of a text.
+
+    Args:
+        text: A message, a traceback or a whole log, as it was printed.
+
+    Raises:
+        InputError: The text has no such message.
+    """
+    plain = plain_text(text)
+    messages = read_out_of_memory(plain)
+    if not messages:
+        size = f"{len(text):,} characters" if text.strip() else "nothing"
+        raise InputError(
+            f"No out-of-memory message was found in the text ({size}). Hand in what "
+            f"PyTorch printed, with the traceback above it: {_EXAMPLE!r}"
+        )
+    message = _telling(messages)
+    where = failed_phase(plain[: message.start])
+    parts = card_parts(message)
+    blame = find_cause(message, parts)
+    return Explanation(
+        message=message,
+        messages=len(messages),
+        where=where,
+        cause=blame.cause,
+        summary=blame.summary,
+        missing_bytes=blame.missing_bytes,
+        parts=list_parts(message, parts),
+        advice=find_advice(message, parts, where, blame),
+        commands=_next(message, where, parts.usable_bytes),
+    )
+
+
+def _telling(messages: tuple[OutOfMemoryText, ...]) -> OutOfMemoryText:
+    """Return the last message, one with numbers if there is one.
+
+    What came before was survived: a search for a batch size, say.
+    """
+    telling = [message for message in messages if message.total_bytes is not None]
+    return (telling or list(messages))[-1]
+
+
+def _next(
+    message: OutOfMemoryText, where: FailedPhase, usable_bytes: int | None
+) -> tuple[str, ...]:
+    """Return what to run: a plan for what the process can have, and a check-up."""
+    if message.kind == "host":
+        return ("budgetfit doctor",)
+    size = "SIZE"
+    if usable_bytes is not None:
+        size = f"{math.floor(usable_bytes / 2**30 * 100) / 100:.2f}GiB"
+    extra = {
+        "optimizer": " --optimizer adamw_bnb_8bit",
+        "loading": " --method qlora",
+        "to_device": " --method qlora",
+    }.get(where.phase, "")
+    plan = f"budgetfit plan MODEL --vram {size}"
+    return tuple(dict.fromkeys((plan, plan + extra, "budgetfit doctor")))
