@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from budgetfit.tracing.log_rows import run_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from budgetfit.tracing.log_rows import RunOp
 
@@ -110,6 +110,12 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield from _leaves(value)
         else:
             yield value
+
+
+class _Later(NamedTuple):
+    """A constant that nobody has looked at yet: most are an optimizer's zeros."""
+
+    make: Callable[[], torch.Tensor]
 
 
 class KnownValues:
@@ -211,6 +217,13 @@ class KnownValues:
             else:
                 yield index
 
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the real values of a fake; what is none is its own."""
+        found = self._real.get(tensor, tensor)
+        if isinstance(found, _Later):
+            found = self._real[tensor] = found.make()
+        return found
+
     def _follow(
         self,
         func: torch._ops.OpOverload,
@@ -218,6 +231,10 @@ class KnownValues:
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
     ) -> None:
+        if func in LIKE:
+            if _whole(out):
+                self._real[out] = _Later(_like(func, args, kwargs))
+            return
         real = self._compute(func, args, kwargs)
         for fake, value in zip(_tensors(out), _tensors(real), strict=True):
             self.remember(fake, value)
@@ -229,20 +246,9 @@ class KnownValues:
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
         leaves, spec = tree_flatten((args, kwargs))
-        values = [
-            self._real.get(x, x) if isinstance(x, torch.Tensor) else x for x in leaves
-        ]
+        values = [self._value(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         with _disable_current_modes():
-            if func in LIKE:  # only the shape of the first argument is read
-                values = [
-                    torch.empty(x.shape, dtype=x.dtype, device="meta")
-                    if isinstance(x, FakeTensor)
-                    else x
-                    for x in values
-                ]
             real_args, real_kwargs = tree_unflatten(values, spec)
-            if func in LIKE:
-                real_kwargs = {**real_kwargs, "device": "cpu"}
             return func(*real_args, **real_kwargs)
 
     def _forget(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
@@ -258,6 +264,25 @@ class KnownValues:
         for fake in list(self._real.keys()):
             if fake.untyped_storage()._cdata in written:
                 del self._real[fake]
+
+
+def _like(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], torch.Tensor]:
+    """Return what makes a constant, and holds only the shape that it is made like."""
+    with _disable_current_modes():
+        args = tuple(
+            torch.empty(x.shape, dtype=x.dtype, device="meta")
+            if isinstance(x, torch.Tensor)
+            else x
+            for x in args
+        )
+
+    def make() -> torch.Tensor:
+        with _disable_current_modes():
+            return func(*args, **{**kwargs, "device": "cpu"})
+
+    return make
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
