@@ -13,6 +13,7 @@ from budgetfit.applying.compiled import plain_module
 from budgetfit.applying.optimizer import qualified_name
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.counts import whole_number
 from budgetfit.core.cuda_context import CudaContext
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
@@ -124,15 +125,8 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     Raises:
         InputError: If the model, batch or loss is not what was expected.
     """
-    if max_length is not None and (
-        isinstance(max_length, bool)
-        or not isinstance(max_length, int)
-        or max_length < 1
-    ):
-        raise InputError(
-            f"max_length must be a whole number of at least 1, for example 1024; got "
-            f"{max_length!r}."
-        )
+    if max_length is not None:
+        whole_number("max_length", max_length, example=1024)
     if loss is not None and not callable(loss):
         raise InputError("loss must be a function: loss(outputs, batch) -> scalar.")
     if progress is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from budgetfit.core.counts import whole_number
 from budgetfit.core.errors import InputError
 
 Method = Literal["lora", "qlora"]
@@ -75,7 +76,7 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
     """Return the adapter that was asked for; None without a method.
 
     Raises:
-        InputError: If something cannot be what was meant.
+        InputError: If something cannot be what was meant, or would change nothing.
     """
     if method is None:
         if quantization is not None:
@@ -83,14 +84,21 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
                 f"quantization={quantization!r} is for a frozen base: quantised "
                 'weights are not trained. Add method="qlora" (--method qlora).'
             )
+        usual = Adapter(method="lora")
+        _refuse_settings_of_none(
+            lora_r=lora_r != usual.r,
+            lora_alpha=lora_alpha != usual.alpha,
+            lora_dropout=lora_dropout != usual.dropout,
+            target_modules=target_modules != usual.target_modules,
+        )
         return None
     stored: Quantization | None = "nf4" if method == "qlora" else None
     if quantization is not None:
         stored = _one_of("quantization", quantization, QUANTIZATIONS)
     return Adapter(
         method=_one_of("method", method, METHODS),
-        r=_at_least_one("lora_r", lora_r),
-        alpha=_at_least_one("lora_alpha", lora_alpha),
+        r=whole_number("lora_r", lora_r, example=16),
+        alpha=whole_number("lora_alpha", lora_alpha, example=32),
         dropout=_share("lora_dropout", lora_dropout),
         target_modules=_targets(target_modules),
         quantization=stored,
@@ -100,20 +108,21 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
     )
 
 
+def _refuse_settings_of_none(**is_set: bool) -> None:
+    """Refuse settings of adapters where none are trained: they would change nothing."""
+    for name, was_set in is_set.items():
+        if was_set:
+            raise InputError(
+                f"{name} is a setting of adapters, and none are trained. Add "
+                'method="lora" or method="qlora" (--method lora).'
+            )
+
+
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:  # noqa: ANN401
     if value not in known:
         raise InputError(
             f"{value!r} is not a {name}. Use one of: {', '.join(known)}; for example "
             f'{name}="{known[0]}".'
-        )
-    return value
-
-
-def _at_least_one(name: str, value: Any) -> int:  # noqa: ANN401
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(
-            f"{name} must be a whole number of at least 1, for example 16; "
-            f"got {value!r}."
         )
     return value
 
@@ -130,7 +139,9 @@ def _share(name: str, value: Any) -> float:  # noqa: ANN401
 
 def _targets(value: Any) -> str | tuple[str, ...]:  # noqa: ANN401
     if isinstance(value, str) and value.isidentifier():
-        return (value,)  # a name; as a pattern it would have to be a module's whole path
+        return (
+            value,
+        )  # a name; as a pattern it would have to be a module's whole path
     if isinstance(value, str) and value:
         return value
     names = tuple(value) if isinstance(value, Sequence) else ()

@@ -103,11 +103,11 @@ def find_gpu(text: str) -> Gpu:
         return _gpus_by_name()[names[0]]
     if names:
         raise InputError(
-            f"{text!r} is the name of {len(names)} cards: {', '.join(names)}. "
+            f"{text!r:.80} is the name of {len(names)} cards: {', '.join(names)}. "
             f'Write one of them, for example "{names[0]}".'
         )
     raise InputError(
-        f"{text!r} is not in the card table. Nearest: {', '.join(_nearest(text))}. "
+        f"{text!r:.80} is not in the card table. Nearest: {', '.join(_nearest(text))}. "
         "`budgetfit gpus` lists all cards; vram= takes a size instead."
     )
 

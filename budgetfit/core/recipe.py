@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
+from budgetfit.core.counts import MOST_PER_STEP, whole_number
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,13 +109,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse counts below one and blocks that are in two segments."""
-        for name in ("batch_size", "gradient_accumulation_steps", "loss_chunks"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(
-                    f"{name} must be a whole number of at least 1, for example 8; "
-                    f"got {value!r}."
-                )
+        whole_number("batch_size", self.batch_size)
+        whole_number("loss_chunks", self.loss_chunks)
+        steps = self.gradient_accumulation_steps
+        whole_number("gradient_accumulation_steps", steps, most=MOST_PER_STEP)
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
             raise InputError(
                 "optimizer_in_backward uses each gradient up at once, so there is "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.core.counts import MOST_PER_STEP, MOST_SAMPLES, whole_number
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import automatic_precision, find_precision
 
@@ -56,23 +57,17 @@ def check_batch(batch_size: int | None, effective_batch_size: int | None) -> Non
         InputError: If a size is below 1 or the micro-batch does not divide the
             effective batch.
     """
-    for name, value in (
-        ("batch_size", batch_size),
-        ("effective_batch_size", effective_batch_size),
+    for name, value, most in (
+        ("batch_size", batch_size, MOST_SAMPLES),
+        ("effective_batch_size", effective_batch_size, MOST_PER_STEP),
     ):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(
-                f"{name} must be a whole number of at least 1, for example 8; "
-                f"got {value!r}."
-            )
+        if value is not None:
+            whole_number(name, value, most=most)
     if batch_size and effective_batch_size and effective_batch_size % batch_size:
-        divisors = [
-            d for d in range(1, batch_size + 1) if effective_batch_size % d == 0
-        ]
+        smaller = range(batch_size, 0, -1)
+        divisor = next(size for size in smaller if effective_batch_size % size == 0)
         raise InputError(
             f"batch_size {batch_size} does not divide effective_batch_size "
             f"{effective_batch_size}, and the effective batch is never changed. The "
-            f"next smaller one that does is {divisors[-1]}."
+            f"next smaller one that does is {divisor}."
         )

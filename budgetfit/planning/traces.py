@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Never 1: broadcasting and squeezing differ there (tracing T6).
 TRACED_BATCH_SIZES = (2, 3)
+LARGEST_TRACED_BATCH = 2**16  # its whole numbers are real: more would fill the host
 STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
 
 Program = tuple[str, str, tuple[Segment, ...], bool, bool, int, bool]
@@ -178,6 +179,11 @@ class Traces:
         The whole numbers in a batch are followed up to a limit (tracing T8); a model
         that asks about them cannot be traced with more.
         """
+        if recipe.batch_size > LARGEST_TRACED_BATCH:
+            line = self._trace_line(recipe, program)
+            if line is not None:
+                self._affine[program] = line
+                return line
         try:
             twin = self._twin_trace(recipe, (recipe.batch_size,), program)
             if twin is not None:
