@@ -139,9 +139,7 @@ def _share(name: str, value: Any) -> float:  # noqa: ANN401
 
 def _targets(value: Any) -> str | tuple[str, ...]:  # noqa: ANN401
     if isinstance(value, str) and value.isidentifier():
-        return (
-            value,
-        )  # a name; as a pattern it would have to be a module's whole path
+        return (value,)  # a name: as a pattern it would have to be the whole path
     if isinstance(value, str) and value:
         return value
     names = tuple(value) if isinstance(value, Sequence) else ()

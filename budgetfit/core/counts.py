@@ -29,5 +29,5 @@ def whole_number(
             f"got {value!r:.80}."
         )
     if value > most:
-        raise InputError(f"{name} can be {most:,} at most; got {value!r:.30}.")
+        raise InputError(f"{name} can be {most:,} at most.")
     return value
