@@ -1,0 +1,156 @@
+"""Modules as users write them: outputs, arguments, structure, autograd, loops."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tests.zoo.entry import Entry
+from tests.zoo.networks import user_autograd as ag
+from tests.zoo.networks import user_outputs as out
+from tests.zoo.networks import user_structure as st
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_X, _Y = torch.linspace(-1, 1, 4 * 8).view(4, 8), torch.zeros(4, 8)
+_TOKENS = torch.arange(20).view(2, 10)
+
+
+def _user(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:  # noqa: ANN401
+    return Entry(f"user's {name}", "users' modules", build, plan, on_meta=False)
+
+
+_OUTPUTS = [
+    _user("dictionary as output", out.DictOutput),
+    _user("dataclass with a loss as output", out.DataclassOutput),
+    _user("frozen dataclass as output", out.FrozenDataclassOutput),
+    _user("named tuple as output", out.NamedTupleOutput),
+    _user("indices and None among the outputs", out.TupleWithIntegers),
+    _user("plain object with a loss", out.PlainObjectOutput),
+    _user(
+        "distribution as output",
+        out.DistributionOutput,
+        batch={"x": _X, "y": _Y},
+        loss=out.negative_log_likelihood,
+    ),
+    _user("list of losses", out.LossList),
+    _user("dictionary of losses", out.LossDict),
+    _user("scalar loss", out.ScalarLoss, batch=(_X, _Y)),
+    _user(
+        "several losses",
+        out.SeveralLosses,
+        batch={
+            "x": _X,
+            "kind": torch.tensor([0, 1, 2, 0]),
+            "value": torch.zeros(4),
+        },
+        loss=out.weighed_losses,
+    ),
+    _user(
+        "criterion with weights",
+        out.Trunk,
+        batch=(_X, torch.tensor([0, 1, 2, 3])),
+        loss=out.StatefulLoss(),
+    ),
+]
+_ARGUMENTS = [
+    _user(
+        "arguments by name alone",
+        out.KeywordOnly,
+        batch={"x": _X, "scale": 2.0, "mode": "sum"},
+    ),
+    _user("*args", out.AnyArguments, batch=(_X, _Y, _X)),
+    _user("**kwargs", out.AnyKeywords, batch={"left": _X, "right": _Y}),
+    _user(
+        "batch as the one argument",
+        out.BatchDictionary,
+        batch=({"x": _X, "y": _Y, "flag": True, "mode": "train", "repeat": 3},),
+    ),
+    _user(
+        "nested batch",
+        out.NestedBatch,
+        batch=([{"image": _X}, {"image": _Y}], (torch.ones(4), 2)),
+    ),
+    _user("dataclass as batch", out.DataclassBatch, batch=(out.Sample(_X, _Y),)),
+    _user(
+        "graph of nodes and edges",
+        out.GraphBatch,
+        batch={"nodes": _X, "edges": torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])},
+    ),
+]
+_STRUCTURE = [
+    _user("nested lists of modules", st.NestedLists),
+    _user("block called three times", st.SharedBlock),
+    _user("block under two names", st.SharedAmongOthers),
+    _user("siamese network", st.Siamese, batch=(_X, _Y)),
+    _user("tied autoencoder", st.TiedAutoencoder),
+    _user("language model with tied embeddings", st.TiedLanguageModel),
+    _user("frozen trunk in evaluation mode", st.FrozenTrunk),
+    _user("half of the blocks frozen", st.HalfFrozen),
+    _user("ParameterList and ParameterDict", st.Parameters, batch=_X),
+    _user("head chosen by name", st.ModuleDictOfTasks, batch={"x": _X, "task": "b"}),
+    _user("modules in a plain list", st.HiddenModules),
+    _user("weight norm", st.WeightNorm),
+    _user("weight norm by a hook", st.old_weight_norm),
+    _user("spectral norm", st.spectral_norm),
+    _user("spectral norm by a hook", st.old_spectral_norm),
+    _user("parametrizations", st.parametrized),
+    _user("pruned weights", st.pruned),
+    _user("lock among the attributes", st.WithLock),
+    _user("torch.Generator among the attributes", st.WithGenerator),
+    _user("running generator among the attributes", st.WithPythonGenerator),
+    _user("model that keeps its last output", st.used_once),
+    _user("slots and a property as weight", st.Slots, batch=_X),
+    _user("buffer made by the first batch", st.LazyBuffer),
+    _user("tensors in plain attributes", st.OtherTensors),
+    _user("GAN in one module", st.Gan),
+    _user("momentum encoder", st.MomentumEncoder),
+]
+_INSIDE = [
+    _user("autograd Functions", ag.CustomFunctions),
+    _user("in-place ops", ag.InPlace),
+    _user("blocks that write to their input", ag.WritesItsInput),
+    _user("own checkpoints", partial(ag.OwnCheckpoint, reentrant=False)),
+    _user("own reentrant checkpoints", partial(ag.OwnCheckpoint, reentrant=True)),
+    _user("checkpoints inside blocks", ag.CheckpointInside),
+    _user("checkpoint_sequential", ag.CheckpointSequential),
+    _user("buffers updated in forward", ag.UpdatedBuffers),
+    _user("buffer replaced in forward", ag.ReplacedBuffer),
+    _user("queue with a pointer", ag.MemoryQueue),
+    _user("module hooks", ag.WithHooks),
+    _user("tensor hooks", ag.TensorHooks),
+    _user("attention by einsum", ag.Attention),
+    _user("Fourier operator", ag.Fourier),
+    _user("complex network", ag.ComplexNet, batch=_X),
+    _user("sparse embedding", ag.SparseEmbedding, optimizer=torch.optim.SGD),
+    _user("blocks skipped at random", ag.StochasticDepth),
+    _user("control flow on shapes", ag.ShapeControl, batch=torch.zeros(2, 101, 8)),
+    _user("loop over time", ag.Scan, batch=torch.ones(2, 20, 8)),
+    _user("cell in a loop", ag.CellLoop, batch=torch.ones(2, 9, 8)),
+    _user(
+        "packed sequences",
+        ag.PackedLstm,
+        batch={"tokens": _TOKENS, "lengths": torch.tensor([10, 6])},
+    ),
+    _user("functional call with moved weights", ag.FunctionalCall),
+    _user("gradient penalty", ag.GradientPenalty),
+    _user("vmap", ag.Vmapped, batch=_X),
+    _user("Runge-Kutta steps", ag.NeuralOde),
+    _user("reversible blocks", ag.Reversible),
+    _user("part without autocast", ag.NestedAutocast),
+    _user("sorting, gathering and scattering", ag.ParameterInOptimisedPath),
+    _user("experts that all run", ag.SoftExperts),
+    _user("experts on their own samples", ag.HardExperts),
+    _user(
+        "boolean mask from the batch",
+        ag.BooleanMask,
+        batch={"x": _X, "mask": torch.tensor([True, False, True, True])},
+    ),
+    _user("TorchScript part", ag.Scripted),
+    _user("compiled blocks", ag.CompiledPart),
+]
+ENTRIES = [*_OUTPUTS, *_ARGUMENTS, *_STRUCTURE, *_INSIDE]
