@@ -24,6 +24,7 @@ from budgetfit.cli_answers import (
     write,
 )
 from budgetfit.cli_compare import compare
+from budgetfit.cli_doctor import doctor
 from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
 from budgetfit.core.errors import InputError
@@ -318,6 +319,7 @@ def gpus(
             _text().show(_text().gpus_text(all_gpus()), width=_text().WIDE)
 
 
+app.command()(doctor)
 app.command()(explain)
 
 

@@ -28,7 +28,7 @@ def _finding(finding: Finding) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=len("problem"))
     grid.add_column(width=_TOPIC_COLUMNS)
-    grid.add_column()
+    grid.add_column(overflow="fold")
     grid.add_row(
         Text(finding.verdict, style=_STYLES[finding.verdict]),
         Text(finding.topic),

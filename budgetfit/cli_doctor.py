@@ -1,0 +1,29 @@
+"""``budgetfit doctor``: whether this installation can train."""
+
+import importlib
+
+import typer
+
+from budgetfit import cli_options as options
+from budgetfit.cli_answers import ERROR, answering, working
+
+
+def doctor(
+    *,
+    gpu: options.Gpu = None,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Check torch, driver, card and libraries; exit code 1 if there are problems."""
+    with answering(as_json=as_json, traceback=traceback):
+        with working():
+            module = importlib.import_module("budgetfit.doctor.check_up")
+            findings = module.check_up(gpu)
+        if as_json:
+            json = importlib.import_module("budgetfit.reporting.json")
+            typer.echo(json.check_up_json(findings))
+        else:
+            text = importlib.import_module("budgetfit.reporting.text")
+            text.show(text.doctor_text(findings))
+        if any(finding.verdict == "problem" for finding in findings):
+            raise typer.Exit(ERROR)

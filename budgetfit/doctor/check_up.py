@@ -1,0 +1,57 @@
+"""The whole check-up: gather the facts, judge each."""
+
+from collections.abc import Iterator
+
+from budgetfit.doctor.facts import Machine
+from budgetfit.doctor.finding import Finding
+from budgetfit.doctor.gather import gather, with_card
+from budgetfit.doctor.judge_allocator import judge_allocator
+from budgetfit.doctor.judge_card import judge_card
+from budgetfit.doctor.judge_libraries import judge_libraries
+from budgetfit.doctor.judge_torch import judge_torch
+
+
+def check_up(gpu: str | None = None) -> tuple[Finding, ...]:
+    """Look at this installation; works without a GPU and with libraries that break.
+
+    Args:
+        gpu: Judge as if this card were in the machine.
+
+    Raises:
+        InputError: No such card; names the nearest.
+    """
+    machine = gather()
+    return tuple(judge(machine if gpu is None else with_card(machine, gpu)))
+
+
+def judge(machine: Machine) -> Iterator[Finding]:
+    """Yield every finding about a machine, from its facts alone."""
+    yield from judge_torch(machine)
+    yield from judge_card(machine)
+    yield from judge_allocator(machine)
+    yield from judge_libraries(machine)
+    yield _cache(machine)
+
+
+def _cache(machine: Machine) -> Finding:
+    if machine.cache_error:
+        return Finding(
+            topic="cache",
+            verdict="problem",
+            meaning=f"Traces cannot be kept in {machine.cache_folder} "
+            f"({machine.cache_error}): every plan traces anew.",
+            commands=("export BUDGETFIT_CACHE=/a/folder/of/yours",),
+        )
+    if not machine.cache_folder:
+        return Finding(
+            topic="cache",
+            verdict="note",
+            meaning="Traces are not kept (BUDGETFIT_CACHE, or no home folder): every "
+            "plan traces anew.",
+            commands=("export BUDGETFIT_CACHE=/a/folder/of/yours",),
+        )
+    return Finding(
+        topic="cache",
+        verdict="ok",
+        meaning=f"Traces are kept in {machine.cache_folder}.",
+    )

@@ -1,0 +1,132 @@
+"""What the settings of PyTorch's allocator do, and which it will refuse."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from budgetfit.doctor.allocator_settings import NAMES, mistyped_names, read_settings
+from budgetfit.doctor.facts import Machine
+from budgetfit.doctor.finding import Finding
+
+_TOPIC: Final = "allocator"
+_NEW: Final = NAMES[2]
+
+
+def judge_allocator(machine: Machine) -> Iterator[Finding]:
+    """Yield what the variables say, and what is odd about them."""
+    for wrong, right in mistyped_names(machine.environment):
+        yield Finding(
+            topic=_TOPIC,
+            verdict="problem",
+            meaning=f"{wrong} is no variable that PyTorch reads: did you mean {right}?",
+            commands=(f"export {right}=${wrong}; unset {wrong}",),
+        )
+    given = {n: machine.environment[n] for n in NAMES if n in machine.environment}
+    if not machine.torch.hip:  # the AMD build's name means nothing to the other
+        given.pop(NAMES[1], None)
+    if not given:
+        yield _unset(machine)
+        return
+    read, *ignored = given
+    for name in ignored:
+        if given[name] != given[read]:
+            yield Finding(
+                topic=_TOPIC,
+                verdict="problem",
+                meaning=f"{read} and {name} differ, and PyTorch reads {read} alone: "
+                f"{given[name]!r} has no effect.",
+                commands=(f"unset {read}",),
+            )
+    yield from _judge(machine, read, given[read])
+
+
+def _unset(machine: Machine) -> Finding:
+    if _no_expandable(machine):
+        meaning = "PYTORCH_ALLOC_CONF is not set: PyTorch's defaults."
+        return Finding(topic=_TOPIC, verdict="ok", meaning=meaning)
+    return Finding(
+        topic=_TOPIC,
+        verdict="ok",
+        meaning="PYTORCH_ALLOC_CONF is not set: PyTorch's defaults. Where sample "
+        "lengths vary, segments that grow lose less to fragmentation.",
+        commands=(f"export {_NEW}=expandable_segments:True",),
+    )
+
+
+def _judge(machine: Machine, name: str, text: str) -> Iterator[Finding]:
+    settings = read_settings(text)
+    for error in settings.errors:
+        yield Finding(
+            topic=_TOPIC,
+            verdict="problem",
+            meaning=f"PyTorch refuses {name}={text} when it first uses the card, for "
+            f"{error}.",
+            commands=(f"unset {name}",),
+        )
+    if settings.errors:
+        return
+    notes = list(_notes(machine, settings.values))
+    for meaning, command in notes:
+        yield Finding(
+            topic=_TOPIC, verdict="note", meaning=meaning, commands=(command,)
+        )
+    if not notes:
+        yield Finding(topic=_TOPIC, verdict="ok", meaning=f"{name}={text}.")
+    if name != _NEW:
+        yield Finding(
+            topic=_TOPIC,
+            verdict="note",
+            meaning=f"{name} is the old name of {_NEW}; it still works, and is read "
+            "first.",
+            commands=(f"export {_NEW}='{text}'; unset {name}",),
+        )
+
+
+def _notes(machine: Machine, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield what works and is not what it seems, with what to do."""
+    expandable = values.get("expandable_segments") == "True"
+    if expandable and _no_expandable(machine):
+        yield (
+            "expandable_segments does nothing on Windows and in WSL, with a warning.",
+            f"export {_NEW}=max_split_size_mb:128",
+        )
+    if expandable and "max_split_size_mb" in values:
+        yield (
+            (
+                "max_split_size_mb is of little use where expandable_segments is on: "
+                "segments that grow have no large pieces left over."
+            ),
+            f"export {_NEW}=expandable_segments:True",
+        )
+    if values.get("backend") == "cudaMallocAsync":
+        yield (
+            (
+                "backend:cudaMallocAsync is not the allocator that budgetfit predicts: "
+                "what is reserved will differ from a plan."
+            ),
+            f"export {_NEW}=backend:native",
+        )
+    limited = "per_process_memory_fraction" in values
+    if "garbage_collection_threshold" in values and not limited:
+        yield (
+            (
+                "garbage_collection_threshold does nothing without a memory fraction: "
+                "torch 2.13 reads it only then."
+            ),
+            (
+                f"export {_NEW}=garbage_collection_threshold:0.8,"
+                "per_process_memory_fraction:0.95"
+            ),
+        )
+    if limited:
+        fraction = values["per_process_memory_fraction"]
+        yield (
+            (
+                f"per_process_memory_fraction:{fraction} limits every process to that "
+                "share of the card: hand a plan the limit."
+            ),
+            "budgetfit plan MODEL --vram SIZE",
+        )
+
+
+def _no_expandable(machine: Machine) -> bool:
+    return machine.system == "Windows" or machine.wsl
