@@ -46,10 +46,7 @@ def judge_card(machine: Machine) -> Iterator[Finding]:
             "failing, and training becomes up to 100 times slower: choose Prefer No "
             "Sysmem Fallback.",
             commands=(
-                (
-                    "NVIDIA Control Panel > Manage 3D settings > CUDA - Sysmem Fallback "
-                    "Policy"
-                ),
+                "NVIDIA Control Panel > Manage 3D settings > Sysmem Fallback Policy",
             ),
         )
 
