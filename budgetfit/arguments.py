@@ -128,7 +128,10 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     if max_length is not None:
         whole_number("max_length", max_length, example=1024)
     if loss is not None and not callable(loss):
-        raise InputError("loss must be a function: loss(outputs, batch) -> scalar.")
+        raise InputError(
+            "loss must be a function: loss(outputs, batch) -> scalar; for example "
+            "loss=lambda outputs, batch: outputs.mean()."
+        )
     if progress is not None:
         progress("reading the model")
     plain = plain_module(model) if isinstance(model, nn.Module) else model

@@ -34,7 +34,10 @@ def read_lengths(path: Path | None) -> dict[int, int] | None:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Cannot read lengths from {str(path)!r}: {error}.") from None
+        raise InputError(
+            f"Cannot read lengths from {str(path)!r}: {error}. Hand in a text file "
+            "with one length in each line."
+        ) from None
     counted: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.replace(",", " ").split()

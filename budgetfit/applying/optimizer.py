@@ -71,7 +71,8 @@ def make_optimizer(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise InputError(
-            "The model has no trainable parameter: requires_grad is False everywhere."
+            "The model has no trainable parameter: requires_grad is False everywhere. "
+            "Unfreeze what is to be trained: parameter.requires_grad_(True)."
         )
     if callable(optimizer):
         made = _from_callable(optimizer, trained)
@@ -147,7 +148,9 @@ def _no_such(name: object) -> InputError:
     if isinstance(name, str):
         for start, reason in _REFUSED.items():
             if name.startswith(start):
-                return InputError(f"Optimizer {name!r} cannot be planned: {reason}.")
+                return InputError(
+                    f"Optimizer {name!r} cannot be planned: {reason}. {use}"
+                )
         if name in _transformers_names():
             return InputError(
                 f"Optimizer {name!r} needs a library that budgetfit cannot plan for. "

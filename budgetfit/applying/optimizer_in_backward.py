@@ -50,7 +50,8 @@ class OptimizerInBackward(torch.optim.Optimizer):
         if not self.trained:
             raise InputError(
                 "The model has no trainable parameter: requires_grad is False "
-                "everywhere."
+                "everywhere. Unfreeze what is to be trained: "
+                "parameter.requires_grad_(True)."
             )
         self._single = {each: make([each]) for each in self.trained}
         first = self._single[self.trained[0]]
@@ -96,7 +97,7 @@ class OptimizerInBackward(torch.optim.Optimizer):
                 "This is no state of this optimizer: it has "
                 f"{'none' if states is None else len(states)} of the "
                 f"{len(self._single)} states that optimizer_in_backward keeps, one for "
-                "each parameter."
+                "each parameter. Load what run.state_dict() of the same plan returned."
             )
         for (parameter, optimizer), state in zip(
             self._single.items(), states, strict=True

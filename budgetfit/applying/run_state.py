@@ -73,14 +73,15 @@ def _check_model(model: nn.Module, state: dict[str, Any]) -> None:
         if name not in own or name not in state:
             where = "the state" if name in own else "the model"
             raise InputError(
-                f"This is the state of another model: {where} has no {name!r}."
+                f"This is the state of another model: {where} has no {name!r}. Load it "
+                "into the model that it was saved from."
             )
         shapes = [getattr(each[name], "shape", None) for each in (own, state)]
         if shapes[0] != shapes[1]:
             raise InputError(
                 f"This is the state of another model: {name!r} is "
                 f"{list(shapes[1] or ())} in the state and {list(shapes[0] or ())} in "
-                "the model."
+                "the model. Build the model as it was when it was saved."
             )
 
 
@@ -90,5 +91,6 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     if own != saved:
         raise InputError(
             f"This is the state of another optimizer: it has {saved} parameters in "
-            f"its groups, and this one has {own}."
+            f"its groups, and this one has {own}. Train the same parameters in the "
+            "same groups as when it was saved."
         )

@@ -29,5 +29,8 @@ def whole_number(
             f"got {value!r:.80}."
         )
     if value > most:
-        raise InputError(f"{name} can be {most:,} at most.")
+        raise InputError(
+            f"{name} can be {most:,} at most; got {value!r:.80}. Write fewer, for "
+            f"example {example}."
+        )
     return value

@@ -34,11 +34,16 @@ _ASKED: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
+_ANEW: Final = "Save it again: budgetfit plan MODEL --vram 24GB --save plan.json"
+
+
 def damaged(where: str, why: str) -> InputError:
     """Return the error that names a field and what is wrong with it."""
     if len(where) > 200:  # noqa: PLR2004 - a field of ours has 60 characters at most
         where = f"{where[:100]}...{where[-40:]}"
-    return InputError(f"The saved plan is damaged at {where!r}: {why.rstrip('.')}.")
+    return InputError(
+        f"The saved plan is damaged at {where!r}: {why.rstrip('.')}. {_ANEW}"
+    )
 
 
 def read_plan_text(path: str | Path) -> str:
@@ -52,9 +57,11 @@ def read_plan_text(path: str | Path) -> str:
             content = file.read(LARGEST_FILE_BYTES + 1)
         text = content.decode("utf-8")
     except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
-        raise InputError(f"Cannot read the plan {str(path)!r}: {error}.") from None
+        raise InputError(
+            f"Cannot read the plan {str(path)!r}: {error}. {_ANEW}"
+        ) from None
     if len(content) > LARGEST_FILE_BYTES:
-        raise InputError(f"{str(path)!r} is too large for a plan.")
+        raise InputError(f"{str(path)!r} is too large for a plan. {_ANEW}")
     return text
 
 
@@ -67,17 +74,16 @@ def parse_document(text: str, plan_format: int) -> dict[str, Any]:
     try:
         data = json.loads(text, object_pairs_hook=_each_once)
     except RecursionError:
-        raise InputError("This is not a saved plan: it is nested too deep.") from None
+        raise InputError(
+            f"This is not a saved plan: it is nested too deep. {_ANEW}"
+        ) from None
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"This is not a saved plan: {error}.") from None
+        raise InputError(f"This is not a saved plan: {error}. {_ANEW}") from None
     found = data.pop("format", None) if isinstance(data, dict) else None
     if not isinstance(data, dict) or type(found) is not int or found != plan_format:
-        raise InputError(
-            "This is not a plan of this version. Save it again: "
-            "budgetfit plan MODEL --vram 24GB --save plan.json"
-        )
+        raise InputError(f"This is not a plan of this version. {_ANEW}")
     for where, value in _values(data):
         why = _why_not(where, value)
         if why:

@@ -72,9 +72,15 @@ class Segment:
                     'in the block, from 0: "aten.mm.default:0".'
                 )
         if self.nested and len(self.blocks) < 2:  # noqa: PLR2004 - several
-            raise InputError("A nested segment has several blocks to recompute.")
+            raise InputError(
+                f"A nested segment has several blocks to recompute, and this one has "
+                f"{len(self.blocks)}. Leave nested out."
+            )
         if self.input_on_host and self.mode != "recompute":
-            raise InputError("input_on_host belongs to a 'recompute' segment.")
+            raise InputError(
+                f"input_on_host belongs to a 'recompute' segment, and this one's mode "
+                f"is {self.mode!r}. Leave it out."
+            )
 
 
 def selective_blocks(segments: Iterable[Segment]) -> frozenset[str]:

@@ -211,7 +211,10 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
             warnings.filterwarnings("ignore", message="fan_in_fan_out")
             return peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
     except ValueError as error:
-        raise InputError(f"peft cannot adapt the model: {error}") from error
+        raise InputError(
+            f"peft cannot adapt the model: {str(error).rstrip('.')}. Name its own "
+            'linear layers in target_modules, or leave it at "all-linear".'
+        ) from error
 
 
 def _targets(adapter: Adapter) -> str | list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _EXAMPLE = "Write package.module:build or path/to/model.py:build."
+_ALONE = ". Run it by itself to see where."
 
 
 def is_factory_text(text: str) -> bool:
@@ -101,12 +102,12 @@ def _module(factory: Callable[[], Any], text: str) -> nn.Module:
         model = factory()
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{text} is called without arguments and raised {_one_line(error)}"
+            f"{text} is called without arguments and raised {_one_line(error)}{_ALONE}"
         ) from error
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{text} returned a {type(model).__name__}; it must return one "
-            "torch.nn.Module."
+            f"torch.nn.Module. {_EXAMPLE}"
         )
     return model
 
@@ -124,9 +125,13 @@ def _import(place: str) -> ModuleType:
                 f"There is no module {error.name} in {Path.cwd()} or among the "
                 f"installed packages. {_EXAMPLE}"
             ) from error
-        raise InputError(f"Importing {place} raised {_one_line(error)}") from error
+        raise InputError(
+            f"Importing {place} raised {_one_line(error)}{_ALONE}"
+        ) from error
     except (Exception, SystemExit) as error:
-        raise InputError(f"Importing {place} raised {_one_line(error)}") from error
+        raise InputError(
+            f"Importing {place} raised {_one_line(error)}{_ALONE}"
+        ) from error
 
 
 def _import_file(file: Path) -> ModuleType:
@@ -146,7 +151,7 @@ def _import_file(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"Running {file} raised {_one_line(error)}") from error
+        raise InputError(f"Running {file} raised {_one_line(error)}{_ALONE}") from error
     return module
 
 
@@ -205,4 +210,5 @@ def _is_in(module: ModuleType, folder: Path) -> bool:
 
 def _one_line(error: BaseException) -> str:
     words = " ".join(str(error).split())
+    words = words.rstrip(".")
     return f"{type(error).__name__}: {words}" if words else type(error).__name__

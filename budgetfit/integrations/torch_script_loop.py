@@ -41,7 +41,10 @@ def data_parts(batch: Batch) -> list[Part]:
     for number, (name, (shape, dtype)) in enumerate(batch.items()):
         kind = dtype.removeprefix("torch.")
         if not kind.isidentifier():  # a plan file is data: it must not write code
-            raise InputError(f"The saved plan is damaged: {dtype!r} is not a dtype.")
+            raise InputError(
+                f"The saved plan is damaged: {dtype!r} is not a dtype. Save it again: "
+                "budgetfit plan MODEL --save plan.json"
+            )
         alike = made.get((shape, kind))
         variable = f"tensor_{number}"
         if name == "labels" and alike is not None:  # language modelling

@@ -112,7 +112,8 @@ def _resolved(
         model = materialise("meta")
     except Exception as error:
         raise InputError(
-            f"{name or 'The model'} cannot be built from its config: {one_line(error)}"
+            f"{name or 'The model'} cannot be built from its config: {one_line(error)} "
+            "Correct the config, or build the module and pass that."
         ) from error
     return ResolvedModel(
         model=model,

@@ -79,10 +79,12 @@ def read_fields(file: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InputError(
             f"{file} is not valid JSON: {error.msg} at line {error.lineno}, column "
-            f"{error.colno}."
+            f"{error.colno}. Correct it there, or fetch the file again."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read: {one_line(error)}") from error
+        raise InputError(
+            f"{file} cannot be read: {one_line(error)} {_EXAMPLES}"
+        ) from error
     if not isinstance(fields, dict):
         raise InputError(
             f"{file} holds a {type(fields).__name__} where a config is an object, for "
@@ -115,7 +117,8 @@ def config_from_fields(
     except Exception as error:
         raise InputError(
             f"{file} is not a config that transformers {transformers.__version__} "
-            f"accepts for {model_type}: {one_line(error)}"
+            f"accepts for {model_type}: {one_line(error)} Correct it, or try the "
+            "transformers that it was written with."
         ) from error
 
 

@@ -26,7 +26,8 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"The model must be a torch.nn.Module, not a {type(model).__name__}."
+            f"The model must be a torch.nn.Module, not a {type(model).__name__}. Hand "
+            "in the one that was planned, with its weights."
         )
     difference = _difference(plan, model)
     if difference:

@@ -96,7 +96,9 @@ def longest_segment(chain: ChainProfile, start: int, limit: int | None = None) -
 def single_segment(block: BlockProfile, option: BlockOption) -> Segment:
     """Return the segment that runs one block with one of its options, not ``keep``."""
     if option.mode == "keep":
-        raise InputError(f"Block {block.name!r} is kept by leaving it out.")
+        raise InputError(
+            f"Block {block.name!r} is kept without a segment: leave it out."
+        )
     return Segment(
         (block.name,),
         mode=option.mode,

@@ -81,7 +81,7 @@ def _answer(done: subprocess.CompletedProcess[str]) -> Verification:
         last = done.stderr.strip().splitlines()[-3:] or ["it said nothing"]
         raise BudgetfitError(
             f"The fresh process ended with code {done.returncode} and no answer: "
-            f"{' '.join(last)}"
+            f"{' '.join(last)} Verify in this process instead, without fresh_process."
         )
     if "error" in found:
         kind = InputError if found["error"]["type"] == "InputError" else BudgetfitError
@@ -93,5 +93,6 @@ def _answer(done: subprocess.CompletedProcess[str]) -> Verification:
         )
     except ValidationError as error:
         raise BudgetfitError(
-            f"The fresh process answered as another version does: {error}"
+            f"The fresh process answered as another version does: {error} Install one "
+            "version of budgetfit for this Python."
         ) from None

@@ -171,7 +171,7 @@ def test_a_file_named_like_a_library_does_not_replace_it(
         ("biuld", r"has no biuld. It defines Net, build, build_from_values"),
         ("Net.missing", "has no Net.missing"),
         ("number", "is a int and no function"),
-        ("fails", r"without arguments and raised RuntimeError: no such weights$"),
+        ("fails", r"without arguments and raised RuntimeError: no such weights"),
         ("needs", "raised TypeError: .*missing 1 required positional argument"),
         ("leaves", "raised SystemExit: usage: train.py"),
         ("pair", "returned a tuple; it must return one torch.nn.Module"),

@@ -85,5 +85,5 @@ def test_a_plan_of_every_kind_is_described() -> None:
 
 
 def test_a_kept_block_is_no_segment() -> None:
-    with pytest.raises(InputError, match="is kept by leaving it out"):
+    with pytest.raises(InputError, match="is kept without a segment: leave it out"):
         single_segment(MIXED.blocks[1], KEEP)
