@@ -44,28 +44,34 @@ def find_cause(message: OutOfMemoryText, parts: CardParts) -> Blame:
             summary="The driver or a CUDA library found no memory. PyTorch's "
             "allocator was not asked, so the message has no numbers.",
         )
-    return _impossible(message) or _of_numbers(message, parts)
+    return _paged(message) or _impossible(message) or _of_numbers(message, parts)
+
+
+def _paged(message: OutOfMemoryText) -> Blame | None:
+    """Blame a driver that let PyTorch have more than the card has."""
+    reserved, total = message.reserved_bytes, message.total_bytes
+    if reserved is None or total is None or reserved <= total + ROUNDING_BYTES:
+        return None
+    return Blame(
+        cause="driver pages to host memory",
+        summary=f"PyTorch held {format_bytes(reserved)} on a card of "
+        f"{format_bytes(total)}: the driver had moved the rest to host memory, "
+        "which makes training many times slower before it fails.",
+        missing_bytes=message.requested_bytes,
+    )
 
 
 def _impossible(message: OutOfMemoryText) -> Blame | None:
+    """Blame a tensor that no card of this size can hold."""
     asked, total = message.requested_bytes, message.total_bytes
-    if asked is None or (asked < _IMPOSSIBLE_BYTES and (not total or asked <= total)):
-        reserved = message.reserved_bytes
-        if total is None or reserved is None or reserved <= total + ROUNDING_BYTES:
-            return None
-        return Blame(
-            cause="driver pages to host memory",
-            summary=f"PyTorch held {format_bytes(reserved)} on a card of "
-            f"{format_bytes(total)}: the driver had moved the rest to host memory, "
-            "which makes training many times slower before it fails.",
-            missing_bytes=asked,
-        )
+    if asked is None or asked <= (_IMPOSSIBLE_BYTES - 1 if total is None else total):
+        return None
     size = "more than 2^60 bytes" if asked >= _IMPOSSIBLE_BYTES else format_bytes(asked)
     card = "" if total is None else f", on a card of {format_bytes(total)}"
     return Blame(
         cause="one tensor larger than the card",
         summary=f"One tensor of {size} was asked for{card}.",
-        missing_bytes=asked - (message.free_bytes or 0),
+        missing_bytes=max(0, asked - (message.free_bytes or 0)),
     )
 
 

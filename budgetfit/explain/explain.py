@@ -14,6 +14,7 @@ from budgetfit.explain.cause import find_cause
 from budgetfit.explain.explanation import Explanation
 from budgetfit.explain.failed_phase import FailedPhase, failed_phase
 
+_LEAST_BYTES = 2**30  # of less, nothing is left to plan with
 _EXAMPLE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
     "23.65 GiB of which 1.20 GiB is free. ..."
@@ -70,7 +71,7 @@ def _next(
     if message.kind == "host":
         return ("budgetfit doctor",)
     size = "SIZE"
-    if usable_bytes is not None:
+    if usable_bytes is not None and usable_bytes >= _LEAST_BYTES:
         size = f"{math.floor(usable_bytes / 2**30 * 100) / 100:.2f}GiB"
     extra = {
         "optimizer": " --optimizer adamw_bnb_8bit",
