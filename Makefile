@@ -7,13 +7,14 @@
 #   make accuracy-record  record again without a GPU (Linux x86-64, gcc, 6 GB of disk)
 #   make zoo              which model architectures work, several minutes; writes docs/zoo.md
 #   make bench            speed, and the plan against what others do; about a quarter of an hour
+#   make docs             the site, in site/; stops at a warning
 #
 # PYTHON=python3.12 chooses the interpreter; JOBS=2 the number of test processes.
 # Recording: TORCH=2.15.0 chooses the version, CASES='gpt2-*' the cases, RECORD_JOBS=4 how many at a time.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint accuracy accuracy-record bench zoo clean
+.PHONY: help demo test lint accuracy accuracy-record bench zoo docs clean
 
 # The first that is new enough and can make environments. 3.11 first: constraints.txt was
 # frozen on it.
@@ -24,6 +25,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
+DOCS_READY := $(VENV)/.docs-ready
 JOBS ?= auto
 # Recordings are made with the CUDA build of this torch, one process per case.
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -33,7 +35,7 @@ RECORD_JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 help:
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile
+	@sed -n '3,13s/^# \{0,1\}//p' Makefile
 
 define need_python
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Install" \
@@ -86,6 +88,15 @@ $(BENCH_READY): $(READY)
 bench: $(BENCH_READY)
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[docs]"
+	@touch $@
+
+# The banner that is switched off is about MkDocs 2; constraints.txt has 1.
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 		.import_linter_cache

@@ -1,0 +1,196 @@
+"""Run the blocks of a page, in their order and in one namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typer.testing import CliRunner
+
+from budgetfit.cli import app
+from tests.docs.markdown import ROOT, blocks
+from tests.docs.shown import is_shown
+
+if TYPE_CHECKING:
+    from tests.docs.markdown import Block
+
+# What a line of a shell block may begin with, beside `budgetfit`, which is run.
+_PROMPT = "$ "
+
+
+class PageError(AssertionError):
+    """A page says what is not so; the text begins with the page and the line."""
+
+
+def run_page(page: str, names: dict[str, Any]) -> None:
+    """Run every block of ``page``; what ``python`` blocks define stays for the next.
+
+    Raises:
+        PageError: A block fails, shows what is not printed, or names what is not there.
+    """
+    printed: str | None = None
+    for block in blocks(page):
+        if block.not_run:
+            printed = None
+        elif block.printed_by:
+            _compare(block, block.text, _print_of(block.printed_by))
+        elif block.language == "python":
+            printed = _python(block, names)
+        elif block.language == "text":
+            _compare_with_python(block, printed)
+        elif block.language in _OTHERS:
+            _OTHERS[block.language](block)
+        else:
+            raise PageError(
+                f"{block.where}: say what the block is, one of python, text, "
+                f"{', '.join(_OTHERS)}; got {block.language!r}"
+            )
+
+
+def _python(block: Block, names: dict[str, Any]) -> str:
+    """Run a block; return what it printed, or the message of budgetfit's own error."""
+    from budgetfit import BudgetfitError  # noqa: PLC0415 - as a reader gets it
+
+    code = compile("\n" * (block.line - 1) + block.text, block.page, "exec")
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(code, names)  # noqa: S102 - our own page
+    except BudgetfitError as error:
+        if not block.comment.startswith("raises"):
+            raise PageError(f"{block.where}: {error}") from error
+        return out.getvalue() + str(error)
+    except Exception as error:
+        raise PageError(f"{block.where}: {error!r}") from error
+    return out.getvalue()
+
+
+def _compare_with_python(block: Block, printed: str | None) -> None:
+    if printed is None:
+        raise PageError(
+            f"{block.where}: a text block shows what the python block before it prints;"
+            " of other text say <!-- not run: the reason -->"
+        )
+    _compare(block, block.text, printed)
+
+
+def _compare(block: Block, shown: str, printed: str) -> None:
+    if not is_shown(shown, printed):
+        raise PageError(
+            f"{block.where} shows:\n{shown}\nbut what is printed is:\n{printed}"
+        )
+
+
+def _print_of(program: str) -> str:
+    """Return what ``file.py:function`` prints."""
+    file, _, function = program.partition(":")
+    spec = importlib.util.spec_from_file_location("printing", ROOT / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        getattr(module, function)()
+    return out.getvalue()
+
+
+def _console(block: Block) -> None:
+    """Run commands, each of which may be followed by what it prints.
+
+    They run beside the published configs, at full size.
+    """
+    here = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        for command, shown in _commands(block):
+            printed = _budgetfit(block, command, fails=bool(shown))
+            if shown:
+                _compare(block, shown, printed)
+    finally:
+        os.chdir(here)
+
+
+def _commands(block: Block) -> list[tuple[str, str]]:
+    found: list[list[str]] = []
+    for line in block.text.splitlines():
+        if line.startswith(_PROMPT):
+            found.append([line.removeprefix(_PROMPT)])
+        elif not found:
+            raise PageError(f"{block.where}: a console block begins with {_PROMPT!r}")
+        else:
+            found[-1].append(line)
+    return [(command, "\n".join(shown)) for command, *shown in found]
+
+
+def _shell(block: Block) -> None:
+    """Run the budgetfit commands of a block; of others, look for what they name."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if words[0] == "budgetfit":
+            _budgetfit(block, line)
+        elif words[0] == "make":
+            _check_target(block, words[1])
+        elif words[0] == "python":
+            _check_program(block, words[1:])
+        elif words[:2] != ["pip", "install"]:
+            raise PageError(f"{block.where}: cannot run {line!r}")
+
+
+def _budgetfit(block: Block, line: str, *, fails: bool = False) -> str:
+    """Run a command of ours, ``> file`` included; return all that it printed."""
+    words = shlex.split(line, comments=True)[1:]
+    to_file = words[words.index(">") + 1] if ">" in words else None
+    words = words[: words.index(">")] if to_file else words
+    done = CliRunner().invoke(app, words)
+    if done.exit_code and not fails:
+        raise PageError(
+            f"{block.where}: {line!r} ends with {done.exit_code}:\n{done.output}"
+        ) from done.exception
+    if to_file:
+        Path(to_file).write_text(done.stdout, encoding="utf-8")
+    return done.output
+
+
+def _check_target(block: Block, target: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    if not re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE):
+        raise PageError(f"{block.where}: there is no `make {target}`")
+
+
+def _check_program(block: Block, words: list[str]) -> None:
+    there = (
+        importlib.util.find_spec(words[1]) is not None
+        if words[0] == "-m"
+        else (ROOT / words[0]).is_file()
+    )
+    if not there:
+        raise PageError(f"{block.where}: there is no program {' '.join(words)}")
+
+
+def _json(block: Block) -> None:
+    _parse(block, json.loads)
+
+
+def _toml(block: Block) -> None:
+    _parse(block, tomllib.loads)
+
+
+def _parse(block: Block, parse: Any) -> None:  # noqa: ANN401 - a parser of text
+    try:
+        parse(block.text)
+    except ValueError as error:
+        raise PageError(f"{block.where}: {error}") from error
+
+
+_OTHERS = {"console": _console, "sh": _shell, "json": _json, "toml": _toml}

@@ -1,0 +1,51 @@
+"""Every block of README and docs/ runs, parses, or says why it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from tests.docs import stand_ins
+from tests.docs.markdown import blocks, pages
+from tests.docs.page_setups import SETUPS
+from tests.docs.run_page import run_page
+from tests.integrations.adapters import QUIET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Run elsewhere, each section by itself and looked at more closely.
+ELSEWHERE = {
+    "docs/integrations.md": "tests/integrations/test_docs_integrations.py",
+    "docs/keras.md": "tests/docs/test_keras_page.py",
+}
+# Made by a program from what it measured: `make bench`, `make accuracy`, `make zoo`.
+MADE = ("docs/performance.md", "docs/accuracy", "docs/published.md", "docs/zoo.md")
+PAGES = [
+    page
+    for page in pages()
+    if page not in ELSEWHERE and not page.startswith(MADE) and blocks(page)
+]
+
+
+@pytest.fixture
+def workshop(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A folder of a page's own; traces are kept between the plans of a session."""
+    traces = tmp_path_factory.getbasetemp() / "traces-of-pages"
+    monkeypatch.setenv(CACHE_VARIABLE, str(traces))
+    stand_ins.put_in_place(monkeypatch, tmp_path)
+    return tmp_path
+
+
+@QUIET  # a page sets up peft as its own page says
+@pytest.mark.usefixtures("workshop")
+@pytest.mark.parametrize("page", PAGES)
+def test_what_the_page_says_is_so(page: str) -> None:
+    names = SETUPS[page]() if page in SETUPS else {}
+    run_page(page, {"__name__": "page", **names})
