@@ -26,6 +26,7 @@ _LENGTH_FIELDS = (
     "max_sequence_length",
     "seq_length",
     "n_ctx",
+    "max_target_positions",
 )
 
 
@@ -84,6 +85,16 @@ def source_ids(request: BatchRequest, length: int) -> Tensor:
     if getattr(config, "is_encoder_decoder", False) and isinstance(end, int):
         ids[:, -1] = end
     return ids
+
+
+def boxes(request: BatchRequest, length: int) -> Tensor:
+    """Return int64 ``[batch_size, length, 4]``: left, top, right, bottom of each token.
+
+    On a page of 1000 by 1000, as the models that read layouts count.
+    """
+    limit = getattr(request.model.config, "max_2d_position_embeddings", 1000)
+    corners = request.integers((request.batch_size, length, 2, 2), 0, min(limit, 1000))
+    return corners.sort(dim=2).values.flatten(2)
 
 
 def text_config(model: nn.Module) -> ConfigValue:
@@ -162,14 +173,24 @@ def _positions(model: nn.Module, config: object) -> tuple[int | None, bool]:
     limit = first_field(config, *_LENGTH_FIELDS)
     if not isinstance(limit, int) or limit < 1:
         return None, False
-    for name, module in model.named_modules():
-        is_positions = re.search(r"pos|wpe", name.rpartition(".")[2])
-        if not isinstance(module, nn.Embedding) or not is_positions:
+    ahead = 1 if getattr(config, "ngram", None) else 0  # ProphetNet looks up the next
+    for rows, padding in _position_tables(model):
+        if not limit <= rows <= limit + 2:  # OPT and BART add two
             continue
-        if not limit <= module.num_embeddings <= limit + 2:  # OPT and BART add two
-            continue
-        if module.num_embeddings == limit and module.padding_idx is not None:
+        if rows == limit and padding is not None:
             # RoBERTa counts its positions from behind the padding token.
-            return limit - module.padding_idx - 1, True
+            return limit - padding - 1 - ahead, True
         return limit, True
     return limit, False
+
+
+def _position_tables(model: nn.Module) -> Iterator[tuple[int, int | None]]:
+    """Yield the rows of each table of positions, and the row that is for padding.
+
+    A quantised table (I-BERT's) is no ``nn.Embedding`` and looks like one.
+    """
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        is_table = isinstance(weight, Tensor) and hasattr(module, "padding_idx")
+        if is_table and re.search(r"pos|wpe", name.rpartition(".")[2]):
+            yield weight.shape[0], module.padding_idx  # type: ignore[union-attr]

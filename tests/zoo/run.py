@@ -35,9 +35,11 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="families, or parts of names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
     wanted = parser.parse_args()
     names = [name for name in zoo() if _is_wanted(name, wanted.words)]
-    outcomes = sorted(_outcomes(names, wanted.jobs), key=_failures_first)
+    stages = tuple(wanted.stages)
+    outcomes = sorted(_outcomes(names, wanted.jobs, stages), key=_failures_first)
     for outcome in outcomes:
         passed = " ".join(
             f"{stage:8}" if stage in outcome.passed else " " * 8 for stage in STAGES
@@ -61,16 +63,21 @@ def _failures_first(outcome: Outcome) -> tuple[int, str, str]:
     return stages, outcome.family, outcome.name
 
 
-def _outcomes(names: Sequence[str], jobs: int) -> Iterable[Outcome]:
+def _outcomes(
+    names: Sequence[str], jobs: int, stages: tuple[str, ...]
+) -> Iterable[Outcome]:
     # Spawned: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
-        waiting = {pool.submit(_limited, name): name for name in names}
+        waiting = {pool.submit(_limited, name, stages): name for name in names}
         for count, future in enumerate(as_completed(waiting), 1):
             name = waiting[future]
             print(f"\r{count}/{len(names)} {name:60}", end="", file=sys.stderr)
             try:
-                yield future.result()
+                outcome = future.result()
+                if outcome.reason:
+                    print(f"\r{name:44} {outcome.reason[:300]}", file=sys.stderr)
+                yield outcome
             except Exception as error:  # noqa: BLE001 - a worker that died
                 reasons = {"traced": f"{type(error).__name__}: {error}"}
                 yield Outcome(name, zoo()[name].family, reasons=reasons)
@@ -83,17 +90,24 @@ def _quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
-def _limited(name: str) -> Outcome:
-    """Check an entry within its time; an alarm ends Python code wherever it is."""
+def _limited(name: str, stages: tuple[str, ...]) -> Outcome:
+    """Check an entry within its time; an alarm ends Python code wherever it is.
+
+    The time is the processor's, so that a busy machine fails nobody; one that waits for
+    nothing at all ends, too.
+    """
 
     def too_long(*_: object) -> None:
         raise TimeoutError(f"not done after {SECONDS_PER_ENTRY} s")
 
+    signal.signal(signal.SIGPROF, too_long)
     signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(SECONDS_PER_ENTRY)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_ENTRY)
+    signal.alarm(10 * SECONDS_PER_ENTRY)
     try:
-        return check(zoo()[name])
+        return check(zoo()[name], stages)
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
 
 

@@ -1,31 +1,34 @@
-"""Decoders that predict the next token."""
+"""Decoders that predict the next token: dense, mixtures of experts, state spaces."""
 
 from __future__ import annotations
 
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.zoo.entry import Entry
+from tests.zoo.stock import stock_entries
 
-ENTRIES = [
-    Entry(
-        "LlamaForCausalLM",
+# Models that also see or hear; they are in another table.
+_OTHER_TABLES = {
+    "BltForCausalLM",
+    "FuyuForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+    "Gemma4AssistantForCausalLM",  # drafts for a Gemma4 and reads its states
+    "Gemma4UnifiedAssistantForCausalLM",
+    "GitForCausalLM",
+    "GotOcr2ForConditionalGeneration",
+    "MossTranscribeDiarizeForConditionalGeneration",
+    "Phi4MultimodalForCausalLM",
+}
+
+ENTRIES = list(
+    stock_entries(
         "causal LM",
-        lambda: AutoModelForCausalLM.from_config(
-            LlamaConfig(
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                vocab_size=99,
-                max_position_embeddings=16,
-            )
+        (
+            name
+            for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+            if name not in _OTHER_TABLES
         ),
-    ),
-    Entry(
-        "GPT2LMHeadModel",
-        "causal LM",
-        lambda: AutoModelForCausalLM.from_config(
-            GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=16)
-        ),
-    ),
-]
+    )
+)

@@ -1,0 +1,48 @@
+"""Encoders that fill in masked tokens, and other pretraining heads of text models."""
+
+from __future__ import annotations
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from tests.zoo.stock import stock_entries
+
+# Those that see too, of proteins, and those that other tables have.
+_OTHER_TABLES = {
+    "BartForConditionalGeneration",
+    "EsmForMaskedLM",
+    "EsmcForMaskedLM",
+    "MBartForConditionalGeneration",
+    "ModernVBertForMaskedLM",
+    "MvpForConditionalGeneration",
+    "NeoMMEForMaskedLM",
+    "PerceiverForMaskedLM",
+    "UltraVBertForMaskedLM",
+    "XLMWithLMHeadModel",
+}
+
+ENTRIES = [
+    *stock_entries(
+        "masked LM",
+        (
+            name
+            for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+            if name not in _OTHER_TABLES
+        ),
+    ),
+    *stock_entries(
+        "pretraining",
+        (
+            "AlbertForPreTraining",
+            "BertForPreTraining",
+            "BigBirdForPreTraining",
+            "ElectraForPreTraining",
+            "ErnieForPreTraining",
+            "FNetForPreTraining",
+            "FunnelForPreTraining",
+            "MegatronBertForPreTraining",
+            "MobileBertForPreTraining",
+            "RoCBertForPreTraining",
+            "SplinterForPreTraining",
+        ),
+    ),
+]

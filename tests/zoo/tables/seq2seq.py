@@ -1,0 +1,58 @@
+"""Encoders with decoders that write text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transformers import (
+    BertConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+)
+
+from tests.zoo.entry import Entry
+from tests.zoo.stock import small_config, stock_entries
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _bert_to_bert() -> nn.Module:
+    encoder, decoder = small_config(BertConfig), small_config(BertConfig)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    return EncoderDecoderModel(config)
+
+
+ENTRIES = [
+    *stock_entries(
+        "sequence to sequence",
+        (
+            "BartForConditionalGeneration",
+            "BigBirdPegasusForConditionalGeneration",
+            "BlenderbotForConditionalGeneration",
+            "BlenderbotSmallForConditionalGeneration",
+            "FSMTForConditionalGeneration",
+            "LEDForConditionalGeneration",
+            "LongT5ForConditionalGeneration",
+            "M2M100ForConditionalGeneration",
+            "MBartForConditionalGeneration",
+            "MT5ForConditionalGeneration",
+            "MarianMTModel",
+            "MvpForConditionalGeneration",
+            "NllbMoeForConditionalGeneration",
+            "PLBartForConditionalGeneration",
+            "PegasusForConditionalGeneration",
+            "PegasusXForConditionalGeneration",
+            "ProphetNetForConditionalGeneration",
+            "SeamlessM4TForTextToText",
+            "SeamlessM4Tv2ForTextToText",
+            "SwitchTransformersForConditionalGeneration",
+            "T5ForConditionalGeneration",
+            "T5Gemma2ForConditionalGeneration",
+            "T5GemmaForConditionalGeneration",
+            "UMT5ForConditionalGeneration",
+        ),
+    ),
+    Entry("EncoderDecoderModel", "sequence to sequence", _bert_to_bert),
+]
