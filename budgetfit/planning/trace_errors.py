@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import traceback
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from budgetfit.core.errors import TraceError
+from budgetfit.tracing.fake_model import quiet_fakes
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@contextlib.contextmanager
-def quiet_fakes() -> Iterator[None]:
-    """Keep torch from logging a traceback for what becomes an error or a note."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
+__all__ = ["quiet_fakes", "trace_error"]
 
 
 def trace_error(model: nn.Module, error: Exception) -> TraceError:

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from budgetfit.core.errors import InputError
 
+MOST_COMPARED = 256  # points; choosing among them takes the square of their number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpItem:
@@ -61,15 +63,21 @@ def pareto_op_sets(items: Sequence[OpItem], most: int) -> tuple[tuple[int, ...],
         (each for each in _bundles(items) if _point(items, each).ns),
         key=lambda bundle: (_price(_point(items, bundle)), bundle),
     )
-    sets: list[tuple[int, ...]] = [()]
+    points = [_Point(0, 0)]
     for bundle in bundles:
-        sets.append(sets[-1] + bundle)
-    points = [_point(items, each) for each in sets]
-    last = len(sets) - 1
+        more = _point(items, bundle)
+        points.append(_Point(points[-1].bytes + more.bytes, points[-1].ns + more.ns))
+    last = len(bundles)
     whole = 2 * points[last].bytes <= sum(each.saved_bytes for each in items)
     ends = (last,) if whole and last and most else ()
-    chosen = (*_spread(points, most - len(ends)), *ends)
-    return tuple(tuple(sorted(sets[number])) for number in chosen)
+    # A loop over time leaves thousands of points, one beside the other.
+    some = [*range(0, last, -(-last // MOST_COMPARED) or 1), last]
+    spread = _spread([points[number] for number in some], most - len(ends))
+    chosen = (*(some[number] for number in spread), *ends)
+    return tuple(
+        tuple(sorted(number for bundle in bundles[:count] for number in bundle))
+        for count in chosen
+    )
 
 
 def _bundles(items: Sequence[OpItem]) -> list[tuple[int, ...]]:

@@ -8,6 +8,7 @@ first. A model without repetition has its direct children as blocks.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -38,16 +39,17 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
 def _marked_layers(model: nn.Module) -> tuple[str, ...]:
     """Transformers' own blocks, outermost ones only."""
-    try:
-        from transformers.modeling_layers import (  # noqa: PLC0415 - slow to import
-            GradientCheckpointingLayer,
-        )
-    except ImportError:
+    layers = sys.modules.get("transformers.modeling_layers")
+    if layers is None:  # slow to import, and not there: no such block
         return ()
     names: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in names)
-        if name and not inside and isinstance(module, GradientCheckpointingLayer):
+        if (
+            name
+            and not inside
+            and isinstance(module, layers.GradientCheckpointingLayer)
+        ):
             names.append(name)
     return tuple(names)
 

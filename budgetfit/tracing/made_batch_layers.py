@@ -1,30 +1,26 @@
 """Batches for plain modules: the first layer with parameters fixes the shape."""
 
-import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from budgetfit.core.errors import InputError
 from budgetfit.tracing.batch_shapes import Batch
 from budgetfit.tracing.made_batch_request import BatchRequest, forward_arguments
-
-_DEFAULT_LENGTH = 128  # tokens or time steps, where nothing in the model names a limit
-_LONGEST_DEFAULT = 1024  # as for transformers models
-_WAVE_SAMPLES = 16_000  # one second of speech for a convolution over one channel
-_IMAGE_PIXELS = 224  # interface.md section 6
-_VIDEO_SHAPE = (16, 112, 112)  # frames, height, width of C3D and torchvision's r3d_18
-
-_READS_TWO = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
-_SEQUENCE_MODULES = (
-    *_READS_TWO,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.MultiheadAttention,
-    nn.RNNBase,
+from budgetfit.tracing.made_batch_shapes import (
+    CONVOLUTIONS,
+    DEFAULT_LENGTH,
+    SEQUENCE_MODULES,
+    fixes_shape,
+    is_length_first,
+    shapes_read_by,
 )
+from budgetfit.tracing.tried_batch import runs
+
+_MOST_TRIED = 8  # layers; the first to run is among the first few nearly always
+_READS_TWO = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
 def batch_dimension(model: nn.Module) -> int:
@@ -33,7 +29,7 @@ def batch_dimension(model: nn.Module) -> int:
     It is 1 for torch's own recurrent, attention and Transformer modules that were made
     without ``batch_first=True``: their inputs are ``[length, batch, features]``.
     """
-    return 1 if _is_length_first(model) else 0
+    return 1 if is_length_first(model) else 0
 
 
 def make_layer_batch(request: BatchRequest) -> Batch:
@@ -46,20 +42,28 @@ def make_layer_batch(request: BatchRequest) -> Batch:
         InputError: The model needs several inputs, or its first layer fixes no shape.
     """
     model = request.model
-    if isinstance(model, _SEQUENCE_MODULES):
+    if isinstance(model, SEQUENCE_MODULES):
         return _sequence_module_input(request, model)
+    if isinstance(model, nn.Bilinear):
+        rows = request.batch_size
+        widths = (model.in1_features, model.in2_features)
+        return tuple(request.floats((rows, width)) for width in widths)
     takes, needs = forward_arguments(model)
     if len(needs) > 1:
         raise cannot_make(model, f"its forward needs {', '.join(needs)}", needs)
-    name, layer, make = _first_layer(model, needs)
-    made = make(request, layer)
-    where = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
-    request.notes.append(f"input {list(made.shape)}, from the first layer, {where}")
-    if isinstance(layer, nn.Embedding) and _writes_tokens(model, layer):
-        for target in {"targets", "labels"} & takes:
-            first = next(iter(needs), "input_ids")
-            return {first: made, target: made.clone()}
-    return made
+    first: tuple[Batch, str] | None = None
+    for name, layer in _readable_layers(model, needs):
+        where = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
+        for shape in shapes_read_by(request, layer):
+            batch = _filled(request, layer, shape, takes, needs)
+            note = f"input {list(shape)}, from the first layer, {where}"
+            first = first or (batch, note)
+            if runs(model, batch):
+                request.notes.append(note)
+                return batch
+    assert first is not None  # noqa: S101 - a readable layer reads one shape at least
+    request.notes.append(first[1])
+    return first[0]  # the trace will say what does not go together
 
 
 def cannot_make(
@@ -76,31 +80,53 @@ def cannot_make(
     )
 
 
-def _first_layer(
+def _readable_layers(
     model: nn.Module, needs: tuple[str, ...]
-) -> tuple[str, nn.Module, Callable[[BatchRequest, Any], Tensor]]:
-    """Find the first layer with parameters, in the order of registration.
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers that may be the first to run and fix a shape.
 
-    It may differ from the order of calls; a wrong guess shows itself in the first
-    forward pass.
+    They come in the order of registration, which may differ from the order of calls.
     """
+    length_first = _length_first_part(model)
+    reason = "no layer of it has parameters"
+    found = 0
     for name, layer in _layers_with_parameters(model):
         where = f"its first layer, {name or 'itself'} ({type(layer).__name__}),"
         if any(is_lazy(parameter) for parameter in layer.parameters()):
-            raise cannot_make(model, f"{where} is lazy: it has no shape yet", needs)
-        for kind, make in _MAKERS.items():
-            if not isinstance(layer, kind):
-                continue
-            length_first = _length_first_part(model)
-            if length_first and not isinstance(layer, _CONVOLUTIONS):
-                reason = (
-                    f"{length_first} was made without batch_first=True, so it does "
-                    "not show which dimension of the input is the batch"
-                )
-                raise cannot_make(model, reason, needs)
-            return name, layer, make
-        raise cannot_make(model, f"{where} fixes no input shape", needs)
-    raise cannot_make(model, "no layer of it has parameters", needs)
+            reason = f"{where} is lazy: it has no shape yet"
+            break
+        if not fixes_shape(layer):
+            reason = f"{where} fixes no input shape" if not found else reason
+            continue
+        if length_first and not isinstance(layer, CONVOLUTIONS):
+            reason = (
+                f"{length_first} was made without batch_first=True, so it does "
+                "not show which dimension of the input is the batch"
+            )
+            break
+        yield name, layer
+        found += 1
+        if found == _MOST_TRIED:
+            return
+    if not found:
+        raise cannot_make(model, reason, needs)
+
+
+def _filled(
+    request: BatchRequest,
+    layer: nn.Module,
+    shape: tuple[int, ...],
+    takes: frozenset[str],
+    needs: tuple[str, ...],
+) -> Batch:
+    """Return valid values of one shape, and targets for what writes tokens."""
+    if not isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        return request.floats(shape)
+    made = request.integers(shape, 0, layer.num_embeddings)
+    if isinstance(layer, nn.Embedding) and _writes_tokens(request.model, layer):
+        for target in {"targets", "labels"} & takes:
+            return {next(iter(needs), "input_ids"): made, target: made.clone()}
+    return made
 
 
 def _layers_with_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -108,24 +134,16 @@ def _layers_with_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]
         has_own = any(True for _ in module.parameters(recurse=False))
         # Parameters beside children are position tables and class tokens: no layer.
         is_layer = has_own and not any(True for _ in module.children())
-        if is_layer or isinstance(module, _SEQUENCE_MODULES):
+        # Its parameters are those of weight norms and the like, one level below.
+        is_layer = is_layer or is_parametrized(module)
+        if is_layer or isinstance(module, SEQUENCE_MODULES):
             yield name, module
-
-
-def _is_length_first(module: nn.Module) -> bool:
-    """Whether this module itself reads ``[length, batch, features]``."""
-    if not isinstance(module, _SEQUENCE_MODULES):
-        return False
-    for part in module.modules():
-        if (batch_first := getattr(part, "batch_first", None)) is not None:
-            return not batch_first
-    return False
 
 
 def _length_first_part(model: nn.Module) -> str:
     """Return name and type of the first part that is length-first; else nothing."""
     for name, module in model.named_modules():
-        if _is_length_first(module):
+        if is_length_first(module):
             return f"{name} ({type(module).__name__})"
     return ""
 
@@ -134,10 +152,10 @@ def _sequence_module_input(
     request: BatchRequest, model: nn.Module
 ) -> Tensor | tuple[Tensor, ...]:
     """Return what torch's own sequence modules read, in their order of dimensions."""
-    length = request.max_length or _DEFAULT_LENGTH
+    length = request.max_length or DEFAULT_LENGTH
     rows = (request.batch_size, length)
-    shape = rows[::-1] if _is_length_first(model) else rows
-    order = "[length, batch, features]" if _is_length_first(model) else "batch first"
+    shape = rows[::-1] if is_length_first(model) else rows
+    order = "[length, batch, features]" if is_length_first(model) else "batch first"
     request.notes.append(f"{length} positions, {order}; max_length= changes the length")
     if isinstance(model, nn.RNNBase):
         return request.floats((*shape, model.input_size))
@@ -153,83 +171,9 @@ def _sequence_module_input(
     return source
 
 
-def _tokens(request: BatchRequest, layer: nn.Embedding | nn.EmbeddingBag) -> Tensor:
-    length = request.max_length
-    if length is None:
-        positions = _positions(request.model, layer)
-        length = min(positions, _LONGEST_DEFAULT) if positions else _DEFAULT_LENGTH
-    return request.integers((request.batch_size, length), 0, layer.num_embeddings)
-
-
-def _positions(model: nn.Module, tokens: nn.Module) -> int | None:
-    """Return the rows of the smallest table of positions in the model."""
-    tables = [
-        (name, module.num_embeddings)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and module is not tokens
-    ]
-    tables += [
-        (name, parameter.shape[-2])
-        for name, parameter in model.named_parameters()
-        if parameter.dim() > 1 and not name.endswith("weight")
-    ]
-    is_positions = re.compile(r"pos|wpe")
-    return min((rows for name, rows in tables if is_positions.search(name)), default=0)
-
-
 def _writes_tokens(model: nn.Module, tokens: nn.Embedding) -> bool:
     """Whether a layer answers with one score for each token of the vocabulary."""
     return any(
         isinstance(layer, nn.Linear) and layer.out_features == tokens.num_embeddings
         for layer in model.modules()
     )
-
-
-def _features(request: BatchRequest, layer: nn.Linear) -> Tensor:
-    rows: tuple[int, ...] = (request.batch_size,)
-    if any(isinstance(part, _SEQUENCE_MODULES) for part in request.model.modules()):
-        # Two dimensions would be one unbatched sequence to the parts behind it.
-        rows = (*rows, request.max_length or _DEFAULT_LENGTH)
-    return request.floats((*rows, layer.in_features))
-
-
-def _signal(request: BatchRequest, layer: nn.Conv1d) -> Tensor:
-    samples = _WAVE_SAMPLES if layer.in_channels == 1 else _LONGEST_DEFAULT
-    length = request.max_length or samples
-    return request.floats((request.batch_size, layer.in_channels, length))
-
-
-def _image(request: BatchRequest, layer: nn.Conv2d) -> Tensor:
-    pixels = (_IMAGE_PIXELS, _IMAGE_PIXELS)
-    return request.floats((request.batch_size, layer.in_channels, *pixels))
-
-
-def _video(request: BatchRequest, layer: nn.Conv3d) -> Tensor:
-    return request.floats((request.batch_size, layer.in_channels, *_VIDEO_SHAPE))
-
-
-def _normalised(request: BatchRequest, layer: nn.LayerNorm) -> Tensor:
-    return request.floats((request.batch_size, *layer.normalized_shape))
-
-
-def _sequence_layer(request: BatchRequest, layer: nn.Module) -> Tensor:
-    made = _sequence_module_input(request, layer)
-    return made[0] if isinstance(made, tuple) else made
-
-
-def _step(request: BatchRequest, layer: nn.RNNCellBase) -> Tensor:
-    return request.floats((request.batch_size, layer.input_size))
-
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_MAKERS: dict[type[nn.Module], Callable[[BatchRequest, Any], Tensor]] = {
-    nn.Linear: _features,
-    nn.Embedding: _tokens,
-    nn.EmbeddingBag: _tokens,
-    nn.Conv1d: _signal,
-    nn.Conv2d: _image,
-    nn.Conv3d: _video,
-    nn.LayerNorm: _normalised,
-    nn.RNNCellBase: _step,
-    **dict.fromkeys(_SEQUENCE_MODULES, _sequence_layer),
-}

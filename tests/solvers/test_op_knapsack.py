@@ -38,6 +38,13 @@ def every_set(ops: list[OpItem]) -> list[tuple[int, ...]]:
     ]
 
 
+def test_thousands_of_items_are_chosen_from_at_once() -> None:
+    items = [OpItem(saved_bytes=k + 1, saved_ns=2 * k * k + 1) for k in range(5000)]
+    sets = pareto_op_sets(items, 3)
+    assert [len(each) for each in sets] == sorted({len(each) for each in sets})
+    assert len(sets) == 3
+
+
 def test_the_most_time_per_byte_comes_first() -> None:
     ops = items((4, 1), (1, 8), (2, 4), (90, 0))
     assert pareto_op_sets(ops, 9) == ((1,), (1, 2), (0, 1, 2))

@@ -65,6 +65,14 @@ def run(model: nn.Module, batch: Batch) -> Batch:
         (nn.Conv1d(6, 8, 3), (2, 6, 1024), "float32"),
         (nn.Conv3d(3, 2, 3), (2, 3, 16, 112, 112), "float32"),
         (nn.LayerNorm((7, 5)), (2, 7, 5), "float32"),
+        (nn.RMSNorm(5), (2, 5), "float32"),
+        (nn.BatchNorm1d(5), (2, 5), "float32"),
+        (nn.BatchNorm2d(5), (2, 5, 224, 224), "float32"),
+        (nn.GroupNorm(1, 5), (2, 5), "float32"),
+        (nn.InstanceNorm1d(5, affine=True), (2, 5, 128), "float32"),
+        (nn.PReLU(5), (2, 5), "float32"),
+        (nn.ConvTranspose2d(5, 2, 4), (2, 5, 1, 1), "float32"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 2)), (2, 5), "float32"),
         (nn.GRUCell(5, 6), (2, 5), "float32"),
         (nn.LSTM(5, 6, batch_first=True), (2, 128, 5), "float32"),
         (nn.TransformerEncoderLayer(8, 2, batch_first=True), (2, 128, 8), "float32"),
@@ -79,6 +87,90 @@ def test_the_first_layer_with_parameters_fixes_the_shape(
     assert not made.returns_loss
     assert made.batch_dim == 0
     run(model, made.batch)
+
+
+class Flattened(nn.Module):
+    """A Linear behind a flatten takes one size alone."""
+
+    def __init__(self, first: nn.Module, features: int) -> None:
+        super().__init__()
+        self.first, self.last = first, nn.Linear(features, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).flatten(1))
+
+
+class Patches(nn.Module):
+    """Patches, a class token, and positions for all of them."""
+
+    def __init__(self, side: int, **declared: object) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 4, 7, 7)
+        self.pos_embed = nn.Parameter(torch.zeros(1, side * side + 1, 4))
+        for name, value in declared.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x).flatten(2).mT
+        return torch.cat([x[:, :1], x], 1) + self.pos_embed
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (Flattened(nn.Conv2d(1, 2, 5), 2 * 24 * 24), (2, 1, 28, 28)),
+        (Flattened(nn.Conv1d(3, 2, 1), 2 * 100), (2, 3, 100)),
+        (Flattened(nn.Embedding(9, 4), 4 * 11), (2, 11)),
+        (Flattened(nn.Linear(4, 3), 3 * 128), (2, 128, 4)),
+        (Patches(9), (2, 3, 63, 63)),
+    ],
+    ids=["image", "signal", "tokens", "positions", "patches"],
+)
+def test_what_the_forward_refuses_is_not_made(
+    model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    made = make_batch(model)
+    assert made.batch.shape == shape
+    run(model, made.batch)
+
+
+def test_the_size_that_an_attribute_names_comes_before_others() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3))
+    model.img_size = (90, 60)
+    assert make_batch(model).batch.shape == (2, 3, 90, 60)
+    model.img_size = "large"
+    assert make_batch(model).batch.shape == (2, 3, 224, 224)
+
+
+def test_a_layer_that_is_registered_before_the_first_to_run_is_passed_over() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.stem = nn.Linear(4, 2), nn.Conv2d(3, 4, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.stem(x).mean((2, 3)))
+
+    made = make_batch(Backwards())
+    assert made.batch.shape == (2, 3, 224, 224)
+    assert made.notes == (
+        "input [2, 3, 224, 224], from the first layer, stem (Conv2d)",
+    )
+
+
+def test_two_inputs_of_a_bilinear_layer_have_its_widths() -> None:
+    model = nn.Bilinear(3, 4, 2)
+    made = make_batch(model)
+    assert [tensor.shape for tensor in made.batch] == [(2, 3), (2, 4)]
+    run(model, made.batch)
+
+
+def test_trying_shapes_changes_neither_model_nor_random_state() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 8), nn.BatchNorm2d(4), nn.Dropout())
+    state, mean = torch.random.get_rng_state(), model[1].running_mean.clone()
+    make_batch(model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(model[1].running_mean, mean)
 
 
 def test_the_notes_name_the_layer_that_was_read() -> None:
@@ -220,7 +312,7 @@ def test_a_model_that_makes_its_own_example_is_asked_for_it() -> None:
     [
         (nn.ReLU(), "ReLU: no layer of it has parameters"),
         (nn.LazyLinear(3), "is lazy: it has no shape yet"),
-        (nn.BatchNorm2d(3), "fixes no input shape"),
+        (nn.PReLU(), "fixes no input shape"),
         (TwoInputs(), r'needs query, key.*batch={"query": \.\.\., "key": \.\.\.}'),
         (Declares(dummy_inputs={"x": 3}), "dummy_inputs holds no tensor"),
         (

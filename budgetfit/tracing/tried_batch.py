@@ -1,0 +1,45 @@
+"""Whether a model's forward takes a batch: tried on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+
+from budgetfit.core.errors import TraceError
+from budgetfit.tracing.batch_shapes import Batch, change_tensors
+from budgetfit.tracing.fake_model import fake_copy, fake_mode, quiet_fakes
+from budgetfit.tracing.fake_step import _quiet_machine
+
+# What a trace knows and this does not: values. Up to there the shapes went together.
+_ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def runs(model: nn.Module, batch: Batch) -> bool:
+    """Whether the forward of a copy of ``model`` takes a batch of these shapes.
+
+    True where it cannot be known: the model cannot be copied, or asks for values; and
+    with recurrent layers, whose time steps fake tensors take one by one. Neither model
+    nor random state change.
+    """
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return True
+    with quiet_fakes(), _quiet_machine(), fake_mode() as mode, torch.no_grad():
+        try:
+            _call(fake_copy(model, mode), change_tensors(batch, mode.from_tensor))
+        except (TraceError, *_ASKS_FOR_VALUES):
+            return True
+        except Exception:  # noqa: BLE001 - a user's forward may raise anything
+            return False
+    return True
+
+
+def _call(model: nn.Module, batch: Batch) -> Any:  # noqa: ANN401
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)

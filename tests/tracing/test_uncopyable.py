@@ -1,0 +1,90 @@
+"""What deepcopy refuses: copied, shared or refused by name."""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.core.errors import TraceError
+from budgetfit.tracing.fake_model import fake_copy, fake_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def numbers() -> Iterator[int]:
+    yield from range(9)
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    with fake_mode() as mode:
+        return fake_copy(model, mode)
+
+
+def holding(value: object) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].held = value
+    return model
+
+
+def test_a_lock_is_shared_and_all_else_is_copied() -> None:
+    lock, beside = threading.Lock(), [1]
+    model = holding({"lock": lock, "beside": beside})
+    held = copy_of(model)[1].held
+    assert held["lock"] is lock
+    assert held["beside"] == beside
+    assert held["beside"] is not beside
+
+
+def test_a_lock_deep_inside_an_object_is_found() -> None:
+    tasks: queue.Queue[int] = queue.Queue()
+    held = copy_of(holding(tasks))[1].held
+    assert held is not tasks
+    assert held.mutex is tasks.mutex
+
+
+def test_a_random_generator_is_copied_in_its_state() -> None:
+    generator = torch.Generator().manual_seed(3)
+    held = copy_of(holding(generator))[1].held
+    assert held is not generator
+    assert torch.equal(held.get_state(), generator.get_state())
+    held.manual_seed(4)
+    assert generator.initial_seed() == 3
+
+
+@pytest.mark.parametrize("value", [numbers(), io.StringIO("text")], ids=["it", "file"])
+def test_what_can_be_read_once_is_refused_by_name(value: object) -> None:
+    if isinstance(value, io.StringIO):
+        value = open(__file__, encoding="utf-8")  # noqa: PTH123, SIM115 - StringIO can
+    text = r"its '1\.held' is a (generator|TextIOWrapper), and reading from it"
+    try:
+        with pytest.raises(TraceError, match=text):
+            copy_of(holding(value))
+    finally:
+        value.close()
+
+
+def test_slots_are_copied_too() -> None:
+    class Slots(nn.Linear):
+        __slots__ = ("scale",)
+
+    model = nn.Sequential(Slots(2, 2))
+    model[0].scale = [0.5]
+    twin = copy_of(model)
+    assert twin[0].scale == [0.5]
+    assert twin[0].scale is not model[0].scale
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_torchscript_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
+    text = r"'1' is TorchScript \(Linear\), which cannot be traced.*plain module"
+    with pytest.raises(TraceError, match=text) as error:
+        copy_of(model)
+    assert error.value.module == "1"
