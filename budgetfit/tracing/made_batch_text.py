@@ -87,16 +87,6 @@ def source_ids(request: BatchRequest, length: int) -> Tensor:
     return ids
 
 
-def boxes(request: BatchRequest, length: int) -> Tensor:
-    """Return int64 ``[batch_size, length, 4]``: left, top, right, bottom of each token.
-
-    On a page of 1000 by 1000, as the models that read layouts count.
-    """
-    limit = getattr(request.model.config, "max_2d_position_embeddings", 1000)
-    corners = request.integers((request.batch_size, length, 2, 2), 0, min(limit, 1000))
-    return corners.sort(dim=2).values.flatten(2)
-
-
 def text_config(model: nn.Module) -> ConfigValue:
     """Return the part of a model's config that describes its text."""
     config: Any = model.config

@@ -26,6 +26,7 @@ _MAMBA_HEADS = {"mamba_n_heads": 4, "mamba_d_head": 16}
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "BailingHybridConfig": {"layer_group_size": LAYERS},
     "BambaConfig": {"attn_layer_indices": [1], **_MAMBA_HEADS},
+    "BrosConfig": {"hidden_size": 64},  # sines of eight coordinates share it
     "CohereCompassTextConfig": {
         "layer_types": ["full_attention"] * LAYERS,
         "rope_parameters": {
