@@ -123,7 +123,11 @@ def _library(name: str, version: str, answer: Mapping[str, Any]) -> LibraryFacts
 def _requirements(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a package asks of the others, and what its extras ask."""
     needs, wants = [], []
-    for text in importlib.metadata.requires(name) or ():
+    try:
+        texts = importlib.metadata.requires(name) or []
+    except Exception:  # noqa: BLE001 - see _version
+        texts = []
+    for text in texts:
         try:
             asked = Requirement(text)
         except InvalidRequirement:

@@ -1,0 +1,83 @@
+"""``budgetfit explain``: where it reads from, what it prints and ends with."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from budgetfit.cli import app
+from tests.explain import messages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+
+def run(*words: object, given: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app, ["explain", *map(str, words)], input=given)
+
+
+def test_a_file_and_standard_input_give_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "\u00fc oom.txt"
+    path.write_text(messages.TORCH_2_1, encoding="utf-8")
+    from_file, from_stdin = run(path), run("-", given=messages.TORCH_2_1)
+    assert from_file.exit_code == from_stdin.exit_code == 0
+    assert from_file.stdout == from_stdin.stdout
+    assert from_file.stdout.startswith("WHY  fragmentation\n")
+    assert "budgetfit plan MODEL --vram 22.20GiB" in from_file.stdout
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_any_shell_wrote_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "oom.txt"
+    path.write_bytes(messages.FULL.encode(encoding) + b"\n")
+    assert run(path).stdout.startswith("WHY  the model and its batch")
+
+
+def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(b"\xff\x00\x80" * 50 + messages.FULL.encode() + b"\xc3")
+    # The first two bytes look like UTF-16, and then there is no message.
+    assert run(path).exit_code in {0, 2}
+    path.write_bytes(b"\x80\xff" * 50 + messages.FULL.encode() + b"\xc3")
+    assert run(path).exit_code == 0
+
+
+def test_of_a_huge_log_the_end_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("budgetfit.cli_explain._LONGEST_BYTES", 2000)
+    path = tmp_path / "train.log"
+    steps = "step\n" * 5000
+    path.write_text(f"{messages.TORCH_1_0}\n{steps}{messages.FULL}")
+    result = json.loads(run(path, "--json").stdout)
+    assert result["messages"] == 1
+    assert result["message"]["total_bytes"] == round(31.37 * 2**30)
+
+
+def test_json_has_the_numbers() -> None:
+    document = json.loads(run("-", "--json", given=messages.TORCH_2_1).stdout)
+    assert document["cause"] == "fragmentation"
+    assert document["where"]["phase"] == "unknown"
+    assert document["advice"][0]["enough"] is True
+    assert {part["name"] for part in document["parts"]} >= {"in tensors", "free"}
+
+
+def test_a_text_without_a_message_is_a_mistake_of_usage() -> None:
+    result = run("-", given="all is well")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "CUDA out of memory. Tried to allocate" in result.stderr
+
+
+def test_a_file_that_cannot_be_read_is_a_mistake_of_usage(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.txt", "a\0b"):
+        result = run(path)
+        assert result.exit_code == 2
+        assert "Cannot read" in result.stderr
+        assert "tee oom.txt" in result.stderr

@@ -1,0 +1,73 @@
+"""Made facts: a machine where all is well, to be spoilt in one place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.doctor.check_up import judge
+from budgetfit.doctor.facts import (
+    CardFacts,
+    DriverFacts,
+    LibraryFacts,
+    Machine,
+    TorchFacts,
+)
+
+if TYPE_CHECKING:
+    from budgetfit.doctor.finding import Finding
+
+MIB, GIB = 2**20, 2**30
+RTX_4090 = CardFacts(
+    name="NVIDIA GeForce RTX 4090",
+    capability=(8, 9),
+    total_bytes=24564 * MIB,
+    used_bytes=10 * MIB,
+    sold_as_gb=24,
+    uuid="GPU-1",
+)
+T4 = CardFacts(
+    name="Tesla T4", capability=(7, 5), total_bytes=15360 * MIB, sold_as_gb=16, ecc=True
+)
+V100 = CardFacts(name="Tesla V100", capability=(7, 0), total_bytes=16 * GIB)
+# What torch 2.13.0+cu130 was built for.
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+TORCH = TorchFacts(
+    version="2.13.0+cu130",
+    cuda="13.0",
+    architectures=ARCHITECTURES,
+    available=True,
+    says_bf16=True,
+)
+CPU_TORCH = TorchFacts(version="2.13.0+cpu")
+GOOD = Machine(
+    python="3.11.7",
+    torch=TORCH,
+    driver=DriverFacts(version="580.95.05", cuda=(13, 0)),
+    cards=(RTX_4090,),
+    cards_on_bus=True,
+    libraries={
+        "torch": LibraryFacts(version="2.13.0+cu130"),
+        "transformers": LibraryFacts(version="5.23.0", wants=("accelerate>=1.1.0",)),
+        "accelerate": LibraryFacts(version="1.15.0", needs=("torch>=2.0.0",)),
+    },
+    cache_folder="/home/me/.cache/budgetfit/traces",
+)
+NO_CARD = replace(
+    GOOD, torch=CPU_TORCH, driver=DriverFacts(), cards=(), cards_on_bus=False
+)
+
+
+def findings(machine: Machine, **changes: Any) -> list[Finding]:  # noqa: ANN401 - fields
+    return list(judge(replace(machine, **changes)))
+
+
+def bad(machine: Machine, **changes: Any) -> list[Finding]:  # noqa: ANN401 - fields
+    """What is no ``ok``."""
+    return [f for f in findings(machine, **changes) if f.verdict != "ok"]
+
+
+def only(machine: Machine, **changes: Any) -> Finding:  # noqa: ANN401 - fields
+    """The one finding that is no ``ok``."""
+    [finding] = bad(machine, **changes)
+    return finding

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from budgetfit.core.errors import InputError
+from budgetfit.doctor import gather, gather_card, probe, run_tool
+from budgetfit.doctor.facts import CardFacts
+from tests.doctor.machines import GOOD, MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMI = """#!{python}
+import sys
+words = " ".join(sys.argv[1:])
+if "compute-apps" in words:
+    print("42, /usr/bin/python3, 5120, GPU-1")
+    print("43, C:\\\\a,b.exe, [N/A], GPU-1")
+elif "compute_cap" in words and {old}:
+    print('Field "compute_cap" is not a valid field to query.')
+    sys.exit(2)
+elif "query-gpu" in words:
+    end = "" if {old} else ", Enabled, [N/A], 7.5"
+    print("Tesla T4, 550.54.14, 15360, 100, GPU-1" + end)
+else:
+    print("| NVIDIA-SMI 550.54.14   Driver Version: 550.54.14   CUDA Version: 12.4 |")
+"""
+
+
+def fake_smi(folder: Path, *, old: bool) -> Path:
+    path = folder / "nvidia-smi"
+    path.write_text(SMI.format(python=sys.executable, old=old))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.skipif(
+    os.name == "nt", reason="the stand-in is a script with a first line"
+)
+@pytest.mark.parametrize("old", [False, True])
+def test_cards_driver_and_processes_are_read_from_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, old: bool
+) -> None:
+    fake_smi(tmp_path, old=old)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    driver, cards, processes = gather_card.gather_cards()
+    assert (driver.version, driver.cuda) == ("550.54.14", (12, 4))
+    assert cards == (
+        CardFacts(
+            name="Tesla T4",
+            capability=(7, 5),  # an old driver does not tell: from the card table
+            total_bytes=15360 * MIB,
+            used_bytes=100 * MIB,
+            sold_as_gb=16,
+            ecc=not old,
+            uuid="GPU-1",
+        ),
+    )
+    assert [(p.pid, p.name, p.used_bytes) for p in processes] == [
+        (42, "/usr/bin/python3", 5120 * MIB),
+        (43, "C:\\a,b.exe", None),
+    ]
+
+
+@pytest.mark.skipif(
+    os.name == "nt", reason="the stand-in is a script with a first line"
+)
+def test_a_failing_nvidia_smi_is_a_fact_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nvidia-smi"
+    path.write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = gather_card.gather_cards()
+    assert found.driver.error == "Failed to initialize NVML"
+    assert found.cards == ()
+
+
+def test_without_nvidia_smi_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather_card.shutil, "which", lambda *_, **__: None)
+    assert gather_card.gather_cards().driver.version == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise OSError('libcudart.so.13: cannot open')", "OSError: libcudart.so.13"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import os; os._exit(7)", "ended with code 7"),
+        ("import os; os.abort()", "ended with code -6"),
+        ("print('x' * 10)", ""),
+    ],
+)
+def test_a_library_that_breaks_in_any_way_is_a_fact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, words: str
+) -> None:
+    (tmp_path / "torchvision.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    error = run_tool.probe_library("torchvision")["error"]
+    assert words in error
+    assert bool(words) is bool(error)
+
+
+def test_a_library_that_hangs_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torchaudio.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(run_tool, "_LIMIT_S", 0.3)
+    assert "no answer within" in run_tool.probe_library("torchaudio")["error"]
+
+
+def test_bitsandbytes_tells_why_its_own_library_was_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('slow')")
+    (package / "cextension.py").write_text(
+        "class ErrorHandlerMock:\n    error_msg = 'No compatible\\nCUDA binary'\n"
+        "lib = ErrorHandlerMock()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answer = run_tool.probe_library("bitsandbytes")
+    assert answer == {"error": "No compatible CUDA binary"}
+    (package / "cextension.py").write_text("lib = object()\n")
+    assert run_tool.probe_library("bitsandbytes") == {"error": ""}
+
+
+def test_torch_tells_what_it_was_built_for() -> None:
+    found = probe.torch_facts()
+    assert json.loads(json.dumps(found)) == found
+    assert {"version", "cuda", "hip", "available", "tf32"} <= found.keys()
+
+
+def test_the_probe_starts_without_budgetfit() -> None:
+    code = (
+        f"import runpy, sys; runpy.run_path({probe.__file__!r}); "
+        "print([name for name in sys.modules if name.split('.')[0] in "
+        "('budgetfit', 'torch', 'numpy')])"
+    )
+    done = subprocess.run(  # noqa: S603 - our own words
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_named_card_is_the_tables_or_this_machines() -> None:
+    assumed = gather.with_card(GOOD, "h100-80gb")
+    assert assumed.assumed
+    assert assumed.cards[0].capability == (9, 0)
+    assert assumed.driver.version == ""
+    real = gather.with_card(GOOD, "rtx4090")
+    assert not real.assumed
+    assert real.cards == GOOD.cards
+    with pytest.raises(InputError, match=r"not in the card table\. Nearest"):
+        gather.with_card(GOOD, "rtx-9999")
+
+
+def test_requirements_are_those_of_the_package() -> None:
+    needs, _ = gather._requirements("budgetfit_is_no_package")  # noqa: SLF001
+    assert needs == ()
+
+
+def test_a_cache_below_a_file_is_an_error_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path / "file" / "traces"))
+    assert "is no folder" in gather._cache()[1]  # noqa: SLF001
+    monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path / "new" / "traces"))
+    assert gather._cache() == (str(tmp_path / "new" / "traces"), "")  # noqa: SLF001
+    monkeypatch.setenv("BUDGETFIT_CACHE", "off")
+    assert gather._cache() == ("", "")  # noqa: SLF001
