@@ -34,6 +34,7 @@ from budgetfit.reporting.text import (
     render_why,
 )
 from budgetfit.tracing.batch_shapes import batch_size_of
+from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,6 +60,7 @@ __all__ = [
 ]
 
 
+@undisturbed()
 def plan(  # noqa: PLR0913 - the contract of interface 2.1
     model: Model,
     vram: int | str | None = None,
@@ -188,6 +190,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     )
 
 
+@undisturbed()
 def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     model: Model,
     recipe: Recipe | None = None,

@@ -16,6 +16,7 @@ from budgetfit.live_program import (
 from budgetfit.planned_adapters import planned_adapters, put_on, take_off_last
 from budgetfit.planning.verify_plan import verify_plan
 from budgetfit.tracing.made_batch import batch_dimension
+from budgetfit.tracing.undisturbed import undisturbed
 from budgetfit.verifying.fresh_process import verify_in_fresh_process
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def apply(
     return take_off_last(run, put_back)
 
 
+@undisturbed()
 def verify(  # noqa: PLR0913 - the contract of interface 2.1
     plan: Plan,
     model: nn.Module | str | None = None,

@@ -15,6 +15,7 @@ from budgetfit.arguments import (
 from budgetfit.core.errors import InputError
 from budgetfit.planning.candidates import check_batch
 from budgetfit.planning.compare_cards import OneCard, compare_cards
+from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import ModelSummary
 
 
+@undisturbed()
 def compare(  # noqa: PLR0913 - the arguments of plan
     model: nn.Module | PretrainedConfig | str,
     gpus: Sequence[str],

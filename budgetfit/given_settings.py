@@ -15,6 +15,7 @@ from budgetfit.planning.candidates import check_batch, precisions, runs_on
 from budgetfit.planning.chains import Setting
 from budgetfit.planning.make_plan import make_estimate, make_layers, policy_recipe
 from budgetfit.tracing.batch_shapes import batch_size_of
+from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
 
 
+@undisturbed()
 def estimate_settings(  # noqa: PLR0913 - the options of the command line
     model: Model,
     *,
@@ -107,6 +109,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     return found, subject.summary()
 
 
+@undisturbed()
 def layers(  # noqa: PLR0913 - the options of the command line
     model: Model,
     *,

@@ -1,0 +1,154 @@
+"""Torch as it is when nobody has changed it, around all planning.
+
+A user may plan in the middle of anything: under autocast, ``inference_mode``, a default
+device or dtype, a mode of a profiler's. Each would be part of the trace, as if training
+ran in it too. Here all of that is put aside, and put back at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.modules import module as module_hooks
+from torch.overrides import (
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Default dtype, patches of libraries and random state are the process's.
+_ONE_AT_A_TIME = threading.RLock()
+_GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+)
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put aside what a user has switched on in torch; one thread at a time.
+
+    As a decorator it does so around each call.
+    """
+    with (
+        _ONE_AT_A_TIME,
+        _disable_current_modes(),
+        _no_function_modes(),
+        _no_global_hooks(),
+        _no_saved_tensors_hooks(),
+        _no_autocast(),
+        _no_checks(),
+        _usual_dtype(),
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _no_function_modes() -> Iterator[None]:
+    """A default device is such a mode, and one that torch asks for by its name."""
+    modes = [_pop_mode() for _ in _get_current_function_mode_stack()]
+    default = torch._GLOBAL_DEVICE_CONTEXT
+    chosen = getattr(default, "device_context", None)
+    default.device_context = None
+    try:
+        yield
+    finally:
+        default.device_context = chosen
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+@contextlib.contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Hooks of all modules add to the graph: a FLOP counter's, for one."""
+    tables = [getattr(module_hooks, name) for name in _GLOBAL_HOOKS]
+    kept = [dict(table) for table in tables]
+    for table, hooks in zip(tables, kept, strict=True):
+        if hooks:
+            table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, kept, strict=True):
+            if hooks:
+                table.update(hooks)
+
+
+@contextlib.contextmanager
+def _no_saved_tensors_hooks() -> Iterator[None]:
+    stack = torch._C._autograd
+    hooks = []
+    while (top := stack._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        stack._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            stack._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """No region is open: the copies of weights that one makes end with the inner one.
+
+    They end where the nesting does; inside another region they would outlive the step.
+    """
+    enabled = [name for name in _AUTOCAST_DEVICES if torch.is_autocast_enabled(name)]
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    for name in enabled:
+        torch.set_autocast_enabled(name, False)
+    try:
+        yield
+    finally:
+        for name in enabled:
+            torch.set_autocast_enabled(name, True)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+
+
+@contextlib.contextmanager
+def _no_checks() -> Iterator[None]:
+    """Neither deterministic algorithms nor anomaly detection, which cost memory."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    anomaly = torch.is_anomaly_enabled()
+    check_nan = torch.is_anomaly_check_nan_enabled()
+    if deterministic:
+        torch.use_deterministic_algorithms(mode=False)
+    if anomaly:
+        torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        if deterministic:
+            torch.use_deterministic_algorithms(mode=True, warn_only=warn_only)
+        if anomaly:
+            torch.set_anomaly_enabled(True, check_nan)
+
+
+@contextlib.contextmanager
+def _usual_dtype() -> Iterator[None]:
+    dtype = torch.get_default_dtype()
+    if dtype is torch.float32:  # other threads see it, too
+        yield
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
