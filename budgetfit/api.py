@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.adapter_arguments import find_adapter, loading_notes
@@ -181,8 +180,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         "loss": None if loss is None else qualified_name(loss),
     }
     rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
-    return replace(
-        made,
+    return made.changed(
         source=source,
         adapter=adapter,
         warnings=(*made.warnings, *rates, *loading_notes(subject.model, made.estimate)),

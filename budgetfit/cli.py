@@ -148,14 +148,16 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
+            document = _json().plan_json(made) if save or as_json else ""
         if save is not None:
-            write(save, made.to_json() + "\n")
+            write(save, document + "\n")
         if why is not None:
             typer.echo(_json().why_json(made.row(why)) if as_json else made.why(why))
         elif as_json:
-            typer.echo(_json().plan_json(made))
+            typer.echo(document)
         else:
-            _text().print_plan(made, saved_as=str(save) if save else None)
+            saved_as = str(save) if save else None
+            _text().print_plan(made, saved_as=saved_as, work=working)
         exit_unless_fits(fits=made.fits)
 
 

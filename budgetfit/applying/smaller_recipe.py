@@ -69,7 +69,7 @@ def smaller_recipe(
 ) -> SmallerRecipe | None:
     """Return the fastest recipe that should fit and trains the same numbers.
 
-    First the plan's alternatives, which were replayed; else the same recipe with
+    First the plan's alternatives that were replayed; else the same recipe with
     smaller micro-batches and as many more of them. The effective batch size, precision
     and optimizer never change (user-needs U2).
 
@@ -98,7 +98,7 @@ def smaller_recipe(
 
 def _predicted(recipe: Recipe, plan: Plan) -> Estimate | None:
     """Return the plan's estimate of the recipe, if it has one."""
-    estimates = [plan.estimate, *(other.estimate for other in plan.alternatives)]
+    estimates = [plan.estimate, *(other.estimate for other in plan.judged_alternatives)]
     return next((each for each in estimates if each.recipe == recipe), None)
 
 
@@ -107,7 +107,7 @@ def _alternative(
 ) -> SmallerRecipe | None:
     fitting = [
         (other.estimate.samples_per_s, other.estimate)
-        for other in plan.alternatives
+        for other in plan.judged_alternatives
         if other.fits
         and not other.is_suggestion
         and _trains_the_same(other.estimate.recipe, recipe)

@@ -13,12 +13,15 @@ from budgetfit.core.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MOST_WHOLE_NUMBERS = 1 << 20  # whose values are kept
+
 
 def weightless_copy(
     model: nn.Module,
     *,
     dtype: torch.dtype | None = None,
     frozen: bool = False,
+    small_values: bool = False,
     replace: Callable[[nn.Module], nn.Module | None] = lambda _: None,
 ) -> nn.Module:
     """Return a deep copy whose tensors are on meta, tied as before.
@@ -27,6 +30,8 @@ def weightless_copy(
         model: Not changed; no weight is read or copied.
         dtype: What floating-point parameters become; None keeps theirs.
         frozen: Whether no parameter of the copy is trained.
+        small_values: Whether whole numbers and masks of moderate size keep their
+            values: models ask their buffers questions.
         replace: Returns what stands for a module in the copy, or None to copy it. A
             parameter that the replacement shares with the model is replaced as well.
 
@@ -46,7 +51,8 @@ def weightless_copy(
                 # Among them what pruning and weight norms compute: it has a graph, and
                 # such a tensor cannot be copied.
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
-                    memo[id(tensor)] = _on_meta(tensor)
+                    keeps = small_values and _is_small_and_whole(tensor)
+                    memo[id(tensor)] = tensor.clone() if keeps else _on_meta(tensor)
         stand_in = replace(module)
         if stand_in is not None:
             memo[id(module)] = stand_in
@@ -56,11 +62,21 @@ def weightless_copy(
         found: nn.Module = memo.get(id(model)) or copy.deepcopy(model, memo)
     except Exception as error:
         raise TraceError(
-            f"The model cannot be copied: {type(error).__name__}: {error}.",
+            f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
+            "what cannot be deep-copied (locks, generators, open files) from its "
+            "attributes.",
             module=type(model).__name__,
             op="deepcopy",
         ) from error
     return found
+
+
+def _is_small_and_whole(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and not (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.numel() <= MOST_WHOLE_NUMBERS
+    )
 
 
 def _on_meta(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,22 @@ class Alternative:
         return self.changes_training or self.estimate.recipe.optimizer_in_backward
 
 
+@dataclass(slots=True, kw_only=True)
+class LaterRows:
+    """Alternatives that nobody has asked for yet.
+
+    Attributes:
+        first: Those that are known, because the decision needed them.
+        find: Works out all of them, in the order of the table.
+    """
+
+    first: tuple[Alternative, ...]
+    find: Callable[[], tuple[Alternative, ...]]
+
+    def __call__(self) -> tuple[Alternative, ...]:
+        return self.find()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary:
     """What the model is, for people and for refusing the wrong one."""
@@ -160,6 +177,9 @@ class Plan(PlanExports):
     trained instead of the model's weights, where that was asked for. ``source`` holds
     the live model, batch, loss and optimizer that ``apply`` and ``verify`` use; it is
     not saved, so a loaded plan needs them handed in again.
+
+    ``alternatives`` is worked out when somebody looks, by ``later``: the answer does
+    not wait for it. Printing and saving look.
     """
 
     recipe: Recipe
@@ -173,9 +193,33 @@ class Plan(PlanExports):
     block_table: tuple[BlockRow, ...] = ()
     adapter: Adapter | None = None
     source: Any = field(default=None, compare=False, repr=False)
+    later: LaterRows | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.later is not None:
+            object.__delattr__(self, "alternatives")
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - asked for what is not set
+        if name != "alternatives" or self.later is None:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        rows = self.later()
+        object.__setattr__(self, "alternatives", rows)
+        object.__setattr__(self, "later", None)
+        return rows
 
     def __str__(self) -> str:
         return text_of(self)
+
+    @property
+    def judged_alternatives(self) -> tuple[Alternative, ...]:
+        """The alternatives that are worked out already."""
+        return self.alternatives if self.later is None else self.later.first
+
+    def changed(self, **fields: Any) -> Plan:  # noqa: ANN401 - the fields' own types
+        """Return the plan with other fields, its alternatives not worked out yet."""
+        if self.later is not None:
+            fields["alternatives"] = ()
+        return replace(self, **fields)
 
     @property
     def fits(self) -> bool:
@@ -206,7 +250,7 @@ class Plan(PlanExports):
         from pydantic import TypeAdapter  # noqa: PLC0415 - keeps --help fast
 
         plain = TypeAdapter(Plan).dump_python(
-            replace(self, source=None), mode="json", exclude={"source"}
+            replace(self, source=None), mode="json", exclude={"source", "later"}
         )
         return json.dumps({"format": FORMAT, **plain}, indent=1)
 

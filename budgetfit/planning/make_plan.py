@@ -19,11 +19,13 @@ from budgetfit.planning.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.judge import judge
 from budgetfit.planning.last_batch import last_batch_warnings
+from budgetfit.planning.later_rows import later_rows
 from budgetfit.planning.layer_table import layer_table
 from budgetfit.planning.loss_parts import search_with_loss_parts
+from budgetfit.planning.overwritten_blocks import without_overwriting_blocks
 from budgetfit.planning.search import Found, Request, policy_segments, rank
 from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
-from budgetfit.planning.what_if import alternatives, does_not_fit, smallest
+from budgetfit.planning.what_if import decisive_rows, does_not_fit, smallest
 from budgetfit.planning.why import block_table
 
 if TYPE_CHECKING:
@@ -52,23 +54,24 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         TraceError: If the model cannot be traced.
     """
     started = time.perf_counter()
-    first = Setting(
+    setting = Setting(
         precision=precisions[0],
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
     )
-    traces = settled(Traces(subject, progress), first)
+    traces = settled(Traces(subject, progress), setting)
     subject = traces.subject
     if request.checkpointing == "as-is":
         request = replace(request, checkpointing=subject.own_checkpointing())
     candidates = [
-        Chains(traces, replace(first, precision=precision)) for precision in precisions
+        Chains(traces, replace(setting, precision=precision))
+        for precision in precisions
     ]
     chains, best = _best_of(candidates, request, budget)
     assert best.estimate is not None  # noqa: S101 - found, or an error
-    _say(progress, "judging the alternatives")
-    others = alternatives(chains, request, budget, best.estimate)
-    estimate, explanation, others = _best_judged(best, others, request)
+    _say(progress, "judging the usual practices")
+    first = decisive_rows(chains, request, budget)
+    estimate, explanation = _best_judged(best, first, request)
     estimate = replace(
         estimate, eval_batch_size=evaluation_batch_size(traces, estimate.recipe, budget)
     )
@@ -80,13 +83,14 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         else ""
     )
     block_rows = block_table(chains.at(estimate.recipe.batch_size), estimate, budget)
+    later = later_rows(chains, request, budget, estimate, first)
     return Plan(
         recipe=estimate.recipe,
         estimate=estimate,
         budget=budget,
         gpu=subject.gpu,
         model=subject.summary(),
-        alternatives=others,
+        later=later,
         warnings=(*subject.notes, *last_batch, *host_warnings(estimate)),
         provenance={
             **_provenance(subject, estimate, budget),
@@ -167,12 +171,12 @@ def _least(
 
 def _best_judged(
     proposed: Found, others: tuple[Alternative, ...], request: Request
-) -> tuple[Estimate, str, tuple[Alternative, ...]]:
+) -> tuple[Estimate, str]:
     """Return what the judge rates best where the plan was free to choose.
 
     The solver's formula knows nothing of what the allocator reserves, and it compares
     some batch sizes only; a usual practice may come out ahead of its proposal, and no
-    plan may be worse than a row that is printed below it.
+    plan may be worse than that.
     """
     estimate, explanation = proposed.estimate, proposed.explanation
     assert estimate is not None  # noqa: S101 - only what was found is proposed
@@ -180,17 +184,16 @@ def _best_judged(
         row
         for row in others
         if row.fits
-        and not row.is_suggestion
         and rank(row.estimate, request.objective) < rank(estimate, request.objective)
     ]
     if request.checkpointing != "auto" or not ahead:
-        return estimate, explanation, others
+        return estimate, explanation
     best = min(ahead, key=lambda row: rank(row.estimate, request.objective))
     explanation = (
         f"{best.label!r} came out ahead of the solver's own proposal once both were "
         f"judged; that one was: {explanation}"
     )
-    return best.estimate, explanation, tuple(row for row in others if row != best)
+    return best.estimate, explanation
 
 
 def make_estimate(  # noqa: PLR0913 - one value each, all needed
@@ -280,7 +283,7 @@ def settled(traces: Traces, setting: Setting) -> Traces:
     ran = traces.of(setting.recipe(TRACED_BATCH_SIZES[0])).blocks
     once = tuple(name for name in ran if ran.count(name) == 1)
     if once == subject.blocks:
-        return traces
+        return without_overwriting_blocks(traces, setting)
     notes = subject.notes
     left_out = len(subject.blocks) - len(once)
     if left_out:
@@ -291,4 +294,5 @@ def settled(traces: Traces, setting: Setting) -> Traces:
                 "per forward and are always kept"
             ),
         )
-    return Traces(replace(subject, blocks=once, notes=notes), traces.progress)
+    traces = Traces(replace(subject, blocks=once, notes=notes), traces.progress)
+    return without_overwriting_blocks(traces, setting)

@@ -55,10 +55,14 @@ class Kind(NamedTuple):
 
 
 class Twins:
-    """The twins of one subject, and which kinds of programs are proven."""
+    """The twins of one subject, and which kinds of programs are proven.
+
+    Attributes:
+        subject: Whose model is shortened; a copy of it serves as well.
+    """
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        self.subject = subject
         self._blocks: dict[str, Block] | None = None
         self._names: Names | None = None
         self._proven: set[Kind] = set()
@@ -104,7 +108,7 @@ class Twins:
 
     def _runs(self, recipe: Recipe) -> tuple[BlockRun, ...]:
         """Return the runs under a recipe, if a twin saves enough."""
-        subject = self._subject
+        subject = self.subject
         if self._blocks is None:
             self._blocks = block_kinds(subject.model, subject.blocks)
         runs = find_runs(subject.blocks, self._blocks, recipe.segments)
@@ -193,13 +197,13 @@ class Twins:
         return flat
 
     def _shortening(self, runs: tuple[BlockRun, ...], periods: int) -> Shortening:
-        return shortening(self._subject.model, self._subject.blocks, runs, periods)
+        return shortening(self.subject.model, self.subject.blocks, runs, periods)
 
     def names(self) -> Names:
         """Return the paths of the whole model's layers and blocks."""
         if self._names is None:
-            layers = tuple(name for name, _ in self._subject.model.named_modules())
-            self._names = Names(layers, self._subject.blocks)
+            layers = tuple(name for name, _ in self.subject.model.named_modules())
+            self._names = Names(layers, self.subject.blocks)
         return self._names
 
 

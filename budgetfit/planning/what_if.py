@@ -17,6 +17,8 @@ from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.problem import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.planning.chains import Setting
@@ -39,25 +41,57 @@ def alternatives(
 
     Each is at its own best batch, judged like the plan.
     """
-    practices = _practices(chains, request, budget)
+    first = decisive_rows(chains, request, budget)
+    return (*first, *further_rows(chains, request, budget, plan, first))
+
+
+def decisive_rows(
+    chains: Chains, request: Request, budget: Budget
+) -> tuple[Alternative, ...]:
+    """Return the usual practices that may come out ahead of what the solver proposes.
+
+    Chen's segments never recompute less than the solver's, so they can win memory only.
+    """
+    shown = PRACTICES if request.objective != "throughput" else PRACTICES[:-1]
+    return _practices(chains, request, budget, shown)
+
+
+def further_rows(
+    chains: Chains,
+    request: Request,
+    budget: Budget,
+    plan: Estimate,
+    first: tuple[Alternative, ...],
+) -> tuple[Alternative, ...]:
+    """Return the alternatives that decide nothing; ``first`` are those that did."""
+    shown = [row.label for row in first]
+    others = tuple(pair for pair in PRACTICES if pair[0] not in shown)
+    rest = _practices(chains, request, budget, others)
     return (
-        *practices,
-        *_other_objectives(chains, request, budget, practices),
+        *rest,
+        *_other_objectives(chains, request, budget, [*first, *rest]),
         *lever_rows(chains, request, budget, plan),
     )
 
 
-def _practices(chains: Chains, request: Request, budget: Budget) -> list[Alternative]:
-    shown = PRACTICES if chains.traces.subject.blocks else PRACTICES[:1]
+def _practices(
+    chains: Chains,
+    request: Request,
+    budget: Budget,
+    shown: tuple[tuple[str, str], ...],
+) -> tuple[Alternative, ...]:
+    blocks = chains.traces.subject.blocks
     rows = []
     for label, policy in shown:
+        if policy != "none" and not blocks:
+            continue
         found = best_of_policy(chains, policy, request, budget)
         rows.append(Alternative(label=label, estimate=found, fits=bool(found.fits)))
-    return rows
+    return tuple(rows)
 
 
 def _other_objectives(
-    chains: Chains, request: Request, budget: Budget, practices: list[Alternative]
+    chains: Chains, request: Request, budget: Budget, practices: Sequence[Alternative]
 ) -> list[Alternative]:
     """Return what is best for the other objectives.
 

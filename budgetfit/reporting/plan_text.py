@@ -31,13 +31,19 @@ def plan_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
         plan: What to show.
         saved_as: Path that the plan was saved to, for the command that comes next.
     """
-    parts = [
-        lines([*plan_header(plan), ""]),
-        _answer(plan),
-        memory_section(plan.estimate),
-    ]
-    if plan.alternatives:
-        parts.append(_levers(plan))
+    return Group(answer_text(plan), context_text(plan, saved_as=saved_as))
+
+
+def answer_text(plan: Plan) -> RenderableType:
+    """Render what is known before the alternatives are worked out."""
+    return Group(
+        lines([*plan_header(plan), ""]), _answer(plan), memory_section(plan.estimate)
+    )
+
+
+def context_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
+    """Render what stands below the answer: alternatives, warnings, what comes next."""
+    parts: list[RenderableType] = [_levers(plan)] if plan.alternatives else []
     warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
     if warnings:
         parts.append(section("WATCH OUT", bullets(warnings)))
@@ -71,7 +77,7 @@ def _gain(plan: Plan) -> str | None:
 
 def _full_checkpointing(plan: Plan) -> Estimate | None:
     blocks = set(plan.model.blocks)
-    for alternative in plan.alternatives:
+    for alternative in plan.judged_alternatives:
         if alternative.is_suggestion:
             continue
         recipe = alternative.estimate.recipe

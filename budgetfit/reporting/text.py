@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from budgetfit.reporting.compare_text import compare_text
@@ -9,12 +10,15 @@ from budgetfit.reporting.doctor_text import doctor_text
 from budgetfit.reporting.estimate_text import estimate_text
 from budgetfit.reporting.explain_text import explain_text
 from budgetfit.reporting.layout import WIDE, make_console, render, show
-from budgetfit.reporting.plan_text import plan_text
+from budgetfit.reporting.plan_text import answer_text, context_text, plan_text
 from budgetfit.reporting.tables import gpus_text, layers_text
 from budgetfit.reporting.verification_text import verification_text
 from budgetfit.reporting.why_text import why_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from rich.console import Console
 
     from budgetfit.core.block_table import BlockRow
@@ -63,7 +67,24 @@ def render_why(row: BlockRow) -> str:
 
 
 def print_plan(
-    plan: Plan, console: Console | None = None, *, saved_as: str | None = None
+    plan: Plan,
+    console: Console | None = None,
+    *,
+    saved_as: str | None = None,
+    work: Callable[[], AbstractContextManager[Callable[[str], None] | None]] = (
+        nullcontext
+    ),
 ) -> None:
-    """Print the plan, in colour where the console has it."""
-    show(plan_text(plan, saved_as=saved_as), console)
+    """Print the plan, in colour where the console has it.
+
+    Who watches a terminal gets the answer at once. ``work`` is open while the
+    alternatives are worked out, and shows what is being done.
+    """
+    console = console or make_console()
+    if console.is_terminal:
+        show(answer_text(plan), console)
+    with work() as progress:
+        if progress is not None:
+            progress("judging the alternatives")
+        rest = context_text(plan, saved_as=saved_as)
+    show(rest if console.is_terminal else plan_text(plan, saved_as=saved_as), console)
