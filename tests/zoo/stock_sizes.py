@@ -51,6 +51,11 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "MT5Config": {"decoder_start_token_id": 0},
     "Mamba2Config": {"num_heads": 4, "head_dim": 16},
     "NemotronConfig": {"num_key_value_heads": 2},
+    "PerceiverConfig": {
+        "d_latents": 32,
+        "num_latents": 8,
+        "num_self_attends_per_block": 2,
+    },
     "Qwen3NextConfig": _HYBRID,
     "Qwen3_5TextConfig": _HYBRID,
     "Qwen3_5MoeTextConfig": _HYBRID,
