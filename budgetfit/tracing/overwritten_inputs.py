@@ -1,0 +1,68 @@
+"""Blocks whose input is written to: running them again would start from other values.
+
+Torch's checkpoint refuses to. Such are the cells of a Sequential with
+``ReLU(inplace=True)``, and blocks that add to what they are given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from budgetfit.core.errors import TraceError
+from budgetfit.tracing.batch_shapes import Batch, change_tensors
+from budgetfit.tracing.fake_model import fake_copy, fake_mode, quiet_fakes
+from budgetfit.tracing.fake_step import _quiet_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+
+def overwriting_blocks(
+    model: nn.Module,
+    batch: Batch,
+    blocks: Sequence[str],
+    call: Callable[[nn.Module, Batch], object],
+) -> frozenset[str]:
+    """Return the blocks whose inputs are not the same at the end of the forward.
+
+    Args:
+        model: Read only; a fake copy of it runs.
+        batch: Of any size.
+        blocks: Module paths.
+        call: ``call(model, batch)`` runs a forward. What it raises ends the look.
+    """
+    inputs: list[tuple[str, torch.Tensor, int]] = []
+    with quiet_fakes(), _quiet_machine(), fake_mode() as mode:
+        try:
+            twin = fake_copy(model, mode)
+        except TraceError:
+            return frozenset()
+        twin.train()
+        for name in blocks:
+            twin.get_submodule(name).register_forward_pre_hook(
+                _note_inputs(name, inputs), with_kwargs=True
+            )
+        try:
+            call(twin, change_tensors(batch, mode.from_tensor))
+        except Exception:  # noqa: BLE001, S110 - what ran until then is seen
+            pass
+    return frozenset(
+        name for name, tensor, version in inputs if tensor._version != version
+    )
+
+
+def _note_inputs(
+    name: str, inputs: list[tuple[str, torch.Tensor, int]]
+) -> Callable[..., None]:
+    def note(_: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                # Counts writes: torch's notes on autograd, in-place checks.
+                inputs.append((name, value, value._version))
+
+    return note
