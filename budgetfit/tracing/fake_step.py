@@ -177,12 +177,13 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
         clock = _PhaseClock(twin, log, tracker, raw)
         clock.semantics = semantics
-        with imitation, values_matter(), log:
+        with contextlib.ExitStack() as at_end, imitation, values_matter(), log:
             log.watch = tracker.see_backward_op
             _register(twin, log)
             for other in others:
                 _register(other, log, in_model=False)
             runner = program(twin, clock.start)
+            at_end.callback(_let_go, runner)
             _register(twin, log)  # a dtype policy may have replaced them
             raw.step_start = len(log.events)
             for clock.step in range(steps):
@@ -198,6 +199,13 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         raw.notes = sorted(semantics.notes) if semantics is not None else []
         tracker.remove()
     return raw
+
+
+def _let_go(runner: Runner) -> None:
+    """Take an optimizer's hooks off the fakes: nothing could collect the circle."""
+    remove_hooks = getattr(runner.optimizer, "remove_hooks", None)
+    if remove_hooks is not None:
+        remove_hooks()
 
 
 def _run_micro_step(
