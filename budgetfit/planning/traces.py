@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from budgetfit.applying.nested import map_tensors
 from budgetfit.applying.run import Run
+from budgetfit.applying.weightless_copy import weightless_copy
 from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.loss_modules import FakedLoss
+from budgetfit.planning.loss_modules import FakedLoss, modules_of
 from budgetfit.planning.trace_cache import TraceCache
 from budgetfit.planning.trace_errors import quiet_fakes, trace_error
 from budgetfit.planning.trace_key import program_key, subject_key
@@ -70,6 +74,27 @@ class Traces:
             for name in ("log", "_twins", "_affine", "_exact"):
                 setattr(other, name, getattr(self, name))
         return other
+
+    def keep_the_model(self) -> bool:
+        """Trace a copy without weights from now on, whatever becomes of the model.
+
+        Returns:
+            Whether there is one. Not if the model cannot be copied, if its weights
+            decide what it does, or if the loss runs modules: they may be parts of the
+            model, or change as it does.
+        """
+        subject = self.subject
+        if modules_of(subject.loss):
+            return False
+        try:
+            model = weightless_copy(subject.model, small_values=True)
+        except TraceError:
+            return False
+        batch = map_tensors(subject.batch, torch.Tensor.clone)
+        self.subject = replace(subject, model=model, batch=batch)
+        if self._twins is not None:
+            self._twins.subject = self.subject
+        return True
 
     def of(self, recipe: Recipe, *, keep_own_checkpointing: bool = False) -> StepTrace:
         """Return a trace that holds at the recipe's batch size, if any from the cache.
