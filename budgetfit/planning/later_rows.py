@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from budgetfit.core.plan import LaterRows
 from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.what_if import further_rows
+from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
@@ -34,6 +35,7 @@ def later_rows(
     """
 
     @functools.cache  # a plan and its changed copies share them
+    @undisturbed()
     @old_objects_left_alone()
     def find() -> tuple[Alternative, ...]:
         chains.traces.progress("judging the alternatives")

@@ -82,6 +82,13 @@ def test_they_are_those_of_the_model_as_it_was_planned() -> None:
     assert plan.alternatives == same.alternatives
 
 
+def test_what_is_switched_on_when_somebody_looks_does_not_matter() -> None:
+    plan, same = made(Mebi(6)), made(Mebi(6))
+    with torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+        rows = plan.alternatives
+    assert rows == same.alternatives
+
+
 def test_a_loss_with_modules_has_them_worked_out_at_once() -> None:
     teacher = nn.Linear(512, 512)
 
