@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,8 +38,9 @@ def workshop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A folder of a page's own; traces are kept between the plans of a session."""
-    traces = tmp_path_factory.getbasetemp() / "traces-of-pages"
-    monkeypatch.setenv(CACHE_VARIABLE, str(traces))
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    monkeypatch.setenv(CACHE_VARIABLE, str(shared / "traces-of-pages"))
     stand_ins.put_in_place(monkeypatch, tmp_path)
     return tmp_path
 
