@@ -45,6 +45,8 @@ OPTIONS = {
     "verify": COMMON
     | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},
     "export": COMMON | {"PLAN.json", "--to", "--save"},
+    "doctor": COMMON | {"--gpu"},
+    "explain": COMMON | {"OOM.txt"},
     "gpus": COMMON,
     "cache info": COMMON,
     "cache clear": COMMON,
