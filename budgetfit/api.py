@@ -199,7 +199,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     max_length: int | None = None,
     lengths: Lengths | None = None,
     loss: Loss | None = None,
-    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    optimizer: Optimizer | None = None,
     headroom: int | str | None = None,
     method: str | None = None,
     lora_r: int = 16,
@@ -215,9 +215,9 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     """Predict the memory of one given recipe: will what I have now fit?
 
     ``recipe=None`` means as it is: the model's dtypes and its own checkpointing,
-    ``adamw_torch_fused``, the example batch's own size. No decision is taken. The other
-    arguments are those of ``plan``; ``optimizer`` is the function that the recipe
-    names, if it names one.
+    ``optimizer`` (``adamw_torch_fused`` if left out), the example batch's own size. No
+    decision is taken. The other arguments are those of ``plan``; with a recipe,
+    ``optimizer`` is the function that it names, if it names one.
 
     Raises:
         InputError: Something cannot be what was meant.
@@ -237,7 +237,9 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         double_quantization=double_quantization,
         prepare_for_kbit=prepare_for_kbit,
     )
-    name = recipe.optimizer if recipe is not None else "adamw_torch_fused"
+    name = optimizer_name(optimizer or "adamw_torch_fused")
+    if recipe is not None and optimizer is None:
+        name = recipe.optimizer
     subject, source = make_subject(
         model,
         card,
@@ -254,7 +256,9 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     if recipe is None:
         size = batch_size_of(source.batch, batch_dim=source.batch_dim)
         segments = every_block(subject.own_checkpointing())
-        recipe = Recipe(batch_size=size, precision="as-is", segments=segments)
+        recipe = Recipe(
+            batch_size=size, precision="as-is", optimizer=name, segments=segments
+        )
     return make_estimate(
         subject,
         recipe,

@@ -174,6 +174,12 @@ def _adafactor(parameters: list[Any], lr: float) -> Optimizer:
 
 
 def _adamw(parameters: list[Any], lr: float, *, fused: bool = False) -> Optimizer:
+    refused = next((item.dtype for item in parameters if item.is_complex()), None)
+    if fused and refused is not None:
+        raise InputError(
+            f"The model has parameters of {refused}, and torch's fused AdamW takes "
+            'real numbers only. Pass optimizer="adamw_torch".'
+        )
     return torch.optim.AdamW(
         parameters, lr, (0.9, 0.999), 1e-8, 0.0, fused=True if fused else None
     )

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.tracing.batch_shapes import batch_size_of, resize_batch
-from budgetfit.verifying.longest_batch import elements, longest_first, shapes_of
+from budgetfit.tracing.batch_shapes import (
+    batch_size_of,
+    describe_batch,
+    resize_batch,
+)
+from budgetfit.verifying.longest_batch import (
+    Batches,
+    elements,
+    longest_first,
+    shapes_of,
+)
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
@@ -27,7 +36,9 @@ def choose_batch(plan: Plan, batch: Any, *, batch_dim: int) -> ChosenBatch:  # n
     Raises:
         InputError: There is no batch among them.
     """
-    found = longest_first(batch)
+    # A tuple of one mapping may be a batch: a model that takes the mapping itself.
+    is_one = describe_batch(batch).keys() == plan.model.batch.keys()
+    found = Batches(longest=batch) if is_one else longest_first(batch)
     notes = []
     if found.seen > 1:
         notes.append(

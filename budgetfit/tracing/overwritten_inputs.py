@@ -6,6 +6,7 @@ Torch's checkpoint refuses to. Such are the cells of a Sequential with
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,10 +48,8 @@ def overwriting_blocks(
             twin.get_submodule(name).register_forward_pre_hook(
                 _note_inputs(name, inputs), with_kwargs=True
             )
-        try:
+        with contextlib.suppress(Exception):  # what ran until then is seen
             call(twin, change_tensors(batch, mode.from_tensor))
-        except Exception:  # noqa: BLE001, S110 - what ran until then is seen
-            pass
     return frozenset(
         name for name, tensor, version in inputs if tensor._version != version
     )
@@ -60,9 +59,11 @@ def _note_inputs(
     name: str, inputs: list[tuple[str, torch.Tensor, int]]
 ) -> Callable[..., None]:
     def note(_: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        for value in tree_leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor):
-                # Counts writes: torch's notes on autograd, in-place checks.
-                inputs.append((name, value, value._version))
+        # Versions count writes: torch's notes on autograd, in-place checks.
+        inputs.extend(
+            (name, value, value._version)
+            for value in tree_leaves((args, kwargs))
+            if isinstance(value, torch.Tensor)
+        )
 
     return note

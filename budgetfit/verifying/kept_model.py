@@ -28,6 +28,8 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     gradients = [tensor.grad for tensor in tensors]
     modes = [(module, module.training) for module in model.modules()]
+    # A forward may put others in their place, or make them when the first batch comes.
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001
     cards = [_index(device)] if device.type == "cuda" else []
     for tensor in tensors:
         tensor.grad = None
@@ -35,6 +37,9 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
         with torch.random.fork_rng(devices=cards):
             yield
     finally:
+        for module, own in buffers:
+            module._buffers.clear()  # noqa: SLF001
+            module._buffers.update(own)  # noqa: SLF001
         with torch.no_grad():
             for tensor, value, gradient in zip(tensors, values, gradients, strict=True):
                 tensor.data.copy_(value)

@@ -213,3 +213,14 @@ def test_a_vast_batch_is_predicted_from_small_ones() -> None:
 
     slope = (small[1].allocated_bytes - small[0].allocated_bytes) / 64
     assert vast.allocated_bytes == pytest.approx(slope * (1 << 17), rel=0.05)
+
+
+def test_without_a_recipe_any_optimizer_may_be_asked_about() -> None:
+    plain, named, function = (
+        budgetfit.estimate(Mebi(), gpu=CARD, batch=SAMPLE_OF_MEBI, **given)
+        for given in ({}, {"optimizer": "sgd"}, {"optimizer": torch.optim.SGD})
+    )
+    assert plain.at_peak_bytes["optimizer_state"] > 0
+    for estimate in (named, function):
+        assert not estimate.at_peak_bytes.get("optimizer_state")
+    assert function.recipe.optimizer == "torch.optim.sgd.SGD"

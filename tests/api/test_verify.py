@@ -312,3 +312,15 @@ def test_progress_is_told() -> None:
 
     assert any("gradients" in line for line in told)
     assert any("3 real steps of batch 2" in line for line in told)
+
+
+def test_a_batch_that_is_a_tuple_of_one_mapping_is_one_batch() -> None:
+    class ReadsAll(nn.Linear):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().forward(batch["x"])
+
+    batch = ({"x": torch.ones(2, 4)},)
+    model = ReadsAll(4, 3)
+    plan = budgetfit.plan(model, gpu=CARD, batch=batch, batch_size=2)
+    assert budgetfit.verify(plan, device="cpu").passed
+    assert budgetfit.verify(plan, batch=batch, device="cpu").passed

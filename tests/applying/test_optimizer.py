@@ -191,3 +191,13 @@ def test_callables_are_known_by_their_qualified_name() -> None:
     assert qualified_name(functools.partial(my_sgd)) == f"{__name__}.my_sgd"
     assert qualified_name(torch.optim.SGD) == "torch.optim.sgd.SGD"
     assert qualified_name(functools.partial) == "functools.partial"
+
+
+def test_a_fused_optimizer_for_complex_weights_is_refused_with_one_that_works() -> None:
+    model = torch.nn.Linear(2, 2, dtype=torch.complex64)
+    text = (
+        r"parameters of torch.complex64.*real numbers only.*optimizer=\"adamw_torch\""
+    )
+    with pytest.raises(InputError, match=text):
+        make_optimizer("adamw_torch_fused", model.parameters(), device_type="cpu")
+    assert make_optimizer("adamw_torch", model.parameters(), device_type="cpu")

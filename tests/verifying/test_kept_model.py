@@ -47,3 +47,18 @@ def test_an_error_restores_too() -> None:
         model.weight.data.zero_()
         raise KeyError
     assert torch.equal(model.weight, before)
+
+
+def test_buffers_that_were_replaced_or_made_are_the_old_ones_again() -> None:
+    model = nn.Module()
+    model.register_buffer("average", torch.ones(2))
+    model.register_buffer("table", None)
+    average = model.average
+    with kept_as_it_was(model, CPU):
+        average.add_(1)
+        model.average, model.table = torch.zeros(2), torch.zeros(3)
+        model.register_buffer("new", torch.zeros(1))
+    assert model.average is average
+    assert average.tolist() == [1.0, 1.0]
+    assert model.table is None
+    assert not hasattr(model, "new")
