@@ -7,10 +7,15 @@ import traceback
 import torch
 from torch import nn
 
+from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import TraceError
 from budgetfit.tracing.fake_model import quiet_fakes
+from budgetfit.tracing.known_values import UnknownValueError
+from budgetfit.tracing.real_values import MOST_WEIGHTS_BYTES, weights_bytes
 
 __all__ = ["quiet_fakes", "trace_error"]
+# What torch says where memory of a fake tensor is read or written.
+_NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
 
 
 def trace_error(model: nn.Module, error: Exception) -> TraceError:
@@ -19,12 +24,40 @@ def trace_error(model: nn.Module, error: Exception) -> TraceError:
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
     place += f" at {op}" if op else ""
+    said = f"{type(error).__name__}: {text}"
+    if isinstance(error, UnknownValueError):
+        said = f"its own values decide what it does: {text}"
     return TraceError(
-        f"{type(model).__name__} cannot run on fake tensors{place}: "
-        f"{type(error).__name__}: {text}. Pass an example batch that the model's "
-        "forward accepts (batch=...), and a loss= if it returns none.",
+        f"{type(model).__name__} cannot run on fake tensors{place}: {said}. "
+        f"{_advice(model, error)}",
         module=module or type(model).__name__,
         op=op,
+    )
+
+
+def _advice(model: nn.Module, error: Exception) -> str:
+    """Say what to pass or change."""
+    if isinstance(error, UnknownValueError):
+        size_bytes = weights_bytes(model)
+        if size_bytes > MOST_WEIGHTS_BYTES:
+            return (
+                f"With weights of {format_bytes(MOST_WEIGHTS_BYTES)} or less it is "
+                f"computed for real; these have {format_bytes(size_bytes)}. Plan a "
+                "smaller configuration, or let sizes follow from shapes instead."
+            )
+        return (
+            "Pass a real batch (batch=...) instead of shapes, or let sizes and loops "
+            "follow from shapes and the batch's whole numbers."
+        )
+    if any(hint in str(error) for hint in _NEEDS_MEMORY):
+        return (
+            "A custom kernel or numpy reads memory that a trace does not have: wrap it "
+            "in torch.library.custom_op with a fake implementation (register_fake), or "
+            "switch to the model's plain torch path."
+        )
+    return (
+        "Pass an example batch that the model's forward accepts (batch=...), and a "
+        "loss= if it returns none."
     )
 
 

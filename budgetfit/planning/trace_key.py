@@ -22,6 +22,7 @@ from torch.utils import checkpoint
 
 from budgetfit.planning.code_fingerprint import NotCacheableError, is_library
 from budgetfit.planning.fingerprint import Fingerprint
+from budgetfit.tracing.real_values import is_asked_about
 
 if TYPE_CHECKING:
     from budgetfit.planning.subject import Subject
@@ -92,10 +93,12 @@ def _subject_key(subject: Subject) -> str:
     found.add(_versions(), own_sources(), _settings(), _registered())
     found.add(subject.target.compute_capability, subject.target.torch_version)
     found.add(subject.target.cudnn, subject.batch_dim, subject.blocks)
-    # The model becomes fake and loses its values; the batch keeps its whole numbers.
+    # The model becomes fake and loses its values, but for those of small buffers; the
+    # batch keeps its whole numbers.
     with found.counting("none"):
         found.add(subject.model)
     with found.counting("whole"):
+        found.add([x for x in subject.model.buffers() if is_asked_about(x)])
         found.add(subject.batch)
     found.add(subject.loss, subject.optimizer)
     return found.hexdigest()

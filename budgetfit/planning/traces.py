@@ -20,6 +20,8 @@ from budgetfit.planning.trace_key import program_key, subject_key
 from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
 from budgetfit.tracing.fake_step import trace_once
+from budgetfit.tracing.known_values import UnknownValueError
+from budgetfit.tracing.real_values import MOST_WEIGHTS_BYTES, weights_bytes
 from budgetfit.tracing.steady_step import repeat_step
 from budgetfit.tracing.unit_anchors import NotRepeatedError
 
@@ -66,12 +68,13 @@ class Traces:
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
         self._cache: tuple[TraceCache, str | None] | None = None
+        self._real_values = False  # whether a model's numbers decide what it does
 
     def on_card(self, gpu: Gpu) -> Traces:
         """Return traces for another card: these, where it runs the same programs."""
         other = Traces(replace(self.subject, gpu=gpu), self.progress)
         if other.subject.target == self.subject.target:
-            for name in ("log", "_twins", "_affine", "_exact"):
+            for name in ("log", "_twins", "_affine", "_exact", "_real_values"):
                 setattr(other, name, getattr(self, name))
         return other
 
@@ -84,7 +87,7 @@ class Traces:
             model, or change as it does.
         """
         subject = self.subject
-        if modules_of(subject.loss):
+        if self._real_values or modules_of(subject.loss):
             return False
         try:
             model = weightless_copy(subject.model, small_values=True)
@@ -194,7 +197,7 @@ class Traces:
             self.log.append(f"from the cache: {len(trace.events)} events")
             return trace
         trace = make()
-        if trace is not None:
+        if trace is not None and not self._real_values:  # its key knows no weights
             cache.store(key, trace)
         return trace
 
@@ -218,10 +221,12 @@ class Traces:
             if recipe.batch_size <= max(TRACED_BATCH_SIZES):
                 raise
             line = self._trace_line(recipe, program)
-            if line is None:
+            if line is not None:
+                self._affine[program] = line
+                return line
+            if not self._real_values:
                 raise
-            self._affine[program] = line
-            return line
+            raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
         return step_trace(raw, self.subject.blocks)
 
     def _trace_line(self, recipe: Recipe, program: Program) -> StepTrace | None:
@@ -263,6 +268,18 @@ class Traces:
         except NotRepeatedError as error:
             self.log.append(f"all blocks are traced: {error}")
             return None
+
+    def _needs_real_values(self, error: Exception, batch_size: int) -> bool:
+        """Say whether a model asks for values, and is small enough to have them.
+
+        A larger batch may ask only because its own are too many to be followed.
+        """
+        return (
+            isinstance(error, UnknownValueError)
+            and not self._real_values
+            and batch_size <= max(TRACED_BATCH_SIZES)
+            and weights_bytes(self.subject.model) <= MOST_WEIGHTS_BYTES
+        )
 
     def _trace(
         self,
@@ -313,11 +330,18 @@ class Traces:
                     micro_steps=micro_steps,
                     short=short,
                     beside=loss.fake,
+                    real_values=self._real_values,
                 )
         except BudgetfitError:
             raise
         except Exception as error:
-            raise trace_error(self.subject.model, error) from error
+            if not self._needs_real_values(error, batch_size):
+                raise trace_error(self.subject.model, error) from error
+            self.log.append(f"real values from here on: {error}")
+            self._real_values = True
+            return self._trace(
+                recipe, batch_size, own_checkpointing=own_checkpointing, short=short
+            )
         repeat_step(raw)
         self.log.append(
             f"traced {recipe.precision} at batch {batch_size}, {wrapped} blocks "

@@ -118,6 +118,11 @@ class BlockTracker:
         position = bisect.bisect_right(self._sequences, node._sequence_nr()) - 1
         return self._sequence_layers[position] if position >= 0 else -1
 
+    def current_path(self) -> str:
+        """Return the path of the module that runs; empty for none or the whole."""
+        layer = self.current_layer()
+        return self.layers[layer] if layer >= 0 else ""
+
     def enter(self, layer: int) -> None:
         """A module's forward begins."""
         self._stack.append(layer)

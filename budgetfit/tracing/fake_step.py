@@ -22,6 +22,7 @@ from budgetfit.tracing.fake_results import FakeResults
 from budgetfit.tracing.known_values import KnownValues
 from budgetfit.tracing.library_questions import values_matter
 from budgetfit.tracing.real_imports import real_imports
+from budgetfit.tracing.real_values import alike_samples
 from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from budgetfit.tracing.block_tracker import ForwardRun
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
     from budgetfit.tracing.shortened_twin import Shortening
+
+
+# Up to the batch sizes of a line (planning.traces) rules stand in for what is too large
+# to be followed; beyond, the line is better.
+LARGEST_ASSUMING_BATCH = 3
 
 
 class StepProgram(Protocol):
@@ -78,6 +84,7 @@ class _PhaseClock:
         self._tracker, self._raw = tracker, raw
         self._open = Phase("setup", -1, 0, 0, 0)
         self.semantics: Any = None
+        self.values: KnownValues | None = None
         self.step, self.micro_step = 0, 0
 
     def start(self, name: str) -> None:
@@ -95,6 +102,8 @@ class _PhaseClock:
         if self.semantics is not None:
             self.semantics.in_backward = name == "backward"
             self.semantics.in_optimizer = name == "optimizer"
+        if self.values is not None:
+            self.values.phase = name
 
     def close(self) -> None:
         """End the open stretch here."""
@@ -156,6 +165,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     steps: int = 1,
     short: Shortening | None = None,
     beside: Callable[[FakeTensorMode, nn.Module], Sequence[nn.Module]] | None = None,
+    real_values: bool = False,
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
@@ -164,27 +174,39 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     ``steady_step.repeat_step`` makes the second out of it. With ``short`` a twin with
     fewer blocks runs, and ``blocks`` are its own. ``beside`` makes fake copies of other
     modules that the program runs, given the model's: their tensors are weights as well.
+    ``real_values``: the forward is computed with real numbers beside the fakes, for
+    models whose numbers decide what they do.
     """
     # Outside the fake mode: in it, the rows that are added would have no values.
-    sized = resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
+    readable = batch if real_values else _readable(batch)
+    sized = resize_batch(readable, batch_size, batch_dim=batch_dim)
+    if real_values:
+        sized = change_tensors(
+            sized, lambda x: alike_samples(x.detach().cpu(), batch_size, batch_dim)
+        )
     with _quiet_machine(), fake_mode() as mode:
-        twin = fake_copy(model, mode, short)
+        values = KnownValues(
+            FakeResults(mode).run,
+            assumes_for_large=batch_size <= LARGEST_ASSUMING_BATCH,
+            everything=real_values,
+        )
+        twin = fake_copy(model, mode, short, values.know_weight)
         others = () if beside is None else beside(mode, twin)
         semantics, imitation = imitate_cuda(target)
-        values = KnownValues(FakeResults(mode).run)
         log = StorageLog(semantics, values.run)
         tracker = BlockTracker(twin, blocks, log)
+        values.where = tracker.current_path
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
         clock = _PhaseClock(twin, log, tracker, raw)
-        clock.semantics = semantics
-        with contextlib.ExitStack() as at_end, imitation, values_matter(), log:
+        clock.semantics, clock.values = semantics, values
+        with contextlib.ExitStack() as at_end, imitation, values_matter(values), log:
             log.watch = tracker.see_backward_op
-            _register(twin, log)
+            _register(twin, log, tracker)
             for other in others:
-                _register(other, log, in_model=False)
+                _register(other, log)
             runner = program(twin, clock.start)
             at_end.callback(_let_go, runner)
-            _register(twin, log)  # a dtype policy may have replaced them
+            _register(twin, log, tracker)  # a dtype policy may have replaced them
             raw.step_start = len(log.events)
             for clock.step in range(steps):
                 for clock.micro_step in range(micro_steps):
@@ -192,11 +214,12 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
                     if clock.step == 0 and clock.micro_step == 0:
                         raw.blocks = [run.block for run in tracker.runs]
                         raw.joined = [run.joined for run in tracker.runs[1:]]
-                    _name_survivors(twin, runner, log)
+                    _name_survivors(twin, runner, log, tracker)
             clock.close()
         log.close()
         _tell_saved_from_passing(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
+        raw.notes += values.said()
         tracker.remove()
     return raw
 
@@ -228,16 +251,30 @@ def _run_micro_step(
     runner.step(fakes)
 
 
-def _register(model: nn.Module, log: StorageLog, *, in_model: bool = True) -> None:
+def _layers_of(model: nn.Module, tracker: BlockTracker) -> dict[nn.Module, int]:
+    """Return each module's layer; those that a forward put in have their parent's."""
+    index = {name: layer for layer, name in enumerate(tracker.layers)}
+    layers: dict[nn.Module, int] = {}
+    for name, module in model.named_modules():
+        while name not in index:
+            name = name.rpartition(".")[0]  # noqa: PLW2901 - up to the model itself
+        layers[module] = index[name]
+    return layers
+
+
+def _register(
+    model: nn.Module, log: StorageLog, tracker: BlockTracker | None = None
+) -> None:
     """Weights come first, in the order in which ``model.to("cuda")`` moves them (B4).
 
     That is children before their parents, and parameters before buffers of a module
     (``nn.Module._apply``).
     """
-    layers = {
-        module: layer if in_model else -1
-        for layer, module in enumerate(model.modules())
-    }
+    layers = (
+        _layers_of(model, tracker)
+        if tracker is not None
+        else dict.fromkeys(model.modules(), -1)
+    )
 
     def register(module: nn.Module) -> None:
         for child in module.children():
@@ -252,11 +289,13 @@ def _register(model: nn.Module, log: StorageLog, *, in_model: bool = True) -> No
     register(model)
 
 
-def _name_survivors(model: nn.Module, runner: Runner, log: StorageLog) -> None:
+def _name_survivors(
+    model: nn.Module, runner: Runner, log: StorageLog, tracker: BlockTracker
+) -> None:
     """Say what outlived the step: optimizer state, and whose it is."""
     layers = {
         parameter: layer
-        for layer, module in enumerate(model.modules())
+        for module, layer in _layers_of(model, tracker).items()
         for parameter in module._parameters.values()
         if parameter is not None
     }

@@ -3,135 +3,102 @@
 Models ask tensors questions: are all mask entries one, are the position ids packed,
 which tokens are images? A fake tensor has no values, so whole numbers that come from
 the batch, and whatever is made from them or from constants, are computed for real
-beside the trace. What depends on weights or on random numbers stays unknown, and a
-question about it is a ``TraceError``.
+beside the trace. Where values depend on weights or on random numbers, a documented
+rule says what is assumed (``assumed_values``), and a note that it was. Where no rule
+says it, a question is an ``UnknownValueError``.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.weak import WeakIdKeyDictionary
 
+# Torch imports it when dispatch modes are put aside, which fails inside of some.
+import torch._subclasses.schema_check_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from budgetfit.tracing.assumed_values import (
+    FULL_MASK,
+    READ_NUMBER,
+)
+from budgetfit.tracing.followed_values import (
+    LARGEST_ELEMENTS,
+    FollowedValues,
+    tensors_of,
+)
 from budgetfit.tracing.log_rows import run_plainly
+from budgetfit.tracing.op_natures import SCALARS, nature_of
+from budgetfit.tracing.real_values import REAL_VALUES, is_asked_about, weight_like
+from budgetfit.tracing.unknown_answers import (
+    ANSWERS,
+    HOST_RESULTS,
+    Answer,
+    full_positions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import numpy as np
+
+    from budgetfit.tracing.assumed_values import Assumed
     from budgetfit.tracing.log_rows import RunOp
 
-LARGEST_ELEMENTS = 1 << 20  # a mask of length^2 is not worth its time
-MOST_FLOATS = 1 << 18  # samples times length, and not times width
-# What a lone random number is taken for. Models compare it with the probability of
-# leaving a layer out (layerdrop); with this one all layers run, which takes the most.
-LARGEST_CHANCE = 1 - 2**-24
+# Yes is the answer to what nobody knows; a loop that ends on a no would never end.
+MOST_ASSUMED_ANSWERS = 2000
 aten = torch.ops.aten
-
-# Made from nothing but their arguments.
-CONSTANTS = frozenset(
-    {
-        aten.arange.default,
-        aten.arange.start,
-        aten.arange.start_step,
-        aten.full.default,
-        aten.zeros.default,
-        aten.ones.default,
-        aten.scalar_tensor.default,
-        aten.eye.default,
-        aten.tril_indices.default,
-        aten.triu_indices.default,
-        aten.lift_fresh.default,
-        aten.lift_fresh_copy.default,
-        aten.zeros_like.default,
-        aten.ones_like.default,
-        aten.full_like.default,
-        aten.new_zeros.default,
-        aten.new_ones.default,
-        aten.new_full.default,
-    }
-)
-# Their result is a number, or has a shape that depends on values.
-ASKS_FOR_VALUES = frozenset(
-    {
-        aten._local_scalar_dense.default,
-        aten.is_nonzero.default,
-        aten.equal.default,
-        aten.nonzero.default,
-        aten.masked_select.default,
-        aten._unique2.default,
-        aten.unique_consecutive.default,
-        aten.repeat_interleave.Tensor,
-        aten.bincount.default,
-    }
-)
-# A mask among their indices stands for the positions where it is true.
-TAKES_MASKS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
-LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op))
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
-def _whole(tensor: torch.Tensor) -> bool:
-    """Whole numbers, and a few others: masks of ones, an optimizer's step count."""
-    if tensor.is_floating_point():
-        return tensor.numel() <= MOST_FLOATS
-    return not tensor.is_complex() and tensor.numel() <= LARGEST_ELEMENTS
+class UnknownValueError(Exception):
+    """A model asked for a value that nothing says: its sizes or its way depend on it.
 
+    Attributes:
+        op: What asked.
+    """
 
-class Nature(NamedTuple):
-    """What is to know about an op, looked up once."""
-
-    writes: bool
-    random: bool
-    constant: bool
-    like: bool
-    takes_masks: bool
-    asks: bool
-
-
-@functools.cache
-def _nature(func: torch._ops.OpOverload) -> Nature:
-    return Nature(
-        writes=func._schema.is_mutable,
-        random=torch.Tag.nondeterministic_seeded in func.tags,
-        constant=func in CONSTANTS,
-        like=func in LIKE,
-        takes_masks=func in TAKES_MASKS,
-        asks=func in ASKS_FOR_VALUES,
-    )
-
-
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _leaves(value)
-        else:
-            yield value
-
-
-class _Later(NamedTuple):
-    """A constant that nobody has looked at yet: most are an optimizer's zeros."""
-
-    make: Callable[[], torch.Tensor]
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(f"{op}: {reason}")
+        self.op = op
 
 
 class KnownValues:
     """Remembers real values for fake tensors and computes those of ops on them.
 
-    ``run`` makes the fakes.
+    ``run`` makes the fakes. Without ``assumes_for_large`` nothing is assumed once there
+    were more whole numbers than are followed: a smaller batch says it better.
+
+    Attributes:
+        notes: What was assumed where a model asked -> the module that asked first.
+        where: Returns the path of the module that runs.
+        phase: Of the step. For an optimizer nothing is assumed.
     """
 
-    def __init__(self, run: RunOp = run_plainly) -> None:
+    def __init__(
+        self,
+        run: RunOp = run_plainly,
+        *,
+        assumes_for_large: bool = True,
+        everything: bool = False,
+    ) -> None:
         self._run = run
-        self._real: Any = WeakIdKeyDictionary()
-
-    def remember(self, fake: torch.Tensor, real: torch.Tensor) -> None:
-        """Note that ``fake`` stands for ``real``, if that is worth following."""
-        if _whole(real) and fake.shape == real.shape:
-            self._real[fake] = real
+        self._assumes = assumes_for_large
+        self._values = FollowedValues(everything=everything)
+        self._asked: Counter[tuple[object, int]] = Counter()
+        self.notes: dict[str, str] = {}
+        self.where: Callable[[], str] = str
+        self.phase = "setup"
+        self.remember = self._values.remember
+        self.value = self._values.value
 
     def run(
         self,
@@ -142,44 +109,85 @@ class KnownValues:
         """Run an op on fakes; where all its inputs are known, know its output too.
 
         Raises:
-            DataDependentOutputException: If the op needs a value that is not known.
+            UnknownValueError: If the op needs a value that nothing says.
+            DataDependentOutputException: If an optimizer does.
         """
-        nature = _nature(func)
+        nature, values = nature_of(func), self._values
         if nature.takes_masks:
             args = (args[0], list(self._positions(args[1])), *args[2:])
-        known = self._inputs_known(nature, args, kwargs)
+        known = values.inputs_known(nature, args, kwargs)
         if nature.asks:
             return self._answer(func, args, kwargs, known=known)
         out = self._run(func, args, kwargs)
-        if func is aten.rand.default and out.numel() == 1:
-            with _disable_current_modes():
-                self.remember(out, torch.full(out.shape, LARGEST_CHANCE))
-        if not known:
+        if known and values.everything and self._needs_no_values():
+            known = False
+        if nature.rule is not None and (nature.random or not known):
+            self._assume(nature.rule, args, kwargs, out)
+        elif not known or (nature.random and not values.everything):
             if nature.writes:
-                self._forget(func, args)
-        elif not nature.random and (nature.writes or any(map(_whole, _tensors(out)))):
-            self._follow(func, args, kwargs, out)
-        elif nature.writes:
-            self._forget(func, args)
+                values.forget(func, args)
+        elif values.worth_computing(nature, args, out):
+            values.follow(func, args, kwargs, out)
         return out
 
-    def _inputs_known(
-        self, nature: Nature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
-        if nature.like:
-            return True
-        inputs = 0
-        # Nearly every op has an activation or a weight among its first arguments, so
-        # the first unknown one ends the search.
-        for x in _leaves((*args, *kwargs.values()) if kwargs else args):
-            if isinstance(x, torch.Tensor):
-                inputs += 1
-                if isinstance(x, FakeTensor) and (
-                    (x.dtype.is_floating_point and x.numel() > MOST_FLOATS)
-                    or x not in self._real
-                ):
-                    return False
-        return inputs > 0 or nature.constant
+    def said(self) -> list[str]:
+        """Return the notes, each with where it was first needed."""
+        said = [
+            f"{note} (first in {place!r})" if place else note
+            for note, place in sorted(self.notes.items())
+        ]
+        return [REAL_VALUES, *said] if self._values.everything else said
+
+    def array_of(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        """Return a fake tensor's values for what runs outside of torch.
+
+        Raises:
+            UnknownValueError: If they are whole numbers that nobody knows.
+        """
+        real = self.value(tensor)
+        with _disable_current_modes():
+            if real is None:
+                if not tensor.is_floating_point() and tensor.dtype != torch.bool:
+                    raise UnknownValueError("numpy", "whole numbers are not known")
+                self._note((READ_NUMBER,))
+                real = torch.ones(tensor.shape, dtype=tensor.dtype)
+            else:
+                self._note(self._values.reasons(tensor))
+            return real.detach().clone().numpy()
+
+    # -- what is known ----------------------------------------------------------------
+
+    def _needs_no_values(self) -> bool:
+        """Say whether gradients or weights are computed, whose values nobody asks for.
+
+        A recomputation asks again, and builds a graph.
+        """
+        return self.phase == "optimizer" or (
+            self.phase == "backward" and not torch.is_grad_enabled()
+        )
+
+    def know_weight(self, real: torch.Tensor, fake: torch.Tensor) -> None:
+        """Note the values of a weight or buffer: all, or those of small buffers."""
+        with _disable_current_modes():
+            if self._values.everything:
+                self.remember(fake, weight_like(real))
+            elif is_asked_about(real):
+                self.remember(fake, real.detach().clone())
+
+    def _assume(
+        self,
+        rule: Callable[..., Assumed | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> None:
+        with _disable_current_modes():
+            found = rule(out, *args, **kwargs)
+        if found is not None:
+            why = (found.why,) if found.why else ()
+            self.remember(found.output, found.value, why)
+
+    # -- questions --------------------------------------------------------------------
 
     def _answer(
         self,
@@ -189,10 +197,47 @@ class KnownValues:
         *,
         known: bool,
     ) -> Any:  # noqa: ANN401
-        if not known:
+        if known and func not in HOST_RESULTS:
+            why = self._values.reasons(args, tuple(kwargs.values()))
+            self._note(why, func)
+            if func is aten.nonzero.default and args[0].numel() > LARGEST_ELEMENTS:
+                return self._fakes_of(full_positions(args[0].shape), why)
+            real = self._values.compute(func, args, kwargs)
+            if real is None:
+                raise UnknownValueError(str(func), "it does not run with real values")
+            return self._fakes_of(real, why)
+        if func is aten.masked_select.default:
+            x, mask = torch.broadcast_tensors(args[0], args[1])
+            return self.run(aten.index.Tensor, (x, [mask]), {})
+        if self.phase == "optimizer":
             return func(*args, **kwargs)  # raises, unless a fake can answer
-        real = self._compute(func, args, kwargs)
-        if not any(True for _ in _tensors(real)):
+        try:
+            return func(*args, **kwargs)
+        except (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+            RuntimeError,
+        ):
+            with _disable_current_modes():
+                found = ANSWERS[func](self.value, *args, **kwargs)
+        if found is None:
+            raise UnknownValueError(str(func), "it needs values that are not known")
+        return self._given(func, found)
+
+    def _given(self, func: torch._ops.OpOverload, answer: Answer) -> Any:  # noqa: ANN401
+        why = (answer.why,) if answer.why else ()
+        self._note(why, func)
+        host = HOST_RESULTS.get(func, ())
+        if not host:
+            return self._fakes_of(answer.result, why)
+        return tuple(
+            x if n in host else self._fakes_of(x, why)
+            for n, x in enumerate(answer.result)
+        )
+
+    def _fakes_of(self, real: Any, why: Iterable[str] = ()) -> Any:  # noqa: ANN401
+        """Return fakes for real tensors, and for those on meta that nobody knows."""
+        if not any(True for _ in tensors_of(real)):
             return real
         leaves, spec = tree_flatten(real)
         fakes = [
@@ -202,91 +247,54 @@ class KnownValues:
             for x in leaves
         ]
         for fake, value in zip(fakes, leaves, strict=True):
-            if isinstance(value, torch.Tensor):
-                self.remember(fake, value)
+            if isinstance(value, torch.Tensor) and value.device.type != "meta":
+                self.remember(fake, value, why)
         return tree_unflatten(fakes, spec)
 
     def _positions(
         self, indices: list[torch.Tensor | None]
     ) -> Iterator[torch.Tensor | None]:
-        """Turn known masks into positions; a fake cannot say how many those are."""
+        """Turn masks into positions; a fake cannot say how many those are."""
         for index in indices:
-            if index is not None and index.dtype == torch.bool and index in self._real:
-                found = self._answer(aten.nonzero.default, (index,), {}, known=True)
+            if index is not None and index.dtype == torch.bool:
+                known = self.value(index) is not None
+                found = self._answer(aten.nonzero.default, (index,), {}, known=known)
                 yield from self.run(aten.unbind.int, (found, 1), {})
             else:
                 yield index
 
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the real values of a fake; what is none is its own."""
-        found = self._real.get(tensor, tensor)
-        if isinstance(found, _Later):
-            found = self._real[tensor] = found.make()
-        return found
-
-    def _follow(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,  # noqa: ANN401
+    def _note(
+        self, why: Iterable[str], func: torch._ops.OpOverload | None = None
     ) -> None:
-        if func in LIKE:
-            if _whole(out):
-                self._real[out] = _Later(_like(func, args, kwargs))
-            return
-        real = self._compute(func, args, kwargs)
-        for fake, value in zip(_tensors(out), _tensors(real), strict=True):
-            self.remember(fake, value)
+        """Note what was assumed for an answer.
 
-    def _compute(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
-        leaves, spec = tree_flatten((args, kwargs))
-        values = [self._value(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-        with _disable_current_modes():
-            real_args, real_kwargs = tree_unflatten(values, spec)
-            return func(*real_args, **real_kwargs)
-
-    def _forget(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
-        """Unlearn what was written to: these tensors and their aliases."""
-        written = {
-            tensor.untyped_storage()._cdata
-            for value, argument in zip(args, func._schema.arguments, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in _tensors(value)
-        }
-        if not written or not len(self._real):
-            return
-        for fake in list(self._real.keys()):
-            if fake.untyped_storage()._cdata in written:
-                del self._real[fake]
+        Raises:
+            UnknownValueError: If the same line asks for ever, and is told yes; or if
+                it may be known in a smaller batch.
+        """
+        for reason in why:
+            self.notes.setdefault(reason, self.where())
+        if why and self._values.too_many and not self._assumes:
+            raise UnknownValueError(
+                str(func), "more whole numbers than are followed in a trace"
+            )
+        if FULL_MASK in why and func in SCALARS:
+            place = _asking_line()
+            self._asked[place] += 1
+            if self._asked[place] > MOST_ASSUMED_ANSWERS:
+                raise UnknownValueError(
+                    str(func), "a loop ends when values say so that are not known"
+                )
 
 
-def _like(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[], torch.Tensor]:
-    """Return what makes a constant, and holds only the shape that it is made like."""
-    with _disable_current_modes():
-        args = tuple(
-            torch.empty(x.shape, dtype=x.dtype, device="meta")
-            if isinstance(x, torch.Tensor)
-            else x
-            for x in args
-        )
-
-    def make() -> torch.Tensor:
-        with _disable_current_modes():
-            return func(*args, **{**kwargs, "device": "cpu"})
-
-    return make
+def _asking_line() -> tuple[object, int]:
+    """Return the line of the model's code that runs."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(
+        _NOT_THE_MODEL
+    ):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
-    return (x for x in tree_leaves(value) if isinstance(x, torch.Tensor))
-
-
-__all__ = ["DataDependentOutputException", "KnownValues"]
+__all__ = ["KnownValues", "UnknownValueError"]

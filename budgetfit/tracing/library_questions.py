@@ -2,22 +2,35 @@
 
 transformers skips looking at masks and position ids when it believes that a graph is
 being traced, and then builds attention masks of length^2 that a real step does not
-have. Here the values are known (``known_values``), so it may ask.
+have. Here the values are known (``known_values``), so it may ask. What leaves torch for
+numpy (scipy's matching of boxes) gets values as well.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
+
+    from budgetfit.tracing.known_values import KnownValues
+
 
 @contextlib.contextmanager
-def values_matter() -> Iterator[None]:
-    """Let transformers treat fake tensors as real ones while the context is open."""
+def values_matter(values: KnownValues) -> Iterator[None]:
+    """Let libraries treat fake tensors as real ones while the context is open."""
+    with _transformers_asks(), _numpy_reads(values):
+        yield
+
+
+@contextlib.contextmanager
+def _transformers_asks() -> Iterator[None]:
     module = sys.modules.get("transformers.utils.import_utils")
     original = getattr(module, "is_fake_tensor", None)
     if module is None or original is None:
@@ -28,3 +41,21 @@ def values_matter() -> Iterator[None]:
         yield
     finally:
         module.is_fake_tensor = original  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _numpy_reads(values: KnownValues) -> Iterator[None]:
+    """Answer ``.numpy()``, which real tensors have and fakes refuse."""
+
+    def numpy(fake: FakeTensor, *, force: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG001
+        return values.array_of(fake)
+
+    before = vars(FakeTensor).get("numpy")
+    FakeTensor.numpy = numpy  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        if before is None:
+            del FakeTensor.numpy
+        else:
+            FakeTensor.numpy = before  # type: ignore[method-assign]

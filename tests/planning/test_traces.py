@@ -9,8 +9,12 @@ from torch import nn
 from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.planning import trace_errors as module_of_errors
+from budgetfit.planning import traces as module_of_traces
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
+from budgetfit.tracing.assumed_values import FULL_MASK
+from budgetfit.tracing.real_values import REAL_VALUES
 from tests.models import EXAMPLES
 
 ADA = find_gpu("rtx-4090")
@@ -105,14 +109,86 @@ class Chooses(nn.Module):
 
 
 @pytest.mark.parametrize("batch_size", [2, 8])
-def test_a_model_that_asks_for_unknown_values_is_named_with_the_op(
+def test_a_question_about_unknown_values_is_answered_by_a_rule_that_is_noted(
     batch_size: int,
 ) -> None:
     subject = Subject(model=Chooses(), batch=torch.zeros(2, 4), gpu=ADA)
-    with pytest.raises(TraceError, match="Pass an example batch") as caught:
+    trace = Traces(subject).exact(Recipe(batch_size=batch_size))
+    assert FULL_MASK in trace.notes
+
+
+LENGTHS: list[int] = []
+
+
+class Repeats(nn.Module):
+    """Repeats each row as often as its weights say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        often = self.linear(x)[..., 0].exp().round().long().clamp(1, 4)
+        rows = torch.repeat_interleave(x.flatten(0, 1), often.flatten(), 0)
+        LENGTHS.append(len(rows))
+        return self.linear(rows)
+
+
+def test_where_weights_decide_sizes_they_are_computed_with_real_values() -> None:
+    torch.manual_seed(0)
+    model, batch = Repeats(), torch.randn(4, 6, 4)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    LENGTHS.clear()
+    model(batch[:1])
+    of_first = LENGTHS.pop()
+    traces = Traces(Subject(model=model, batch=batch, gpu=ADA))
+    line = traces.of(Recipe(batch_size=8))
+    assert line.batch_sizes == (2, 3)
+    assert of_first != batch.shape[1]
+    assert [2 * of_first, 3 * of_first] == LENGTHS
+    assert line.notes[0] == REAL_VALUES
+    assert any(row.startswith("real values from here on") for row in traces.log)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_real_values_decide_without_any_weights_too() -> None:
+    with torch.device("meta"):
+        model = Repeats()
+    subject = Subject(model=model, batch=torch.randn(4, 6, 4), gpu=ADA)
+    assert Traces(subject).once(Recipe(batch_size=4)).notes[0] == REAL_VALUES
+
+
+class CountsSteps(nn.Module):
+    """Halves its input until it is small: how often is for the weights to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        while x.norm() > 0.1:
+            x = x * 0.5
+        return x
+
+
+def test_a_loop_that_values_end_is_computed_with_real_values() -> None:
+    subject = Subject(model=CountsSteps(), batch=torch.randn(2, 4), gpu=ADA)
+    assert Traces(subject).once(Recipe(batch_size=2)).notes[0] == REAL_VALUES
+
+
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_a_model_too_large_for_real_values_is_named_with_the_op(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (module_of_traces, module_of_errors):
+        monkeypatch.setattr(module, "MOST_WEIGHTS_BYTES", 16)
+    subject = Subject(model=Repeats(), batch=torch.zeros(2, 4, 4), gpu=ADA)
+    with pytest.raises(TraceError, match="weights of 16 B or less") as caught:
         Traces(subject).exact(Recipe(batch_size=batch_size))
-    assert caught.value.module == "Chooses"
-    assert caught.value.op == "aten._local_scalar_dense.default"
+    assert caught.value.module == "Repeats"
+    assert caught.value.op == "aten.repeat_interleave.Tensor"
 
 
 def test_a_batch_that_the_model_does_not_accept_is_a_trace_error() -> None:

@@ -5,15 +5,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
-    DynamicOutputShapeException,
+    FakeTensor,
 )
+from torch.nn import functional
+from torch.nn.utils import rnn
 
+from budgetfit.tracing.assumed_values import (
+    ALL_DIFFERENT,
+    EVEN_CHOICE,
+    FULL_MASK,
+    RANDOM_CHOICE,
+    READ_NUMBER,
+)
+from budgetfit.tracing.cuda_semantics.device_branches import cuda_branches
+from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.known_values import LARGEST_ELEMENTS, MOST_FLOATS, KnownValues
+from budgetfit.tracing.followed_values import LARGEST_ELEMENTS, MOST_FLOATS
+from budgetfit.tracing.known_values import KnownValues, UnknownValueError
+from budgetfit.tracing.library_questions import values_matter
 from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
@@ -36,6 +51,7 @@ def stand_in() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         yield fake
 
 
+TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13))
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
 
 
@@ -105,32 +121,144 @@ def _through_a_view(x: torch.Tensor) -> int:
     return int(view.sum())
 
 
+ASSUMED: dict[str, tuple[Callable[[torch.Tensor], Any], Any, str]] = {
+    "a number read": (lambda x: (torch.empty(2, 4) * x).sum().item(), 1.0, READ_NUMBER),
+    "a float's mask": (lambda x: bool((torch.empty(4) > 0).any()), True, FULL_MASK),
+    "how many are true": (lambda x: int((torch.empty(5) < 0).sum()), 5, FULL_MASK),
+    "the opposite": (lambda x: int((~(torch.empty(5) < 0)).sum()), 5, FULL_MASK),
+    "beside what is known": (
+        lambda x: int(((torch.empty(2, 4) > 0) & (x > 0)).sum()),
+        5,
+        FULL_MASK,
+    ),
+    "finite numbers": (
+        lambda x: bool(torch.isfinite(torch.empty(3)).all()),
+        True,
+        "",
+    ),
+    "no nan": (lambda x: bool(torch.isnan(torch.empty(3)).any()), False, ""),
+    "one is not another": (
+        lambda x: torch.equal(torch.empty(3), torch.empty(3)),
+        False,
+        ALL_DIFFERENT,
+    ),
+    "a mask": (lambda x: x[torch.empty(2, 4) > 0].shape[0], 8, FULL_MASK),
+    "rows of a mask": (lambda x: x[torch.empty(2) > 0].shape[0], 2, FULL_MASK),
+    "positions": (lambda x: (torch.empty(2, 4) > 0).nonzero().shape, (8, 2), FULL_MASK),
+    "a mask selects": (
+        lambda x: torch.empty(2, 4).masked_select(x > 0).shape[0],
+        5,
+        "",
+    ),
+    "unique": (lambda x: torch.unique(torch.empty(7)).shape[0], 7, ALL_DIFFERENT),
+    "experts": (
+        lambda x: torch.bincount(torch.empty(6, 4).topk(2)[1].flatten()).tolist(),
+        [3, 3, 3, 3],
+        EVEN_CHOICE,
+    ),
+    "the best": (
+        lambda x: torch.empty(6, 3).argmax(-1).tolist(),
+        [0, 1, 2, 0, 1, 2],
+        EVEN_CHOICE,
+    ),
+    "an order": (
+        lambda x: torch.empty(2, 3).argsort().tolist(),
+        [[0, 1, 2], [1, 2, 0]],
+        EVEN_CHOICE,
+    ),
+    "one random number": (lambda x: int(torch.randint(1, 4, (1,))), 3, RANDOM_CHOICE),
+    "random numbers": (
+        lambda x: torch.randint_like(x[0], 3).tolist(),
+        [0, 1, 2, 0],
+        RANDOM_CHOICE,
+    ),
+    "a random permutation": (
+        lambda x: torch.randperm(4).tolist(),
+        [0, 1, 2, 3],
+        RANDOM_CHOICE,
+    ),
+}
+
+
+@pytest.mark.parametrize("question", ASSUMED)
+def test_what_depends_on_weights_or_chance_is_assumed_by_a_rule_that_is_noted(
+    question: str,
+) -> None:
+    ask, answer, note = ASSUMED[question]
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        twin = torch.empty(2, 4, dtype=torch.long)
+        values.remember(twin, MASK)
+        assert ask(twin) == answer
+    assert list(values.notes) == ([note] if note else [])
+
+
+def test_nothing_is_noted_where_no_one_asks() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        x = torch.empty(4, 4)
+        torch.where(x > 0, x, 0).topk(2)
+    assert values.notes == {}
+
+
+def test_a_note_says_which_module_asked_first() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        for name in ("first", "second"):
+            values.where = lambda name=name: name
+            torch.empty(()).item()
+    assert values.said() == [f"{READ_NUMBER} (first in 'first')"]
+
+
+def _through_a_view(x: torch.Tensor) -> int:
+    copy = x.clone()
+    view = copy[0]
+    copy.copy_(torch.empty(2, 4).long())
+    return int(view.sum())
+
+
 UNKNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
-    "a float": lambda x: (torch.empty(2, 4) * x).sum().item(),
-    "a float by itself": lambda x: torch.empty(()).item(),
-    "a float's mask": lambda x: bool((torch.empty(4) > 0).any()),
-    "a random number": lambda x: int(torch.randint(0, 9, (4,)).sum()),
-    "random like a known one": lambda x: int(torch.randint_like(x, 9).sum()),
     "made random in place": lambda x: int(x.clone().random_(0, 9).sum()),
-    "several random floats": lambda x: torch.rand(2).sum().item(),
-    "a random permutation": lambda x: torch.randperm(4).tolist(),
     "memory as it comes": lambda x: torch.empty(2, dtype=torch.long).tolist(),
     "a copy of the unknown": lambda x: int(
-        x.clone().copy_(torch.randint(0, 9, (2, 4))).sum()
+        x.clone().copy_(torch.empty(2, 4).long()).sum()
     ),
     "a view of what became unknown": _through_a_view,
-    "whole numbers from floats": lambda x: int(torch.empty(4).argmax()),
-    "an unknown mask": lambda x: x[torch.randint(0, 2, (2, 4)) > 0],
+    "rounded": lambda x: int(torch.empty(4).long().sum()),
+    "repeated as often": lambda x: x[0].repeat_interleave(torch.empty(4).long()),
+    "counted": lambda x: torch.bincount(torch.empty(4).long()),
 }
 
 
 @pytest.mark.parametrize("question", UNKNOWN)
-def test_what_depends_on_weights_or_chance_is_not_guessed(
+def test_whole_numbers_that_nothing_says_are_not_guessed(
     stand_in: Callable[[torch.Tensor], torch.Tensor], question: str
 ) -> None:
     twin = stand_in(MASK)
-    with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+    with pytest.raises(UnknownValueError, match="it needs values that are not known"):
         UNKNOWN[question](twin)
+
+
+def test_of_an_optimizer_nothing_is_assumed() -> None:
+    values = KnownValues()
+    values.phase = "optimizer"
+    with fake_mode(), StorageLog(None, values.run):
+        number = torch.empty(())
+        with pytest.raises(DataDependentOutputException):
+            number.item()
+
+
+def test_a_loop_that_ends_on_a_no_is_not_told_yes_for_ever() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        x = torch.empty(())
+
+        def ends() -> None:
+            while x > 1:
+                pass
+
+        with pytest.raises(UnknownValueError, match="a loop ends when values say so"):
+            ends()
 
 
 def test_a_tensor_that_was_not_remembered_is_unknown(
@@ -138,7 +266,7 @@ def test_a_tensor_that_was_not_remembered_is_unknown(
 ) -> None:
     known = stand_in(MASK)
     unknown = torch.empty(2, 4, dtype=torch.long)
-    with pytest.raises(DataDependentOutputException):
+    with pytest.raises(UnknownValueError):
         int((known + unknown).sum())
 
 
@@ -148,11 +276,97 @@ def test_what_is_too_large_to_be_worth_its_time_is_unknown() -> None:
         small = torch.zeros(LARGEST_ELEMENTS, dtype=torch.long)
         assert int(small.sum()) == 0
         large = torch.zeros(LARGEST_ELEMENTS + 1, dtype=torch.long)
-        with pytest.raises(DataDependentOutputException):
+        with pytest.raises(UnknownValueError):
             int(large.sum())
         floats = torch.zeros(MOST_FLOATS + 1)
-        with pytest.raises(DataDependentOutputException):
-            floats.sum().item()
+        assert floats.sum().item() == 1.0
+    assert list(values.notes) == [READ_NUMBER]
+
+
+def test_in_a_large_batch_nothing_is_assumed_for_what_a_small_one_says() -> None:
+    for assumes in (True, False):
+        values = KnownValues(assumes_for_large=assumes)
+        with fake_mode(), StorageLog(None, values.run):
+            tokens = torch.empty(LARGEST_ELEMENTS + 1, dtype=torch.long)
+            with torch.utils._python_dispatch._disable_current_modes():
+                real = torch.zeros(LARGEST_ELEMENTS + 1, dtype=torch.long)
+            values.remember(tokens, real)
+            if assumes:
+                assert tokens[tokens == 7].shape == tokens.shape
+            else:
+                with pytest.raises(UnknownValueError, match="more whole numbers than"):
+                    _ = tokens[tokens == 7]
+
+
+def test_a_large_mask_is_as_full_as_a_small_one() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        x = torch.empty(2, LARGEST_ELEMENTS)
+        assert x[(x > 0) & ~(x > 9)].shape == (2 * LARGEST_ELEMENTS,)
+        assert bool(torch.isfinite(x).all())
+
+
+def test_a_full_mask_can_be_written_to() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        mask = torch.empty(2, 3) > 0
+        mask.logical_and_(torch.tensor([True, False, True]))
+        assert mask.tolist() == [[True, False, True]] * 2
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_packed_sequences_are_as_long_as_the_lengths_say(batch_first: bool) -> None:
+    lengths, x = torch.tensor([3, 1]), torch.randn(2, 4, 5)
+    x = x if batch_first else x.transpose(0, 1).contiguous()
+    pack, pad = rnn.pack_padded_sequence, rnn.pad_packed_sequence
+    real, (padded, _) = (
+        packed := pack(x, lengths, batch_first=batch_first),
+        pad(packed, batch_first=batch_first, total_length=4),
+    )
+    values = KnownValues()
+    with fake_mode(), cuda_branches(TARGET), StorageLog(None, values.run):
+        twin = torch.empty(x.shape)
+        fake = pack(twin, lengths, batch_first=batch_first)
+        again, found = pad(fake, batch_first=batch_first, total_length=4)
+    assert fake.data.shape == real.data.shape
+    assert torch.equal(fake.batch_sizes, real.batch_sizes)
+    assert again.shape == padded.shape
+    assert again.stride() == padded.stride()
+    assert found.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("targets", [torch.ones(2, 6), torch.ones(5)])
+def test_ctc_has_a_table_as_wide_as_the_longest_target(targets: torch.Tensor) -> None:
+    values = KnownValues()
+    seen: list[tuple[int, ...]] = []
+    targets = targets.long()
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+        out = values.run(func, args, kwargs)
+        if func is torch.ops.aten._ctc_loss.Tensor:
+            seen.extend(tuple(x.shape) for x in out)
+        return out
+
+    with fake_mode(), StorageLog(None, run):
+        log_probs = torch.empty(9, 2, 4, requires_grad=True).log_softmax(-1)
+        lengths = torch.tensor([9, 8]), torch.tensor([4, 1])
+        functional.ctc_loss(log_probs, targets, *lengths).backward()
+    assert seen == [(2,), (2, 9, 9)]
+
+
+def test_numpy_gets_values_of_a_fake() -> None:
+    values = KnownValues()
+    with fake_mode(), values_matter(values), StorageLog(None, values.run):
+        twin = torch.empty(2, 4, dtype=torch.long)
+        values.remember(twin, MASK)
+        assert np.array_equal(twin.numpy(), MASK.tolist())
+        cost = torch.empty(3, 2)
+        rows, columns = linear_sum_assignment(cost.detach().cpu())
+        assert len(rows) == len(columns) == 2
+        with pytest.raises(UnknownValueError, match="numpy"):
+            torch.empty(2).long().numpy()
+    assert list(values.notes) == [READ_NUMBER]
+    assert "numpy" not in vars(FakeTensor)
 
 
 def test_a_lone_random_number_lets_every_layer_run() -> None:
@@ -183,9 +397,9 @@ def test_values_are_forgotten_with_their_tensors() -> None:
     with fake_mode(), StorageLog(None, values.run):
         x = torch.arange(4)
         y = x + 1
-        assert len(values._real) == 2
+        assert len(values._values._real) == 2
         del x, y
-    assert len(values._real) == 0
+    assert len(values._values._real) == 0
 
 
 def test_zeros_like_an_unknown_tensor_are_known() -> None:

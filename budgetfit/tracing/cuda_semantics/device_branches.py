@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from budgetfit.tracing.cuda_semantics.attention import AttentionCall, run_attention
 from budgetfit.tracing.cuda_semantics.dispatch_modes import runs_under_a_mode
 from budgetfit.tracing.cuda_semantics.fused_rms_norm import fused_rms_norm, is_fused
+from budgetfit.tracing.cuda_semantics.packed_sequences import pad_packed_sequence
 from budgetfit.tracing.cuda_semantics.recurrent_layers import RECURRENT_LAYERS
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ def cuda_branches(target: CudaTarget) -> Iterator[None]:
         "scaled_dot_product_attention": (
             _attention(target),
             aten.scaled_dot_product_attention.default,
+        ),
+        "_pad_packed_sequence": (
+            pad_packed_sequence,
+            aten._pad_packed_sequence.default,
         ),
     }
     for name, kernel in RECURRENT_LAYERS.items():

@@ -1,0 +1,41 @@
+"""Sequences of different lengths, padded again after a recurrent layer.
+
+Torch's own C++ writes lengths into a tensor that it has just made, which is fake in a
+trace and has no memory to write to.
+
+Source: ``_pad_packed_sequence`` in ``aten/src/ATen/native/PackedSequence.cpp``.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def pad_packed_sequence(
+    data: torch.Tensor,
+    batch_sizes: torch.Tensor,
+    batch_first: bool,
+    padding_value: float,
+    total_length: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return padded rows and, in host memory, the length of each sample.
+
+    Stretches of steps that have the same number of samples are copied at once.
+    """
+    with _disable_current_modes():
+        counts = batch_sizes.tolist()
+        samples = torch.arange(counts[0])[:, None]
+        lengths = (samples < batch_sizes).sum(1)
+    steps = max(len(counts), total_length)
+    output = data.new_full((steps, counts[0], *data.shape[1:]), padding_value)
+    step = row = 0
+    for count, group in itertools.groupby(counts):
+        length = len(list(group))
+        rows = data.narrow(0, row, length * count)
+        place = output.narrow(0, step, length).narrow(1, 0, count)
+        place.copy_(rows.view(length, count, *data.shape[1:]))
+        step, row = step + length, row + length * count
+    return (output.transpose(0, 1) if batch_first else output), lengths

@@ -1,0 +1,113 @@
+"""Real values for a whole step, where only they decide: weights, noise, any op (T8).
+
+A model whose sizes or loops follow from its own numbers is computed beside its trace,
+small and on the CPU. Samples are all the same, noise included, so that what is decided
+is decided alike for each of them and sizes stay affine in the batch size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch._ops import OpOverload
+
+MOST_WEIGHTS_BYTES = 2 << 30
+MOST_IN_A_BUFFER = 4096
+REAL_VALUES = (
+    "values decide in this model: it was computed with real numbers at batch 2 and 3, "
+    "and sizes were scaled from there; a batch with other values may take more"
+)
+aten = torch.ops.aten
+_SEED = 0
+_ATTENTION = {
+    # where the mask is, and whether the attention is causal
+    aten._scaled_dot_product_flash_attention.default: (None, 4),
+    aten._scaled_dot_product_efficient_attention.default: (3, 6),
+    aten._scaled_dot_product_cudnn_attention.default: (3, 6),
+}
+_DROPOUT = aten.native_dropout.default
+
+
+def weight_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a weight or buffer; for one on meta, such as are usual."""
+    if tensor.device.type != "meta":
+        return tensor.detach().cpu().clone()
+    shape, dtype = tensor.shape, tensor.dtype
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype)
+    if tensor.dim() < 2:  # noqa: PLR2004 - norms and biases
+        return torch.ones(shape, dtype=dtype)
+    fan_in = max(tensor.numel() // max(tensor.shape[0], 1), 1)
+    generator = torch.Generator().manual_seed(_SEED)
+    drawn = torch.randn(shape, generator=generator) * fan_in**-0.5
+    return drawn.to(dtype)
+
+
+def is_asked_about(tensor: torch.Tensor) -> bool:
+    """Say whether a buffer is a counter, a flag or a pointer that models may read."""
+    return (
+        tensor.device.type == "cpu"
+        and not isinstance(tensor, torch.nn.Parameter)
+        and not (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.numel() <= MOST_IN_A_BUFFER
+    )
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Return what a model's real weights and buffers take in host memory."""
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+
+
+def alike_samples(
+    tensor: torch.Tensor, batch_size: int, batch_dim: int
+) -> torch.Tensor:
+    """Return a batch's tensor with the first sample for all of them."""
+    if tensor.device.type == "meta":
+        tensor = weight_like(tensor)
+    if tensor.dim() <= batch_dim or tensor.shape[batch_dim] != batch_size:
+        return tensor.clone()
+    first = tensor.narrow(batch_dim, 0, 1)
+    return first.expand_as(tensor).clone()
+
+
+def compute_anything(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:  # noqa: ANN401
+    """Run any op on real values; None where a CPU cannot.
+
+    Nothing is dropped out, and noise is the same each time and for each sample.
+    """
+    try:
+        with torch._C._DisableAutocast(), torch.no_grad():
+            if func in _ATTENTION:
+                return _attention(func, args, kwargs)
+            if func is _DROPOUT:
+                return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                return _noise(func, args, kwargs)
+            return func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
+        return None
+
+
+def _noise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        out = func(*args, **kwargs)
+    if isinstance(out, torch.Tensor) and out.dim() > 1:
+        out.copy_(out[:1].clone().expand_as(out))
+    return out
+
+
+def _attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return the output of a fused kernel, and nothing for its other outputs."""
+    mask_at, causal_at = _ATTENTION[func]
+    mask = args[mask_at] if mask_at is not None else None
+    causal = len(args) > causal_at and args[causal_at]
+    return aten._scaled_dot_product_attention_math.default(
+        *args[:3], mask, 0.0, causal, None, scale=kwargs.get("scale")
+    )[:1]
