@@ -129,6 +129,21 @@ def test_the_reference_of_the_command_line_has_every_command_and_option() -> Non
     assert "..." not in "".join(re.findall(r"^\* `\w+`: .*", text, re.MULTILINE))
 
 
+def test_the_page_on_the_command_line_names_every_option() -> None:
+    text = read("docs/cli.md")
+    command = typer.main.get_command(app)
+    words = {
+        word
+        for sub in command.commands.values()
+        for option in sub.params
+        for word in (*option.opts, *option.secondary_opts)
+        if word.startswith("--") and word != "--help"
+    }
+
+    missing = [word for word in words if not re.search(rf"{word}\b(?!-)", text)]
+    assert sorted(missing) == []
+
+
 def test_no_page_loads_anything_from_elsewhere() -> None:
     loaded = hook()._LOADED  # noqa: SLF001 - what the build refuses
 
