@@ -11,7 +11,7 @@ from budgetfit import cli_options as options
 from budgetfit.cli_answers import answering
 from budgetfit.core.errors import InputError
 
-_LONGEST_BYTES: Final = 64 * 2**20  # the end of a log is where it failed
+_LONGEST_BYTES: Final = 8 * 2**20  # the end of a log is where it failed
 
 Source = Annotated[
     str,

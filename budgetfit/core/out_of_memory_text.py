@@ -13,7 +13,8 @@ from typing import Final, Literal
 Kind = Literal["allocator", "driver", "library", "host"]
 
 _UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SIZE: Final = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
+# Bounded, or a line of a million digits would take minutes.
+_SIZE: Final = r"\b(\d{1,20}(?:\.\d{1,9})?) (bytes|KiB|MiB|GiB)"
 _EXABYTE: Final = 2**60  # the allocator names no size above this one
 # What each kind begins with. Spaces may be line breaks.
 _BEGINNINGS: Final[tuple[tuple[Kind, str], ...]] = (

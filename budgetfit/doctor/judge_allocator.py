@@ -58,8 +58,8 @@ def _judge(machine: Machine, name: str, text: str) -> Iterator[Finding]:
         yield Finding(
             topic=_TOPIC,
             verdict="problem",
-            meaning=f"PyTorch refuses {name}={text} when it first uses the card, for "
-            f"{error}.",
+            meaning=f"PyTorch refuses {name}={text} when it first uses the card "
+            f"({error}).",
             commands=(f"unset {name}",),
         )
     if settings.errors:

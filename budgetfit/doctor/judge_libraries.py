@@ -12,6 +12,9 @@ from budgetfit.doctor.judge_torch import MEASURED_TRANSFORMERS
 
 _MATCHING: Final = ("torchvision", "torchaudio")  # compiled for one release of torch
 _OLDEST_TRANSFORMERS: Final = "5"
+# transformers 5.23 works with no older ones (its integrations/peft.py and
+# utils/import_utils.py); for pip they are not its requirements.
+OLDEST: Final = {"peft": "0.20.0", "bitsandbytes": "0.46.1", "torchao": "0.15.0"}
 
 
 def judge_libraries(machine: Machine) -> Iterator[Finding]:
@@ -22,7 +25,7 @@ def judge_libraries(machine: Machine) -> Iterator[Finding]:
         if library.error:
             yield _broken(machine, name, library)
             continue
-        clash = list(_clashes(machine, name, library))
+        clash = [*_clashes(machine, name, library), *_too_old(machine, name, library)]
         yield from clash
         if name == "transformers":
             yield from _transformers(library)
@@ -106,6 +109,21 @@ def _clashes(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Fin
                 f"{library.version}, which works with {least}.",
                 commands=(f"pip install --upgrade {other.name}",),
             )
+
+
+def _too_old(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Finding]:
+    """Yield what transformers itself would refuse."""
+    least = OLDEST.get(name)
+    if least is None or "transformers" not in machine.libraries:
+        return
+    if not _allows(Requirement(f"{name}>={least}"), library.version):
+        yield Finding(
+            topic=name,
+            verdict="problem",
+            meaning=f"{name} {library.version} is too old for transformers 5, which "
+            f"works with {name}>={least}.",
+            commands=(f"pip install --upgrade {name}",),
+        )
 
 
 def _allows(requirement: Requirement, version: str) -> bool:

@@ -12,7 +12,7 @@ Phase = Literal[
 # and as rich does ("a.py:12 in f").
 _FRAME: Final = re.compile(
     r'File "(?P<path>[^"\n]+)", line \d+(?:, in (?P<name>[\w<>.]+))?'
-    r"|(?P<path2>[^\s\"]{1,400}\.py)(?::\d+)?,? +in\s+(?P<name2>[\w<>.]+)"
+    r"|(?P<path2>[^\s\"]{1,200}\.py)(?::\d+)?,? +in\s+(?P<name2>[\w<>.]+)"
 )
 # (phase, path, function) of a frame: each that is found tells; paths have slashes.
 _RULES: Final[tuple[tuple[Phase, str, str], ...]] = (
@@ -37,7 +37,7 @@ _RULES: Final[tuple[tuple[Phase, str, str], ...]] = (
 _COMPILED: Final = tuple(
     (phase, re.compile(path), re.compile(name)) for phase, path, name in _RULES
 )
-_LONGEST: Final = 200_000  # characters of a traceback, far above any
+_LONGEST: Final = 60_000  # characters of a traceback
 _LOSS: Final = re.compile(
     r"loss_utils\.py|cross_entropy|ForCausalLMLoss|nll_loss|/loss"
 )

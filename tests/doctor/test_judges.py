@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import transformers
 
 from budgetfit.doctor.facts import (
     DriverFacts,
@@ -11,7 +14,12 @@ from budgetfit.doctor.facts import (
     ProcessFacts,
     TorchFacts,
 )
-from budgetfit.doctor.judge_torch import MEASURED_TORCH, runs_on
+from budgetfit.doctor.judge_libraries import OLDEST
+from budgetfit.doctor.judge_torch import (
+    MEASURED_TORCH,
+    MEASURED_TRANSFORMERS,
+    runs_on,
+)
 from tests.accuracy.record import RECORDINGS
 from tests.doctor import machines
 from tests.doctor.machines import GIB, GOOD, NO_CARD, bad, findings, only
@@ -142,6 +150,31 @@ def test_libraries_that_ask_for_another_torch_or_each_other_are_problems() -> No
     told = only(GOOD, libraries={**LIBRARIES, "accelerate": old})
     assert "accelerate 0.30.0 is too old for transformers 5.23.0" in told.meaning
     assert told.commands == ("pip install --upgrade accelerate",)
+
+
+@pytest.mark.parametrize("name", OLDEST)
+def test_what_transformers_refuses_is_too_old(name: str) -> None:
+    libraries = {**LIBRARIES, name: LibraryFacts(version="0.9.0")}
+    finding = only(GOOD, libraries=libraries)
+    assert f"{name} 0.9.0 is too old for transformers 5" in finding.meaning
+    there = {**LIBRARIES, name: LibraryFacts(version=OLDEST[name])}
+    assert bad(GOOD, libraries=there) == []
+
+
+@pytest.mark.skipif(
+    not transformers.__version__.startswith(MEASURED_TRANSFORMERS),
+    reason="the versions are those of another transformers",
+)
+def test_the_oldest_versions_are_those_of_transformers() -> None:
+    texts = [
+        (Path(transformers.__file__).parent / name).read_text(encoding="utf-8")
+        for name in ("integrations/peft.py", "utils/import_utils.py")
+    ]
+    for library, version in OLDEST.items():
+        pattern = (
+            rf'(?:MIN_)?{library.upper()}_(?:MIN_)?VERSION = "{re.escape(version)}"'
+        )
+        assert any(re.search(pattern, text) for text in texts), library
 
 
 def test_upper_limits_of_optional_parts_are_no_findings() -> None:
