@@ -14,7 +14,7 @@ def doctor(
     as_json: options.AsJson = False,
     traceback: options.Traceback = False,
 ) -> None:
-    """Check torch, driver, card and libraries; exit code 1 if there are problems."""
+    """Check torch, driver, card and libraries, and say what to do."""
     with answering(as_json=as_json, traceback=traceback):
         with working():
             module = importlib.import_module("budgetfit.doctor.check_up")

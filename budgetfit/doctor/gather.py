@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from budgetfit.core.gpus import find_gpu
+from budgetfit.core.errors import InputError
+from budgetfit.core.gpus import Gpu, find_gpu
 from budgetfit.doctor.facts import (
     CardFacts,
     DriverFacts,
@@ -83,10 +84,7 @@ def with_card(machine: Machine, name: str) -> Machine:
     """
     gpu = find_gpu(name)
     for card in machine.cards:
-        if (
-            card.capability == gpu.compute_capability
-            and gpu.title.split()[-1] in card.name
-        ):
+        if _is_of(card, gpu):
             return dataclasses.replace(machine, cards=(card,))
     card = CardFacts(
         name=gpu.title,
@@ -97,6 +95,13 @@ def with_card(machine: Machine, name: str) -> Machine:
     return dataclasses.replace(
         machine, cards=(card,), processes=(), driver=DriverFacts(), assumed=True
     )
+
+
+def _is_of(card: CardFacts, gpu: Gpu) -> bool:
+    try:
+        return find_gpu(card.name).name == gpu.name
+    except InputError:  # not in the table, or several are called so
+        return False
 
 
 def _version(name: str) -> str:
