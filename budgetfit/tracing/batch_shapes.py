@@ -53,7 +53,8 @@ def batch_size_of(batch: Batch, *, batch_dim: int = 0) -> int:
 def resize_batch(batch: Batch, batch_size: int, *, batch_dim: int = 0) -> Batch:
     """Return the same batch with ``batch_size`` samples: rows repeated or cut off.
 
-    Values stay valid, because every row is one of the given rows. Tensors whose batch
+    Values stay valid, because every row is one of the given rows. Images packed patch
+    by patch (Qwen's processors) move with their sample. Other tensors whose batch
     dimension differs from the batch's size stay as they are. Resized tensors own
     storages of exactly their size, as those from a data loader do; the given batch is
     not changed.
@@ -75,6 +76,16 @@ def resize_batch(batch: Batch, batch_size: int, *, batch_dim: int = 0) -> Batch:
         if _is_sample_list(part):
             rows = range(batch_size if len(part) == old_size else len(part))
             return [copy.copy(part[row % len(part)]) for row in rows]
+        if isinstance(part, Mapping) and (packed := _packed_rows(part, old_size)):
+            others = {name: part[name] for name in part if name not in packed}
+            return _rebuild_mapping(
+                part,
+                _rebuild(others, resized)
+                | {
+                    name: _repeat_shares(part[name], shares, batch_size)
+                    for name, shares in packed.items()
+                },
+            )
         if not isinstance(part, Tensor):
             return _rebuild(part, resized)
         if part.dim() <= batch_dim or part.shape[batch_dim] != old_size:
@@ -103,6 +114,33 @@ def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:
         path or "batch": (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for path, tensor in _named_tensors(batch)
     }
+
+
+def _packed_rows(batch: Mapping[Any, Any], batch_size: int) -> dict[str, list[int]]:
+    """Return how many rows of a packed tensor belong to each sample, by its name.
+
+    ``*_grid_thw`` holds an image's patches in time, height and width; the patches of
+    all images stand below each other, one in a row.
+    """
+    rows: dict[str, list[int]] = {}
+    for kind, name in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+        grid, pixels = batch.get(f"{kind}_grid_thw"), batch.get(name)
+        if not isinstance(grid, Tensor) or not isinstance(pixels, Tensor):
+            continue
+        if grid.is_meta or grid.shape[0] % batch_size:
+            continue
+        patches = grid.prod(dim=-1).view(batch_size, -1).sum(dim=1).tolist()
+        if sum(patches) == pixels.shape[0]:
+            rows[name] = patches
+            rows[f"{kind}_grid_thw"] = [grid.shape[0] // batch_size] * batch_size
+    return rows
+
+
+def _repeat_shares(tensor: Tensor, shares: list[int], batch_size: int) -> Tensor:
+    """Return the rows of ``batch_size`` samples, which begin again where they end."""
+    parts = tensor.detach().split(shares)
+    chosen = [parts[sample % len(parts)] for sample in range(batch_size)]
+    return torch.cat(chosen).requires_grad_(tensor.requires_grad)
 
 
 def _repeat_rows(tensor: Tensor, batch_size: int, batch_dim: int) -> Tensor:

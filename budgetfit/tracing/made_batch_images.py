@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from budgetfit.tracing.made_batch_request import BatchRequest
-from budgetfit.tracing.made_batch_text import first_field
+from budgetfit.tracing.made_batch_text import ConfigValue, first_field
 
 _DEFAULT_PIXELS = 224  # ImageNet's training crop
 _DEFAULT_MASK_PIXELS = 512  # ADE20K's training crop, what segmentation models see
@@ -14,28 +14,28 @@ _MASKED_PART = 0.4  # BEiT's share of masked patches
 
 def images(request: BatchRequest, config: object, *, for_masks: bool = False) -> Tensor:
     """Return float ``[batch, channels, height, width]`` as the config describes it."""
-    vision = _vision_config(config)
-    channels = _channels(vision)
+    vision = vision_config(config)
+    count = channels(vision)
     height, width = _image_size(vision, for_masks=for_masks)
-    request.notes.append(f"images of {channels} x {height} x {width} pixels")
-    return request.floats((request.batch_size, channels, height, width))
+    request.notes.append(f"images of {count} x {height} x {width} pixels")
+    return request.floats((request.batch_size, count, height, width))
 
 
 def videos(request: BatchRequest, config: object) -> Tensor:
     """Return float ``[batch, frames, channels, height, width]``."""
-    vision = _vision_config(config)
+    vision = vision_config(config)
     frames = first_field(vision, "num_frames", "frames_per_clip") or _DEFAULT_FRAMES
     height, width = _image_size(vision, for_masks=False)
-    channels = _channels(vision)
+    count = channels(vision)
     request.notes.append(
-        f"videos of {frames} frames of {channels} x {height} x {width} pixels"
+        f"videos of {frames} frames of {count} x {height} x {width} pixels"
     )
-    return request.floats((request.batch_size, frames, channels, height, width))
+    return request.floats((request.batch_size, frames, count, height, width))
 
 
 def masked_patches(request: BatchRequest, config: object) -> Tensor:
     """Return bool ``[batch, patches]``, as many masked in every row."""
-    vision = _vision_config(config)
+    vision = vision_config(config)
     height, width = _image_size(vision, for_masks=False)
     patch = first_field(vision, "patch_size") or 16
     rows, columns = (patch, patch) if isinstance(patch, int) else tuple(patch)[-2:]
@@ -49,19 +49,21 @@ def masked_patches(request: BatchRequest, config: object) -> Tensor:
     return is_masked.expand(request.batch_size, patches).clone()
 
 
-def _vision_config(config: object) -> object:
+def vision_config(config: object) -> ConfigValue:
+    """Return the part of a config that describes the images."""
     return first_field(config, "vision_config", "image_config", "encoder") or config
 
 
-def _channels(config: object) -> int:
-    channels = first_field(
+def channels(config: object) -> int:
+    """Return the colours of a pixel: 3 unless the config says otherwise."""
+    count = first_field(
         config, "num_channels", "in_channels", "in_chans", "num_input_channels"
     )
-    return channels if isinstance(channels, int) else 3
+    return count if isinstance(count, int) else 3
 
 
 def _image_size(config: object, *, for_masks: bool) -> tuple[int, int]:
-    size = first_field(config, "image_size", "img_size", "crop_size")
+    size = first_field(config, "image_size", "img_size", "crop_size", "input_size")
     if size is None and (backbone := first_field(config, "backbone_config")):
         size = first_field(backbone, "image_size")
     if isinstance(size, dict):

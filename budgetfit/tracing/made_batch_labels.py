@@ -12,6 +12,8 @@ from torch import Tensor
 
 from budgetfit.core.errors import InputError
 from budgetfit.tracing import made_batch_audio, made_batch_images, made_batch_text
+from budgetfit.tracing.made_batch_objects import boxes_and_classes, masks_and_classes
+from budgetfit.tracing.made_batch_prompts import hide_placeholders
 from budgetfit.tracing.made_batch_request import BatchRequest, forward_arguments
 
 Arguments = dict[str, Any]  # keyword arguments of a model's forward
@@ -19,10 +21,14 @@ Arguments = dict[str, Any]  # keyword arguments of a model's forward
 CHOICES = 4  # answers to a question in SWAG
 
 
-def _same_tokens(_: BatchRequest, batch: Arguments) -> Arguments | None:
+def _same_tokens(request: BatchRequest, batch: Arguments) -> Arguments | None:
     """Language modelling: the model shifts or compares the inputs themselves."""
     ids = batch.get("input_ids")
-    return None if ids is None else {"labels": ids.clone()}
+    return None if ids is None else {"labels": _written(request, ids)}
+
+
+def _written(request: BatchRequest, ids: Tensor) -> Tensor:
+    return hide_placeholders(ids.clone(), request.model)
 
 
 def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
@@ -40,7 +46,7 @@ def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
 def _captions(request: BatchRequest, batch: Arguments) -> Arguments:
     """Text about the image: beside it, or written by a decoder behind it."""
     if "input_ids" in batch:
-        return {"labels": batch["input_ids"].clone()}
+        return {"labels": _written(request, batch["input_ids"])}
     return _target_tokens(request, batch)
 
 
@@ -113,6 +119,14 @@ def _spans(request: BatchRequest, batch: Arguments) -> Arguments:
     }
 
 
+def _answers(request: BatchRequest, batch: Arguments) -> Arguments:
+    """A score for each answer, or the answer in words where a decoder writes it."""
+    if "decoder_input_ids" in forward_arguments(request.model)[0]:
+        return {"labels": _written(request, batch["input_ids"])}
+    shape = (request.batch_size, _class_count(request))
+    return {"labels": request.floats(shape).abs()}
+
+
 def _choice(request: BatchRequest, _: Arguments) -> Arguments:
     return {"labels": request.integers((request.batch_size,), 0, CHOICES)}
 
@@ -162,8 +176,12 @@ def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
     if "Electra" in type(request.model).__name__:
         # It tells replaced tokens from original ones.
         return {"labels": request.integers(tuple(ids.shape), 0, 2)}
-    labels: Arguments = {"labels": ids.clone()}
     takes, _ = forward_arguments(request.model)
+    if "question_positions" in takes:  # Splinter finds spans for marked tokens
+        return {"question_positions": ids.new_zeros(len(ids), 1)} | {
+            name: spans[:, None] for name, spans in _spans(request, batch).items()
+        }
+    labels: Arguments = {"labels": ids.clone()}
     for name in ("next_sentence_label", "sentence_order_label"):
         if name in takes:
             labels[name] = request.integers((request.batch_size,), 0, 2)
@@ -188,6 +206,9 @@ LABELS: dict[str, Callable[[BatchRequest, Arguments], Arguments | None]] = {
     "audio frame classification": _class_per_frame,
     "speaker recognition": _one_class,
     "semantic segmentation": _class_per_pixel,
+    "visual question answering": _answers,
+    "universal segmentation": masks_and_classes,
+    "object detection": boxes_and_classes,
     "masked images": _masked_patches,
     "image and text contrast": _contrast,
     "pretraining": _pretraining,

@@ -4,6 +4,7 @@ What a model reads is named by its ``main_input_name``; what it is trained for, 
 library's own table of auto classes, or by the end of its class name.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,8 +12,11 @@ from torch import nn
 
 from budgetfit.core.errors import InputError
 from budgetfit.tracing import made_batch_audio, made_batch_images, made_batch_text
+from budgetfit.tracing.made_batch_companions import add_companions
 from budgetfit.tracing.made_batch_labels import CHOICES, LABELS, Arguments
+from budgetfit.tracing.made_batch_prompts import has_placeholders, prompt_inputs
 from budgetfit.tracing.made_batch_request import BatchRequest, forward_arguments
+from budgetfit.tracing.made_batch_series import series, trajectories
 
 # Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
 # what is more specific stands higher.
@@ -25,6 +29,7 @@ _AUTO_TABLES = {
     "causal LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "sequence classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "token classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "visual question answering": "MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES",
     "question answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "multiple choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
     "next sentence": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES",
@@ -34,6 +39,8 @@ _AUTO_TABLES = {
     "audio frame classification": "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES",
     "speaker recognition": "MODEL_FOR_AUDIO_XVECTOR_MAPPING_NAMES",
     "semantic segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "universal segmentation": "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
+    "object detection": "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
     "masked images": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES",
     "image and text contrast": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
 }
@@ -57,6 +64,9 @@ _NAME_ENDS = {
     "ForAudioClassification": "audio classification",
     "ForSemanticSegmentation": "semantic segmentation",
     "ForCTC": "CTC",
+    "ForObjectDetection": "object detection",
+    "ForUniversalSegmentation": "universal segmentation",
+    "ForInstanceSegmentation": "universal segmentation",
     "ForPreTraining": "pretraining",
 }
 
@@ -68,12 +78,19 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
         InputError: The model reads something that cannot be made up.
     """
     model: Any = request.model
-    task = _task_of(type(model))
-    batch = _inputs(request, task)
     takes, needs = forward_arguments(model)
+    task = _task_of(type(model))
+    if task is None and "return_loss" in takes and "input_ids" in takes:
+        task = "image and text contrast"
+    batch = _inputs(request, task)
+    add_companions(request, batch)
     if getattr(model.config, "is_encoder_decoder", False) and task is None:
         _add_decoder_input(request, batch, takes)
-    returns_loss = False
+    # What has a future or a target answers with a loss, and masked series do.
+    returns_loss = model.main_input_name == "past_values" and (
+        not {"future_values", "target_values"}.isdisjoint(batch)
+        or type(model).__name__.endswith("ForPretraining")
+    )
     if task is not None:
         labels = LABELS[task](request, batch)
         returns_loss = labels is not None and takes.issuperset(labels)
@@ -135,25 +152,41 @@ def _tasks_by_class() -> dict[str, str]:
 def _inputs(request: BatchRequest, task: str | None) -> Arguments:
     """Return what the model reads, without labels."""
     model: Any = request.model
+    takes, _ = forward_arguments(model)
+    if task == "image and text contrast":
+        if "pixel_values" in takes:
+            return {**_text_inputs(request), **_image_inputs(request, task)}
+        return {**_text_inputs(request), **_SOURCES["input_features"](request, task)}
+    if has_placeholders(model.config) and "input_ids" in takes:
+        return prompt_inputs(request)
     main = model.main_input_name
     main = main[0] if isinstance(main, (list, tuple)) else main
-    if task == "image and text contrast":
-        return {**_text_inputs(request), **_image_inputs(request, task)}
-    if main == "input_ids":
-        if task == "image and text LM":
-            request.notes.append(
-                "text only: pass batch= with images to plan for image tokens"
-            )
-        return _choices(request) if task == "multiple choice" else _text_inputs(request)
-    if main == "pixel_values":
-        return _image_inputs(request, task)
-    if main == "pixel_values_videos":
-        return {main: made_batch_images.videos(request, model.config)}
-    if main == "input_values":
-        return {main: made_batch_audio.waves(request, model.config)}
-    if main == "input_features":
-        return {main: made_batch_audio.spectrograms(request, model.config)}
-    raise _cannot_make(model, f"it reads {main}")
+    if main == "inputs":  # whatever its encoder reads; an alias names it
+        main = next((name for name in _SOURCES if name in takes), main)
+    if main not in _SOURCES:
+        raise _cannot_make(model, f"it reads {main}")
+    return _SOURCES[main](request, task)
+
+
+def _words(request: BatchRequest, task: str | None) -> Arguments:
+    return _choices(request) if task == "multiple choice" else _text_inputs(request)
+
+
+def _videos(request: BatchRequest, _: str | None) -> Arguments:
+    return {"pixel_values_videos": made_batch_images.videos(request, _config(request))}
+
+
+def _waves(request: BatchRequest, _: str | None) -> Arguments:
+    return {"input_values": made_batch_audio.waves(request, _config(request))}
+
+
+def _spectrograms(request: BatchRequest, _: str | None) -> Arguments:
+    sound = made_batch_audio.spectrograms(request, _config(request))
+    return {"input_features": sound}
+
+
+def _config(request: BatchRequest) -> Any:  # noqa: ANN401, its fields differ by model
+    return request.model.config
 
 
 def _text_inputs(request: BatchRequest) -> Arguments:
@@ -173,7 +206,10 @@ def _choices(request: BatchRequest) -> Arguments:
 def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
     config = request.model.config
     takes, needs = forward_arguments(request.model)
-    is_video = task == "video classification" or "num_frames" in vars(config)
+    is_video = task == "video classification" or (
+        task != "image classification"
+        and "num_frames" in vars(made_batch_images.vision_config(config))
+    )
     if is_video:
         batch = {"pixel_values": made_batch_images.videos(request, config)}
     else:
@@ -186,6 +222,18 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
     if "input_ids" in takes and reads_text:
         batch.update(_text_inputs(request))
     return batch
+
+
+# By the name of the main input; of several that an encoder could read the first.
+_SOURCES: dict[str, Callable[[BatchRequest, str | None], Arguments]] = {
+    "input_values": _waves,
+    "input_features": _spectrograms,
+    "pixel_values": _image_inputs,
+    "pixel_values_videos": _videos,
+    "input_ids": _words,
+    "past_values": lambda request, _: series(request),
+    "states": lambda request, _: trajectories(request),
+}
 
 
 def _add_decoder_input(

@@ -205,7 +205,7 @@ def test_a_generation_cache_that_is_on_is_mentioned() -> None:
     assert "use_cache" not in " ".join(make_batch(tiny_model("BertModel")).notes)
 
 
-def test_an_image_language_model_says_that_its_images_are_left_out() -> None:
+def test_an_image_language_model_gets_images_and_as_many_placeholders() -> None:
     fields = {
         "text_config": WITH_LOSS["LlamaForCausalLM"] | {"model_type": "llama"},
         "vision_config": WITH_LOSS["ViTForImageClassification"]
@@ -215,10 +215,14 @@ def test_an_image_language_model_says_that_its_images_are_left_out() -> None:
     model = transformers.LlavaForConditionalGeneration(
         transformers.LlavaConfig(**fields)
     )
-    made = make_batch(model, batch_size=64)
-    assert "text only" in " ".join(made.notes)
-    assert made.batch["input_ids"].max() < 98
-    assert model(**make_batch(model).batch).loss.isfinite()
+    batch = make_batch(model).batch
+    is_image = batch["input_ids"] == 98
+    assert set(batch) == {"input_ids", "pixel_values", "labels"}
+    features = model.get_image_features(batch["pixel_values"]).pooler_output
+    assert is_image.sum(dim=1).tolist() == [len(rows) for rows in features]
+    assert (batch["labels"][is_image] == -100).all()
+    model(**resize_batch(batch, 3)).loss.backward()
+    assert model.model.vision_tower.embeddings.patch_embedding.weight.grad.any()
 
 
 def test_a_decoder_that_classifies_without_padding_token_is_refused_with_the_cure() -> (
@@ -232,8 +236,11 @@ def test_a_decoder_that_classifies_without_padding_token_is_refused_with_the_cur
 
 
 def test_a_model_that_reads_something_else_is_refused_with_an_example() -> None:
-    model = on_meta(transformers.PatchTSTModel, d_model=16, num_hidden_layers=1)
+    model = on_meta(
+        transformers.Pix2StructVisionModel, hidden_size=16, num_hidden_layers=1
+    )
     with pytest.raises(
-        InputError, match=r"PatchTSTModel: it reads past_values.*batch="
+        InputError,
+        match=r"Pix2StructVisionModel: it reads flattened_patches.*batch=",
     ):
         make_batch(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,9 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         name = path or "the model"
         state[f"training of {name}"] = module.training
         for key, value in vars(module).items():
-            if key.endswith("_hooks") or "_hooks_" in key:
+            # transformers keeps a flag of such a name beside the hooks themselves
+            is_hooks = key.endswith("_hooks") or "_hooks_" in key
+            if is_hooks and isinstance(value, Mapping):
                 state[f"{key} of {name}"] = [id(hook) for hook in value.values()]
         state[f"attributes of {name}"] = {
             key: id(value)
