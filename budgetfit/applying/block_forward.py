@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from budgetfit.applying.nested import tensors_in
 from budgetfit.applying.offload import inputs_on_host, run_offloaded
 from budgetfit.applying.selective import SavedCalls
+from budgetfit.applying.written_buffers import WrittenBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ class BlockCall:
         saved: The calls that selective checkpointing saves.
         offload: Nothing runs again; what autograd saves waits in host memory.
         input_on_host: The checkpoint's input waits in host memory.
+        buffers: The block's buffers that its forward writes to.
     """
 
     block: nn.Module
@@ -41,6 +43,7 @@ class BlockCall:
     saved: SavedCalls | None = None
     offload: bool = False
     input_on_host: bool = False
+    buffers: WrittenBuffers
 
     def __call__(
         self,
@@ -88,7 +91,7 @@ class BlockCall:
         with inputs_on_host(x) if moving and x is not None else nullcontext():
             del x
             return checkpoint(
-                function,
+                self.buffers.repeatable(function),
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=self.random,
@@ -139,6 +142,7 @@ class CheckpointedForward:
         forward = self.__wrapped__
         if self._nested:
             forward = functools.partial(self._call.inside_a_recomputation, forward)
+        forward = self._call.buffers.repeatable(forward)
         return self._region.call(
             self._position, forward, args, kwargs, random=self._call.random
         )
@@ -170,9 +174,14 @@ def _keywords_first(
 
 
 def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take a generation cache away, by the rule of transformers' own layers."""
-    if not is_transformers_layer(block) or not torch.is_grad_enabled():
+    """Take a generation cache away, by the rule of transformers' own layers.
+
+    A block that writes into one would do so a second time when it runs again.
+    """
+    if not torch.is_grad_enabled():
         return kwargs
+    if not is_transformers_layer(block):
+        return {k: None if _is_cache(value) else value for k, value in kwargs.items()}
     kwargs = dict(kwargs)
     if kwargs.get("use_cache"):
         kwargs["use_cache"] = False
@@ -181,3 +190,8 @@ def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
             if name in kwargs:
                 kwargs[name] = None
     return kwargs
+
+
+def _is_cache(value: object) -> bool:
+    library = sys.modules.get("transformers.cache_utils")
+    return library is not None and isinstance(value, library.Cache)

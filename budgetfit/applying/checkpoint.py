@@ -14,6 +14,7 @@ from budgetfit.applying.block_forward import (
 from budgetfit.applying.segment_region import SegmentRegion
 from budgetfit.applying.selective import SavedCalls
 from budgetfit.applying.undo import Undo
+from budgetfit.applying.written_buffers import WrittenBuffers
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def apply_segments(
             calls = [
                 BlockCall(
                     block=blocks[name],
+                    buffers=WrittenBuffers(blocks[name]),
                     random=random_blocks is None or name in random_blocks,
                     check=determinism_check,
                     saved=saved[segment],

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
 
@@ -46,7 +46,7 @@ def _bytes_of(
     tensors: Iterable[torch.Tensor], device: torch.device, seen: set[int]
 ) -> int:
     total = 0
-    for tensor in tensors:
+    for tensor in _strided(tensors):
         if tensor.device.type != device.type:
             continue
         storage = tensor.untyped_storage()
@@ -59,3 +59,12 @@ def _bytes_of(
             size = -(-size // _CUDA_BLOCK_BYTES) * _CUDA_BLOCK_BYTES
         total += size
     return total
+
+
+def _strided(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the tensors, and of a sparse gradient the two that it is made of."""
+    for tensor in tensors:
+        if tensor.layout is torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - coalesced or not
+        else:
+            yield tensor

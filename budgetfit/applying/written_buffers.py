@@ -1,0 +1,111 @@
+"""Buffers that a block's forward writes to, when the block runs a second time.
+
+Batch norms count running statistics, spectral norms iterate, queues move on. A block
+that is recomputed must find the buffers that its forward found, else it computes
+something else; and what its forward left in them must stay, else they move on twice in
+a step. So a recomputation works on copies.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.nn.modules.batchnorm import _NormBase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from torch import nn
+
+# Larger ones are tables that are read: masks, positions, rotations.
+MOST_ELEMENTS = 2**16
+
+
+class _Held(NamedTuple):
+    """A buffer before a forward: the tensor, how often it was written to, a copy."""
+
+    module: nn.Module
+    name: str
+    tensor: torch.Tensor
+    version: int
+    copy: torch.Tensor
+
+    def is_written(self) -> bool:
+        """Whether the forward wrote to it, or put another tensor in its place."""
+        if isinstance(self.module, _NormBase):
+            return self.module.training  # its kernels do not count what they write
+        now = self.module._buffers.get(self.name)  # noqa: SLF001
+        # Counts writes: torch's notes on autograd, "In-place correctness checks".
+        return now is not self.tensor or now._version != self.version  # noqa: SLF001
+
+
+class WrittenBuffers:
+    """Knows which buffers of a block its forward writes to, from the first run on.
+
+    Until then all that are small are copied for a moment; after that those alone, and
+    nothing at all where it writes to none.
+
+    Args:
+        block: Whose buffers they are.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._places = [
+            (module, name)
+            for module in block.modules()
+            for name, buffer in module._buffers.items()  # noqa: SLF001
+            if buffer is not None and buffer.numel() <= MOST_ELEMENTS
+        ]
+
+    def repeatable(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` for one forward and its recomputations."""
+        return _Repeatable(self, function) if self._places else function
+
+    def hold(self) -> list[_Held]:
+        """Copy what the forward may write to."""
+        held = []
+        for module, name in self._places:
+            buffer = module._buffers.get(name)  # noqa: SLF001
+            if buffer is not None:
+                copy = buffer.detach().clone()
+                held.append(_Held(module, name, buffer, buffer._version, copy))  # noqa: SLF001
+        return held
+
+    def learn(self, held: list[_Held]) -> list[_Held]:
+        """Return what was written to; the rest is not looked at again."""
+        written = [each for each in held if each.is_written()]
+        self._places = [(each.module, each.name) for each in written]
+        return written
+
+
+class _Repeatable:
+    """A block's forward: the first call is the forward, others recompute it."""
+
+    def __init__(self, owner: WrittenBuffers, function: Callable[..., Any]) -> None:
+        self._owner, self._function = owner, function
+        self._before: list[_Held] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run the block."""
+        if self._before is not None:
+            with _as_before(self._before):
+                return self._function(*args, **kwargs)
+        held = self._owner.hold()
+        output = self._function(*args, **kwargs)
+        self._before = self._owner.learn(held)
+        return output
+
+
+@contextmanager
+def _as_before(held: list[_Held]) -> Iterator[None]:
+    """Put copies of buffers as they were in their places, and the real ones back."""
+    now = [each.module._buffers.get(each.name) for each in held]  # noqa: SLF001
+    try:
+        for each in held:
+            each.module._buffers[each.name] = each.copy.clone()  # noqa: SLF001
+        yield
+    finally:
+        for each, tensor in zip(held, now, strict=True):
+            each.module._buffers[each.name] = tensor  # noqa: SLF001
