@@ -41,9 +41,11 @@ class Segment:
 
     def __post_init__(self) -> None:
         """Refuse a segment that cannot mean anything."""
-        if not self.blocks:
+        names = self.blocks if isinstance(self.blocks, (list, tuple)) else ()
+        if not names or not all(isinstance(name, str) for name in names):
             raise InputError(
-                'A segment needs at least one block name, for example ("layers.0",).'
+                'A segment needs at least one block name, for example ("layers.0",); '
+                f"got {self.blocks!r:.80}."
             )
         if self.mode not in get_args(SegmentMode):
             raise InputError(
@@ -124,6 +126,12 @@ class Recipe:
                 "optimizer_in_backward uses each gradient up at once, so there is "
                 "nothing to add the next micro-batch's to. Use "
                 "gradient_accumulation_steps=1, or optimizer_in_backward=False."
+            )
+        segments = self.segments if isinstance(self.segments, (list, tuple)) else None
+        if segments is None or not all(isinstance(each, Segment) for each in segments):
+            raise InputError(
+                "segments must be a tuple of Segments, for example (budgetfit.Segment("
+                f'("layers.0",)),); got {self.segments!r:.80}.'
             )
         blocks = self.wrapped_blocks
         twice = {block for block in blocks if blocks.count(block) > 1}

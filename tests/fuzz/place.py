@@ -1,0 +1,122 @@
+"""A folder with models, plans and files that are neither, under names of all kinds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import budgetfit
+from tests.cli.real_cli import CONFIG, write_models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ODD_FOLDERS = ("with space", "ünï☃", "line\nbreak", "[bold]", "-dash", "a:b")
+# A line that trains; the plan was made with it, and knows its name only.
+SQUARES = "squares"
+
+
+def squares(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
+    """Return a loss."""
+    return outputs.square().mean()
+
+
+def small() -> nn.Module:
+    """Return a chain of equal blocks."""
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+
+def write_place(folder: Path) -> Path:
+    """Write models, and the same ones in folders with odd names."""
+    for name in ODD_FOLDERS:
+        (folder / name).mkdir()
+        write_models(folder / name)
+    write_models(folder)
+    (folder / "wrong.py").write_text(WRONG)
+    (folder / "lengths.txt").write_text("8 10\n16 2\n")
+    (folder / "bad_lengths.txt").write_text("8 10\nsixteen\n")
+    (folder / "empty.txt").write_text("")
+    (folder / "bytes.bin").write_bytes(bytes(range(256)))
+    (folder / "oom.txt").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU "
+        "0 has a total capacity of 14.58 GiB of which 61.56 MiB is free. Including "
+        "non-PyTorch memory, this process has 14.51 GiB memory in use. Of the "
+        "allocated memory 13.95 GiB is allocated by PyTorch, and 447.43 MiB is "
+        "reserved by PyTorch but unallocated.\n"
+    )
+    (folder / "remote").mkdir()
+    (folder / "remote" / "config.json").write_text(json.dumps(STRANGER))
+    (folder / "remote" / "stranger.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+    )
+    return folder
+
+
+# It fails while it runs.
+WRONG = """
+from torch import nn
+
+
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+"""
+# What a hub repository with code of its own holds.
+STRANGER: dict[str, Any] = {
+    **CONFIG,
+    "model_type": "stranger",
+    "architectures": ["StrangerModel"],
+    "auto_map": {
+        "AutoConfig": "stranger.StrangerConfig",
+        "AutoModel": "stranger.StrangerModel",
+        "AutoModelForCausalLM": "stranger.StrangerModel",
+    },
+}
+
+
+def write_plans(folder: Path) -> dict[str, dict[str, Any]]:
+    """Plan a few models, save the plans as ``NAME.json``, return their documents."""
+    config = folder / "config.json"
+    plans = {
+        "full": budgetfit.plan(
+            str(config), gpu="t4", batch_size=2, checkpointing="full"
+        ),
+        "sqrt": budgetfit.plan(
+            str(config), gpu="rtx-4090", batch_size=2, checkpointing="sqrt"
+        ),
+        "factory": budgetfit.plan(
+            f"{folder / 'factories.py'}:small", gpu="t4", batch_size=4
+        ),
+        "module": budgetfit.plan(
+            small(),
+            gpu="t4",
+            batch=torch.zeros(2, 8),
+            batch_size=2,
+            loss=squares,
+            optimizer=torch.optim.Adagrad,
+        ),
+        "qlora": budgetfit.plan(
+            str(config),
+            gpu="t4",
+            batch_size=2,
+            checkpointing="full",
+            method="qlora",
+            target_modules="c_attn",
+        ),
+    }
+    for name, plan in plans.items():
+        plan.save(folder / f"{name}.json")
+    (folder / "odd").mkdir()
+    shutil.copy(folder / "full.json", folder / "odd" / "plän ☃ of\nmine.json")
+    return {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in plans
+    }

@@ -1,0 +1,89 @@
+"""What a process holds on to: all that could grow from one plan to the next."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module as global_hooks
+from torch.overrides import _len_torch_function_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+# Hooks that are called for every module there is.
+GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_buffer_registration_hooks",
+    "_global_module_registration_hooks",
+    "_global_parameter_registration_hooks",
+)
+
+
+def held() -> dict[str, int]:
+    """Return counts of what must not grow, after a full garbage collection."""
+    gc.collect()
+    with warnings.catch_warnings():  # looking at an object may warn
+        warnings.simplefilter("ignore")
+        objects = gc.get_objects()
+        tensors = [each for each in objects if _is(each, torch.Tensor)]
+        modules = [each for each in objects if _is(each, torch.nn.Module)]
+        modes = [each for each in objects if _is(each, *_MODES)]
+    result = {
+        "live tensors": len(tensors),
+        "live tensors' bytes": sum(map(_bytes, tensors)),
+        "modules": len(modules),
+        "hooks": sum(_hooks(module) for module in modules),
+        "global hooks": sum(len(getattr(global_hooks, name)) for name in GLOBAL_HOOKS),
+        "modes alive": len(modes),
+        "function modes": _len_torch_function_stack(),
+        "dispatch modes": len(_get_current_dispatch_mode_stack()),
+        "open files": _open_files(),
+        "threads": threading.active_count(),
+    }
+    del objects, tensors, modules, modes
+    return result
+
+
+_MODES = (
+    torch.overrides.TorchFunctionMode,
+    torch.utils._python_dispatch.TorchDispatchMode,  # noqa: SLF001 - has no other name
+)
+
+
+def _is(value: object, *kinds: type) -> bool:
+    return issubclass(type(value), kinds)  # isinstance asks __class__, which may act
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return 0  # sparse and the like
+
+
+def _hooks(module: Any) -> int:  # noqa: ANN401
+    return sum(
+        len(value)
+        for name, value in vars(module).items()
+        if name.endswith("_hooks") and isinstance(value, dict)
+    )
+
+
+def _open_files() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 where it cannot be read."""
+    file = Path("/proc/self/statm")
+    if not file.is_file():
+        return 0
+    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
