@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
+from transformers import DynamicCache
 
 from budgetfit.applying import block_forward as under_test
 from budgetfit.applying.call_model import loss_of
@@ -157,6 +158,40 @@ def test_a_cache_asked_for_in_the_batch_is_kept_from_recomputed_blocks() -> None
     plain = backward(make("llama"), batch)[1]
     apply_segments(model, segments_of("llama", ((0, 1), (2, 3, 4, 5))))
     assert_same(backward(model, {**batch, "use_cache": True})[1], plain)
+
+
+class Attending(nn.Module):
+    """A block of no library that writes into a cache as XLM's attention does."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer, self.linear = layer, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: DynamicCache | None) -> torch.Tensor:
+        keys = self.linear(x)[:, None]
+        if cache is not None:
+            keys, _ = cache.update(keys, keys, self.layer)
+        return x + keys.sum((1, 2))[:, None]
+
+
+class WithCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Attending(i) for i in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cache = DynamicCache()
+        for block in self.blocks:
+            x = block(x, cache=cache)
+        return x.sum()
+
+
+def test_a_cache_that_a_model_always_fills_is_not_filled_twice() -> None:
+    torch.manual_seed(0)
+    model, batch = WithCache(), torch.ones(2, 3, 4)
+    plain = backward(copy.deepcopy(model), batch)[1]
+    apply_segments(model, [Segment((f"blocks.{i}",)) for i in range(2)])
+    assert_same(backward(model, batch)[1], plain)
 
 
 def test_transformers_blocks_get_their_own_flag_and_no_new_forward() -> None:

@@ -15,7 +15,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from tests.zoo.entry import Entry
-from tests.zoo.stock_sizes import LAYERS, SIZES, WITHOUT_POSITIONS
+from tests.zoo.stock_sizes import LAYERS, PLANS, SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -118,8 +118,8 @@ def stock_entries(
         for_all: Fields of every config.
     """
     for name in dict.fromkeys(names):
-        endless = name.startswith(WITHOUT_POSITIONS)
-        plan = {"max_length": POSITIONS} if endless else {}
+        begins = (plan for start, plan in PLANS.items() if name.startswith(start))
+        plan = next(begins, {})
         build = functools.partial(_build, name, sizes, for_all)
         yield Entry(name, task, build, plan)
 
