@@ -5,7 +5,7 @@
 #   make lint             linters only
 #   make accuracy         predictions against the recordings, as a table
 #   make accuracy-record  record again without a GPU (Linux x86-64, gcc, 6 GB of disk)
-#   make zoo              which model architectures work, several minutes; writes docs/zoo.md
+#   make zoo              which models work, twenty minutes; writes docs/zoo.md
 #   make bench            speed, and the plan against what others do; about a quarter of an hour
 #   make docs             the site, in site/; stops at a warning
 #
