@@ -193,7 +193,8 @@ class _GradientsAreThere(Exception):  # noqa: N818 - no error
 
 def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
     for name, parameter in model.named_parameters():
-        yield name, parameter.grad
+        grad = parameter.grad
+        yield name, None if grad is None else grad.to_dense()  # sparse ones too
 
 
 def _moving_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -105,8 +105,9 @@ class RecomputedBlocks:
     def watching(self, model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
         """Watch blocks of a model whose plan is applied already.
 
-        A block's own hooks lie outside its checkpoint, so its inside is watched; one
-        without an inside is watched where its replaced forward calls the plain one.
+        A block's own hooks lie outside its checkpoint, so its inside is watched, and
+        where its replaced forward calls the plain one: it may call none of its inside,
+        as ``nn.MultiheadAttention``.
         """
         modules = {name: model.get_submodule(name) for name in blocks}
         uses = Counter(item for block in modules.values() for item in block.modules())
@@ -117,8 +118,9 @@ class RecomputedBlocks:
                     if uses[inside] == 1:  # else it says nothing about one block
                         handle = inside.register_forward_pre_hook(self._hook(name))
                         stack.callback(handle.remove)
-                if not insides and "forward" in block.__dict__:
-                    stack.enter_context(self._inside_forward(block.forward, name))
+                forward = block.__dict__.get("forward")
+                if hasattr(forward, "__wrapped__"):
+                    stack.enter_context(self._inside_forward(forward, name))
             yield
 
     def _hook(self, name: str) -> Callable[..., None]:

@@ -109,3 +109,15 @@ def test_what_never_ran_is_not_said_to_save_nothing() -> None:
     with saving_nothing(model, ["0"], found):
         pass
     assert found == set()
+
+
+def test_a_block_that_calls_none_of_its_inside_is_seen() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    recipe = Recipe(batch_size=2, precision="fp32", segments=(Segment(("self_attn",)),))
+    seen = RecomputedBlocks()
+    with (
+        Run(model, recipe, on_phase=seen.on_phase) as run,
+        seen.watching(model, ["self_attn"]),
+    ):
+        run.step(torch.ones(2, 3, 8))
+    assert seen.seen == {"self_attn"}

@@ -166,7 +166,7 @@ def activations() -> nn.Module:
         for activation in (
             nn.CELU(), nn.ELU(), nn.GELU("tanh"), nn.Hardsigmoid(), nn.Hardswish(),
             nn.Hardtanh(), nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(),
-            nn.ReLU6(), nn.RReLU(), nn.SELU(), nn.SiLU(), nn.Sigmoid(), nn.Softplus(),
+            nn.ReLU6(), nn.SELU(), nn.SiLU(), nn.Sigmoid(), nn.Softplus(),
             nn.Softshrink(), nn.Softsign(), nn.Tanhshrink(), nn.Threshold(0.1, 0.0),
             nn.AlphaDropout(), nn.FeatureAlphaDropout(), nn.LogSoftmax(-1),
         )

@@ -76,11 +76,6 @@ _ARGUMENTS = [
         batch=([{"image": _X}, {"image": _Y}], (torch.ones(4), 2)),
     ),
     _user("dataclass as batch", out.DataclassBatch, batch=(out.Sample(_X, _Y),)),
-    _user(
-        "graph of nodes and edges",
-        out.GraphBatch,
-        batch={"nodes": _X, "edges": torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])},
-    ),
 ]
 _STRUCTURE = [
     _user("nested lists of modules", st.NestedLists),
@@ -102,7 +97,6 @@ _STRUCTURE = [
     _user("pruned weights", st.pruned),
     _user("lock among the attributes", st.WithLock),
     _user("torch.Generator among the attributes", st.WithGenerator),
-    _user("running generator among the attributes", st.WithPythonGenerator),
     _user("model that keeps its last output", st.used_once),
     _user("slots and a property as weight", st.Slots, batch=_X),
     _user("buffer made by the first batch", st.LazyBuffer),
@@ -150,7 +144,6 @@ _INSIDE = [
         ag.BooleanMask,
         batch={"x": _X, "mask": torch.tensor([True, False, True, True])},
     ),
-    _user("TorchScript part", ag.Scripted),
     _user("compiled blocks", ag.CompiledPart),
 ]
 ENTRIES = [*_OUTPUTS, *_ARGUMENTS, *_STRUCTURE, *_INSIDE]
