@@ -125,6 +125,7 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
                 blocks=subject.blocks if short is None else short.twin_blocks,
                 target=subject.target,
                 short=short,
+                real_values=traces.real_values,
             )
 
     return traces.evaluation(precision, tracer)

@@ -52,6 +52,8 @@ class Traces:
 
     Attributes:
         log: What was traced, for the provenance.
+        real_values: Whether the model's own numbers decide what it does, so that traces
+            are computed beside with real ones.
     """
 
     def __init__(
@@ -68,13 +70,13 @@ class Traces:
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
         self._cache: tuple[TraceCache, str | None] | None = None
-        self._real_values = False  # whether a model's numbers decide what it does
+        self.real_values = False
 
     def on_card(self, gpu: Gpu) -> Traces:
         """Return traces for another card: these, where it runs the same programs."""
         other = Traces(replace(self.subject, gpu=gpu), self.progress)
         if other.subject.target == self.subject.target:
-            for name in ("log", "_twins", "_affine", "_exact", "_real_values"):
+            for name in ("log", "_twins", "_affine", "_exact", "real_values"):
                 setattr(other, name, getattr(self, name))
         return other
 
@@ -87,7 +89,7 @@ class Traces:
             model, or change as it does.
         """
         subject = self.subject
-        if self._real_values or modules_of(subject.loss):
+        if self.real_values or modules_of(subject.loss):
             return False
         try:
             model = weightless_copy(subject.model, small_values=True)
@@ -197,7 +199,7 @@ class Traces:
             self.log.append(f"from the cache: {len(trace.events)} events")
             return trace
         trace = make()
-        if trace is not None and not self._real_values:  # its key knows no weights
+        if trace is not None and not self.real_values:  # its key knows no weights
             cache.store(key, trace)
         return trace
 
@@ -224,7 +226,7 @@ class Traces:
             if line is not None:
                 self._affine[program] = line
                 return line
-            if not self._real_values:
+            if not self.real_values:
                 raise
             raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
         return step_trace(raw, self.subject.blocks)
@@ -269,14 +271,14 @@ class Traces:
             self.log.append(f"all blocks are traced: {error}")
             return None
 
-    def _needs_real_values(self, error: Exception, batch_size: int) -> bool:
+    def _needs_values(self, error: Exception, batch_size: int) -> bool:
         """Say whether a model asks for values, and is small enough to have them.
 
         A larger batch may ask only because its own are too many to be followed.
         """
         return (
             isinstance(error, UnknownValueError)
-            and not self._real_values
+            and not self.real_values
             and batch_size <= max(TRACED_BATCH_SIZES)
             and weights_bytes(self.subject.model) <= MOST_WEIGHTS_BYTES
         )
@@ -330,15 +332,15 @@ class Traces:
                     micro_steps=micro_steps,
                     short=short,
                     beside=loss.fake,
-                    real_values=self._real_values,
+                    real_values=self.real_values,
                 )
         except BudgetfitError:
             raise
         except Exception as error:
-            if not self._needs_real_values(error, batch_size):
+            if not self._needs_values(error, batch_size):
                 raise trace_error(self.subject.model, error) from error
             self.log.append(f"real values from here on: {error}")
-            self._real_values = True
+            self.real_values = True
             return self._trace(
                 recipe, batch_size, own_checkpointing=own_checkpointing, short=short
             )

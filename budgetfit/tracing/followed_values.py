@@ -85,6 +85,9 @@ class FollowedValues:
         found: torch.Tensor | _Later | None = self._real.get(tensor)
         if isinstance(found, _Later):
             found = self._real[tensor] = found.make()
+        if self.everything and found is not None and found.dtype != tensor.dtype:
+            with _disable_current_modes():  # a dtype policy changed the weight's data
+                found = self._real[tensor] = found.to(tensor.dtype)
         return found
 
     def reasons(self, *values: Any) -> frozenset[str]:  # noqa: ANN401 - op arguments
@@ -152,6 +155,8 @@ class FollowedValues:
             return
         pairs = zip(tensors_of(out), tensors_of(real), strict=not self.everything)
         for fake, value in pairs:
+            if self.everything and not (func.is_view or func._schema.is_mutable):
+                value = _laid_out_like(fake, value)  # noqa: PLW2901 - the same values
             self.remember(fake, value, why)
 
     def compute(
@@ -210,6 +215,15 @@ def leaves_of(values: Iterable[Any]) -> Iterator[Any]:
             yield from leaves_of(value)
         else:
             yield value
+
+
+def _laid_out_like(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Return values with a fake's strides, so that its views are views of them too."""
+    if real.stride() == fake.stride() or real.shape != fake.shape:
+        return real
+    with _disable_current_modes():
+        place = torch.empty_strided(fake.shape, fake.stride(), dtype=real.dtype)
+        return place.copy_(real)
 
 
 def _like(

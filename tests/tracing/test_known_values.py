@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -408,3 +410,68 @@ def test_zeros_like_an_unknown_tensor_are_known() -> None:
         unknown = torch.empty(3, 4)
         assert not torch.zeros_like(unknown).any()
         assert torch.ones_like(unknown, dtype=torch.int64).sum().item() == 12
+
+
+def _expert_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Route each row to one of four experts, as a loop over masks does."""
+    chosen = (x @ weight)[:, :4].argmax(-1)
+    out = torch.zeros_like(x)
+    for expert in range(4):
+        rows = torch.where(chosen == expert)[0]
+        out = out.index_add(0, rows, torch.tanh(x[rows] @ weight))
+    return out.sum()
+
+
+STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "a mask": lambda x, w: (h := x @ w)[h > 0].square().sum(),
+    "its opposite too": lambda x, w: (
+        (h := x @ w)[m := h[:, 0] > 0].square().sum() + h[~m].exp().sum()
+    ),
+    "positions": lambda x, w: (
+        (x @ w)[(x @ w)[:, 0].gt(0).nonzero(as_tuple=True)].exp().sum()
+    ),
+    "selected": lambda x, w: (h := x @ w).masked_select(h > 0.5).exp().sum(),
+    "a branch": lambda x, w: (h.exp() if (h := x @ w).sum() > 0 else h).sum(),
+}
+
+
+def _peak_bytes(log: StorageLog, step: Any, x: Any, weight: Any) -> int:  # noqa: ANN401
+    log.reset_peak()
+    step(x, weight).backward()
+    return log.peak_bytes
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from([*STEPS]), rows=st.integers(2, 40), seed=st.integers(0, 999)
+)
+def test_a_step_never_takes_more_than_with_full_masks(
+    name: str, rows: int, seed: int
+) -> None:
+    """The bound that the note promises, against real numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 8, generator=generator)
+    weight = torch.randn(8, 8, generator=generator).requires_grad_()
+    with StorageLog() as log:
+        real = _peak_bytes(log, STEPS[name], x, weight)
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run) as log:
+        fakes = torch.empty(rows, 8), torch.empty(8, 8, requires_grad=True)
+        assert _peak_bytes(log, STEPS[name], *fakes) >= real
+    assert list(values.notes) == [FULL_MASK]
+
+
+def test_experts_together_take_what_they_really_take() -> None:
+    """Whoever gets which rows, what is kept for the backward pass is the same."""
+    x, weight = torch.randn(32, 8), torch.randn(8, 8, requires_grad=True)
+    with StorageLog() as log:
+        out = _expert_sum(x, weight)
+        real = log.live_bytes
+    del out
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run) as log:
+        fakes = torch.empty(32, 8), torch.empty(8, 8, requires_grad=True)
+        before = log.live_bytes
+        out = _expert_sum(*fakes)
+        assert log.live_bytes - before == real
+    assert list(values.notes) == [EVEN_CHOICE]
