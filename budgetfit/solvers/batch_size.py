@@ -120,11 +120,15 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     elif objective == "memory":
         # No larger batch has a lower peak (memory-model D3).
         sizes = [1] if search.fits(1) else []
+    elif objective == "throughput":
+        largest = _largest(search.may_fit)
+        sizes = sorted({*_ladder(largest), largest} - {0})
     else:
-        largest = _largest_that_fits(search)
-        ladder = _ladder(largest) if objective == "throughput" else []
-        sizes = sorted({*search.fitting(), *ladder})
+        _largest(search.fits)
+        sizes = search.fitting()
     _solve_the_promising(search, sizes, objective)
+    if objective == "throughput" and not (batch_sizes or effective_batch_size):
+        _fill_the_gap(search, sizes)
     considered = tuple(search.seen[size] for size in sorted(search.seen))
     rated = [(key, each) for each in considered if (key := _key(each, objective))]
     best = min(rated, key=lambda pair: pair[0], default=(None, None))[1]
@@ -153,6 +157,11 @@ class _Search:
         if known is not None and known.most_ns is not None:
             return True
         return self.candidate(batch_size).solution.segments is not None
+
+    def may_fit(self, batch_size: int) -> bool:
+        """Say whether nothing known rules out a plan; without bounds, ``fits``."""
+        known = self.bounds_at(batch_size)
+        return known.least_ns is not None if known else self.fits(batch_size)
 
     def fitting(self) -> list[int]:
         """Return the batch sizes that were asked for and have a plan."""
@@ -249,16 +258,38 @@ def _solve_the_promising(
             best = found
 
 
-def _largest_that_fits(search: _Search) -> int:
-    """Return the largest batch size with a plan, 0 without any: doubling, bisection."""
+def _fill_the_gap(search: _Search, sizes: Sequence[int]) -> None:
+    """Solve for sizes between the largest that was tried and one that does not fit.
+
+    Only where larger was faster so far: the ladder's steps are wide there.
+    """
+    fitting = [n for n, found in search.seen.items() if found.ns_per_sample is not None]
+    if not fitting:
+        return
+    best = min(fitting, key=lambda n: (search.seen[n].ns_per_sample, n))
+    failing = next((n for n in sizes if n > best), 0)
+    if failing not in search.seen or failing in fitting:
+        return
+    _bisect(search.fits, best, failing)
+    between = [n for n in search.fitting() if best < n < failing]
+    _solve_the_promising(search, between, "throughput")
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """Return the largest batch size that fits, 0 if none does: doubling, bisection."""
     fitting, failing = 0, 1
-    while failing <= LARGEST_BATCH_SIZE and search.fits(failing):
+    while failing <= LARGEST_BATCH_SIZE and fits(failing):
         fitting, failing = failing, failing * 2
     if failing > LARGEST_BATCH_SIZE:
         return fitting
+    return _bisect(fits, fitting, failing)
+
+
+def _bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:
+    """Return the largest that fits, given one that does and one that does not."""
     while failing - fitting > 1:
         middle = (fitting + failing) // 2
-        if search.fits(middle):
+        if fits(middle):
             fitting = middle
         else:
             failing = middle
