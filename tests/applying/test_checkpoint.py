@@ -171,7 +171,7 @@ class Attending(nn.Module):
         keys = self.linear(x)[:, None]
         if cache is not None:
             keys, _ = cache.update(keys, keys, self.layer)
-        return x + keys.sum((1, 2))[:, None]
+        return x + keys.tanh().sum((1, 2))[:, None]
 
 
 class WithCache(nn.Module):
