@@ -14,7 +14,13 @@ from budgetfit.tracing.known_values import UnknownValueError
 from budgetfit.tracing.real_values import MOST_WEIGHTS_BYTES, weights_bytes
 
 __all__ = ["quiet_fakes", "trace_error"]
-# What torch says where memory of a fake tensor is read or written.
+# What torch says of dtypes, and where memory of a fake tensor is read or written.
+_HALF_PRECISION = (
+    "Unsupported dtype BFloat16",
+    "Unsupported dtype Half",
+    "not implemented for 'BFloat16'",
+    "not implemented for 'Half'",
+)
 _NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
 
 
@@ -54,6 +60,14 @@ def _advice(model: nn.Module, error: Exception) -> str:
             "A custom kernel or numpy reads memory that a trace does not have: wrap it "
             "in torch.library.custom_op with a fake implementation (register_fake), or "
             "switch to the model's plain torch path."
+        )
+    if any(hint in str(error) for hint in _HALF_PRECISION):
+        return 'This op takes no half precision: pass precision="fp32" or "tf32".'
+    if isinstance(error, IndexError):
+        return (
+            "Batches of 2 and 3 samples are cut from the given one: indices that point "
+            "into other samples' rows (edges of a graph) then point outside. Pass a "
+            "batch whose tensors have one row per sample."
         )
     return (
         "Pass an example batch that the model's forward accepts (batch=...), and a "

@@ -224,7 +224,15 @@ def _chance(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
     return Assumed(out, torch.full(out.shape, LARGEST_CHANCE, dtype=out.dtype))
 
 
+def _written_later(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
+    """Follow what is made to be written to; nobody means to read it before."""
+    if out.is_floating_point() or out.is_complex() or out.numel() > MOST_WRITTEN:
+        return None
+    return Assumed(out, torch.zeros(out.shape, dtype=out.dtype))
+
+
 MOST_CHOICES = 1 << 20
+MOST_WRITTEN = 4096  # number by number
 
 RULES: dict[OpOverload, Callable[..., Assumed | None]] = {
     **{
@@ -250,6 +258,8 @@ RULES: dict[OpOverload, Callable[..., Assumed | None]] = {
     aten.randint_like.low_dtype: _like_between,
     aten.randperm.default: _order,
     aten.rand.default: _chance,
+    aten.empty.memory_format: _written_later,
+    aten.new_empty.default: _written_later,
 }
 # Of a mask that is assumed to be full, the opposite may be as full.
 OPPOSITES = frozenset({aten.logical_not.default, aten.bitwise_not.default})

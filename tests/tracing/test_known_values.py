@@ -195,6 +195,16 @@ def test_what_depends_on_weights_or_chance_is_assumed_by_a_rule_that_is_noted(
     assert list(values.notes) == ([note] if note else [])
 
 
+def test_what_is_written_number_by_number_is_known() -> None:
+    values = KnownValues()
+    with fake_mode(), StorageLog(None, values.run):
+        shapes = torch.empty((2, 2), dtype=torch.long)
+        for level, (height, width) in enumerate([(8, 6), (4, 3)]):
+            shapes[level, 0], shapes[level, 1] = height, width
+        assert int(shapes.prod(1).sum()) == 60
+    assert values.notes == {}
+
+
 def test_nothing_is_noted_where_no_one_asks() -> None:
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run):
@@ -221,7 +231,7 @@ def _through_a_view(x: torch.Tensor) -> int:
 
 UNKNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "made random in place": lambda x: int(x.clone().random_(0, 9).sum()),
-    "memory as it comes": lambda x: torch.empty(2, dtype=torch.long).tolist(),
+    "much memory as it comes": lambda x: int(torch.empty(9999, dtype=int).sum()),
     "a copy of the unknown": lambda x: int(
         x.clone().copy_(torch.empty(2, 4).long()).sum()
     ),
@@ -267,7 +277,7 @@ def test_a_tensor_that_was_not_remembered_is_unknown(
     stand_in: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     known = stand_in(MASK)
-    unknown = torch.empty(2, 4, dtype=torch.long)
+    unknown = torch.empty(2, 4).long()
     with pytest.raises(UnknownValueError):
         int((known + unknown).sum())
 
@@ -474,4 +484,5 @@ def test_experts_together_take_what_they_really_take() -> None:
         before = log.live_bytes
         out = _expert_sum(*fakes)
         assert log.live_bytes - before == real
+        del out
     assert list(values.notes) == [EVEN_CHOICE]

@@ -1,0 +1,48 @@
+"""What a user is told where a model cannot be traced."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from budgetfit.planning import trace_errors
+from budgetfit.planning.trace_errors import trace_error
+from budgetfit.tracing.known_values import UnknownValueError
+
+ADVICE: dict[str, tuple[Exception, str]] = {
+    "values": (
+        UnknownValueError("aten.bincount.default", "it needs values"),
+        "its own values decide what it does: .* Pass a real batch",
+    ),
+    "memory": (
+        RuntimeError("Cannot access data pointer of Tensor (e.g. FakeTensor)."),
+        r"custom kernel .* register_fake",
+    ),
+    "half precision": (
+        RuntimeError("\"lerp_cpu\" not implemented for 'Half'"),
+        'takes no half precision: pass precision="fp32"',
+    ),
+    "a graph's edges": (
+        IndexError("index 7 is out of bounds for dimension 0 with size 4"),
+        "Pass a batch whose tensors have one row per sample",
+    ),
+    "anything else": (KeyError("labels"), "Pass an example batch .* and a loss="),
+}
+
+
+@pytest.mark.parametrize("kind", ADVICE)
+def test_an_error_says_what_to_pass_or_change(kind: str) -> None:
+    error, text = ADVICE[kind]
+    told = trace_error(nn.Linear(2, 2), error)
+    assert told.module == "Linear"
+    with pytest.raises(type(told), match=text):
+        raise told
+
+
+def test_a_model_too_large_for_real_values_is_told_how_large_it_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trace_errors, "MOST_WEIGHTS_BYTES", 8)
+    error = UnknownValueError("aten.bincount.default", "it needs values")
+    told = str(trace_error(nn.Linear(2, 2), error))
+    assert "weights of 8 B or less it is computed for real; these have 24 B" in told
