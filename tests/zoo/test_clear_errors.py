@@ -10,7 +10,12 @@ from torch import nn
 
 import budgetfit
 from budgetfit.core.errors import BudgetfitError, InputError, TraceError
-from tests.zoo.networks import user_autograd, user_outputs, user_structure
+from tests.zoo.networks import (
+    user_attributes,
+    user_compute,
+    user_outputs,
+    user_structure,
+)
 from tests.zoo.tables.torch_modules import Lazy
 
 if TYPE_CHECKING:
@@ -19,13 +24,13 @@ if TYPE_CHECKING:
 _GRAPH = {"nodes": torch.zeros(4, 8), "edges": torch.tensor([[0, 3], [1, 2]])}
 REFUSED: list[tuple[Callable[[], nn.Module], dict[str, Any], type, str]] = [
     (
-        user_structure.WithPythonGenerator,
+        user_attributes.WithPythonGenerator,
         {},
         TraceError,
         r"its 'scales' is a generator.*Hold what opens it instead",
     ),
     (
-        user_autograd.Scripted,
+        user_compute.Scripted,
         {},
         TraceError,
         r"'scripted' is TorchScript \(Sequential\).*Plan and train the plain module",
@@ -45,7 +50,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], dict[str, Any], type, str]] = [
     (Lazy, {}, InputError, r"first \(LazyLinear\), is lazy: it has no shape yet"),
     (user_structure.Siamese, {}, InputError, r"needs left, right.*batch=\{\"left\""),
     (
-        user_autograd.ComplexNet,
+        user_compute.ComplexNet,
         {"batch": torch.zeros(2, 8)},
         InputError,
         r"takes real numbers only. Pass optimizer=\"adamw_torch\"",

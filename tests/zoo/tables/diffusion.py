@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.zoo.entry import Entry
-from tests.zoo.networks import diffusers
+from tests.zoo.networks import diffusers, diffusers_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,13 +52,13 @@ ENTRIES = [
             "encoder_hidden_states": _TEXT,
         },
     ),
-    _plain("VAE", diffusers.VAE),
-    _plain("VQ-VAE", diffusers.VQVAE),
-    _plain("DDPM, noise drawn in forward", diffusers.DDPM),
+    _plain("VAE", diffusers_training.VAE),
+    _plain("VQ-VAE", diffusers_training.VQVAE),
+    _plain("DDPM, noise drawn in forward", diffusers_training.DDPM),
     _plain(
         "ControlNet",
-        diffusers.ControlNet,
+        diffusers_training.ControlNet,
         batch=(_LATENTS, _TIMES, _TEXT, torch.zeros(2, 3, 16, 16)),
     ),
-    _plain("video UNet", diffusers.VideoUNet),
+    _plain("video UNet", diffusers_training.VideoUNet),
 ]

@@ -215,6 +215,7 @@ def _torch(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:  # 
 
 
 _part = functools.partial
+_SHORT = {"max_length": 16}  # steps are traced one by one
 ENTRIES = [
     _torch("Transformer", _part(nn.Transformer, **_SMALL, **_LAYERS)),
     _torch(
@@ -245,21 +246,25 @@ ENTRIES = [
             add_zero_attn=True,
         ),
     ),
-    _torch("LSTM", _part(nn.LSTM, 8, WIDTH, 2, dropout=0.1)),
-    _torch("LSTM, batch first", _part(nn.LSTM, 8, WIDTH, batch_first=True)),
-    _torch("LSTM with projections", _part(nn.LSTM, 8, WIDTH, proj_size=4)),
-    _torch("GRU", _part(nn.GRU, 8, WIDTH, 2, bidirectional=True)),
-    _torch("RNN", _part(nn.RNN, 8, WIDTH, nonlinearity="relu", batch_first=True)),
+    _torch("LSTM", _part(nn.LSTM, 8, WIDTH, 2, dropout=0.1), **_SHORT),
+    _torch("LSTM, batch first", _part(nn.LSTM, 8, WIDTH, batch_first=True), **_SHORT),
+    _torch("LSTM with projections", _part(nn.LSTM, 8, WIDTH, proj_size=4), **_SHORT),
+    _torch("GRU", _part(nn.GRU, 8, WIDTH, 2, bidirectional=True), **_SHORT),
+    _torch(
+        "RNN", _part(nn.RNN, 8, WIDTH, nonlinearity="relu", batch_first=True), **_SHORT
+    ),
     _torch("LSTMCell", _part(nn.LSTMCell, 8, WIDTH)),
     _torch("GRUCell", _part(nn.GRUCell, 8, WIDTH)),
     _torch("RNNCell", _part(nn.RNNCell, 8, WIDTH)),
     _torch(
         "LSTM classifier of tokens",
         lambda: LastStep(nn.LSTM(WIDTH, 8, batch_first=True, bidirectional=True), 16),
+        **_SHORT,
     ),
     _torch(
         "GRU classifier of tokens",
         lambda: LastStep(nn.GRU(WIDTH, 8, 2, batch_first=True, dropout=0.2), 8),
+        **_SHORT,
     ),
     _torch("Conv1d, batch, instance and group norm", _part(norms, 1)),
     _torch("Conv2d, batch, instance and group norm", _part(norms, 2)),

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from tests.zoo.entry import Entry
+from tests.zoo.networks import user_attributes as at
 from tests.zoo.networks import user_autograd as ag
+from tests.zoo.networks import user_compute as co
 from tests.zoo.networks import user_outputs as out
 from tests.zoo.networks import user_structure as st
 
@@ -95,12 +97,12 @@ _STRUCTURE = [
     _user("spectral norm by a hook", st.old_spectral_norm),
     _user("parametrizations", st.parametrized),
     _user("pruned weights", st.pruned),
-    _user("lock among the attributes", st.WithLock),
-    _user("torch.Generator among the attributes", st.WithGenerator),
-    _user("model that keeps its last output", st.used_once),
-    _user("slots and a property as weight", st.Slots, batch=_X),
-    _user("buffer made by the first batch", st.LazyBuffer),
-    _user("tensors in plain attributes", st.OtherTensors),
+    _user("lock among the attributes", at.WithLock),
+    _user("torch.Generator among the attributes", at.WithGenerator),
+    _user("model that keeps its last output", at.used_once),
+    _user("slots and a property as weight", at.Slots, batch=_X),
+    _user("buffer made by the first batch", at.LazyBuffer),
+    _user("tensors in plain attributes", at.OtherTensors),
     _user("GAN in one module", st.Gan),
     _user("momentum encoder", st.MomentumEncoder),
 ]
@@ -117,33 +119,33 @@ _INSIDE = [
     _user("queue with a pointer", ag.MemoryQueue),
     _user("module hooks", ag.WithHooks),
     _user("tensor hooks", ag.TensorHooks),
-    _user("attention by einsum", ag.Attention),
-    _user("Fourier operator", ag.Fourier, optimizer="adamw_torch"),
-    _user("complex network", ag.ComplexNet, batch=_X, optimizer="adamw_torch"),
-    _user("sparse embedding", ag.SparseEmbedding, optimizer=torch.optim.SGD),
-    _user("blocks skipped at random", ag.StochasticDepth),
-    _user("control flow on shapes", ag.ShapeControl, batch=torch.zeros(2, 101, 8)),
-    _user("loop over time", ag.Scan, batch=torch.ones(2, 20, 8)),
-    _user("cell in a loop", ag.CellLoop, batch=torch.ones(2, 9, 8)),
+    _user("attention by einsum", co.Attention),
+    _user("Fourier operator", co.Fourier, optimizer="adamw_torch"),
+    _user("complex network", co.ComplexNet, batch=_X, optimizer="adamw_torch"),
+    _user("sparse embedding", co.SparseEmbedding, optimizer=torch.optim.SGD),
+    _user("blocks skipped at random", co.StochasticDepth),
+    _user("control flow on shapes", co.ShapeControl, batch=torch.zeros(2, 101, 8)),
+    _user("loop over time", co.Scan, batch=torch.ones(2, 20, 8)),
+    _user("cell in a loop", co.CellLoop, batch=torch.ones(2, 9, 8)),
     _user(
         "packed sequences",
-        ag.PackedLstm,
+        co.PackedLstm,
         batch={"tokens": _TOKENS, "lengths": torch.tensor([10, 6])},
     ),
-    _user("functional call with moved weights", ag.FunctionalCall),
-    _user("gradient penalty", ag.GradientPenalty),
-    _user("vmap", ag.Vmapped, batch=_X),
-    _user("Runge-Kutta steps", ag.NeuralOde),
+    _user("functional call with moved weights", co.FunctionalCall),
+    _user("gradient penalty", co.GradientPenalty),
+    _user("vmap", co.Vmapped, batch=_X),
+    _user("Runge-Kutta steps", co.NeuralOde),
     _user("reversible blocks", ag.Reversible),
-    _user("part without autocast", ag.NestedAutocast),
-    _user("sorting, gathering and scattering", ag.ParameterInOptimisedPath),
-    _user("experts that all run", ag.SoftExperts),
-    _user("experts on their own samples", ag.HardExperts),
+    _user("part without autocast", co.NestedAutocast),
+    _user("sorting, gathering and scattering", co.ParameterInOptimisedPath),
+    _user("experts that all run", co.SoftExperts),
+    _user("experts on their own samples", co.HardExperts),
     _user(
         "boolean mask from the batch",
-        ag.BooleanMask,
+        co.BooleanMask,
         batch={"x": _X, "mask": torch.tensor([True, False, True, True])},
     ),
-    _user("compiled blocks", ag.CompiledPart),
+    _user("compiled blocks", co.CompiledPart),
 ]
 ENTRIES = [*_OUTPUTS, *_ARGUMENTS, *_STRUCTURE, *_INSIDE]

@@ -10,6 +10,7 @@ from torch import nn
 from tests.zoo.entry import Entry
 from tests.zoo.networks import convolutional as conv
 from tests.zoo.networks import more_convolutional as more
+from tests.zoo.networks import video_and_masked as masked
 from tests.zoo.networks import vision_transformers as vit
 
 if TYPE_CHECKING:
@@ -58,6 +59,6 @@ ENTRIES = [
     _plain("PoolFormer", vit.PoolFormer),
     _plain("PVT", vit.SpatialReduction),
     _plain("CaiT", vit.ClassAttention),
-    _plain("video transformer", vit.VideoTransformer),
-    _plain("MAE", vit.MaskedAutoencoder),
+    _plain("video transformer", masked.VideoTransformer),
+    _plain("MAE", masked.MaskedAutoencoder),
 ]
