@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import SegmentMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ _LARGEST_NUMBER: Final = 2**63
 _DEEPEST: Final = 24  # a plan has 7
 # -1 is the step before the first; what another treatment adds may be less than nothing.
 _MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
+_MODES: Final = ("keep", *get_args(SegmentMode))
 _ASKED: Final[dict[str, type | tuple[type, ...]]] = {
     "model": str,
     "vram": (int, str),
@@ -156,6 +158,12 @@ def check_fields(plan: Plan) -> None:
                 f"block_table.{number}.chosen",
                 f"there are {len(block.choices)} choices, counted from 0",
             )
+        for choice, each in enumerate(block.choices):
+            if each.mode not in _MODES:
+                raise damaged(
+                    f"block_table.{number}.choices.{choice}.mode",
+                    f"{each.mode!r:.60} is none of {', '.join(_MODES)}",
+                )
     _check_asked(plan.provenance.get("asked"))
     for name in ("solver", "certificate"):
         if not isinstance(plan.provenance.get(name, ""), str):

@@ -98,6 +98,7 @@ Edit = tuple[tuple[str | int, ...], Any, str]
         ),
         (("estimate", "timeline", "peak"), 999, "estimate.timeline.peak': there are"),
         (("block_table", 1, "chosen"), 99, "block_table.1.chosen': there are"),
+        (("block_table", 1, "choices", 0, "mode"), "x", "choices.0.mode': 'x' is none"),
         (("budget", "total_bytes"), 1, "budget': 1 B leave nothing"),
         (("provenance", "asked", "model"), ["x"], "provenance.asked.model'"),
         (("provenance", "solver"), {}, "provenance.solver': a text is expected"),

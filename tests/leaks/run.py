@@ -16,8 +16,9 @@ from budgetfit.planning.trace_cache import CACHE_VARIABLE
 from tests.leaks.process import held, resident_bytes
 from tests.leaks.work import work
 
-# Tables of what is known of calls fill up, libraries are imported: 5 rounds of all.
-WARM_UP = 40
+# Libraries are imported, and tables of what was worked out (of calls, replays, solved
+# problems) fill up: each has a bound, which so many plans reach.
+WARM_UP = 160
 MOST_GROWTH = 0.05
 
 
