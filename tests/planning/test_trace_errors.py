@@ -16,7 +16,7 @@ ADVICE: dict[str, tuple[Exception, str]] = {
     ),
     "memory": (
         RuntimeError("Cannot access data pointer of Tensor (e.g. FakeTensor)."),
-        r"custom kernel .* register_fake",
+        "A custom kernel or numpy reads memory .*register_fake",
     ),
     "half precision": (
         RuntimeError("\"lerp_cpu\" not implemented for 'Half'"),
