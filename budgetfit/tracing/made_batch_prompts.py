@@ -204,14 +204,19 @@ def _on_meta(value: Tensor) -> Tensor:
 
 
 def _method(model: nn.Module, name: str) -> Callable[..., Any] | None:
-    """Return a method of the model on meta; None where it has none."""
+    """Return a method of a twin on meta; None where the model has none.
+
+    A twin, because transformers puts hooks on what it runs.
+    """
     if not callable(getattr(model, name, None)):
         return None
-    if any(not parameter.is_meta for parameter in model.parameters()):
-        try:
+    try:
+        if all(parameter.is_meta for parameter in model.parameters()):
+            twin = copy.deepcopy(model)
+        else:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
-                model = type(model)(copy.deepcopy(model.config))
-        except Exception:  # noqa: BLE001 - a model that no config alone can build
-            return None
-    method: Callable[..., Any] = getattr(model, name)
+                twin = type(model)(copy.deepcopy(model.config))
+    except Exception:  # noqa: BLE001 - a model that no config alone can build
+        return None
+    method: Callable[..., Any] = getattr(twin, name)
     return method

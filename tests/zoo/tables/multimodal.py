@@ -33,8 +33,13 @@ VISION_LANGUAGE: Models = {
         "Ovis2ForConditionalGeneration PaliGemmaForConditionalGeneration "
         "SmolVLMForConditionalGeneration AriaForConditionalGeneration "
         "Gemma3ForConditionalGeneration DeepseekVLForConditionalGeneration "
-        "VisionEncoderDecoderModel Qwen2VLForConditionalGeneration"
+        "VisionEncoderDecoderModel"
     ),
+    "Qwen2VLForConditionalGeneration": {
+        "/": 16,
+        "vision_config.num_heads": 2,
+        "vision_config.hidden_size": 512,
+    },
     "AyaVisionForConditionalGeneration": {
         "/": 4,
         "vision_config.num_attention_heads": 4,
@@ -54,6 +59,8 @@ VISION_LANGUAGE: Models = {
         "vision_config.out_hidden_size": 512,
     },
     "Qwen3VLForConditionalGeneration": {
+        "/": 8,
+        "vision_config.out_hidden_size": 512,
         "vision_config.depth": 3,
         "vision_config.deepstack_visual_indexes": [0, 1],
     },
