@@ -45,7 +45,8 @@ class GradientCheck:
         parameter: The parameter's name.
         noise: The same between two runs of the unmodified model.
         recomputed_blocks: How many blocks ran their forward again in backward; of
-            those that are planned to, also the ones of which nothing is saved.
+            those that are planned to, also the ones that never run again: nothing of
+            them is saved, or the loss does not depend on them.
     """
 
     max_error: float
@@ -100,6 +101,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     with saving_nothing(model, sorted(planned), idle):
         noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare)
     _put_back(start)
+    idle |= _unused(model, planned, plain)
     error, parameter = _run_to_gradients(
         model, make_planned, batch, seed, compare, seen=seen, blocks=blocks
     )
@@ -109,6 +111,20 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         noise=noise,
         recomputed_blocks=len(seen.seen | idle),
     )
+
+
+def _unused(model: nn.Module, blocks: Collection[str], plain: Gradients) -> set[str]:
+    """Return the blocks with weights to train that the loss does not depend on."""
+    unused = set()
+    for block in blocks:
+        trained = [
+            name
+            for name, parameter in model.get_submodule(block).named_parameters()
+            if parameter.requires_grad
+        ]
+        if trained and all(plain.get(f"{block}.{name}") is None for name in trained):
+            unused.add(block)
+    return unused
 
 
 def largest_error(

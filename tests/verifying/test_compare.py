@@ -57,6 +57,38 @@ def test_planned_gradients_are_the_plain_models(name: str, precision: str) -> No
     assert found.recomputed_blocks == 4
 
 
+class LooksAway(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        used = self.blocks[1](self.blocks[0](x))
+        return {"loss": used.mean(), "unused": self.blocks[2](used)}
+
+
+def test_a_block_that_the_loss_does_not_need_counts_as_planned() -> None:
+    model = LooksAway()
+    names = [f"blocks.{number}" for number in range(3)]
+    recipe = Recipe(batch_size=2, segments=tuple(Segment((name,)) for name in names))
+
+    def maker(chosen: Recipe) -> Callable[..., Run]:
+        return lambda on_phase: Run(model, chosen, on_phase=on_phase)
+
+    found = check_gradients(
+        model,
+        maker(recipe),
+        maker(replace(recipe, segments=())),
+        torch.ones(2, 4),
+        blocks=names,
+        planned=names,
+    )
+    assert found.match
+    assert found.recomputed_blocks == 3
+
+
 def test_a_plan_that_changes_gradients_is_found_out() -> None:
     # The planted fault: dropout's generator is not kept.
     recipe = Recipe(batch_size=4, segments=segments("stack"))
