@@ -74,3 +74,9 @@ def test_a_plain_module_does_not_import_transformers() -> None:
         "assert 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "x" * 300 + ".py:build"])
+def test_a_text_that_no_file_can_have_as_its_name_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="names no model"):
+        resolve_model(text)
