@@ -94,8 +94,10 @@ class _Walk:
 
     def traced(self) -> None:
         """The model as it is."""
+        asked = dict(self.entry.plan)
+        asked.pop("precision", None)  # estimate() takes the model as it is
         with unchanged(self.model):
-            budgetfit.estimate(self.model, gpu=GPU, **self.entry.plan)
+            budgetfit.estimate(self.model, gpu=GPU, **asked)
 
     def planned(self) -> None:
         """All is decided but the batch size: models this small would take thousands."""

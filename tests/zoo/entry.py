@@ -27,7 +27,7 @@ class Entry:
         build: Makes the model with fresh weights. It is called under
             ``torch.device("meta")`` for planning and without it for training; sizes
             are tiny: 2 or 3 layers, widths up to 64.
-        plan: Arguments of ``plan()`` and ``estimate()`` that a user must give for this
+        plan: Arguments of ``plan()`` (but for a precision, of ``estimate()``) that a user must give for this
             model, such as ``batch=`` or ``loss=``; empty where all is made.
         on_meta: Whether it can be built on meta; the real model is planned otherwise.
     """
