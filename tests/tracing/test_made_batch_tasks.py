@@ -17,9 +17,8 @@ TRAINABLE = {
     "BrosForTokenClassification": {"input_ids", "bbox", "labels"},
     "GitForCausalLM": {"input_ids", "pixel_values", "labels"},
     "ViltForQuestionAnswering": {"input_ids", "pixel_values", "labels"},
-    "GroupViTModel": {"input_ids", "pixel_values", "return_loss"},
-    "EomtForUniversalSegmentation": {"pixel_values", "mask_labels", "class_labels"},
-    "LasrForCTC": {"input_features", "attention_mask", "labels"},
+    "CLIPModel": {"input_ids", "pixel_values", "return_loss"},
+    "ParakeetForCTC": {"input_features", "attention_mask", "labels"},
 }
 
 
