@@ -27,8 +27,9 @@ class Entry:
         build: Makes the model with fresh weights. It is called under
             ``torch.device("meta")`` for planning and without it for training; sizes
             are tiny: 2 or 3 layers, widths up to 64.
-        plan: Arguments of ``plan()`` (but for a precision, of ``estimate()``) that a user must give for this
-            model, such as ``batch=`` or ``loss=``; empty where all is made.
+        plan: Arguments of ``plan()`` and ``estimate()`` that a user must give for this
+            model, such as ``batch=`` or ``loss=``; empty where all is made. A precision
+            is one where bf16 cannot be trained.
         on_meta: Whether it can be built on meta; the real model is planned otherwise.
     """
 
