@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.recipe import Recipe
-    from budgetfit.solvers.batch_size import BatchCandidate
+    from budgetfit.solvers.batch_size import BatchCandidate, BatchChoice
 
 MOST_ROUNDS = 8
 # The excess shrinks the next budget; a little more keeps rounding from eating a round.
@@ -173,11 +173,13 @@ def _within_limits(
     rounds: list[str] = []
     seen: set[Recipe] = set()
     best: tuple[Estimate, str] | None = None
-    limit, refused = _first_limit(chains, solve, request, usable), usable + 1
+    first = _roughly(chains, solve, request, usable)
+    choices = {usable: first}
+    limit, refused = usable - _reserve_of(chains, first), usable + 1
     if known:  # those that the solver proposes now are likely to reserve as much
         limit = min(limit, usable - max(_reserve_bytes(each) for each in known))
     for _ in range(most_rounds):
-        chosen = _choose(chains, solve, request, limit)
+        chosen = _choose(chains, solve, request, limit, choices)
         if chosen is None or any(_loses(chosen, each, request) for each in known):
             break
         recipe = chains.setting.recipe(
@@ -258,13 +260,19 @@ def _choose(
     solve: Callable[[Problem], Solution],
     request: Request,
     limit_bytes: int,
+    choices: dict[int, BatchChoice],
 ) -> BatchCandidate | None:
     """Return the best batch size and its plan within a limit.
 
     Batch sizes are compared on chains without the allocator's tails, which take 20
-    times as long; the chosen one is then solved with them.
+    times as long; the chosen one is then solved with them. ``choices`` are those within
+    other limits, and this one is added to them.
     """
-    rough = _roughly_best(chains, solve, request, limit_bytes)
+    before = min((limit for limit in choices if limit >= limit_bytes), default=None)
+    larger = choices[before] if before is not None else None
+    rough_choice = _roughly(chains, solve, request, limit_bytes, larger)
+    choices[limit_bytes] = rough_choice
+    rough = rough_choice.best
     if rough is None:
         return None
     exact = choose_batch_size(
@@ -278,13 +286,17 @@ def _choose(
     return exact or rough
 
 
-def _roughly_best(
+def _roughly(
     chains: Chains,
     solve: Callable[[Problem], Solution],
     request: Request,
     limit_bytes: int,
-) -> BatchCandidate | None:
-    """Return the best batch size on chains without the allocator's tails."""
+    larger: BatchChoice | None = None,
+) -> BatchChoice:
+    """Return the choice of a batch size on chains without the allocator's tails.
+
+    ``larger`` is the choice within a larger limit.
+    """
     return choose_batch_size(
         chains.within(limit_bytes, tails=False),
         solve,
@@ -293,23 +305,16 @@ def _roughly_best(
         effective_batch_size=chains.setting.effective_batch_size,
         batch_sizes=None if request.batch_size is None else [request.batch_size],
         bounds=bounds_of_fastest if solve is fastest else None,
-    ).best
+        before=larger,
+    )
 
 
-def _first_limit(
-    chains: Chains,
-    solve: Callable[[Problem], Solution],
-    request: Request,
-    usable_bytes: int,
-) -> int:
+def _reserve_of(chains: Chains, choice: BatchChoice) -> int:
     """Leave room for what the allocator reserves beyond live bytes.
 
     Guessed from the programs that are traced already; saves rounds, decides nothing.
     """
-    best = _roughly_best(chains, solve, request, usable_bytes)
-    if best is None:
-        return usable_bytes
-    return usable_bytes - chains.reserve_bytes(best.batch_size)
+    return chains.reserve_bytes(choice.best.batch_size) if choice.best else 0
 
 
 def judged(chains: Chains, recipe: Recipe, budget: Budget | None) -> Estimate:

@@ -5,7 +5,8 @@ busier, but leaves fewer bytes for activations, so that more is recomputed. The 
 batch is therefore not always the fastest (solver S6), and each one is solved for.
 """
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final, Literal, NamedTuple
@@ -60,10 +61,14 @@ class BatchChoice:
     """The best candidate, None if there is no plan for any; and all that were solved.
 
     Where bounds are given, sizes that they rule out are not among those.
+
+    Attributes:
+        least_ns: What the time per sample cannot be below, at this budget or less.
     """
 
     best: BatchCandidate | None
     considered: tuple[BatchCandidate, ...]
+    least_ns: Mapping[int, Fraction] = field(default_factory=dict)
 
 
 def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
@@ -77,6 +82,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     max_segment: int | None = None,
     nested: bool = False,
     bounds: Callable[[Problem], Bounds] | None = None,
+    before: BatchChoice | None = None,
 ) -> BatchChoice:
     """Return the batch size that serves the objective best, with its plan.
 
@@ -99,6 +105,8 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         nested: As in ``Problem``.
         bounds: What is known of the solver's answer: what they rule out is not solved.
             They do not change what is best. For ``throughput`` and ``batch_size``.
+        before: What was chosen within a larger budget, all else the same: sizes that
+            were too slow there are not looked at again.
 
     Raises:
         InputError: A batch size below 1, or one that does not divide the effective one.
@@ -120,19 +128,22 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     elif objective == "memory":
         # No larger batch has a lower peak (memory-model D3).
         sizes = [1] if search.fits(1) else []
+    elif objective == "throughput" and before is not None and before.least_ns:
+        search.floors.update(before.least_ns)
+        sizes = sorted(before.least_ns)
     elif objective == "throughput":
-        largest = _largest(search.may_fit)
-        sizes = sorted({*_ladder(largest), largest} - {0})
+        sizes = _ladder(_largest(search.may_fit))
     else:
         _largest(search.fits)
         sizes = search.fitting()
     _solve_the_promising(search, sizes, objective)
-    if objective == "throughput" and not (batch_sizes or effective_batch_size):
-        _fill_the_gap(search, sizes)
+    best = search.best_of(sizes, objective)
+    if best and objective == "throughput" and not (batch_sizes or effective_batch_size):
+        last = _last_before_the_next_step(search, best.batch_size)
+        best = search.best_of([best.batch_size, last], objective)
     considered = tuple(search.seen[size] for size in sorted(search.seen))
-    rated = [(key, each) for each in considered if (key := _key(each, objective))]
-    best = min(rated, key=lambda pair: pair[0], default=(None, None))[1]
-    return BatchChoice(best=best, considered=considered)
+    least_ns = {} if bounds is None else search.floors_of(sizes)
+    return BatchChoice(best=best, considered=considered, least_ns=least_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,7 @@ class _Search:
     bounds: Callable[[Problem], Bounds] | None
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
     known: dict[int, Bounds] = field(default_factory=dict)
+    floors: dict[int, Fraction] = field(default_factory=dict)
 
     def fits(self, batch_size: int) -> bool:
         """Say whether there is a plan for a batch size; solve only where it must be."""
@@ -175,12 +187,30 @@ class _Search:
             self.known[batch_size] = self.bounds(self._problem(batch_size))
         return self.known[batch_size]
 
-    def least_ns_per_sample(self, batch_size: int) -> Fraction:
-        """Return a time per sample that the candidate cannot be below."""
-        known = self.bounds_at(batch_size)
+    def floor(self, batch_size: int) -> Fraction:
+        """Return a time per sample that no candidate is below; bounds improve it."""
+        before = self.floors.get(batch_size, Fraction(0))
+        known = self.known.get(batch_size)
         if known is None or known.least_ns is None:
-            return Fraction(0)
-        return self._ns_per_sample(self.profile_at(batch_size), known.least_ns)
+            return before
+        chain = self.profile_at(batch_size)
+        return max(before, self._ns_per_sample(chain, known.least_ns))
+
+    def floors_of(self, batch_sizes: Iterable[int]) -> dict[int, Fraction]:
+        """Return ``floor`` of those sizes that nothing known rules out."""
+        return {
+            size: self.floor(size)
+            for size in batch_sizes
+            if size not in self.known or self.may_fit(size)
+        }
+
+    def best_of(
+        self, batch_sizes: Iterable[int], objective: Objective
+    ) -> BatchCandidate | None:
+        """Return the best of those that were solved and have a plan."""
+        solved = [self.seen[size] for size in batch_sizes if size in self.seen]
+        rated = [(key, each) for each in solved if (key := _key(each, objective))]
+        return min(rated, key=lambda pair: pair[0], default=(None, None))[1]
 
     def candidate(self, batch_size: int) -> BatchCandidate:
         """Solve for a batch size."""
@@ -250,29 +280,32 @@ def _solve_the_promising(
                 return
         return
     best: Fraction | None = None
-    for least, size in sorted((search.least_ns_per_sample(n), n) for n in sizes):
+    waiting = [(least, size) for size, least in search.floors_of(sizes).items()]
+    heapq.heapify(waiting)
+    while waiting:
+        least, size = heapq.heappop(waiting)
         if best is not None and least > best:
             return
+        if not search.may_fit(size):
+            continue
+        if search.floor(size) > least:
+            heapq.heappush(waiting, (search.floor(size), size))
+            continue
         found = search.candidate(size).ns_per_sample
-        if found is not None and (best is None or found < best):
-            best = found
+        best = min((ns for ns in (best, found) if ns is not None), default=None)
 
 
-def _fill_the_gap(search: _Search, sizes: Sequence[int]) -> None:
-    """Solve for sizes between the largest that was tried and one that does not fit.
+def _last_before_the_next_step(search: _Search, best: int) -> int:
+    """Return the largest size that fits, where the next of the ladder does not.
 
-    Only where larger was faster so far: the ladder's steps are wide there.
+    Else the best one itself: larger ones fit, and are slower.
     """
-    fitting = [n for n, found in search.seen.items() if found.ns_per_sample is not None]
-    if not fitting:
-        return
-    best = min(fitting, key=lambda n: (search.seen[n].ns_per_sample, n))
-    failing = next((n for n in sizes if n > best), 0)
-    if failing not in search.seen or failing in fitting:
-        return
-    _bisect(search.fits, best, failing)
-    between = [n for n in search.fitting() if best < n < failing]
-    _solve_the_promising(search, between, "throughput")
+    following = next(size for size in _ladder(4 * best + 16) if size > best)
+    if following == best + 1 or search.fits(following):
+        return best
+    last = _bisect(search.fits, best, following)
+    search.candidate(last)
+    return last
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
