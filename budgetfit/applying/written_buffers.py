@@ -24,13 +24,16 @@ MOST_ELEMENTS = 2**16
 
 
 class _Held(NamedTuple):
-    """A buffer before a forward: the tensor, how often it was written to, a copy."""
+    """A buffer before a forward: the tensor, how often it was written to, a copy.
+
+    No copy where only what is written matters, and not what was there before.
+    """
 
     module: nn.Module
     name: str
     tensor: torch.Tensor
     version: int
-    copy: torch.Tensor
+    copy: torch.Tensor | None
 
     def is_written(self) -> bool:
         """Whether the forward wrote to it, or put another tensor in its place."""
@@ -69,7 +72,8 @@ class WrittenBuffers:
         for module, name in self._places:
             buffer = module._buffers.get(name)  # noqa: SLF001
             if buffer is not None:
-                copy = buffer.detach().clone()
+                only_counts = module.training and _is_torchs_norm(module)
+                copy = None if only_counts else buffer.detach().clone()
                 held.append(_Held(module, name, buffer, buffer._version, copy))  # noqa: SLF001
         return held
 
@@ -98,13 +102,21 @@ class _Repeatable:
         return output
 
 
+def _is_torchs_norm(module: nn.Module) -> bool:
+    """Whether it normalises with the batch's own statistics while it trains."""
+    return isinstance(module, _NormBase) and type(module).__module__.startswith(
+        "torch.nn.modules."
+    )
+
+
 @contextmanager
 def _as_before(held: list[_Held]) -> Iterator[None]:
     """Put copies of buffers as they were in their places, and the real ones back."""
     now = [each.module._buffers.get(each.name) for each in held]  # noqa: SLF001
     try:
-        for each in held:
-            each.module._buffers[each.name] = each.copy.clone()  # noqa: SLF001
+        for each, tensor in zip(held, now, strict=True):
+            before = tensor if each.copy is None else each.copy
+            each.module._buffers[each.name] = before.clone()  # type: ignore[union-attr] # noqa: SLF001
         yield
     finally:
         for each, tensor in zip(held, now, strict=True):

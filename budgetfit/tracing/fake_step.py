@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from budgetfit.core.step_trace import CATEGORIES, BlockPass, Phase
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
@@ -21,12 +17,13 @@ from budgetfit.tracing.fake_model import fake_copy, fake_mode
 from budgetfit.tracing.fake_results import FakeResults
 from budgetfit.tracing.known_values import KnownValues
 from budgetfit.tracing.library_questions import values_matter
-from budgetfit.tracing.real_imports import real_imports
+from budgetfit.tracing.name_tensors import name_survivors, register
+from budgetfit.tracing.quiet_machine import quiet_machine
 from budgetfit.tracing.real_values import alike_samples
 from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -184,7 +181,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         sized = change_tensors(
             sized, lambda x: alike_samples(x.detach().cpu(), batch_size, batch_dim)
         )
-    with _quiet_machine(), fake_mode() as mode:
+    with quiet_machine(), fake_mode() as mode:
         values = KnownValues(
             FakeResults(mode).run,
             assumes_for_large=batch_size <= LARGEST_ASSUMING_BATCH,
@@ -201,12 +198,12 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         clock.semantics, clock.values = semantics, values
         with contextlib.ExitStack() as at_end, imitation, values_matter(values), log:
             log.watch = tracker.see_backward_op
-            _register(twin, log, tracker)
+            register(twin, log, tracker)
             for other in others:
-                _register(other, log)
+                register(other, log)
             runner = program(twin, clock.start)
             at_end.callback(_let_go, runner)
-            _register(twin, log, tracker)  # a dtype policy may have replaced them
+            register(twin, log, tracker)  # a dtype policy may have replaced them
             raw.step_start = len(log.events)
             for clock.step in range(steps):
                 for clock.micro_step in range(micro_steps):
@@ -214,7 +211,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
                     if clock.step == 0 and clock.micro_step == 0:
                         raw.blocks = [run.block for run in tracker.runs]
                         raw.joined = [run.joined for run in tracker.runs[1:]]
-                    _name_survivors(twin, runner, log, tracker)
+                    name_survivors(twin, runner, log, tracker)
             clock.close()
         log.close()
         _tell_saved_from_passing(raw)
@@ -251,74 +248,6 @@ def _run_micro_step(
     runner.step(fakes)
 
 
-def _layers_of(model: nn.Module, tracker: BlockTracker) -> dict[nn.Module, int]:
-    """Return each module's layer; those that a forward put in have their parent's."""
-    index = {name: layer for layer, name in enumerate(tracker.layers)}
-    layers: dict[nn.Module, int] = {}
-    for name, module in model.named_modules():
-        while name not in index:
-            name = name.rpartition(".")[0]  # noqa: PLW2901 - up to the model itself
-        layers[module] = index[name]
-    return layers
-
-
-def _register(
-    model: nn.Module, log: StorageLog, tracker: BlockTracker | None = None
-) -> None:
-    """Weights come first, in the order in which ``model.to("cuda")`` moves them (B4).
-
-    That is children before their parents, and parameters before buffers of a module
-    (``nn.Module._apply``).
-    """
-    layers = (
-        _layers_of(model, tracker)
-        if tracker is not None
-        else dict.fromkeys(model.modules(), -1)
-    )
-
-    def register(module: nn.Module) -> None:
-        for child in module.children():
-            register(child)
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                log.name(parameter, "parameters", layers[module])
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                log.name(buffer, "buffers", layers[module])
-
-    register(model)
-
-
-def _name_survivors(
-    model: nn.Module, runner: Runner, log: StorageLog, tracker: BlockTracker
-) -> None:
-    """Say what outlived the step: optimizer state, and whose it is."""
-    layers = {
-        parameter: layer
-        for module, layer in _layers_of(model, tracker).items()
-        for parameter in module._parameters.values()
-        if parameter is not None
-    }
-    owners: dict[int, int] = {}
-    for group in runner.optimizer.param_groups:
-        on_card = group.get("fused") or group.get("capturable")
-        for parameter in group["params"]:
-            state = runner.optimizer.state.get(parameter, {})
-            for value in tree_leaves(state):
-                if isinstance(value, torch.Tensor):
-                    layer = layers.get(parameter, -1)
-                    log.name(value, "optimizer_state", layer)
-                    index = log.index_of(value)
-                    if owners.setdefault(index, layer) != layer:
-                        log.made_from[index] = ()  # a table that all share: no one's
-            if (
-                "step" in state
-                and not on_card
-                and isinstance(state["step"], torch.Tensor)
-            ):
-                log.ignore(state["step"])  # counted in host memory (cuda-memory M43)
-
-
 def _readable(batch: Any) -> Any:  # noqa: ANN401
     """Keep shapes and dtypes, and the whole numbers that models may ask about."""
 
@@ -343,19 +272,3 @@ def _tell_saved_from_passing(raw: RawTrace) -> None:
             for event in raw.log.events[phase.start : phase.end]:
                 if event < 0 and categories[-event - 1] == activations:
                     categories[-event - 1] = temporaries
-
-
-@contextlib.contextmanager
-def _quiet_machine() -> Iterator[None]:
-    """No garbage collection or import as part of a trace; random state as it was."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
-    try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), real_imports():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - models draw from it
-        if was_enabled:
-            gc.enable()

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from budgetfit.core.errors import TraceError
 from budgetfit.tracing.batch_shapes import Batch, change_tensors
 from budgetfit.tracing.fake_model import fake_copy, fake_mode, quiet_fakes
-from budgetfit.tracing.fake_step import _quiet_machine
+from budgetfit.tracing.quiet_machine import quiet_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def overwriting_blocks(
         call: ``call(model, batch)`` runs a forward. What it raises ends the look.
     """
     inputs: list[tuple[str, torch.Tensor, int]] = []
-    with quiet_fakes(), _quiet_machine(), fake_mode() as mode:
+    with quiet_fakes(), quiet_machine(), fake_mode() as mode:
         try:
             twin = fake_copy(model, mode)
         except TraceError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import statistics
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from budgetfit.core.plan import PhaseCheck, Verification
@@ -267,6 +269,8 @@ def _run_to_gradients(  # noqa: PLR0913
 
 def _seed(seed: int, cards: Iterable[int]) -> None:
     """Seed the generators in use; ``torch.manual_seed`` would seed all there are."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the global one, which models draw from
     torch.default_generator.manual_seed(seed)
     for card in cards:
         with torch.cuda.device(card):

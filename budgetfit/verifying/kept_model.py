@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -31,12 +33,15 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
     # A forward may put others in their place, or make them when the first batch comes.
     buffers = [(module, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001
     cards = [_index(device)] if device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
     for tensor in tensors:
         tensor.grad = None
     try:
         with torch.random.fork_rng(devices=cards):
             yield
     finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 - speech models mask with it
         for module, own in buffers:
             module._buffers.clear()  # noqa: SLF001
             module._buffers.update(own)  # noqa: SLF001

@@ -384,6 +384,12 @@ def test_a_model_in_evaluation_mode_is_traced_as_it_trains() -> None:
 
 def test_a_model_that_cannot_be_copied_is_named_with_what_to_do() -> None:
     model = nn.Linear(4, 4)
-    model.lock = threading.Lock()  # type: ignore[assignment]
-    with pytest.raises(TraceError, match="cannot be copied: TypeError"):
+    model.lines = iter(["a"])  # type: ignore[assignment]
+    with pytest.raises(TraceError, match="'lines' is a list_iterator.*a path, or a"):
         trace(model, torch.zeros(2, 4))
+
+
+def test_a_model_with_a_lock_is_traced() -> None:
+    model = nn.Linear(4, 4)
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    assert trace(model, torch.zeros(2, 4)).log.sizes

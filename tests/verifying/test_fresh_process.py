@@ -10,6 +10,7 @@ import pytest
 
 from budgetfit.core.errors import BudgetfitError, InputError
 from budgetfit.reporting.json import error_json, verification_json
+from budgetfit.reporting.text import render_verification
 from budgetfit.verifying import fresh_process
 from tests.reporting.sample_plans import sample_plan, sample_verification
 
@@ -55,7 +56,7 @@ def test_u13_the_childs_answer_is_the_verification_and_says_where_it_ran(
 
     assert found.fresh_process
     assert found.phases == sent.phases
-    assert "3 real steps in a fresh process" in str(found)
+    assert "3 real steps in a fresh process" in render_verification(found)
     assert child.asked == [
         "--steps",
         "4",
