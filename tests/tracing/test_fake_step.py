@@ -384,8 +384,8 @@ def test_a_model_in_evaluation_mode_is_traced_as_it_trains() -> None:
 
 def test_a_model_that_cannot_be_copied_is_named_with_what_to_do() -> None:
     model = nn.Linear(4, 4)
-    model.lines = iter(["a"])  # type: ignore[assignment]
-    with pytest.raises(TraceError, match="'lines' is a list_iterator.*a path, or a"):
+    model.lines = (line for line in "ab")  # type: ignore[assignment]
+    with pytest.raises(TraceError, match=r"'lines' is a generator.*a path, or a"):
         trace(model, torch.zeros(2, 4))
 
 
