@@ -102,8 +102,9 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         lengths: Lengths of the samples, or samples by length: planned for the longest,
             with a warning that says what padding to it costs.
         loss: ``loss(outputs, batch) -> scalar``; the model's own if left out.
-        precision: ``auto``, ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``,
-            ``bf16``, ``as-is``, or a list of them to compare.
+        precision: ``auto`` (16-bit autocast; fp32 if the model cannot run in it),
+            ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``, ``bf16``, ``as-is``, or
+            a list of them to compare.
         optimizer: transformers' ``optim`` name or a function of the parameters.
         batch_size: Samples per micro-batch; solved for if left out.
         effective_batch_size: Samples per optimizer step; never changed.
@@ -170,6 +171,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         precisions=chosen,
         optimizer=name,
         effective_batch_size=effective_batch_size,
+        instead="fp32" if precision == "auto" and adapter is None else None,
         progress=progress,
     )
     asked = {

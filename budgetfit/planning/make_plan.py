@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.errors import InputError
+from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.planning.calibration import times_source
 from budgetfit.planning.certificate import certificate
@@ -45,9 +45,13 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     precisions: Sequence[str],
     optimizer: str,
     effective_batch_size: int | None = None,
+    instead: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Return the best judged plan over all ``precisions``.
+
+    ``instead`` is the precision for models that cannot run in the first of them; a
+    warning says so.
 
     Raises:
         DoesNotFitError: If not even batch 1 with everything recomputed fits.
@@ -59,7 +63,13 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
     )
-    traces = settled(Traces(subject, progress), setting)
+    try:
+        traces = settled(Traces(subject, progress), setting)
+    except TraceError as error:
+        if instead is None or instead in precisions:
+            raise
+        precisions, setting = [instead], replace(setting, precision=instead)
+        traces = _settled_instead(subject, setting, error, progress)
     subject = traces.subject
     if request.checkpointing == "as-is":
         request = replace(request, checkpointing=subject.own_checkpointing())
@@ -266,6 +276,21 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             result[name] = "not installed"
     return result
+
+
+def _settled_instead(
+    subject: Subject,
+    setting: Setting,
+    error: TraceError,
+    progress: Callable[[str], None] | None,
+) -> Traces:
+    """Return traces in another precision, and say why; else raise the first error."""
+    note = f"planned in {setting.precision}, because: {error}"
+    subject = replace(subject, notes=(*subject.notes, note))
+    try:
+        return settled(Traces(subject, progress), setting)
+    except TraceError:
+        raise error from None
 
 
 def _say(progress: Callable[[str], None] | None, text: str) -> None:

@@ -86,8 +86,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 # What is planned otherwise than by default, by how a model's name begins.
 _SHORT = {"max_length": 16}  # no limit in the config: it would get 1024 tokens
 PLANS: Final[dict[str, dict[str, Any]]] = {
-    "FNet": {"precision": "fp32"},  # no card has Fourier transforms of bf16
-    "Yoso": {"precision": "fp32"},  # its own backward mixes what autocast made
     "Bloom": _SHORT,
     "CpmAnt": _SHORT,
     "FalconMamba": _SHORT,
