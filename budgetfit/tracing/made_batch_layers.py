@@ -1,6 +1,7 @@
 """Batches for plain modules: the first layer with parameters fixes the shape."""
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -19,7 +20,8 @@ from budgetfit.tracing.made_batch_shapes import (
 )
 from budgetfit.tracing.tried_batch import runs
 
-_MOST_TRIED = 8  # layers; the first to run is among the first few nearly always
+# The first to run is among the first few nearly always, but for repeated ones.
+_MOST_LAYERS, _MOST_SHAPES = 64, 64
 _READS_TWO = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
@@ -52,15 +54,14 @@ def make_layer_batch(request: BatchRequest) -> Batch:
     if len(needs) > 1:
         raise cannot_make(model, f"its forward needs {', '.join(needs)}", needs)
     first: tuple[Batch, str] | None = None
-    for name, layer in _readable_layers(model, needs):
+    for name, layer, shape in _candidates(request, needs):
         where = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
-        for shape in shapes_read_by(request, layer):
-            batch = _filled(request, layer, shape, takes, needs)
-            note = f"input {list(shape)}, from the first layer, {where}"
-            first = first or (batch, note)
-            if runs(model, batch):
-                request.notes.append(note)
-                return batch
+        batch = _filled(request, layer, shape, takes, needs)
+        note = f"input {list(shape)}, from the first layer, {where}"
+        first = first or (batch, note)
+        if runs(model, batch):
+            request.notes.append(note)
+            return batch
     assert first is not None  # noqa: S101 - a readable layer reads one shape at least
     request.notes.append(first[1])
     return first[0]  # the trace will say what does not go together
@@ -78,6 +79,23 @@ def cannot_make(
         f"that your data loader could give: {example} with tensors of your model's "
         "shapes and dtypes, the batch dimension first."
     )
+
+
+def _candidates(
+    request: BatchRequest, needs: tuple[str, ...]
+) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Yield layers with a shape each: the likeliest of all layers, then the next."""
+    layers = list(_readable_layers(request.model, needs))
+    shapes = [list(shapes_read_by(request, layer)) for _, layer in layers]
+    seen = set()
+    for row in zip_longest(*shapes):
+        for (name, layer), shape in zip(layers, row, strict=True):
+            kind = shape, isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+            if shape is not None and kind not in seen:
+                seen.add(kind)
+                yield name, layer, shape
+                if len(seen) == _MOST_SHAPES:
+                    return
 
 
 def _readable_layers(
@@ -106,7 +124,7 @@ def _readable_layers(
             break
         yield name, layer
         found += 1
-        if found == _MOST_TRIED:
+        if found == _MOST_LAYERS:
             return
     if not found:
         raise cannot_make(model, reason, needs)
