@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.core.copy_slots import copy_slots
 from budgetfit.core.errors import TraceError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def weightless_copy(
             own.update({name: memo.get(id(p), p) for name, p in own.items()})
     try:
         found: nn.Module = memo.get(id(model)) or copy.deepcopy(model, memo)
+        copy_slots(model.modules(), memo)
     except Exception as error:
         raise TraceError(
             f"The model cannot be copied: {type(error).__name__}: {error}. Remove "

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
+from budgetfit.core.copy_slots import copy_slots
 from budgetfit.core.errors import TraceError
 from budgetfit.tracing.fake_tensors import FakeTensors
 from budgetfit.tracing.shortened_twin import close_up, holes
-from budgetfit.tracing.uncopyable import copy_slots, stand_ins
+from budgetfit.tracing.uncopyable import stand_ins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -50,7 +51,7 @@ def fake_copy(
             gaps = {} if short is None else holes(model, left_out)
             twin = _patient_copy(model, gaps | fakes)
         else:
-            copy_slots(model, memo)
+            copy_slots(model.modules(), memo)
     if short is not None:
         close_up(twin, short)
     return twin
@@ -68,7 +69,7 @@ def _patient_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
             module=type(model).__name__,
             op="deepcopy",
         ) from error
-    copy_slots(model, memo)
+    copy_slots(model.modules(), memo)
     return twin
 
 

@@ -43,20 +43,6 @@ def stand_ins(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
     return found
 
 
-def copy_slots(model: nn.Module, copies: Mapping[int, Any]) -> None:
-    """Give copies of modules what is in ``__slots__``: ``nn.Module`` forgets it."""
-    for module in model.modules():
-        slots = [
-            name
-            for parent in type(module).__mro__
-            for name in _as_names(parent.__dict__.get("__slots__", ()))
-        ]
-        twin = copies.get(id(module))
-        for name in slots:
-            if twin is not None and hasattr(module, name) and not hasattr(twin, name):
-                setattr(twin, name, copy.deepcopy(getattr(module, name), dict(copies)))
-
-
 def _refused(
     value: Any,  # noqa: ANN401 - an attribute of any kind
     memo: dict[int, Any],
@@ -105,7 +91,3 @@ def _stand_in(path: str, value: Any, module: str) -> Any:  # noqa: ANN401
         with _disable_current_modes():
             return torch.Generator(value.device).set_state(value.get_state())
     return value
-
-
-def _as_names(slots: Any) -> tuple[str, ...]:  # noqa: ANN401 - text, or several
-    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -155,16 +155,16 @@ class _Walk:
         return model
 
     def _every_block(self) -> tuple[budgetfit.Segment, ...]:
-        for item in self.plan.alternatives:
+        for item in self.plan.judged_alternatives:
             if item.label == "every block recomputed":
                 return item.estimate.recipe.segments
         return self.plan.recipe.segments
 
     def _with_segments(self, segments: tuple[budgetfit.Segment, ...]) -> budgetfit.Plan:
-        """Return the plan with other segments, in fp32: equality is then exact."""
+        """Return the plan with other segments, without autocast: that equals a loop."""
         recipe = budgetfit.Recipe(
             batch_size=BATCH_SIZE,
-            precision="fp32",
+            precision="as-is",
             optimizer=self.plan.recipe.optimizer,
             segments=segments,
         )

@@ -16,8 +16,4 @@ KNOWN_FAILURES: dict[str, str] = {
         "does not train without its own library: its backward pass finds states that "
         "were overwritten, in plain PyTorch too"
     ),
-    "user's slots and a property as weight": (
-        "torch's Module does not copy __slots__: the weightless copy that alternatives "
-        "are found with has none (the trace's own copy has)"
-    ),
 }
