@@ -381,6 +381,17 @@ def test_numpy_gets_values_of_a_fake() -> None:
     assert "numpy" not in vars(FakeTensor)
 
 
+def test_a_tensor_can_be_made_of_a_list_of_fakes() -> None:
+    values = KnownValues()
+    with fake_mode(), values_matter(values), StorageLog(None, values.run):
+        fake = torch.empty(2, 4, dtype=torch.long)
+        values.remember(fake, MASK)
+        made = torch.tensor([[row.sum(), 5] for row in fake], device=fake.device)
+        assert made.tolist() == [[3, 5], [2, 5]]
+    assert torch.tensor([torch.tensor(2)]).tolist() == [2]
+    assert isinstance(torch.tensor, type(torch.zeros))
+
+
 def test_a_lone_random_number_lets_every_layer_run() -> None:
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run):
