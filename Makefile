@@ -76,7 +76,7 @@ accuracy-record:
 
 # ZOO='"causal LM" T5' takes some families or names; all of them also write docs/zoo.md.
 zoo: $(READY)
-	$(BIN)/python -m tests.zoo.run $(ZOO) $(if $(ZOO),,--write)
+	$(BIN)/python -m tests.zoo.run $(ZOO) --stages traced planned applied $(if $(ZOO),,--write)
 
 # torch's own budget solver needs more packages; without them its benchmark is skipped.
 $(BENCH_READY): $(READY)

@@ -35,6 +35,7 @@ class BlockCall:
         offload: Nothing runs again; what autograd saves waits in host memory.
         input_on_host: The checkpoint's input waits in host memory.
         buffers: The block's buffers that its forward writes to.
+        to_the_end: Whether a recomputation runs to its end.
     """
 
     block: nn.Module
@@ -44,6 +45,7 @@ class BlockCall:
     offload: bool = False
     input_on_host: bool = False
     buffers: WrittenBuffers
+    to_the_end: bool = False
 
     def __call__(
         self,
@@ -82,9 +84,9 @@ class BlockCall:
     ) -> Any:  # noqa: ANN401
         """Call torch's non-reentrant checkpoint.
 
-        It stops a recomputation at the last tensor that backward waits for. Saved calls
-        behind that point are not asked for again; they stay until the block's graph is
-        gone, so a plan does not save them.
+        It stops a recomputation at the last tensor that backward waits for, unless
+        ``to_the_end``. Saved calls behind that point are not asked for again; they stay
+        until the block's graph is gone, so a plan does not save them.
         """
         x = next(tensors_in(args), None)
         moving = self.input_on_host and x is not None and torch.is_grad_enabled()
@@ -96,6 +98,7 @@ class BlockCall:
                 use_reentrant=False,
                 preserve_rng_state=self.random,
                 determinism_check=self.check,
+                early_stop=not self.to_the_end,
                 context_fn=(
                     noop_context_fn if self.saved is None else self.saved.contexts
                 ),

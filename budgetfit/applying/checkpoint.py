@@ -6,6 +6,8 @@ import difflib
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from budgetfit.applying.block_forward import (
     BlockCall,
     CheckpointedForward,
@@ -19,8 +21,6 @@ from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    from torch import nn
 
     from budgetfit.core.recipe import Segment
 
@@ -81,11 +81,20 @@ def apply_segments(
                     saved=saved[segment],
                     offload=segment.mode == "offload",
                     input_on_host=segment.input_on_host and len(segment.blocks) == 1,
+                    to_the_end=_fills_what_it_saved(blocks[name]),
                 )
                 for name in segment.blocks
             ]
             _apply_segment(segment, calls, region, undo)
     return undo
+
+
+def _fills_what_it_saved(block: nn.Module) -> bool:
+    """Whether an op writes into a tensor after autograd has saved it: RReLU's noise.
+
+    A recomputation that stops once the last tensor is saved leaves that one empty.
+    """
+    return any(isinstance(module, nn.RReLU) for module in block.modules())
 
 
 def switch_off_caches(model: nn.Module, undo: Undo) -> None:
