@@ -607,7 +607,7 @@ def test_a_graph_without_backward_is_freed_whole(name: str) -> None:
 
 
 def test_an_op_that_fills_what_it_saved_is_run_to_its_end() -> None:
-    # RReLU's noise is saved before it is drawn: torch's early stop would leave it empty.
+    # RReLU's noise is saved before it is drawn: torch's early stop leaves it empty.
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.RReLU()) for _ in "ab"))
     x = torch.linspace(-1, 1, 32).view(4, 8)
     gradients = []
