@@ -74,7 +74,10 @@ def _check_text(text: str) -> None:
     except PermissionError:
         return  # told by who opens it
     except (OSError, ValueError) as error:
-        raise InputError(f"{text!r:.80} names no model: {error!s:.80}.") from None
+        raise InputError(
+            f"{text!r:.80} names no model: {error!s:.80}. Give a hub id, a folder or a "
+            "factory, for example HuggingFaceTB/SmolLM2-1.7B."
+        ) from None
 
 
 def is_keras_model(model: object) -> bool:

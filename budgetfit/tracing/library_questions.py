@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
 
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def values_matter(values: KnownValues) -> Iterator[None]:
     """Let libraries treat fake tensors as real ones while the context is open."""
-    with _transformers_asks(), _numpy_reads(values), _lists_of_tensors():
+    with (
+        _transformers_asks(),
+        _numpy_reads(values),
+        _numbers_in_text(),
+        _lists_of_tensors(),
+        _conversions_to_the_same(),
+    ):
         yield
 
 
@@ -52,15 +58,36 @@ def _numpy_reads(values: KnownValues) -> Iterator[None]:
     def numpy(fake: FakeTensor, *, force: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG001
         return values.array_of(fake)
 
-    before = vars(FakeTensor).get("numpy")
-    FakeTensor.numpy = numpy  # type: ignore[method-assign, assignment]
+    with _method_of_fakes("numpy", numpy):
+        yield
+
+
+@contextlib.contextmanager
+def _numbers_in_text() -> Iterator[None]:
+    """Write lone numbers into text as real tensors do: ``f"expert_{index}"``."""
+
+    def written(fake: FakeTensor, form: str) -> str:
+        return (
+            format(fake.item(), form)
+            if fake.dim() == 0
+            else object.__format__(fake, form)
+        )
+
+    with _method_of_fakes("__format__", written):
+        yield
+
+
+@contextlib.contextmanager
+def _method_of_fakes(name: str, method: Callable[..., Any]) -> Iterator[None]:
+    before = vars(FakeTensor).get(name)
+    setattr(FakeTensor, name, method)
     try:
         yield
     finally:
         if before is None:
-            del FakeTensor.numpy
+            delattr(FakeTensor, name)
         else:
-            FakeTensor.numpy = before  # type: ignore[method-assign]
+            setattr(FakeTensor, name, before)
 
 
 @contextlib.contextmanager
@@ -86,3 +113,24 @@ def _read(data: Any) -> Any:  # noqa: ANN401 - numbers, tensors and lists of tho
     if isinstance(data, (list, tuple)):
         return type(data)(map(_read, data)) if type(data) in (list, tuple) else data
     return data
+
+
+@contextlib.contextmanager
+def _conversions_to_the_same() -> Iterator[None]:
+    """Let a forward say ``layer.to(dtype)`` where the layer is of that dtype.
+
+    A module puts a fake weight's conversion in its place, which it may not where
+    anybody watches the weight; of a real one it would only take the same data again.
+    """
+    original = torch.utils.swap_tensors
+
+    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
+        same = one.dtype == other.dtype and one.shape == other.shape
+        if not same or one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+            original(one, other)
+
+    torch.utils.swap_tensors = swap_tensors
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = original

@@ -393,3 +393,17 @@ def test_a_model_with_a_lock_is_traced() -> None:
     model = nn.Linear(4, 4)
     model.lock = threading.Lock()  # type: ignore[assignment]
     assert trace(model, torch.zeros(2, 4)).log.sizes
+
+
+class ConvertsToTheSame(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear.to(x.dtype)(x).square().mean()
+
+
+def test_a_forward_may_convert_a_layer_to_the_dtype_that_it_has() -> None:
+    raw = trace(ConvertsToTheSame(), torch.zeros(2, 4))
+    assert bytes_of(raw, "parameters") == 4 * (4 * 4 + 4)

@@ -392,6 +392,16 @@ def test_a_tensor_can_be_made_of_a_list_of_fakes() -> None:
     assert isinstance(torch.tensor, type(torch.zeros))
 
 
+def test_a_lone_number_in_text_is_written_out() -> None:
+    values = KnownValues()
+    with fake_mode(), values_matter(values), StorageLog(None, values.run):
+        fake = torch.empty(2, 4, dtype=torch.long)
+        values.remember(fake, MASK)
+        assert f"expert_{fake.sum():03d}" == "expert_005"
+        assert "FakeTensor" in f"{fake}"
+    assert "__format__" not in vars(FakeTensor)
+
+
 def test_a_lone_random_number_lets_every_layer_run() -> None:
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run):
