@@ -20,6 +20,7 @@ from budgetfit.tracing.library_questions import values_matter
 from budgetfit.tracing.name_tensors import name_survivors, register
 from budgetfit.tracing.quiet_machine import quiet_machine
 from budgetfit.tracing.real_values import alike_samples
+from budgetfit.tracing.remembered_calls import no_fakes_remembered
 from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         sized = change_tensors(
             sized, lambda x: alike_samples(x.detach().cpu(), batch_size, batch_dim)
         )
-    with quiet_machine(), fake_mode() as mode:
+    with quiet_machine(), no_fakes_remembered(model), fake_mode() as mode:
         values = KnownValues(
             FakeResults(mode).run,
             assumes_for_large=batch_size <= LARGEST_ASSUMING_BATCH,

@@ -16,6 +16,7 @@ from budgetfit.core.errors import TraceError
 from budgetfit.tracing.batch_shapes import Batch, change_tensors
 from budgetfit.tracing.fake_model import fake_copy, fake_mode, quiet_fakes
 from budgetfit.tracing.quiet_machine import quiet_machine
+from budgetfit.tracing.remembered_calls import no_fakes_remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +39,12 @@ def overwriting_blocks(
         call: ``call(model, batch)`` runs a forward. What it raises ends the look.
     """
     inputs: list[tuple[str, torch.Tensor, int]] = []
-    with quiet_fakes(), quiet_machine(), fake_mode() as mode:
+    with (
+        quiet_fakes(),
+        quiet_machine(),
+        no_fakes_remembered(model),
+        fake_mode() as mode,
+    ):
         try:
             twin = fake_copy(model, mode)
         except TraceError:

@@ -15,6 +15,7 @@ from budgetfit.core.errors import TraceError
 from budgetfit.tracing.batch_shapes import Batch, change_tensors
 from budgetfit.tracing.fake_model import fake_copy, fake_mode, quiet_fakes
 from budgetfit.tracing.quiet_machine import quiet_machine
+from budgetfit.tracing.remembered_calls import no_fakes_remembered
 
 # What a trace knows and this does not: values. Up to there the shapes went together.
 _ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -29,7 +30,13 @@ def runs(model: nn.Module, batch: Batch) -> bool:
     """
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return True
-    with quiet_fakes(), quiet_machine(), fake_mode() as mode, torch.no_grad():
+    with (
+        quiet_fakes(),
+        quiet_machine(),
+        no_fakes_remembered(model),
+        fake_mode() as mode,
+        torch.no_grad(),
+    ):
         try:
             _call(fake_copy(model, mode), change_tensors(batch, mode.from_tensor))
         except (TraceError, *_ASKS_FOR_VALUES):

@@ -1,0 +1,49 @@
+"""Functions that remember hold no fakes after a trace."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import budgetfit
+
+
+@functools.lru_cache(maxsize=4)
+def positions(length: int) -> torch.Tensor:
+    return torch.arange(length).float()
+
+
+@functools.cache
+def untouched(length: int) -> torch.Tensor:
+    return torch.zeros(length)
+
+
+class Positioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @staticmethod
+    @functools.cache
+    def scale() -> torch.Tensor:
+        return torch.ones(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x + positions(x.shape[1]) * self.scale())
+
+
+@pytest.mark.parametrize("run", [budgetfit.estimate, budgetfit.plan])
+def test_a_real_forward_after_planning_finds_no_fakes(run: object) -> None:
+    kept = untouched(3)
+    model, batch = Positioned(), torch.zeros(2, 4)
+    assert callable(run)
+    run(model, gpu="t4", batch=batch)
+    assert not isinstance(model(batch), FakeTensor)
+    assert type(positions(4)) is type(Positioned.scale()) is torch.Tensor
+    assert untouched(3) is kept
+    positions.cache_clear()
+    Positioned.scale.cache_clear()
