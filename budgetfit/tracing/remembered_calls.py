@@ -24,10 +24,14 @@ def no_fakes_remembered(model: nn.Module) -> Iterator[None]:
     """Empty the memories that were added to while the context was open.
 
     They are those of functions and methods in the files that the model's classes are
-    from. What was remembered before is worked out again when it is asked for.
+    from, and those that its modules hold: a copy of a module shares them. What was
+    remembered before is worked out again when it is asked for.
     """
     names = {type(module).__module__ for module in model.modules()}
     functions = [each for name in sorted(names) for each in _remembering(name)]
+    for module in model.modules():
+        own = vars(module).values()
+        functions += [each for each in own if isinstance(each, _Remembering)]
     before = [function.cache_info().misses for function in functions]
     try:
         yield
