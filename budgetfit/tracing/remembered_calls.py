@@ -49,6 +49,15 @@ def _remembering(module: str) -> tuple[Any, ...]:
         own = vars(value).values() if isinstance(value, type) else [value]
         for each in own:
             function = getattr(each, "__func__", each)  # of a static or class method
-            if isinstance(function, _Remembering):
-                found.append(function)
+            found += [one for one in _inside(function) if isinstance(one, _Remembering)]
     return tuple(dict.fromkeys(found))
+
+
+def _inside(function: Any) -> list[Any]:  # noqa: ANN401 - whatever a class holds
+    """Return a function and what it closes over: decorators put a memory there."""
+    cells = getattr(function, "__closure__", None) or ()
+    inner = []
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # a cell that is empty yet
+            inner.append(cell.cell_contents)
+    return [function, *inner]

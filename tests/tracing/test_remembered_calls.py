@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import budgetfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @functools.lru_cache(maxsize=4)
@@ -20,6 +24,16 @@ def positions(length: int) -> torch.Tensor:
 @functools.cache
 def untouched(length: int) -> torch.Tensor:
     return torch.zeros(length)
+
+
+def remembered_inside(function: Callable[[], torch.Tensor]) -> object:
+    memory = functools.cache(function)
+
+    @functools.wraps(function)
+    def call(*_: object) -> torch.Tensor:
+        return memory()
+
+    return call
 
 
 class Positioned(nn.Module):
@@ -33,9 +47,13 @@ class Positioned(nn.Module):
     def scale() -> torch.Tensor:
         return torch.ones(())
 
+    @remembered_inside
+    def offset() -> torch.Tensor:
+        return torch.ones(4)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + positions(x.shape[1]) * self.scale()
-        return self.linear(x + self.shift())
+        return self.linear(x + self.shift() + self.offset())
 
 
 @pytest.mark.parametrize("run", [budgetfit.estimate, budgetfit.plan])
@@ -46,6 +64,7 @@ def test_a_real_forward_after_planning_finds_no_fakes(run: object) -> None:
     run(model, gpu="t4", batch=batch)
     assert not isinstance(model(batch), FakeTensor)
     assert type(positions(4)) is type(Positioned.scale()) is torch.Tensor
+    assert type(model.offset()) is torch.Tensor
     assert untouched(3) is kept
     positions.cache_clear()
     Positioned.scale.cache_clear()
