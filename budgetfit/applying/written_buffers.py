@@ -8,7 +8,7 @@ a step. So a recomputation works on copies.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.modules.batchnorm import _NormBase
@@ -111,13 +111,31 @@ def _is_torchs_norm(module: nn.Module) -> bool:
 
 @contextmanager
 def _as_before(held: list[_Held]) -> Iterator[None]:
-    """Put copies of buffers as they were in their places, and the real ones back."""
-    now = [each.module._buffers.get(each.name) for each in held]  # noqa: SLF001
+    """Put copies of buffers as they were in their places, and the real ones back.
+
+    Torch's norms keep theirs and count nothing in the meantime: no byte is needed.
+    """
+    copied = [each for each in held if each.copy is not None]
+    counting = {each.module for each in held if each.copy is None}
+    now = [each.module._buffers.get(each.name) for each in copied]  # noqa: SLF001
     try:
-        for each, tensor in zip(held, now, strict=True):
-            before = tensor if each.copy is None else each.copy
-            each.module._buffers[each.name] = before.clone()  # type: ignore[union-attr] # noqa: SLF001
+        for each in copied:
+            each.module._buffers[each.name] = each.copy.clone()  # type: ignore[union-attr] # noqa: SLF001
+        with ExitStack() as stack:
+            for module in counting:
+                stack.enter_context(_standing_still(module))
+            yield
+    finally:
+        for each, tensor in zip(copied, now, strict=True):
+            each.module._buffers[each.name] = tensor  # noqa: SLF001
+
+
+@contextmanager
+def _standing_still(norm: nn.Module) -> Iterator[None]:
+    """Let a norm's statistics be what they are: new = (1 - 0) * old + 0 * batch."""
+    momentum, counted = norm.momentum, norm._buffers["num_batches_tracked"]  # noqa: SLF001
+    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None  # type: ignore[assignment] # noqa: SLF001
+    try:
         yield
     finally:
-        for each, tensor in zip(held, now, strict=True):
-            each.module._buffers[each.name] = tensor  # noqa: SLF001
+        norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted  # noqa: SLF001

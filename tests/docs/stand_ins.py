@@ -107,8 +107,8 @@ def write_files(folder: Path) -> None:
         target = folder / "examples" / "configs" / file.parent.name / "config.json"
         target.parent.mkdir(parents=True)
         target.write_text(json.dumps(small_fields(file.parent.name)))
-    for program in sorted((ROOT / "examples").glob("*.py")):
-        shutil.copy(program, folder / "examples")
+    for file in sorted((ROOT / "examples").glob("*.*")):
+        shutil.copy(file, folder / "examples")
 
 
 def put_in_place(patch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -105,6 +105,7 @@ def plan_for(
             blocks=tuple(names),
             batch={"input_ids": ids, "labels": ids},
         ),
+        alternatives=(),
     )
 
 

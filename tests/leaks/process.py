@@ -64,8 +64,8 @@ def _is(value: object, *kinds: type) -> bool:
 def _bytes(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return 0  # sparse and the like
+    except (NotImplementedError, RuntimeError, ValueError):
+        return 0  # sparse, lazy and the like
 
 
 def _hooks(module: Any) -> int:  # noqa: ANN401
