@@ -8,10 +8,17 @@ without weights, made while planning.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from budgetfit.applying.nested import map_tensors
+from budgetfit.applying.weightless_copy import weightless_copy
+from budgetfit.core.errors import TraceError
 from budgetfit.core.plan import LaterRows
 from budgetfit.planning.garbage import old_objects_left_alone
+from budgetfit.planning.loss_modules import modules_of
 from budgetfit.planning.what_if import further_rows
 from budgetfit.tracing.undisturbed import undisturbed
 
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Alternative, Estimate
     from budgetfit.planning.chains import Chains
     from budgetfit.planning.search import Request
+    from budgetfit.planning.subject import Subject
 
 
 def later_rows(
@@ -41,6 +49,25 @@ def later_rows(
         chains.traces.progress("judging the alternatives")
         return (*first, *further_rows(chains, request, budget, plan, first))
 
-    if not chains.traces.keep_the_model():
+    kept = None if chains.traces.real_values else kept_subject(chains.traces.subject)
+    if kept is None:
         find()
+    else:
+        chains.traces.go_on_with(kept)
     return LaterRows(first=first, find=find)
+
+
+def kept_subject(subject: Subject) -> Subject | None:
+    """Return the subject with a copy of its model without weights, and of its batch.
+
+    None if the model cannot be copied, or if the loss runs modules: they may be parts
+    of the model, or change as it does.
+    """
+    if modules_of(subject.loss):
+        return None
+    try:
+        model = weightless_copy(subject.model, small_values=True)
+    except TraceError:
+        return None
+    batch = map_tensors(subject.batch, torch.Tensor.clone)
+    return replace(subject, model=model, batch=batch)

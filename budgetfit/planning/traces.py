@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
-from budgetfit.applying.nested import map_tensors
 from budgetfit.applying.run import Run
-from budgetfit.applying.weightless_copy import weightless_copy
 from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.loss_modules import FakedLoss, modules_of
+from budgetfit.planning.loss_modules import FakedLoss
 from budgetfit.planning.trace_cache import TraceCache
 from budgetfit.planning.trace_errors import quiet_fakes, trace_error
 from budgetfit.planning.trace_key import program_key, subject_key
@@ -52,6 +48,7 @@ class Traces:
 
     Attributes:
         log: What was traced, for the provenance.
+        real_values: Whether a model's numbers decide what it does.
         real_values: Whether the model's own numbers decide what it does, so that traces
             are computed beside with real ones.
     """
@@ -80,26 +77,11 @@ class Traces:
                 setattr(other, name, getattr(self, name))
         return other
 
-    def keep_the_model(self) -> bool:
-        """Trace a copy without weights from now on, whatever becomes of the model.
-
-        Returns:
-            Whether there is one. Not if the model cannot be copied, if its weights
-            decide what it does, or if the loss runs modules: they may be parts of the
-            model, or change as it does.
-        """
-        subject = self.subject
-        if self.real_values or modules_of(subject.loss):
-            return False
-        try:
-            model = weightless_copy(subject.model, small_values=True)
-        except TraceError:
-            return False
-        batch = map_tensors(subject.batch, torch.Tensor.clone)
-        self.subject = replace(subject, model=model, batch=batch)
+    def go_on_with(self, subject: Subject) -> None:
+        """Trace an equal subject from now on, whatever becomes of the first model."""
+        self.subject = subject
         if self._twins is not None:
-            self._twins.subject = self.subject
-        return True
+            self._twins.subject = subject
 
     def of(self, recipe: Recipe, *, keep_own_checkpointing: bool = False) -> StepTrace:
         """Return a trace that holds at the recipe's batch size, if any from the cache.

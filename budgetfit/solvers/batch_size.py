@@ -9,20 +9,15 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.errors import InputError
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.batch_ladder import bisect, ladder, largest
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
 
 Objective = Literal["throughput", "batch_size", "memory"]
-
-# Where nothing else ends the search; the time per sample has long been flat by then.
-LARGEST_BATCH_SIZE: Final = 65_536
-# Multiples of 8 are tried up to here, then multiples of 16 up to twice as much, and so
-# on: eight between a power of two and the next.
-_EVERY_EIGHT_UP_TO: Final = 128
 
 
 class Bounds(NamedTuple):
@@ -132,9 +127,9 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         search.floors.update(before.least_ns)
         sizes = sorted(before.least_ns)
     elif objective == "throughput":
-        sizes = _ladder(_largest(search.may_fit))
+        sizes = ladder(largest(search.may_fit))
     else:
-        _largest(search.fits)
+        largest(search.fits)
         sizes = search.fitting()
     _solve_the_promising(search, sizes, objective)
     best = search.best_of(sizes, objective)
@@ -300,45 +295,12 @@ def _last_before_the_next_step(search: _Search, best: int) -> int:
 
     Else the best one itself: larger ones fit, and are slower.
     """
-    following = next(size for size in _ladder(4 * best + 16) if size > best)
+    following = next(size for size in ladder(4 * best + 16) if size > best)
     if following == best + 1 or search.fits(following):
         return best
-    last = _bisect(search.fits, best, following)
+    last = bisect(search.fits, best, following)
     search.candidate(last)
     return last
-
-
-def _largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest batch size that fits, 0 if none does: doubling, bisection."""
-    fitting, failing = 0, 1
-    while failing <= LARGEST_BATCH_SIZE and fits(failing):
-        fitting, failing = failing, failing * 2
-    if failing > LARGEST_BATCH_SIZE:
-        return fitting
-    return _bisect(fits, fitting, failing)
-
-
-def _bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:
-    """Return the largest that fits, given one that does and one that does not."""
-    while failing - fitting > 1:
-        middle = (fitting + failing) // 2
-        if fits(middle):
-            fitting = middle
-        else:
-            failing = middle
-    return fitting
-
-
-def _ladder(largest: int) -> list[int]:
-    """Return the batch sizes worth comparing: up to 8 all, then multiples of 8."""
-    sizes = list(range(1, min(8, largest) + 1))
-    size, stride, stride_ends = 16, 8, _EVERY_EIGHT_UP_TO
-    while size <= largest:
-        sizes.append(size)
-        if size == stride_ends:
-            stride, stride_ends = stride * 2, stride_ends * 2
-        size += stride
-    return sizes
 
 
 def _key(candidate: BatchCandidate, objective: Objective) -> tuple[Any, ...]:

@@ -8,8 +8,8 @@ import pytest
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.errors import InputError
 from budgetfit.solvers import Solve
+from budgetfit.solvers.batch_ladder import LARGEST_BATCH_SIZE
 from budgetfit.solvers.batch_size import (
-    LARGEST_BATCH_SIZE,
     BatchCandidate,
     BatchChoice,
     Objective,

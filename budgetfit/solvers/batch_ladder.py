@@ -1,0 +1,43 @@
+"""Which batch sizes are looked at: a ladder of them, and the largest that fits."""
+
+from collections.abc import Callable
+from typing import Final
+
+# Where nothing else ends the search; the time per sample has long been flat by then.
+LARGEST_BATCH_SIZE: Final = 65_536
+# Multiples of 8 are tried up to here, then multiples of 16 up to twice as much, and so
+# on: eight between a power of two and the next.
+_EVERY_EIGHT_UP_TO: Final = 128
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """Return the largest batch size that fits, 0 if none does: doubling, bisection."""
+    fitting, failing = 0, 1
+    while failing <= LARGEST_BATCH_SIZE and fits(failing):
+        fitting, failing = failing, failing * 2
+    if failing > LARGEST_BATCH_SIZE:
+        return fitting
+    return bisect(fits, fitting, failing)
+
+
+def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:
+    """Return the largest that fits, given one that does and one that does not."""
+    while failing - fitting > 1:
+        middle = (fitting + failing) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting
+
+
+def ladder(largest: int) -> list[int]:
+    """Return the batch sizes worth comparing: up to 8 all, then multiples of 8."""
+    sizes = list(range(1, min(8, largest) + 1))
+    size, stride, stride_ends = 16, 8, _EVERY_EIGHT_UP_TO
+    while size <= largest:
+        sizes.append(size)
+        if size == stride_ends:
+            stride, stride_ends = stride * 2, stride_ends * 2
+        size += stride
+    return sizes
