@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,14 +49,16 @@ def _remembering(module: str) -> tuple[Any, ...]:
     for value in list(vars(sys.modules.get(module, object)).values()):
         own = vars(value).values() if isinstance(value, type) else [value]
         for each in own:
-            function = getattr(each, "__func__", each)  # of a static or class method
+            is_method = isinstance(each, (staticmethod, classmethod))
+            function = each.__func__ if is_method else each
             found += [one for one in _inside(function) if isinstance(one, _Remembering)]
     return tuple(dict.fromkeys(found))
 
 
 def _inside(function: Any) -> list[Any]:  # noqa: ANN401 - whatever a class holds
     """Return a function and what it closes over: decorators put a memory there."""
-    cells = getattr(function, "__closure__", None) or ()
+    is_function = isinstance(function, types.FunctionType)
+    cells = (function.__closure__ or ()) if is_function else ()
     inner = []
     for cell in cells:
         with contextlib.suppress(ValueError):  # a cell that is empty yet
