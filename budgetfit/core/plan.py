@@ -152,9 +152,6 @@ class LaterRows:
     first: tuple[Alternative, ...]
     find: Callable[[], tuple[Alternative, ...]]
 
-    def __call__(self) -> tuple[Alternative, ...]:
-        return self.find()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary:
@@ -202,7 +199,7 @@ class Plan(PlanExports):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - asked for what is not set
         if name != "alternatives" or self.later is None:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        rows = self.later()
+        rows = self.later.find()
         object.__setattr__(self, "alternatives", rows)
         object.__setattr__(self, "later", None)
         return rows

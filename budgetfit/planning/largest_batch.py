@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from budgetfit.memory.live_curve import LiveCurve
+from budgetfit.solvers.batch_ladder import bisect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,13 +23,7 @@ def largest_up_to(fits: Callable[[int], bool], bound: int) -> int:
     while enough > 0 and not fits(enough):
         too_many, enough = enough, max(0, enough - step)
         step *= 2
-    while too_many - enough > 1:
-        middle = (too_many + enough) // 2
-        if fits(middle):
-            enough = middle
-        else:
-            too_many = middle
-    return enough
+    return bisect(fits, enough, too_many)
 
 
 def live_bound(
@@ -47,10 +42,4 @@ def live_bound(
     fitting, failing = 0, 1
     while failing <= most and fits(failing):
         fitting, failing = failing, failing * 2
-    while failing - fitting > 1:
-        middle = (fitting + failing) // 2
-        if fits(middle):
-            fitting = middle
-        else:
-            failing = middle
-    return fitting
+    return bisect(fits, fitting, failing)
