@@ -202,7 +202,7 @@ def _within_limits(
         else:
             refused = limit
             below = min(limit, chosen.peak_bytes or limit)
-            limit = min(limit + min(slack, 0), below - 1, limit - STEP_BYTES)
+            limit = min(below + min(slack, -1), limit - STEP_BYTES)
     if best is None:
         return Found(estimate=None, rounds=tuple(rounds))
     return Found(estimate=best[0], explanation=best[1], rounds=tuple(rounds))
