@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.shortened_twin import Shortening
 
 LARGEST = 1 << 20  # where memory does not grow with the batch
+BATCHES = 2  # evaluated one after the other
 
 
 def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int | None:
@@ -79,25 +80,25 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
 
 
 class _Evaluation:
-    """Evaluates two batches per step, in the order of an ordinary loop."""
+    """Evaluates batch after batch, in the order of an ordinary loop."""
 
     def __init__(self, run: Run, *, for_loss: bool) -> None:
         self.optimizer = run.optimizer
         self._run = run
         self._for_loss = for_loss
+        self._outputs: Any = None
+        self._left = BATCHES
 
     def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
-        """Evaluate; the first outputs are there while the second ones are made."""
+        """Evaluate one batch; the outputs of the last one are there meanwhile."""
         run = self._run
         moved = cast_batch(batch, find_precision(run.recipe.precision), run.device)
         run.model.eval()
-        with torch.no_grad():
-            outputs = None
-            for _ in range(2):
-                # One autocast region a batch: it casts the weights again in each.
-                with run.autocast():
-                    outputs = outputs_of(run.model, moved, for_loss=self._for_loss)
-        del outputs
+        with torch.no_grad(), run.autocast():
+            self._outputs = outputs_of(run.model, moved, for_loss=self._for_loss)
+        self._left -= 1
+        if not self._left:
+            self._outputs = None
 
 
 def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
@@ -124,6 +125,7 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
                 batch_dim=subject.batch_dim,
                 blocks=subject.blocks if short is None else short.twin_blocks,
                 target=subject.target,
+                micro_steps=BATCHES,
                 short=short,
                 real_values=traces.real_values,
             )

@@ -136,7 +136,8 @@ class Traces:
         """Return the trace of an evaluation for all batch sizes.
 
         Without a graph a block leaves nothing but its output, so that a twin with fewer
-        blocks takes as much; but for autocast's copies of weights, which stay.
+        blocks takes as much. Autocast's copies of weights stay: there a twin's blocks
+        are repeated, as in training.
 
         Args:
             precision: Evaluation depends on nothing else of a recipe.
@@ -155,9 +156,14 @@ class Traces:
         self, precision: str, tracer: Callable[[int, Shortening | None], RawTrace]
     ) -> StepTrace:
         short = None
-        if self._twins is not None and find_precision(precision).autocast is None:
+        if self._twins is not None:
             recipe = Recipe(batch_size=1, precision=precision, optimizer="sgd")
-            short = self._twins.shortening(recipe)
+            if find_precision(precision).autocast is None:
+                short = self._twins.shortening(recipe)
+            else:
+                twin = self._evaluation_twin(recipe, tracer)
+                if twin is not None:
+                    return twin
         try:
             first, second = (tracer(size, short) for size in TRACED_BATCH_SIZES)
         except Exception:
@@ -167,6 +173,23 @@ class Traces:
             first, second = (tracer(size, None) for size in TRACED_BATCH_SIZES)
         blocks = self.subject.blocks if short is None else short.kept_blocks
         return affine_trace(first, second, blocks)
+
+    def _evaluation_twin(
+        self, recipe: Recipe, tracer: Callable[[int, Shortening], RawTrace]
+    ) -> StepTrace | None:
+        """Return a twin's evaluation with its blocks repeated; None where it fails."""
+        assert self._twins is not None  # noqa: S101 - asked for with twins only
+        try:
+            return self._twins.trace(
+                recipe,
+                TRACED_BATCH_SIZES,
+                tracer,
+                own_checkpointing=False,
+                evaluates=True,
+            )
+        except Exception as error:  # noqa: BLE001 - no word about the model itself
+            self.log.append(f"all blocks are evaluated: {error}")
+            return None
 
     def _kept(
         self, program: object, make: Callable[[], StepTrace | None]

@@ -52,6 +52,7 @@ class Kind(NamedTuple):
     own_checkpointing: bool
     treated: bool
     in_backward: bool
+    evaluates: bool
 
 
 class Twins:
@@ -75,6 +76,7 @@ class Twins:
         tracer: Tracer,
         *,
         own_checkpointing: bool,
+        evaluates: bool = False,
     ) -> StepTrace | None:
         """Return the whole model's trace from its twin; None if there is no twin.
 
@@ -83,6 +85,7 @@ class Twins:
             batch_sizes: One, or two for a trace that holds for all.
             tracer: Traces a twin at a batch size.
             own_checkpointing: Whether the model's own checkpointing stays on.
+            evaluates: Whether the tracer evaluates instead of training.
 
         Raises:
             NotRepeatedError: If the whole model must be traced.
@@ -91,7 +94,7 @@ class Twins:
         runs = self._runs(recipe)
         if not runs:
             return None
-        kind = _kind(recipe, own_checkpointing=own_checkpointing)
+        kind = _kind(recipe, own_checkpointing=own_checkpointing, evaluates=evaluates)
         if kind in self._failed:
             raise NotRepeatedError(self._failed[kind])
         try:
@@ -207,7 +210,7 @@ class Twins:
         return self._names
 
 
-def _kind(recipe: Recipe, *, own_checkpointing: bool) -> Kind:
+def _kind(recipe: Recipe, *, own_checkpointing: bool, evaluates: bool) -> Kind:
     return Kind(
         recipe.precision,
         recipe.optimizer,
@@ -215,4 +218,5 @@ def _kind(recipe: Recipe, *, own_checkpointing: bool) -> Kind:
         own_checkpointing,
         bool(recipe.segments),
         recipe.optimizer_in_backward,
+        evaluates,
     )

@@ -24,10 +24,11 @@ def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
 
     Args:
         training: Played at its own batch size; need not hold for another.
-        evaluation: Of the same model; its last phase is the evaluation.
+        evaluation: Of the same model; its last step is the evaluation.
     """
     last = evaluation.phases[-1]
-    events = evaluation.events[last.start : last.end]
+    begins = next(phase.start for phase in evaluation.phases if phase.step == last.step)
+    events = evaluation.events[begins : last.end]
     passing = np.intersect1d(events[events > 0], -events[events < 0])
     kept = np.abs(events)
     events = events[np.isin(kept, passing)]

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from budgetfit.core.step_trace import Direction
     from budgetfit.tracing.block_tracker import ForwardRun
     from budgetfit.tracing.cuda_semantics.target import CudaTarget
     from budgetfit.tracing.shortened_twin import Shortening
@@ -106,8 +105,10 @@ class _PhaseClock:
     def close(self) -> None:
         """End the open stretch here."""
         phase = self._open._replace(end=len(self._log.events))
-        if phase.name == "backward":
-            self._raw.passes += _passes(self._tracker, phase)
+        if phase.name == "forward":
+            self._raw.passes += _forward_passes(self._tracker, phase)
+        elif phase.name == "backward":
+            self._raw.passes += _backward_passes(self._tracker, phase)
             self._name_gradients()
         self._raw.phases.append(phase)
 
@@ -118,36 +119,41 @@ class _PhaseClock:
                 self._log.belongs_to(parameter.grad, parameter)
 
 
-def _passes(tracker: BlockTracker, phase: Phase) -> list[BlockPass]:
-    """Return the block passes of the micro-batch whose backward this is."""
+def _forward_passes(tracker: BlockTracker, phase: Phase) -> list[BlockPass]:
+    """Return the block passes of the micro-batch whose forward this is."""
+    return [_block_pass(run, phase, run.start, run.end) for run in tracker.runs]
 
-    def block_pass(
-        run: ForwardRun, direction: Direction, start: int, end: int
-    ) -> BlockPass:
-        return BlockPass(
-            run.block,
-            direction,
-            phase.step,
-            phase.micro_step,
-            start,
-            end,
-            run.input_storage,
-            run.output_storage,
-        )
 
-    result = [block_pass(run, "forward", run.start, run.end) for run in tracker.runs]
-    # The backward runs through the stretches in reverse; each begins where its first op
-    # was seen and lasts until a lower one begins.
+def _backward_passes(tracker: BlockTracker, phase: Phase) -> list[BlockPass]:
+    """Return the block passes of the micro-batch whose backward this is.
+
+    It runs through the forward's stretches in reverse; each begins where its first op
+    was seen and lasts until a lower one begins.
+    """
     first: dict[int, int] = {}
     for stretch, event in tracker.backward:
         first.setdefault(stretch, event)
     order = sorted(first.items(), key=lambda item: item[1])
     edges = [event for _, event in order] + [phase.end]
     edges[0] = phase.start
-    for (stretch, _), start, end in zip(order, edges, edges[1:], strict=False):
-        if stretch >= 0:
-            result.append(block_pass(tracker.runs[stretch], "backward", start, end))
-    return result
+    return [
+        _block_pass(tracker.runs[stretch], phase, start, end)
+        for (stretch, _), start, end in zip(order, edges, edges[1:], strict=False)
+        if stretch >= 0
+    ]
+
+
+def _block_pass(run: ForwardRun, phase: Phase, start: int, end: int) -> BlockPass:
+    return BlockPass(
+        run.block,
+        phase.name,  # type: ignore[arg-type]
+        phase.step,
+        phase.micro_step,
+        start,
+        end,
+        run.input_storage,
+        run.output_storage,
+    )
 
 
 def trace_once(  # noqa: PLR0913 - one value each, all needed
