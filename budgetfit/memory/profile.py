@@ -12,67 +12,26 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.memory.live_curve import LiveCurve
-from budgetfit.memory.station_bytes import StationBytes, station_bytes, worst
-from budgetfit.memory.stations import Station, stations, steady_moment
+from budgetfit.memory.measured_trace import Measured, Probe
+from budgetfit.memory.station_bytes import worst
+from budgetfit.memory.stations import steady_moment
+from budgetfit.memory.tried_options import changes_by_type
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from budgetfit.core.block_profile import Mode
-    from budgetfit.core.recipe import Segment
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.kernel_scratch import KernelCard
-
-PassTimes = tuple[int, int]  # nanoseconds of a station's forward and backward
-
-
-class Probe(NamedTuple):
-    """A trace in which blocks have options of their own: one block per segment."""
-
-    trace: StepTrace
-    segments: tuple[Segment, ...]
-
-
-TimesOf = Callable[[Probe, Sequence[Station]], Sequence[PassTimes]]
-
-
-@dataclass(frozen=True, eq=False)
-class _Measured:
-    """One trace, measured: a row for each station, by name."""
-
-    curve: LiveCurve
-    chain: tuple[Station, ...]
-    static: int
-    rows: dict[str, StationBytes]
-    times: dict[str, PassTimes]
-
-    @classmethod
-    def of(cls, probe: Probe, curve: LiveCurve, times_of: TimesOf | None) -> _Measured:
-        chain = stations(curve)
-        static, rows = station_bytes(curve, chain)
-        times = times_of(probe, chain) if times_of else [(0, 0)] * len(chain)
-        names = [station.name for station in chain]
-        return cls(
-            curve,
-            chain,
-            static,
-            dict(zip(names, rows, strict=True)),
-            dict(zip(names, times, strict=True)),
-        )
-
-    @cached_property
-    def optimizer_peak(self) -> int:
-        peaks = [
-            self.curve.most(row.start, row.end)
-            for row in self.curve.trace.phases
-            if row.name == "optimizer"
-        ]
-        return max(peaks, default=0)
+    from budgetfit.memory.measured_trace import TimesOf
+    from budgetfit.memory.station_bytes import StationBytes
+    from budgetfit.memory.stations import Station
+    from budgetfit.memory.tried_options import OptionChange
 
 
 def chain_profile(  # noqa: PLR0913 - one value each, all needed
@@ -105,7 +64,7 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         tails: See ``LiveCurve.of``.
     """
 
-    def measured(probe: Probe) -> _Measured:
+    def measured(probe: Probe) -> Measured:
         curve = LiveCurve.of(
             probe.trace,
             batch_size,
@@ -113,39 +72,20 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
             expandable_segments=expandable_segments,
             tails=tails,
         )
-        return _Measured.of(probe, curve, times_of)
+        return Measured.of(probe, curve, times_of)
 
+    types = types or {}
     plain = measured(Probe(kept, ()))
-    again = measured(recomputed) if recomputed is not None else None
-    others = [(probe, measured(probe)) for probe in probes]
-    everything = [plain, *([again] if again else []), *(each for _, each in others)]
-    fixed = {
-        station.name: worst([m.rows[station.name] for m in everything])
-        for station in plain.chain
-        if station.block < 0 and all(station.name in m.rows for m in everything)
-    }
-    rows = plain.rows | fixed
-    extra = _options_by_type(plain, again, others, types or {})
-    blocks = tuple(
-        BlockProfile(
-            name=station.name,
-            options=(
-                _option("keep", rows[station.name], 0),
-                *_recompute(station, plain, again),
-                *(
-                    each
-                    for change in extra.get((types or {}).get(station.name, -1), ())
-                    if (each := change.on(station.name, plain, again)) is not None
-                ),
-            ),
-            gradient_bytes=rows[station.name].gradient,
-            output_bytes=station.output_bytes,
-            forward_ns=plain.times[station.name][0],
-            backward_ns=plain.times[station.name][1],
-            joins_next=station.joins_next,
-        )
-        for station in plain.chain
-    )
+    again = None if recomputed is None else measured(recomputed)
+    tried = [(probe, measured(probe)) for probe in probes]
+    everything = [plain, *([again] if again else []), *(each for _, each in tried)]
+    rows = plain.rows | _worst_outside_blocks(plain.chain, everything)
+    changes = changes_by_type(plain, again, tried, types) if again else {}
+
+    def block(station: Station) -> BlockProfile:
+        allowed = changes.get(types.get(station.name, -1), ())
+        return _block_profile(station, rows[station.name], plain, again, allowed)
+
     static = max(each.static for each in everything)
     gradients = sum(row.gradient for row in rows.values())
     return ChainProfile(
@@ -154,7 +94,7 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         input_bytes=0,
         optimizer_bytes=max(0, plain.optimizer_peak - static - gradients),
         optimizer_ns=optimizer_ns,
-        blocks=blocks,
+        blocks=tuple(block(station) for station in plain.chain),
     )
 
 
@@ -180,7 +120,7 @@ def with_other_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this ord
         tails: See ``LiveCurve.of``.
     """
     old, new = (
-        _Measured.of(
+        Measured.of(
             probe, LiveCurve.of(probe.trace, batch_size, card, tails=tails), times_of
         )
         for probe in (before, after)
@@ -236,82 +176,51 @@ def block_types(kept: StepTrace) -> dict[str, int]:
     return found
 
 
+def _worst_outside_blocks(
+    chain: Sequence[Station], everything: Sequence[Measured]
+) -> dict[str, StationBytes]:
+    """Return the most that a station between blocks costs, where all traces have it."""
+    return {
+        station.name: worst([each.rows[station.name] for each in everything])
+        for station in chain
+        if station.block < 0 and all(station.name in each.rows for each in everything)
+    }
+
+
+def _block_profile(
+    station: Station,
+    kept: StationBytes,
+    plain: Measured,
+    again: Measured | None,
+    changes: Sequence[OptionChange],
+) -> BlockProfile:
+    """Return what a station costs kept, recomputed, and with its type's options."""
+    name = station.name
+    others = [change.on(name, plain, again) for change in changes if again is not None]
+    forward_ns, backward_ns = plain.times[name]
+    return BlockProfile(
+        name=name,
+        options=(
+            _option("keep", kept, 0),
+            *_recompute(station, plain, again),
+            *(option for option in others if option is not None),
+        ),
+        gradient_bytes=kept.gradient,
+        output_bytes=station.output_bytes,
+        forward_ns=forward_ns,
+        backward_ns=backward_ns,
+        joins_next=station.joins_next,
+    )
+
+
 def _recompute(
-    station: Station, plain: _Measured, again: _Measured | None
+    station: Station, plain: Measured, again: Measured | None
 ) -> tuple[BlockOption, ...]:
     """Return the option to run the block again, if it was tried."""
     if station.block < 0 or again is None or station.name not in again.rows:
         return ()
     extra_ns = sum(again.times[station.name]) - sum(plain.times[station.name])
     return (_option("recompute", again.rows[station.name], max(0, extra_ns)),)
-
-
-class _Change(NamedTuple):
-    """What an option changes on a block against keeping or recomputing it."""
-
-    segment: Segment
-    saved: int
-    cached: int
-    forward: int
-    alive: int  # S + b
-    extra_ns: int
-
-    def base(self, plain: _Measured, again: _Measured) -> _Measured:
-        """Return what it is compared with: what is offloaded was kept."""
-        return plain if self.segment.mode == "offload" else again
-
-    def on(
-        self, name: str, plain: _Measured, again: _Measured | None
-    ) -> BlockOption | None:
-        """Return the option for another block of the same type."""
-        if again is None or name not in again.rows:
-            return None
-        base = self.base(plain, again)
-        row = base.rows[name]
-        saved = max(0, row.saved + self.saved)
-        base_ns = sum(base.times[name]) - sum(plain.times[name])
-        return BlockOption(
-            mode=self.segment.mode,
-            saved_ops=self.segment.saved_ops,
-            input_on_host=self.segment.input_on_host,
-            saved_bytes=saved,
-            cached_bytes=max(0, row.cached + self.cached),
-            forward_bytes=row.forward + self.forward,
-            backward_bytes=row.saved + row.backward + self.alive - saved,
-            extra_ns=max(0, base_ns + self.extra_ns),
-        )
-
-
-def _options_by_type(
-    plain: _Measured,
-    again: _Measured | None,
-    others: Sequence[tuple[Probe, _Measured]],
-    types: Mapping[str, int],
-) -> dict[int, list[_Change]]:
-    """Return what each tried option changes, once for each type of block."""
-    found: dict[int, dict[tuple[object, ...], _Change]] = {}
-    for probe, measured in others if again is not None else ():
-        for segment in probe.segments:
-            name = segment.blocks[0]
-            is_plain = segment.mode == "recompute" and not segment.input_on_host
-            if is_plain or name not in measured.rows or again is None:
-                continue
-            base = (plain if segment.mode == "offload" else again).rows[name]
-            base_ns = (plain if segment.mode == "offload" else again).times[name]
-            row = measured.rows[name]
-            key = segment.mode, segment.saved_ops, segment.input_on_host
-            found.setdefault(types.get(name, -1), {}).setdefault(
-                key,
-                _Change(
-                    segment,
-                    saved=row.saved - base.saved,
-                    cached=row.cached - base.cached,
-                    forward=row.forward - base.forward,
-                    alive=row.saved + row.backward - base.saved - base.backward,
-                    extra_ns=sum(measured.times[name]) - sum(base_ns),
-                ),
-            )
-    return {kind: list(changes.values()) for kind, changes in found.items()}
 
 
 def _option(mode: Mode, row: StationBytes, extra_ns: int) -> BlockOption:

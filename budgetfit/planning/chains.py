@@ -11,12 +11,8 @@ from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment, selective_blocks
 from budgetfit.memory.chain_peak import chain_peak_bytes
-from budgetfit.memory.profile import (
-    Probe,
-    block_types,
-    chain_profile,
-    with_other_epilogue,
-)
+from budgetfit.memory.measured_trace import Probe
+from budgetfit.memory.profile import block_types, chain_profile, with_other_epilogue
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.op_sets import op_sets_by_type
 from budgetfit.planning.probes import ALL_LEVERS, probe_segments

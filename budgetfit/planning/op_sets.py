@@ -17,7 +17,8 @@ import torch
 
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.caching_allocator import round_bytes
-from budgetfit.memory.profile import Probe, block_types
+from budgetfit.memory.measured_trace import Probe
+from budgetfit.memory.profile import block_types
 from budgetfit.memory.stations import steady_moment
 from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
 

@@ -13,7 +13,8 @@ from budgetfit.applying.optimizer import OPTIMIZER_NAMES, qualified_name
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes
-from budgetfit.memory.profile import Probe, chain_profile
+from budgetfit.memory.measured_trace import Probe
+from budgetfit.memory.profile import chain_profile
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.subject import Subject

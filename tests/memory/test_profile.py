@@ -12,7 +12,8 @@ from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_points
 from budgetfit.memory.live_curve import LiveCurve
-from budgetfit.memory.profile import Probe, chain_profile
+from budgetfit.memory.measured_trace import Probe
+from budgetfit.memory.profile import chain_profile
 from budgetfit.memory.replay import kernel_card, replay
 from budgetfit.memory.stations import EPILOGUE, PROLOGUE, stations, steady_moment
 from tests.memory.made_traces import MIB, TraceMaker
