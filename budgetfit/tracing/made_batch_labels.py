@@ -23,6 +23,8 @@ CHOICES = 4  # answers to a question in SWAG
 
 def _same_tokens(request: BatchRequest, batch: Arguments) -> Arguments | None:
     """Language modelling: the model shifts or compares the inputs themselves."""
+    if not batch and made_batch_text.count_codebooks(request.model):
+        return _target_tokens(request, batch)
     ids = batch.get("input_ids")
     return None if ids is None else {"labels": _written(request, ids)}
 
@@ -39,6 +41,8 @@ def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
     else:
         length = ids.shape[1]
         request.notes.append(f"targets of {length} tokens, as long as the sources")
+    if made_batch_text.count_codebooks(request.model):
+        return {"labels": made_batch_text.audio_codes(request, length)}
     labels = made_batch_text.token_ids(request, length)
     return _with_decoder_input(request, labels)
 

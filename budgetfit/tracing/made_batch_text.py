@@ -74,6 +74,28 @@ def token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
     return ordinary[request.integers(shape, 0, len(ordinary))]
 
 
+def count_codebooks(model: nn.Module) -> int:
+    """Return how many codes make up one step of sound; 0 where tokens are words.
+
+    Models of audio codes add up one embedding for each codebook.
+    """
+    for part in (model, getattr(model, "decoder", None)):
+        if isinstance(part, nn.Module) and hasattr(part, "get_input_embeddings"):
+            tables = _input_embedding(part)
+            count = getattr(part.config, "num_codebooks", None)
+            if isinstance(tables, nn.ModuleList) and len(tables) == count:
+                return len(tables)
+    return 0
+
+
+def audio_codes(request: BatchRequest, length: int) -> Tensor:
+    """Return int64 ``[batch, length, codebooks]``, as losses of audio codes read it."""
+    count = count_codebooks(request.model)
+    request.notes.append(f"audio codes of {count} codebooks")
+    codes = token_ids(request, length * count)
+    return codes.view(request.batch_size, length, count)
+
+
 def source_ids(request: BatchRequest, length: int) -> Tensor:
     """Return ``token_ids``, each row of an encoder-decoder's ended by one EOS.
 

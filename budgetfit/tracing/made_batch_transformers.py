@@ -169,7 +169,11 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
 
 
 def _words(request: BatchRequest, task: str | None) -> Arguments:
-    return _choices(request) if task == "multiple choice" else _text_inputs(request)
+    if task == "multiple choice":
+        return _choices(request)
+    if task == "causal LM" and made_batch_text.count_codebooks(request.model):
+        return {}  # it shifts its labels itself
+    return _text_inputs(request)
 
 
 def _videos(request: BatchRequest, _: str | None) -> Arguments:

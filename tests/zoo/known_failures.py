@@ -5,13 +5,7 @@
 
 from __future__ import annotations
 
-_CODEBOOKS = (
-    "reads four rows of audio codes per sample, which no made batch has: pass batch="
-)
-
 KNOWN_FAILURES: dict[str, str] = {
-    "MusicgenForCausalLM": _CODEBOOKS,
-    "MusicgenMelodyForCausalLM": _CODEBOOKS,
     "xLSTMForCausalLM": (
         "does not train without its own library: its backward pass finds states that "
         "were overwritten, in plain PyTorch too"
