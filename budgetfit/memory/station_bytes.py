@@ -12,6 +12,7 @@ from budgetfit.memory.stations import Station, steady_moment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from budgetfit.core.step_trace import Phase
     from budgetfit.memory.live_curve import LiveCurve
 
 
@@ -45,18 +46,7 @@ def station_bytes(
         start, end = station.forward
         begin, stop = station.backward
         # Its output is not cached: it belongs to the station that takes it.
-        output = station.output_storage
-        handed_on = (
-            station.output_bytes
-            if output >= 0
-            and forward.start
-            <= curve.birth[output]
-            < end
-            <= curve.death[output]
-            < backward.start
-            else 0
-        )
-        new_cached = int(passing[end]) - handed_on
+        new_cached = int(passing[end]) - _handed_on(curve, station, forward, backward)
         total = int(curve.after[end]) - static - station.output_bytes
         new_prefix = total - new_cached
         measured.append(
@@ -72,6 +62,19 @@ def station_bytes(
         )
         prefix, cached = new_prefix, new_cached
     return static, _above_the_base(chain, measured)
+
+
+def _handed_on(
+    curve: LiveCurve, station: Station, forward: Phase, backward: Phase
+) -> int:
+    """Return the bytes of an output that later stations take and nothing saves."""
+    output, end = station.output_storage, station.forward[1]
+    if output < 0:
+        return 0
+    is_made_here = forward.start <= curve.birth[output] < end
+    is_gone_before_the_backward = end <= curve.death[output] < backward.start
+    passes = is_made_here and is_gone_before_the_backward
+    return station.output_bytes if passes else 0
 
 
 def _above_the_base(

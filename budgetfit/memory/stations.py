@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from budgetfit.core.step_trace import BlockPass, StepTrace
+    from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
     from budgetfit.memory.live_curve import LiveCurve
 
 PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
@@ -35,75 +35,94 @@ def steady_moment(trace: StepTrace) -> tuple[int, int]:
 
 def stations(curve: LiveCurve) -> tuple[Station, ...]:
     """Cut the steady micro-step into the chain's stretches, in execution order."""
-    trace = curve.trace
-    step, micro_step = steady_moment(trace)
-    forward_phase = curve.phase("forward", step, micro_step)
-    backward_phase = curve.phase("backward", step, micro_step)
-    rows = [
-        row for row in trace.passes if (row.step, row.micro_step) == (step, micro_step)
-    ]
-    forward = [row for row in rows if row.direction == "forward"]
-    backward = {row.block: row for row in rows if row.direction == "backward"}
+    step = _SteadyStep.of(curve)
     found: list[Station] = []
-    position, back = forward_phase.start, backward_phase.end
-    for index, row in enumerate(forward):
+    # Forwards are cut from the front, and their backwards from the end.
+    position, back = step.forward.start, step.backward.end
+    for index, row in enumerate(step.passes):
         if row.start > position:
-            # Its backward comes after the block's own: from there to where we were.
-            begin = backward[row.block].end if row.block in backward else back
-            found.append(
-                Station(
-                    PROLOGUE if index == 0 else f"{BETWEEN}{index}",
-                    -1,
-                    (position, row.start),
-                    (begin, back),
-                    row.input_storage,
-                    _output_bytes(curve, row.input_storage),
-                    joins_next=False,
-                )
-            )
-        begin, end = _backward_of(row, backward, back)
-        following = forward[index + 1].start if index + 1 < len(forward) else row.end
+            found.append(step.before_block(index, position, back))
+            back = found[-1].backward[0]
+        found.append(step.block(index, back))
+        position, back = found[-1].forward[1], found[-1].backward[0]
+    found.append(step.epilogue(position, back))
+    return tuple(found)
+
+
+class _SteadyStep(NamedTuple):
+    """The micro-step that is cut: its phases, and the passes of its blocks.
+
+    ``passes`` are the forward ones; ``backwards`` the other ones, by block.
+    """
+
+    curve: LiveCurve
+    forward: Phase
+    backward: Phase
+    passes: tuple[BlockPass, ...]
+    backwards: dict[int, BlockPass]
+
+    @classmethod
+    def of(cls, curve: LiveCurve) -> _SteadyStep:
+        moment = steady_moment(curve.trace)
+        rows = [
+            row for row in curve.trace.passes if (row.step, row.micro_step) == moment
+        ]
+        return cls(
+            curve,
+            curve.phase("forward", *moment),
+            curve.phase("backward", *moment),
+            tuple(row for row in rows if row.direction == "forward"),
+            {row.block: row for row in rows if row.direction == "backward"},
+        )
+
+    def before_block(self, index: int, position: int, back: int) -> Station:
+        """Return what runs from ``position`` to a block; backward, until ``back``."""
+        row = self.passes[index]
+        # Its backward comes after the block's own.
+        found = self.backwards.get(row.block)
+        return Station(
+            PROLOGUE if index == 0 else f"{BETWEEN}{index}",
+            -1,
+            (position, row.start),
+            (found.end if found else back, back),
+            row.input_storage,
+            self._output_bytes(row.input_storage),
+            joins_next=False,
+        )
+
+    def block(self, index: int, back: int) -> Station:
+        """Return a block's station; its backward is empty where nothing needs one."""
+        trace, row = self.curve.trace, self.passes[index]
+        found = self.backwards.get(row.block)
+        is_last = index + 1 == len(self.passes)
+        following = row.end if is_last else self.passes[index + 1].start
         # Where only frees happen before the next block, they end this one.
         stop = row.end if _allocates(trace, row.end, following) else following
-        found.append(
-            Station(
-                trace.block_names[row.block],
-                row.block,
-                (row.start, stop),
-                (begin, end),
-                row.output_storage,
-                _output_bytes(curve, row.output_storage),
-                joins_next=index + 1 < len(forward)
-                and trace.joined[index]
-                and stop == following,
-            )
+        return Station(
+            trace.block_names[row.block],
+            row.block,
+            (row.start, stop),
+            (found.start, found.end) if found else (back, back),
+            row.output_storage,
+            self._output_bytes(row.output_storage),
+            joins_next=not is_last and trace.joined[index] and stop == following,
         )
-        position, back = stop, begin
-    found.append(
-        Station(
+
+    def epilogue(self, position: int, back: int) -> Station:
+        """Return what follows the blocks: the head and the loss."""
+        return Station(
             EPILOGUE,
             -1,
-            (position, forward_phase.end),
-            (backward_phase.start, back if forward else backward_phase.end),
+            (position, self.forward.end),
+            (self.backward.start, back),
             -1,
             0,
             joins_next=False,
         )
-    )
-    return tuple(found)
+
+    def _output_bytes(self, storage: int) -> int:
+        return int(self.curve.sizes[storage]) if storage >= 0 else 0
 
 
 def _allocates(trace: StepTrace, start: int, end: int) -> bool:
     return bool((trace.events[start:end] > 0).any())
-
-
-def _backward_of(
-    row: BlockPass, backward: dict[int, BlockPass], back: int
-) -> tuple[int, int]:
-    """Return where a block's backward lies; empty where nothing needs gradients."""
-    found = backward.get(row.block)
-    return (found.start, found.end) if found else (back, back)
-
-
-def _output_bytes(curve: LiveCurve, storage: int) -> int:
-    return int(curve.sizes[storage]) if storage >= 0 else 0
