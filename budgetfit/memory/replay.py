@@ -21,7 +21,7 @@ from budgetfit.memory.quick_play import Played, QuickAllocator
 from budgetfit.memory.step_schedule import Part, Stretch, schedule, with_micro_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -168,38 +168,37 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
     parts, events = _program(*program)
     kind = _SlowAllocator if expandable_segments else QuickAllocator
     allocator = kind(total)
-    points: list[TimelinePoint] = []
-    given: list[list[int]] = []
-    peak, peak_index = -1, 0
-    for part in parts:
-        played = _play(allocator, trace, card, part, events)
-        given.append(played.given)
-        points.append(_point(trace, part.stretch, played))
-        if played.peak_allocated_bytes > peak:
-            peak, peak_index = played.peak_allocated_bytes, len(points) - 1
-        if allocator.failed_event is not None:
-            break
+    played = list(_play(allocator, trace, card, parts, events))
+    allocated = [each.peak_allocated_bytes for each in played]
+    peak = allocated.index(max(allocated))
     whole = allocator.failed_event is None and allocator.retries == 0
     categories, layers = (
-        _at_peak(trace, parts, events, given[: peak_index + 1])
+        _at_peak(trace, parts, events, [each.given for each in played[: peak + 1]])
         if what_is_alive or whole
         else ({}, ())
     )
     timeline = MemoryTimeline(
-        points=tuple(points),
-        allocated_bytes=peak,
-        reserved_bytes=max(point.reserved_bytes for point in points),
+        points=tuple(
+            _point(trace, part.stretch, each)
+            for part, each in zip(parts, played, strict=False)
+        ),
+        allocated_bytes=allocated[peak],
+        reserved_bytes=max(each.peak_reserved_bytes for each in played),
         at_peak_bytes=categories,
         at_peak_layers=layers,
-        peak=peak_index,
+        peak=peak,
         retries=allocator.retries,
-        failed_bytes=_failed_bytes(allocator, trace, card, parts[len(points) - 1]),
+        failed_bytes=_failed_bytes(allocator, trace, card, parts[len(played) - 1]),
     )
     if whole:
-        _KNOWN[key] = timeline
-        if len(_KNOWN) > MOST_KNOWN:
-            del _KNOWN[next(iter(_KNOWN))]
+        _remember(key, timeline)
     return timeline
+
+
+def _remember(key: tuple[Hashable, ...], timeline: MemoryTimeline) -> None:
+    _KNOWN[key] = timeline
+    if len(_KNOWN) > MOST_KNOWN:
+        del _KNOWN[next(iter(_KNOWN))]
 
 
 @lru_cache(maxsize=8)
@@ -224,11 +223,15 @@ def _play(
     allocator: QuickAllocator | _SlowAllocator,
     trace: StepTrace,
     card: KernelCard,
-    part: Part,
+    parts: Iterable[Part],
     events: list[int],
-) -> Played:
-    sizes = _rounded_bytes(trace, part.samples, card)
-    return allocator.play(events[part.stretch.start : part.stretch.end], sizes)
+) -> Iterator[Played]:
+    """Play one part after the other, up to the one in which the device is full."""
+    for part in parts:
+        sizes = _rounded_bytes(trace, part.samples, card)
+        yield allocator.play(events[part.stretch.start : part.stretch.end], sizes)
+        if allocator.failed_event is not None:
+            return
 
 
 def _failed_bytes(
@@ -329,7 +332,5 @@ class AfterTraining:
         return self._allocator.retries
 
     def _play(self, parts: list[Part], events: list[int]) -> None:
-        for part in parts:
-            _play(self._allocator, self._program[0], self._card, part, events)
-            if self._allocator.failed_event is not None:
-                break
+        for _ in _play(self._allocator, self._program[0], self._card, parts, events):
+            pass
