@@ -32,7 +32,6 @@ from budgetfit.reporting.text import (
     render_verification,
     render_why,
 )
-from budgetfit.tracing.batch_shapes import batch_size_of
 from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PretrainedConfig
+
+    from budgetfit.planning.subject import Subject
 
     Model = nn.Module | PretrainedConfig | str
     Loss = Callable[[Any, Any], torch.Tensor]
@@ -174,20 +175,35 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         instead="fp32" if precision == "auto" and adapter is None else None,
         progress=progress,
     )
-    asked = {
-        "model": model if isinstance(model, str) else None,
-        "vram": vram,
-        "gpu": gpu,
-        "max_length": max_length if known is None else known.planned,
-        "loss": None if loss is None else qualified_name(loss),
-    }
+    longest = max_length if known is None else known.planned
     rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
     return made.changed(
         source=source,
         adapter=adapter,
         warnings=(*made.warnings, *rates, *loading_notes(subject.model, made.estimate)),
-        provenance={**made.provenance, "asked": asked},
+        provenance={
+            **made.provenance,
+            "asked": _asked(model, vram=vram, gpu=gpu, max_length=longest, loss=loss),
+        },
     )
+
+
+def _asked(
+    model: Model,
+    *,
+    vram: int | str | None,
+    gpu: str | None,
+    max_length: int | None,
+    loss: Loss | None,
+) -> dict[str, object]:
+    """Return what was asked for, as far as a file can hold it, to verify it later."""
+    return {
+        "model": model if isinstance(model, str) else None,
+        "vram": vram,
+        "gpu": gpu,
+        "max_length": max_length,
+        "loss": None if loss is None else qualified_name(loss),
+    }
 
 
 @undisturbed()
@@ -239,9 +255,9 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         double_quantization=double_quantization,
         prepare_for_kbit=prepare_for_kbit,
     )
-    name = optimizer_name(optimizer or "adamw_torch_fused")
-    if recipe is not None and optimizer is None:
-        name = recipe.optimizer
+    if optimizer is None:
+        optimizer = "adamw_torch_fused" if recipe is None else recipe.optimizer
+    name = optimizer_name(optimizer)
     subject, source = make_subject(
         model,
         card,
@@ -249,25 +265,28 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         max_length=max_length,
         lengths=parse_lengths(lengths, max_length),
         loss=loss,
-        optimizer=optimizer if optimizer is not None else name,
+        optimizer=optimizer,
         adapter=adapter,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    as_is = recipe is None
-    if recipe is None:
-        size = batch_size_of(source.batch, batch_dim=source.batch_dim)
-        segments = every_block(subject.own_checkpointing())
-        recipe = Recipe(
-            batch_size=size, precision="as-is", optimizer=name, segments=segments
-        )
     return make_estimate(
         subject,
-        recipe,
+        _as_it_is(subject, source.batch_size, name) if recipe is None else recipe,
         card.budget(headroom),
         context_bytes=card.context_bytes,
-        keep_own_checkpointing=as_is,
+        keep_own_checkpointing=recipe is None,
         progress=progress,
+    )
+
+
+def _as_it_is(subject: Subject, batch_size: int, optimizer: str) -> Recipe:
+    """Return the recipe of a model for which nothing was decided."""
+    return Recipe(
+        batch_size=batch_size,
+        precision="as-is",
+        optimizer=optimizer,
+        segments=every_block(subject.own_checkpointing()),
     )
 
 

@@ -14,7 +14,6 @@ from budgetfit.arguments import (
 from budgetfit.planning.candidates import check_batch, precisions, runs_on
 from budgetfit.planning.chains import Setting
 from budgetfit.planning.make_plan import make_estimate, make_layers, policy_recipe
-from budgetfit.tracing.batch_shapes import batch_size_of
 from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    size = batch_size or batch_size_of(source.batch, batch_dim=source.batch_dim)
+    size = batch_size or source.batch_size
     check_batch(size, effective_batch_size)
     policy = parse_checkpointing(checkpointing)
     setting = Setting(

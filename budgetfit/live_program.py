@@ -18,7 +18,7 @@ from budgetfit.integrations.python_factory import is_factory_text
 from budgetfit.planning.chosen_batch import choose_batch
 from budgetfit.planning.same_model import check_same_model
 from budgetfit.planning.verify_plan import RealProgram
-from budgetfit.tracing.batch_shapes import describe_batch
+from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
 from budgetfit.verifying.real_step import find_device
 
@@ -40,6 +40,11 @@ class PlanSource:
     batch_dim: int
     loss: Loss | None
     optimizer: Optimizer | None
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch."""
+        return batch_size_of(self.batch, batch_dim=self.batch_dim)
 
 
 def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
