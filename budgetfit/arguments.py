@@ -138,30 +138,13 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     resolved = resolve_model(plain, trust_remote_code=trust_remote_code)
     live = resolved.model
     traced, adapter_notes = model_to_trace(live, adapter)
-    if not any(p.requires_grad for p in traced.parameters()):
-        raise InputError(
-            f"{resolved.name} has no trainable parameter, so there is nothing to "
-            "train. Check requires_grad."
-        )
+    _check_trains(traced, resolved.name)
     notes = [*card.notes, *resolved.notes, *adapter_notes]
     if plain is not model:
         notes.append("planned, and trained by apply(), without torch.compile")
-    if batch is None:
-        longest = max_length if lengths is None else lengths.planned
-        made = make_batch(live, max_length=longest)
-        batch, batch_dim = made.batch, made.batch_dim
-        notes += made.notes
-        if loss is None and not made.returns_loss:
-            notes.append(
-                "the model returns no loss: planned with the mean of its float "
-                "outputs; pass loss= for the real one"
-            )
-    else:
-        batch_dim = batch_dimension(live)
-        batch_size_of(batch, batch_dim=batch_dim)
-    notes += loss_notes(loss, live)
+    batch, batch_dim, batch_notes = _example(live, batch, max_length, lengths, loss)
+    notes += [*batch_notes, *loss_notes(loss, live)]
     if lengths is not None:
-        _check_holds(batch, lengths.planned)
         notes += lengths.notes()
     function = None if isinstance(optimizer, str) else optimizer
     subject = Subject(
@@ -187,6 +170,46 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         optimizer=function,
     )
     return subject, source
+
+
+def _check_trains(model: nn.Module, name: str) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(
+            f"{name} has no trainable parameter, so there is nothing to "
+            "train. Check requires_grad."
+        )
+
+
+def _example(
+    model: nn.Module,
+    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    max_length: int | None,
+    lengths: LengthSummary | None,
+    loss: Callable[..., Any] | None,
+) -> tuple[Any, int, tuple[str, ...]]:
+    """Return the batch that was given or is made, where it counts samples, and notes.
+
+    Raises:
+        InputError: If the batch cannot be what was meant, or none can be made.
+    """
+    notes: tuple[str, ...] = ()
+    if batch is None:
+        longest = max_length if lengths is None else lengths.planned
+        made = make_batch(model, max_length=longest)
+        batch, batch_dim, notes = made.batch, made.batch_dim, made.notes
+        if loss is None and not made.returns_loss:
+            notes += (
+                (
+                    "the model returns no loss: planned with the mean of its float "
+                    "outputs; pass loss= for the real one"
+                ),
+            )
+    else:
+        batch_dim = batch_dimension(model)
+        batch_size_of(batch, batch_dim=batch_dim)
+    if lengths is not None:
+        _check_holds(batch, lengths.planned)
+    return batch, batch_dim, notes
 
 
 def parse_lengths(
