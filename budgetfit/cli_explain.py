@@ -1,9 +1,10 @@
 """``budgetfit explain``: what an out-of-memory message means."""
 
+import errno
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, BinaryIO, Final
 
 import typer
 
@@ -41,23 +42,36 @@ def explain(
 
 
 def _read(source: str) -> str:
-    if source == "-":
-        return _decoded(sys.stdin.buffer.read()[-_LONGEST_BYTES:])
     try:
+        if source == "-":
+            if sys.stdin is None:
+                raise OSError(errno.EBADF, "it is closed")  # noqa: TRY301 - as any other
+            return _decoded(_end(sys.stdin.buffer))
         with Path(source).open("rb") as file:
-            size_bytes = file.seek(0, 2)
-            start = max(0, size_bytes - _LONGEST_BYTES)
-            file.seek(0)
-            mark = file.read(2)
-            file.seek(start)
-            data = file.read()
-            return _decoded(mark + data if start else data)
+            return _decoded(_end(file))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
+        name = "standard input" if source == "-" else repr(source)
         raise InputError(
-            f"Cannot read {source!r}: {reason}. Hand in a file with the message, for "
+            f"Cannot read {name}: {reason}. Hand in a file with the message, for "
             "example: python train.py 2>&1 | tee oom.txt; budgetfit explain oom.txt"
         ) from None
+
+
+def _end(stream: BinaryIO) -> bytes:
+    """Return the end of a stream, and of a longer one the first two bytes before it.
+
+    Those may say that it is UTF-16. A pipe, ``explain <(python train.py 2>&1)``, is
+    read to its end without being kept.
+    """
+    mark = stream.read(2)
+    if stream.seekable():
+        stream.seek(max(stream.tell(), stream.seek(0, 2) - _LONGEST_BYTES))
+    data = b""
+    while piece := stream.read(_LONGEST_BYTES):
+        # A UTF-16 character begins at an even byte; so do both lengths.
+        data = (data + piece)[-_LONGEST_BYTES:]
+    return mark + data
 
 
 def _decoded(data: bytes) -> str:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 Kind = Literal["allocator", "driver", "library", "host"]
 
 _UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# Bounded, or a line of a million digits would take minutes.
+# Bounded, or a line of a million digits would take minutes, and int() refuses 4,301.
 _SIZE: Final = r"\b(\d{1,20}(?:\.\d{1,9})?) (bytes|KiB|MiB|GiB)"
 _EXABYTE: Final = 2**60  # the allocator names no size above this one
 # What each kind begins with. Spaces may be line breaks.
@@ -104,7 +104,7 @@ def read_out_of_memory(text: str) -> tuple[OutOfMemoryText, ...]:
 
 def _read(kind: Kind, start: int, text: str) -> OutOfMemoryText:
     if kind == "host":
-        host = re.search(r"allocate (\d+) bytes", text)
+        host = re.search(r"allocate (\d{1,20}) bytes", text)
         requested = int(host[1]) if host else None
         return OutOfMemoryText(kind=kind, start=start, requested_bytes=requested)
     if kind != "allocator":
@@ -115,7 +115,7 @@ def _read(kind: Kind, start: int, text: str) -> OutOfMemoryText:
         "SIZE already allocated",
         "Currently allocated : SIZE",
     )
-    device = re.search(r"\bGPU (\d+)|on device (\d+)", text)
+    device = re.search(r"\bGPU (\d{1,9})\b|on device (\d{1,9})\b", text)
     process, others = _processes(text)
     return OutOfMemoryText(
         kind=kind,
@@ -183,7 +183,7 @@ def _idle(text: str, allocated: int | None) -> int | None:
 def _processes(text: str) -> tuple[int | None, tuple[tuple[int, int], ...]]:
     """Return this process's bytes, and the others'."""
     process = _size(text, "this process has SIZE memory in use")
-    found = re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+    found = re.findall(rf"Process (\d{{1,20}}) has {_SIZE} memory in use", text)
     others = tuple((int(pid), round(float(n) * _UNITS[unit])) for pid, n, unit in found)
     return process, others
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +60,42 @@ def test_of_a_huge_log_the_end_is_read(
     result = json.loads(run(path, "--json").stdout)
     assert result["messages"] == 1
     assert result["message"]["total_bytes"] == round(31.37 * 2**30)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_of_a_huge_standard_input_the_end_is_read(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setattr("budgetfit.cli_explain._LONGEST_BYTES", 2000)
+    text = f"{messages.TORCH_1_0}\n{'step' * 5000}\n{messages.FULL}"
+    result = json.loads(run("-", "--json", given=text.encode(encoding)).stdout)
+    assert result["messages"] == 1
+    assert result["message"]["total_bytes"] == round(31.37 * 2**30)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/fd")
+def test_a_shell_hands_in_what_a_program_prints() -> None:
+    """``explain <(python train.py 2>&1)`` is a pipe, which has no size."""
+    end, start = os.pipe()
+    os.write(start, f"step 1\n{messages.FULL}\n".encode())
+    os.close(start)
+    result = run(f"/dev/fd/{end}")
+    os.close(end)
+    assert result.stdout.startswith("WHY  the model and its batch")
+
+
+def test_a_closed_standard_input_is_a_mistake_of_usage(tmp_path: Path) -> None:
+    errors = tmp_path / "errors.txt"
+    code = (
+        "import sys; sys.stdin = None; sys.argv[1:] = ['explain', '-']; "
+        "from budgetfit.cli import main; main()"
+    )
+    with errors.open("w") as file:
+        done = subprocess.run(  # noqa: S603 - our own words
+            [sys.executable, "-c", code], stderr=file, check=False
+        )
+    assert done.returncode == 2
+    assert errors.read_text().startswith("Error: Cannot read standard input: it is")
 
 
 def test_json_has_the_numbers() -> None:

@@ -100,6 +100,16 @@ def test_in_a_container_the_numbered_process_that_is_large_enough_is_this_one() 
     assert own_process(read(text)) == (10 * GIB, [(2, 5 * GIB)])
 
 
+def test_numbers_longer_than_python_reads_are_not_taken_for_any() -> None:
+    long = "9" * 5000
+    message = read(messages.TORCH_2_9.replace("GPU 0", f"GPU {long}"))
+    assert message.device is None
+    assert message.total_bytes == round(39.49 * GIB)
+    message = read(messages.TORCH_2_9.replace("Process 1374763", f"Process {long}"))
+    assert [pid for pid, _ in message.others] == [3721648, 1374765, 1374764]
+    assert read(messages.HOST.replace("4398046511104", long)).requested_bytes is None
+
+
 def test_a_message_is_read_through_boxes_colours_ranks_and_breaks() -> None:
     plain = read(messages.FULL)
     words = messages.FULL.split(" ")
