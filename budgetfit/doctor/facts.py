@@ -11,6 +11,7 @@ class TorchFacts:
     Attributes:
         version: Of the package; empty if it is not installed.
         error: Why it cannot be imported; empty if it can.
+        unanswered: How long it was waited for, in vain; nothing more is known then.
         cuda: The CUDA that it was built for, as ``"13.0"``; empty for a CPU build.
         hip: The ROCm that it was built for.
         architectures: What it has kernels for: ``sm_80``, ``compute_90``.
@@ -21,6 +22,7 @@ class TorchFacts:
 
     version: str = ""
     error: str = ""
+    unanswered: str = ""
     cuda: str = ""
     hip: str = ""
     architectures: tuple[str, ...] = ()
@@ -87,12 +89,14 @@ class LibraryFacts:
         needs: What it asks of the other libraries, as pip's texts: ``torch==2.13.0``.
         wants: The same for what is optional (its extras).
         error: Why it does not load, as far as that was tried.
+        unanswered: How long it was waited for, in vain; whether it loads is not known.
     """
 
     version: str
     needs: tuple[str, ...] = ()
     wants: tuple[str, ...] = ()
     error: str = ""
+    unanswered: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,11 @@ def _torch(version: str, answer: Mapping[str, Any]) -> TorchFacts:
 def _library(name: str, version: str, answer: Mapping[str, Any]) -> LibraryFacts:
     needs, wants = _requirements(name)
     return LibraryFacts(
-        version=version, needs=needs, wants=wants, error=answer.get("error", "")
+        version=version,
+        needs=needs,
+        wants=wants,
+        error=answer.get("error", ""),
+        unanswered=answer.get("unanswered", ""),
     )
 
 
@@ -161,11 +165,18 @@ def _cache() -> tuple[str, str]:
     folder = cache_folder()
     if folder is None:
         return "", ""
-    nearest: Path = folder
+    try:
+        return str(folder), _unwritable(folder)
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        return str(folder), f"{error.filename or folder}: {error.strerror}"
+
+
+def _unwritable(folder: "Path") -> str:
+    nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
     if not nearest.is_dir():
-        return str(folder), f"{nearest} is no folder"
+        return f"{nearest} is no folder"
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return str(folder), f"{nearest} may not be written"
-    return str(folder), ""
+        return f"{nearest} may not be written"
+    return ""

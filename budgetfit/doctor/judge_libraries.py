@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from budgetfit.doctor.facts import LibraryFacts, Machine
 from budgetfit.doctor.finding import Finding
-from budgetfit.doctor.judge_torch import MEASURED_TRANSFORMERS
+from budgetfit.doctor.judge_torch import MEASURED_TRANSFORMERS, unanswered
 
 _MATCHING: Final = ("torchvision", "torchaudio")  # compiled for one release of torch
 _OLDEST_TRANSFORMERS: Final = "5"
@@ -25,11 +25,13 @@ def judge_libraries(machine: Machine) -> Iterator[Finding]:
         if library.error:
             yield _broken(machine, name, library)
             continue
+        if library.unanswered:
+            yield unanswered(name, library.version, library.unanswered)
         clash = [*_clashes(machine, name, library), *_too_old(machine, name, library)]
         yield from clash
         if name == "transformers":
             yield from _transformers(library)
-        elif not clash:
+        elif not clash and not library.unanswered:
             yield Finding(topic=name, verdict="ok", meaning=f"{library.version}.")
     override = machine.environment.get("BNB_CUDA_VERSION")
     if override:

@@ -23,6 +23,9 @@ def judge_torch(machine: Machine) -> Iterator[Finding]:
     if not torch.version or torch.error:
         yield _not_importable(machine)
         return
+    if torch.unanswered:
+        yield unanswered("torch", torch.version, torch.unanswered)
+        return
     yield _version(torch.version)
     if torch.hip:
         yield Finding(
@@ -44,6 +47,17 @@ def install(major: int) -> str:
     return (
         'pip install --force-reinstall "torch>=2.11" --index-url '
         f"https://download.pytorch.org/whl/{_WHEELS.get(major, 'cu126')}"
+    )
+
+
+def unanswered(name: str, version: str, waited: str) -> Finding:
+    """Return what can be said of a library that was not imported in time."""
+    return Finding(
+        topic=name,
+        verdict="note",
+        meaning=f"{name} {version} was not checked ({waited}): this machine is busy, "
+        "its disk slow, or the import hangs.",
+        commands=(f"time python -c 'import {name}'", "budgetfit doctor"),
     )
 
 

@@ -113,8 +113,11 @@ def test_a_library_that_hangs_is_given_up(
 ) -> None:
     (tmp_path / "torchaudio.py").write_text("import time; time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(run_tool, "_LIMIT_S", 0.3)
-    assert "no answer within" in run_tool.probe_library("torchaudio")["error"]
+    monkeypatch.setattr(run_tool, "_IMPORT_LIMIT_S", 0.3)
+    answer = run_tool.probe_library("torchaudio")
+    assert answer == {"unanswered": "no answer within 0 s"}
+    assert gather._library("torchaudio", "2.11", answer).unanswered  # noqa: SLF001
+    assert gather._torch("2.11", answer).unanswered  # noqa: SLF001
 
 
 def test_bitsandbytes_tells_why_its_own_library_was_not_loaded(
@@ -179,3 +182,11 @@ def test_a_cache_below_a_file_is_an_error_that_is_told(
     assert gather._cache() == (str(tmp_path / "new" / "traces"), "")  # noqa: SLF001
     monkeypatch.setenv("BUDGETFIT_CACHE", "off")
     assert gather._cache() == ("", "")  # noqa: SLF001
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other limits")
+def test_a_cache_that_may_not_be_looked_at_is_an_error_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path / ("x" * 300)))
+    assert "xxx: File name too long" in gather._cache()[1]  # noqa: SLF001

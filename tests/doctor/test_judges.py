@@ -201,6 +201,16 @@ def test_emulated_bf16_is_told_although_torch_says_it_is_there() -> None:
     assert "fp16=True" in found["bf16"].commands[0]
 
 
+def test_what_took_too_long_is_no_problem() -> None:
+    """A busy machine imports slowly; that breaks nothing."""
+    slow = LibraryFacts(version="0.50", unanswered="no answer within 40 s")
+    finding = only(GOOD, libraries={**GOOD.libraries, "bitsandbytes": slow})
+    assert (finding.topic, finding.verdict) == ("bitsandbytes", "note")
+    assert "0.50 was not checked (no answer within 40 s)" in finding.meaning
+    finding = only(GOOD, torch=TorchFacts(version="2.13.0", unanswered="no answer"))
+    assert (finding.topic, finding.verdict) == ("torch", "note")
+
+
 def test_error_correction_is_told_where_it_takes_memory() -> None:
     found = {f.topic: f for f in bad(GOOD, cards=(machines.T4,))}
     # 15 of 16 GiB.
