@@ -7,6 +7,8 @@ program, in worker processes, in a folder of models and plans under odd names.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import io
 import json
 import os
@@ -28,6 +30,7 @@ from budgetfit.cli import main as budgetfit_main
 from budgetfit.planning.trace_cache import CACHE_VARIABLE
 from tests.fuzz.place import write_place, write_plans
 from tests.fuzz.plan_files import quiet
+from tests.fuzz.surroundings import HERE, draw_input, draw_variables
 from tests.fuzz.words import NONSENSE, Verdict, draw
 from tests.fuzz.workers import Outcome, default_jobs, report, run_all
 
@@ -36,6 +39,21 @@ if TYPE_CHECKING:
 
 FITS, ERROR, USAGE, DOES_NOT_FIT = 0, 1, 2, 3
 ANY = frozenset({FITS, ERROR, USAGE, DOES_NOT_FIT})
+# How a command ends whose words are right; the others answer that it does not fit.
+ANSWERS = {
+    "doctor": frozenset({FITS, ERROR}),  # error: it found a problem
+    **dict.fromkeys(("explain", "info", "clear", "gpus", "layers"), frozenset({FITS})),
+}
+# These read what they are handed, or refuse it; nothing else may go wrong.
+READERS = ("explain", "info", "clear", "gpus")
+# How often each is drawn: planning has most words, and doctor most to wait for.
+WEIGHTS = {
+    "plan": 6,
+    "estimate": 6,
+    "export": 5,
+    "explain": 5,
+    **dict.fromkeys(("doctor", "cache", "gpus"), 1),
+}
 # Settings that may be right each and not together.
 PAIRS = (
     ("batch_size", "effective_batch_size"),
@@ -46,14 +64,25 @@ PAIRS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A command line, and the exit codes that it may end with."""
+    """A command line, and the exit codes that it may end with.
+
+    Attributes:
+        words: Those after the program's name.
+        codes: The exit codes.
+        given: What stands on standard input; None if it is closed.
+        variables: Of the environment: what they are set to, None for removed ones.
+    """
 
     words: tuple[str, ...]
     codes: frozenset[int]
+    given: bytes | None = b""
+    variables: tuple[tuple[str, str | None], ...] = ()
 
     def __str__(self) -> str:
-        text = shlex.join(["budgetfit", *self.words])
-        return text if len(text) < 400 else f"{text[:400]}..."
+        words = [f"{name}={value}" for name, value in self.variables]
+        text = shlex.join([*words, "budgetfit", *self.words])
+        text = text if len(text) < 400 else f"{text[:400]}..."
+        return f"{text} < {self.given!r:.200}" if self.given != b"" else text
 
 
 def commands() -> dict[tuple[str, ...], Any]:
@@ -70,10 +99,9 @@ def commands() -> dict[tuple[str, ...], Any]:
 
 
 def make_line(rng: random.Random, known: dict[tuple[str, ...], Any]) -> Line:
-    """Return a random command line; most commands are planned with."""
+    """Return a random command line, and what it finds around it."""
     names = sorted(known)
-    often = [name for name in names if name[0] in ("plan", "estimate", "export")]
-    name = rng.choice([*names, *often])
+    [name] = rng.choices(names, [WEIGHTS.get(name[0], 3) for name in names])
     if rng.random() < 0.02:
         return Line((rng.choice([*NONSENSE, "plann", "Plan", "cache"]),), ANY)
     parts: list[list[str]] = []
@@ -95,7 +123,11 @@ def make_line(rng: random.Random, known: dict[tuple[str, ...], Any]) -> Line:
             verdicts["more"] = "open"
     rng.shuffle(parts)
     words = (*name, *(word for part in parts for word in part))
-    return Line(words, _codes(name[-1], verdicts, words))
+    given: bytes | None = b""
+    if "-" in words and name == ("explain",):
+        given, verdicts["given"] = draw_input(rng)
+    variables = draw_variables(rng, name)
+    return Line(words, _codes(name[-1], verdicts, words), given, variables)
 
 
 def _part(
@@ -121,10 +153,17 @@ def _part(
     return [parameter.opts[0], text], "open" if text.startswith("-") else verdict
 
 
-def _codes(  # noqa: PLR0911 - one line for each rule
+def _codes(
     command: str, verdicts: dict[str, Verdict], words: tuple[str, ...]
 ) -> frozenset[int]:
     """Return the exit codes that a line may end with."""
+    codes = _codes_of_words(command, verdicts, words)
+    return codes - {ERROR, DOES_NOT_FIT} if command in READERS else codes
+
+
+def _codes_of_words(  # noqa: PLR0911 - one line for each rule
+    command: str, verdicts: dict[str, Verdict], words: tuple[str, ...]
+) -> frozenset[int]:
     if "--help" in words or "-h" in words or "more" in verdicts:
         return ANY
     if "wrong" in verdicts.values():
@@ -138,28 +177,49 @@ def _codes(  # noqa: PLR0911 - one line for each rule
         return ANY  # refused, unless it is what it would be in any case
     if command == "verify" and "device" not in verdicts:
         return ANY
-    return frozenset({FITS, DOES_NOT_FIT})
+    return ANSWERS.get(command, frozenset({FITS, DOES_NOT_FIT}))
 
 
 def run_line(line: Line) -> Outcome:
     """Run one line through ``budgetfit.cli.main``, as its own process would."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    before = sys.argv, sys.stdout, sys.stderr
+    before = sys.argv, sys.stdin, sys.stdout, sys.stderr
     sys.argv, sys.stdout, sys.stderr = ["budgetfit", *line.words], out, err
+    sys.stdin = None if line.given is None else io.TextIOWrapper(io.BytesIO(line.given))
     code: object = None
     trouble = ""
     try:
-        budgetfit_main()
+        with _around(line.variables):
+            budgetfit_main()
     except SystemExit as error:
         code = error.code or 0
     except BaseException as error:  # noqa: BLE001 - that is what is looked for
         trouble = f"{type(error).__name__} reached the user"
         traceback.print_exc(limit=-6)
     finally:
-        sys.argv, sys.stdout, sys.stderr = before
+        sys.argv, sys.stdin, sys.stdout, sys.stderr = before
     answer, told = (_written(stream) for stream in (out, err))
     fault = trouble or _fault(line, code, answer, told)
     return Outcome(str(line), str(code), fault, answer[-1500:] + told[-3000:])
+
+
+@contextlib.contextmanager
+def _around(variables: tuple[tuple[str, str | None], ...]) -> Iterator[None]:
+    """Set variables of the environment for one line."""
+    before = {name: os.environ.get(name) for name, _ in variables}
+    try:
+        _set(dict(variables))
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value.replace(HERE, str(Path.cwd()))
 
 
 def _written(stream: io.TextIOWrapper) -> str:
@@ -182,7 +242,7 @@ def _fault(  # noqa: PLR0911 - one line for each fault
         return "a traceback without --traceback"
     if "Warning: " in told:
         return "a warning meant for programmers"
-    told_otherwise = "Usage: " in answer or "verify" in line.words
+    told_otherwise = "Usage: " in answer or {"verify", "doctor"} & set(line.words)
     if code in (ERROR, USAGE) and not told.strip() and not told_otherwise:
         return "an error without a word"
     if code == FITS and not answer.strip() and "--save" not in str(line):
@@ -194,7 +254,7 @@ def _fault(  # noqa: PLR0911 - one line for each fault
 
 
 def _json_fault(line: Line, code: object, answer: str) -> str:
-    if "--json" not in line.words or not answer.strip() or code == USAGE:
+    if not _asks_for_json(line.words) or not answer.strip() or code == USAGE:
         return ""
     if "--help" in line.words or "-h" in line.words:
         return ""
@@ -203,6 +263,21 @@ def _json_fault(line: Line, code: object, answer: str) -> str:
     except ValueError:
         return "--json printed no JSON document"
     return ""
+
+
+def _asks_for_json(words: tuple[str, ...]) -> bool:
+    """Whether ``--json`` is there, and not as the value of the option before it."""
+    if "--json" not in words:
+        return False
+    before = words[words.index("--json") - 1]
+    return "--" not in words and (not before.startswith("--") or before in _flags())
+
+
+@functools.cache
+def _flags() -> set[str]:
+    parameters = [each for command in commands().values() for each in command.params]
+    flags = [each for each in parameters if getattr(each, "is_flag", False)]
+    return {word for each in flags for word in (*each.opts, *each.secondary_opts)}
 
 
 def _no_number(text: str) -> float:

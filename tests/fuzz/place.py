@@ -11,6 +11,8 @@ from torch import nn
 
 import budgetfit
 from tests.cli.real_cli import CONFIG, write_models
+from tests.explain import messages
+from tests.fuzz.surroundings import write_tool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,19 +43,29 @@ def write_place(folder: Path) -> Path:
     (folder / "bad_lengths.txt").write_text("8 10\nsixteen\n")
     (folder / "empty.txt").write_text("")
     (folder / "bytes.bin").write_bytes(bytes(range(256)))
-    (folder / "oom.txt").write_text(
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU "
-        "0 has a total capacity of 14.58 GiB of which 61.56 MiB is free. Including "
-        "non-PyTorch memory, this process has 14.51 GiB memory in use. Of the "
-        "allocated memory 13.95 GiB is allocated by PyTorch, and 447.43 MiB is "
-        "reserved by PyTorch but unallocated.\n"
-    )
+    (folder / "odd").mkdir()
+    _write_messages(folder)
+    write_tool(folder)
     (folder / "remote").mkdir()
     (folder / "remote" / "config.json").write_text(json.dumps(STRANGER))
     (folder / "remote" / "stranger.py").write_text(
         "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
     )
     return folder
+
+
+def _write_messages(folder: Path) -> None:
+    """Write out-of-memory messages as shells, terminals and full disks leave them."""
+    message, log = messages.FULL, "step 1: loss 2.5\n"
+    boxed = "\n".join(f"│ {message[at : at + 60]} │" for at in range(0, 500, 60))
+    (folder / "oom.txt").write_text(message)
+    (folder / "odd" / "öom ☃\n[x].log").write_text(log + "\n".join(messages.ALL))
+    (folder / "utf16.txt").write_text(message, encoding="utf-16")
+    (folder / "boxed.txt").write_text(boxed, encoding="utf-8")
+    (folder / "cut.txt").write_text(message[:70])
+    (folder / "binary.txt").write_bytes(bytes(range(256)) + message.encode() + b"\xc3")
+    (folder / "large.txt").write_text(log * 600_000 + message)  # 10 MB
+    (folder / "many.txt").write_text((message + "\n" + log) * 20_000)
 
 
 # It fails while it runs.
@@ -114,7 +126,6 @@ def write_plans(folder: Path) -> dict[str, dict[str, Any]]:
     }
     for name, plan in plans.items():
         plan.save(folder / f"{name}.json")
-    (folder / "odd").mkdir()
     shutil.copy(folder / "full.json", folder / "odd" / "plän ☃ of\nmine.json")
     return {
         name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))

@@ -39,12 +39,21 @@ RIGHT: Final[dict[str, tuple[str, ...]]] = {
         *("line\nbreak/config.json", "./-dash/config.json", "a:b/config.json"),
     ),
     "save": ("made.json", "odd/ü [x].json"),
+    # "-" is drawn with what stands on standard input.
+    "source": (
+        "oom.txt",
+        "-",
+        "-",
+        "-",
+        "odd/öom ☃\n[x].log",
+        "utf16.txt",
+        "boxed.txt",
+    ),
 }
 # What the same words mean differently for one command.
 RIGHT_FOR: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("estimate", "precision"): ("as-is", "fp32", "fp16-mixed"),
     ("estimate", "checkpointing"): ("none", "full", "as-is"),
-    ("explain", "file"): ("oom.txt",),
 }
 WRONG: Final[dict[str, tuple[str, ...]]] = {
     "vram": ("24", "24Gb", "-1GB", "nanGB", "infGB", "1e400GB", "0x10GB", "GB", ""),
@@ -100,6 +109,20 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
     ),
     "save": ("no/such/folder/plan.json", ".", "", "config.json/plan.json", "x" * 300),
     "why": ("transformer.h.9", "", "x", "h"),
+    "source": (
+        *(
+            "missing.txt",
+            "empty",
+            "empty.txt",
+            "bytes.bin",
+            "config.json",
+            ".",
+            "",
+            "\n",
+        ),
+        *("no/such/folder/oom.txt", "config.json/oom.txt", "~nobody/x", "x" * 5000),
+        "/dev/null",
+    ),
 }
 OPEN: Final[dict[str, tuple[str, ...]]] = {
     "vram": (
@@ -148,6 +171,7 @@ OPEN: Final[dict[str, tuple[str, ...]]] = {
     "plan_file": ("factory.json", "module.json", "qlora.json"),
     "to": ("sft",),
     "why": ("h.0", "transformer.h.1"),
+    "source": ("cut.txt", "binary.txt", "large.txt", "many.txt"),
 }
 NONSENSE: Final = (
     *("", " ", "-", "--", "-1", "0", "1e999", "nan", "inf", "-inf", "None", "null"),
