@@ -11,8 +11,8 @@ from budgetfit.planning.candidates import precisions
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.loss_parts import search_with_loss_parts
-from budgetfit.planning.make_plan import settled
 from budgetfit.planning.practices import best, best_of_policy
+from budgetfit.planning.settled_traces import settled
 from budgetfit.planning.traces import Traces
 from budgetfit.planning.what_if import smallest
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.errors import InputError, TraceError
+from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.planning.calibration import times_source
 from budgetfit.planning.certificate import certificate
@@ -22,9 +22,9 @@ from budgetfit.planning.last_batch import last_batch_warnings
 from budgetfit.planning.later_rows import later_rows
 from budgetfit.planning.layer_table import layer_table
 from budgetfit.planning.loss_parts import search_with_loss_parts
-from budgetfit.planning.overwritten_blocks import without_overwriting_blocks
 from budgetfit.planning.search import Found, Request, policy_segments, rank
-from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
+from budgetfit.planning.settled_traces import chains_of_each
+from budgetfit.planning.traces import Traces
 from budgetfit.planning.what_if import decisive_rows, does_not_fit, smallest
 from budgetfit.planning.why import block_table
 
@@ -63,44 +63,31 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
     )
-    try:
-        traces = settled(Traces(subject, progress), setting)
-    except TraceError as error:
-        if instead is None or instead in precisions:
-            raise
-        precisions, setting = [instead], replace(setting, precision=instead)
-        traces = _settled_instead(subject, setting, error, progress)
+    candidates = chains_of_each(subject, precisions, setting, instead, progress)
+    traces = candidates[0].traces
     subject = traces.subject
     if request.checkpointing == "as-is":
         request = replace(request, checkpointing=subject.own_checkpointing())
-    candidates = [
-        Chains(traces, replace(setting, precision=precision))
-        for precision in precisions
-    ]
     chains, best = _best_of(candidates, request, budget)
-    assert best.estimate is not None  # noqa: S101 - found, or an error
     _say(progress, "judging the usual practices")
     first = decisive_rows(chains, request, budget)
     estimate, explanation = _best_judged(best, first, request)
+    recipe = estimate.recipe
     estimate = replace(
-        estimate, eval_batch_size=evaluation_batch_size(traces, estimate.recipe, budget)
+        estimate, eval_batch_size=evaluation_batch_size(traces, recipe, budget)
     )
-    trace = chains.traces.for_all_sizes(estimate.recipe)
-    last_batch = last_batch_warnings(trace, estimate.recipe, subject.gpu, budget)
-    proven = (
-        certificate(chains, estimate.recipe, budget.usable_bytes)
-        if request.checkpointing == "auto"
-        else ""
-    )
-    block_rows = block_table(chains.at(estimate.recipe.batch_size), estimate, budget)
-    later = later_rows(chains, request, budget, estimate, first)
+    trace = chains.traces.for_all_sizes(recipe)
+    last_batch = last_batch_warnings(trace, recipe, subject.gpu, budget)
+    free = request.checkpointing == "auto"
+    proven = certificate(chains, recipe, budget.usable_bytes) if free else ""
     return Plan(
-        recipe=estimate.recipe,
+        recipe=recipe,
         estimate=estimate,
         budget=budget,
         gpu=subject.gpu,
         model=subject.summary(),
-        later=later,
+        block_table=block_table(chains.at(recipe.batch_size), estimate, budget),
+        later=later_rows(chains, request, budget, estimate, first),
         warnings=(*subject.notes, *last_batch, *host_warnings(estimate)),
         provenance={
             **_provenance(subject, estimate, budget),
@@ -110,7 +97,6 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
             "traces": traces.log,
             "seconds": round(time.perf_counter() - started, 2),
         },
-        block_table=block_rows,
     )
 
 
@@ -278,46 +264,6 @@ def versions() -> dict[str, str]:
     return result
 
 
-def _settled_instead(
-    subject: Subject,
-    setting: Setting,
-    error: TraceError,
-    progress: Callable[[str], None] | None,
-) -> Traces:
-    """Return traces in another precision, and say why; else raise the first error."""
-    note = f"planned in {setting.precision}, because: {error}"
-    subject = replace(subject, notes=(*subject.notes, note))
-    try:
-        return settled(Traces(subject, progress), setting)
-    except TraceError:
-        raise error from None
-
-
 def _say(progress: Callable[[str], None] | None, text: str) -> None:
     if progress is not None:
         progress(text)
-
-
-def settled(traces: Traces, setting: Setting) -> Traces:
-    """Return traces whose blocks really run once per forward, in that order.
-
-    Blocks that never run, or several times (shared layers), cannot be wrapped. The
-    program is one that the search will ask for in any case.
-    """
-    subject = traces.subject
-    ran = traces.of(setting.recipe(TRACED_BATCH_SIZES[0])).blocks
-    once = tuple(name for name in ran if ran.count(name) == 1)
-    if once == subject.blocks:
-        return without_overwriting_blocks(traces, setting)
-    notes = subject.notes
-    left_out = len(subject.blocks) - len(once)
-    if left_out:
-        notes = (
-            *notes,
-            (
-                f"{left_out} of {len(subject.blocks)} blocks do not run exactly once "
-                "per forward and are always kept"
-            ),
-        )
-    traces = Traces(replace(subject, blocks=once, notes=notes), traces.progress)
-    return without_overwriting_blocks(traces, setting)

@@ -1,0 +1,89 @@
+"""The first trace of a model: whether it runs, and which blocks can be wrapped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from budgetfit.core.errors import TraceError
+from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.overwritten_blocks import without_overwriting_blocks
+from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.planning.subject import Subject
+
+
+def chains_of_each(
+    subject: Subject,
+    precisions: Sequence[str],
+    setting: Setting,
+    instead: str | None,
+    progress: Callable[[str], None] | None,
+) -> list[Chains]:
+    """Return the model's chains in each precision, all with the same traces.
+
+    Args:
+        subject: What is planned for.
+        precisions: The first of them tells whether the model runs and which blocks can
+            be wrapped.
+        setting: The rest of a recipe; its precision is the first.
+        instead: The one precision for a model that does not run in the first.
+        progress: As in ``plan``.
+
+    Raises:
+        TraceError: If the model cannot be traced.
+    """
+    try:
+        traces = settled(Traces(subject, progress), setting)
+    except TraceError as error:
+        if instead is None or instead in precisions:
+            raise
+        precisions, setting = [instead], replace(setting, precision=instead)
+        traces = _settled_instead(subject, setting, error, progress)
+    return [
+        Chains(traces, replace(setting, precision=precision))
+        for precision in precisions
+    ]
+
+
+def settled(traces: Traces, setting: Setting) -> Traces:
+    """Return traces whose blocks really run once per forward, in that order.
+
+    Blocks that never run, or several times (shared layers), cannot be wrapped. The
+    program is one that the search will ask for in any case.
+    """
+    subject = traces.subject
+    ran = traces.of(setting.recipe(TRACED_BATCH_SIZES[0])).blocks
+    once = tuple(name for name in ran if ran.count(name) == 1)
+    if once == subject.blocks:
+        return without_overwriting_blocks(traces, setting)
+    notes = subject.notes
+    left_out = len(subject.blocks) - len(once)
+    if left_out:
+        notes = (
+            *notes,
+            (
+                f"{left_out} of {len(subject.blocks)} blocks do not run exactly once "
+                "per forward and are always kept"
+            ),
+        )
+    traces = Traces(replace(subject, blocks=once, notes=notes), traces.progress)
+    return without_overwriting_blocks(traces, setting)
+
+
+def _settled_instead(
+    subject: Subject,
+    setting: Setting,
+    error: TraceError,
+    progress: Callable[[str], None] | None,
+) -> Traces:
+    """Return traces in another precision, and say why; else raise the first error."""
+    note = f"planned in {setting.precision}, because: {error}"
+    subject = replace(subject, notes=(*subject.notes, note))
+    try:
+        return settled(Traces(subject, progress), setting)
+    except TraceError:
+        raise error from None
