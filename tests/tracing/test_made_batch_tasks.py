@@ -18,6 +18,7 @@ TRAINABLE = {
     "GitForCausalLM": {"input_ids", "pixel_values", "labels"},
     "ViltForQuestionAnswering": {"input_ids", "pixel_values", "labels"},
     "CLIPModel": {"input_ids", "pixel_values", "return_loss"},
+    "MusicgenForCausalLM": {"labels"},
     "ParakeetForCTC": {"input_features", "attention_mask", "labels"},
 }
 
