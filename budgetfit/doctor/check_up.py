@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from budgetfit.doctor.facts import Machine
-from budgetfit.doctor.finding import Finding
+from budgetfit.doctor.finding import Finding, note, ok, problem
 from budgetfit.doctor.gather import gather, with_card
 from budgetfit.doctor.judge_allocator import judge_allocator
 from budgetfit.doctor.judge_card import judge_card
@@ -35,23 +35,17 @@ def judge(machine: Machine) -> Iterator[Finding]:
 
 def _cache(machine: Machine) -> Finding:
     if machine.cache_error:
-        return Finding(
-            topic="cache",
-            verdict="problem",
-            meaning=f"Traces cannot be kept in {machine.cache_folder} "
+        return problem(
+            "cache",
+            f"Traces cannot be kept in {machine.cache_folder} "
             f"({machine.cache_error}): every plan traces anew.",
-            commands=("export BUDGETFIT_CACHE=/a/folder/of/yours",),
+            "export BUDGETFIT_CACHE=/a/folder/of/yours",
         )
     if not machine.cache_folder:
-        return Finding(
-            topic="cache",
-            verdict="note",
-            meaning="Traces are not kept (BUDGETFIT_CACHE, or no home folder): every "
+        return note(
+            "cache",
+            "Traces are not kept (BUDGETFIT_CACHE, or no home folder): every "
             "plan traces anew.",
-            commands=("export BUDGETFIT_CACHE=/a/folder/of/yours",),
+            "export BUDGETFIT_CACHE=/a/folder/of/yours",
         )
-    return Finding(
-        topic="cache",
-        verdict="ok",
-        meaning=f"Traces are kept in {machine.cache_folder}.",
-    )
+    return ok("cache", f"Traces are kept in {machine.cache_folder}.")

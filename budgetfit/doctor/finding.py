@@ -22,3 +22,18 @@ class Finding:
     verdict: Verdict
     meaning: str
     commands: tuple[str, ...] = ()
+
+
+def ok(topic: str, meaning: str, *commands: str) -> Finding:
+    """Return that all is well; ``commands`` may still be of use."""
+    return Finding(topic=topic, verdict="ok", meaning=meaning, commands=commands)
+
+
+def note(topic: str, meaning: str, *commands: str) -> Finding:
+    """Return what is good to know, and what may be done about it."""
+    return Finding(topic=topic, verdict="note", meaning=meaning, commands=commands)
+
+
+def problem(topic: str, meaning: str, *commands: str) -> Finding:
+    """Return what does not work or gives wrong numbers, and what to do about it."""
+    return Finding(topic=topic, verdict="problem", meaning=meaning, commands=commands)

@@ -5,7 +5,7 @@ from typing import Final
 
 from budgetfit.doctor.allocator_settings import NAMES, mistyped_names, read_settings
 from budgetfit.doctor.facts import Machine
-from budgetfit.doctor.finding import Finding
+from budgetfit.doctor.finding import Finding, note, ok, problem
 
 _TOPIC: Final = "allocator"
 _NEW: Final = NAMES[2]
@@ -14,11 +14,10 @@ _NEW: Final = NAMES[2]
 def judge_allocator(machine: Machine) -> Iterator[Finding]:
     """Yield what the variables say, and what is odd about them."""
     for wrong, right in mistyped_names(machine.environment):
-        yield Finding(
-            topic=_TOPIC,
-            verdict="problem",
-            meaning=f"{wrong} is no variable that PyTorch reads: did you mean {right}?",
-            commands=(f"export {right}=${wrong}; unset {wrong}",),
+        yield problem(
+            _TOPIC,
+            f"{wrong} is no variable that PyTorch reads: did you mean {right}?",
+            f"export {right}=${wrong}; unset {wrong}",
         )
     given = {n: machine.environment[n] for n in NAMES if n in machine.environment}
     if not machine.torch.hip:  # the AMD build's name means nothing to the other
@@ -29,55 +28,46 @@ def judge_allocator(machine: Machine) -> Iterator[Finding]:
     read, *ignored = given
     for name in ignored:
         if given[name] != given[read]:
-            yield Finding(
-                topic=_TOPIC,
-                verdict="problem",
-                meaning=f"{read} and {name} differ, and PyTorch reads {read} alone: "
+            yield problem(
+                _TOPIC,
+                f"{read} and {name} differ, and PyTorch reads {read} alone: "
                 f"{given[name]!r} has no effect.",
-                commands=(f"unset {read}",),
+                f"unset {read}",
             )
     yield from _judge(machine, read, given[read])
 
 
 def _unset(machine: Machine) -> Finding:
     if _no_expandable(machine):
-        meaning = "PYTORCH_ALLOC_CONF is not set: PyTorch's defaults."
-        return Finding(topic=_TOPIC, verdict="ok", meaning=meaning)
-    return Finding(
-        topic=_TOPIC,
-        verdict="ok",
-        meaning="PYTORCH_ALLOC_CONF is not set: PyTorch's defaults. Where sample "
+        return ok(_TOPIC, "PYTORCH_ALLOC_CONF is not set: PyTorch's defaults.")
+    return ok(
+        _TOPIC,
+        "PYTORCH_ALLOC_CONF is not set: PyTorch's defaults. Where sample "
         "lengths vary, segments that grow lose less to fragmentation.",
-        commands=(f"export {_NEW}=expandable_segments:True",),
+        f"export {_NEW}=expandable_segments:True",
     )
 
 
 def _judge(machine: Machine, name: str, text: str) -> Iterator[Finding]:
     settings = read_settings(text)
     for error in settings.errors:
-        yield Finding(
-            topic=_TOPIC,
-            verdict="problem",
-            meaning=f"PyTorch refuses {name}={text} when it first uses the card "
-            f"({error}).",
-            commands=(f"unset {name}",),
+        yield problem(
+            _TOPIC,
+            f"PyTorch refuses {name}={text} when it first uses the card ({error}).",
+            f"unset {name}",
         )
     if settings.errors:
         return
     notes = list(_notes(machine, settings.values))
     for meaning, command in notes:
-        yield Finding(
-            topic=_TOPIC, verdict="note", meaning=meaning, commands=(command,)
-        )
+        yield note(_TOPIC, meaning, command)
     if not notes:
-        yield Finding(topic=_TOPIC, verdict="ok", meaning=f"{name}={text}.")
+        yield ok(_TOPIC, f"{name}={text}.")
     if name != _NEW:
-        yield Finding(
-            topic=_TOPIC,
-            verdict="note",
-            meaning=f"{name} is the old name of {_NEW}; it still works, and is read "
-            "first.",
-            commands=(f"export {_NEW}='{text}'; unset {name}",),
+        yield note(
+            _TOPIC,
+            f"{name} is the old name of {_NEW}; it still works, and is read first.",
+            f"export {_NEW}='{text}'; unset {name}",
         )
 
 

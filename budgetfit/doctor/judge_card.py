@@ -5,7 +5,7 @@ from typing import Final
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.doctor.facts import CardFacts, Machine
-from budgetfit.doctor.finding import Finding
+from budgetfit.doctor.finding import Finding, note, ok, problem
 
 _NATIVE_BF16: Final = (8, 0)
 _NOTABLE_BYTES: Final = 200 * 2**20
@@ -17,11 +17,10 @@ _LISTED: Final = 3
 def judge_card(machine: Machine) -> Iterator[Finding]:
     """Yield what there is to say about the cards."""
     if not machine.cards:
-        yield Finding(
-            topic="card",
-            verdict="ok",
-            meaning="No NVIDIA card here: name the one to plan for.",
-            commands=("budgetfit plan MODEL --gpu rtx-4090",),
+        yield ok(
+            "card",
+            "No NVIDIA card here: name the one to plan for.",
+            "budgetfit plan MODEL --gpu rtx-4090",
         )
     yield from _visible(machine)
     for card in machine.cards:
@@ -31,23 +30,19 @@ def judge_card(machine: Machine) -> Iterator[Finding]:
             yield from _modes(card)
     yield from _tf32(machine)
     if machine.mps:
-        yield Finding(
-            topic="MPS",
-            verdict="note",
-            meaning="CUDA's Multi-Process Service runs: processes share the card, and "
+        yield note(
+            "MPS",
+            "CUDA's Multi-Process Service runs: processes share the card, and "
             "each may be limited by CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.",
-            commands=("echo quit | nvidia-cuda-mps-control",),
+            "echo quit | nvidia-cuda-mps-control",
         )
     if (machine.wsl or machine.system == "Windows") and machine.cards:
-        yield Finding(
-            topic="sysmem",
-            verdict="note",
-            meaning="Windows moves what does not fit to host memory instead of "
+        yield note(
+            "sysmem",
+            "Windows moves what does not fit to host memory instead of "
             "failing, and training becomes up to 100 times slower: choose Prefer No "
             "Sysmem Fallback.",
-            commands=(
-                "NVIDIA Control Panel > Manage 3D settings > Sysmem Fallback Policy",
-            ),
+            "NVIDIA Control Panel > Manage 3D settings > Sysmem Fallback Policy",
         )
 
 
@@ -66,33 +61,25 @@ def _visible(machine: Machine) -> Iterator[Finding]:
             f"machine has {count}, counted from 0."
         )
     else:
-        meaning = f"CUDA_VISIBLE_DEVICES={text}."
-        yield Finding(topic="card", verdict="ok", meaning=meaning)
+        yield ok("card", f"CUDA_VISIBLE_DEVICES={text}.")
         return
-    yield Finding(
-        topic="card",
-        verdict="problem",
-        meaning=what,
-        commands=("unset CUDA_VISIBLE_DEVICES",),
-    )
+    yield problem("card", what, "unset CUDA_VISIBLE_DEVICES")
 
 
 def _precision(machine: Machine, card: CardFacts) -> Iterator[Finding]:
     if card.capability is None:
         return
     major, minor = card.capability
+    which = f"{card.name} (capability {major}.{minor})"
     if card.capability >= _NATIVE_BF16:
-        meaning = f"{card.name} (capability {major}.{minor}) computes bf16 itself."
-        yield Finding(topic="bf16", verdict="ok", meaning=meaning)
+        yield ok("bf16", f"{which} computes bf16 itself.")
         return
     said = "torch.cuda.is_bf16_supported() says True all the same; "
-    yield Finding(
-        topic="bf16",
-        verdict="note",
-        meaning=f"{card.name} (capability {major}.{minor}) has no bf16, only a slow "
-        f"emulation; {said if machine.torch.says_bf16 else ''}budgetfit plans "
-        "fp16-mixed for it.",
-        commands=("TrainingArguments(fp16=True, bf16=False)",),
+    yield note(
+        "bf16",
+        f"{which} has no bf16, only a slow emulation; "
+        f"{said if machine.torch.says_bf16 else ''}budgetfit plans fp16-mixed for it.",
+        "TrainingArguments(fp16=True, bf16=False)",
     )
 
 
@@ -101,8 +88,7 @@ def _memory(machine: Machine, card: CardFacts) -> Finding:
     free = format_bytes(card.total_bytes - card.used_bytes)
     total = format_bytes(card.total_bytes)
     if card.used_bytes < _NOTABLE_BYTES:
-        meaning = f"{card.name}: {free} of {total} are free."
-        return Finding(topic="card", verdict="ok", meaning=meaning)
+        return ok("card", f"{card.name}: {free} of {total} are free.")
     mine = [p for p in machine.processes if not p.card or p.card == card.uuid]
     mine.sort(key=lambda process: -(process.used_bytes or 0))
     names = ", ".join(
@@ -113,67 +99,58 @@ def _memory(machine: Machine, card: CardFacts) -> Finding:
     more = f" and {len(mine) - _LISTED} more" if len(mine) > _LISTED else ""
     who = f" by {names}{more}" if names else ", by processes that are not listed"
     size_gib = (card.total_bytes - card.used_bytes) / 2**30
-    return Finding(
-        topic="card",
-        verdict="note",
-        meaning=f"{card.name}: {format_bytes(card.used_bytes)} of {total} are taken"
+    return note(
+        "card",
+        f"{card.name}: {format_bytes(card.used_bytes)} of {total} are taken"
         f"{who}: end them, or plan for what is free.",
-        commands=(
-            *((f"kill {mine[0].pid}",) if mine else ("nvidia-smi",)),
-            f"budgetfit plan MODEL --vram {max(0.0, size_gib - 0.05):.1f}GiB",
-        ),
+        f"kill {mine[0].pid}" if mine else "nvidia-smi",
+        f"budgetfit plan MODEL --vram {max(0.0, size_gib - 0.05):.1f}GiB",
     )
 
 
 def _modes(card: CardFacts) -> Iterator[Finding]:
     if card.mig:
-        yield Finding(
-            topic="MIG",
-            verdict="note",
-            meaning=f"{card.name} is divided (MIG): torch sees one slice, and a plan "
+        yield note(
+            "MIG",
+            f"{card.name} is divided (MIG): torch sees one slice, and a plan "
             "must be for the slice's memory.",
-            commands=("nvidia-smi -L", "budgetfit plan MODEL --vram SIZE"),
+            "nvidia-smi -L",
+            "budgetfit plan MODEL --vram SIZE",
         )
     if not card.ecc:
         return
     sold = card.sold_as_gb
     if sold is None or card.total_bytes > _SHARED_ECC * sold * 2**30:
-        yield Finding(
-            topic="ECC", verdict="ok", meaning="Error correction is on and takes none."
-        )
+        yield ok("ECC", "Error correction is on and takes none.")
         return
-    yield Finding(
-        topic="ECC",
-        verdict="note",
-        meaning=f"Error correction is on; {card.name}, sold as {sold} GB, has "
+    yield note(
+        "ECC",
+        f"Error correction is on; {card.name}, sold as {sold} GB, has "
         f"{format_bytes(card.total_bytes)} with it. Off gives about 6 % more, without "
         "protection from bit errors, after a restart.",
-        commands=("sudo nvidia-smi -e 0",),
+        "sudo nvidia-smi -e 0",
     )
 
 
 def _tf32(machine: Machine) -> Iterator[Finding]:
     if machine.environment.get("NVIDIA_TF32_OVERRIDE") == "0":
-        yield Finding(
-            topic="TF32",
-            verdict="note",
-            meaning="NVIDIA_TF32_OVERRIDE=0 turns TF32 off everywhere: the precision "
+        yield note(
+            "TF32",
+            "NVIDIA_TF32_OVERRIDE=0 turns TF32 off everywhere: the precision "
             "tf32 of a plan will be as slow as fp32.",
-            commands=("unset NVIDIA_TF32_OVERRIDE",),
+            "unset NVIDIA_TF32_OVERRIDE",
         )
     elif machine.environment.get("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE") == "1":
-        yield Finding(
-            topic="TF32",
-            verdict="note",
-            meaning="TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 makes fp32 matrix products "
+        yield note(
+            "TF32",
+            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 makes fp32 matrix products "
             "TF32: the precision fp32 of a plan will be faster and less exact.",
-            commands=("unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",),
+            "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
         )
     else:
         state = "run in TF32" if machine.torch.tf32 else "do not use TF32"
-        yield Finding(
-            topic="TF32",
-            verdict="ok",
-            meaning=f"fp32 matrix products {state} until a plan with precision tf32 "
+        yield ok(
+            "TF32",
+            f"fp32 matrix products {state} until a plan with precision tf32 "
             "is applied.",
         )

@@ -7,7 +7,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from budgetfit.doctor.facts import LibraryFacts, Machine
-from budgetfit.doctor.finding import Finding
+from budgetfit.doctor.finding import Finding, note, ok, problem
 from budgetfit.doctor.judge_torch import MEASURED_TRANSFORMERS, unanswered
 
 _MATCHING: Final = ("torchvision", "torchaudio")  # compiled for one release of torch
@@ -32,48 +32,41 @@ def judge_libraries(machine: Machine) -> Iterator[Finding]:
         if name == "transformers":
             yield from _transformers(library)
         elif not clash and not library.unanswered:
-            yield Finding(topic=name, verdict="ok", meaning=f"{library.version}.")
+            yield ok(name, f"{library.version}.")
     override = machine.environment.get("BNB_CUDA_VERSION")
     if override:
-        yield Finding(
-            topic="bitsandbytes",
-            verdict="note",
-            meaning=f"BNB_CUDA_VERSION={override} makes it load its library for that "
+        yield note(
+            "bitsandbytes",
+            f"BNB_CUDA_VERSION={override} makes it load its library for that "
             "CUDA, whatever torch is built for.",
-            commands=("unset BNB_CUDA_VERSION",),
+            "unset BNB_CUDA_VERSION",
         )
 
 
 def _broken(machine: Machine, name: str, library: LibraryFacts) -> Finding:
     torch = machine.torch
     if name in _MATCHING:
-        return Finding(
-            topic=name,
-            verdict="problem",
-            meaning=f"{name} {library.version} does not load with torch "
+        return problem(
+            name,
+            f"{name} {library.version} does not load with torch "
             f"{torch.version} ({library.error}), and then transformers, timm, peft "
             "and lightning cannot be imported either: install both from one index.",
-            commands=(
-                f"pip uninstall -y {name}",
-                (
-                    f"pip install {name} --index-url "
-                    f"https://download.pytorch.org/whl/{_index(torch.cuda)}"
-                ),
-            ),
+            f"pip uninstall -y {name}",
+            f"pip install {name} --index-url "
+            f"https://download.pytorch.org/whl/{_index(torch.cuda)}",
         )
     if name == "bitsandbytes":
-        return Finding(
-            topic=name,
-            verdict="problem",
-            meaning=f"Its library for CUDA does not load ({library.error}): 8-bit "
+        return problem(
+            name,
+            f"Its library for CUDA does not load ({library.error}): 8-bit "
             "optimizers and 4-bit weights will fail.",
-            commands=("pip install --upgrade bitsandbytes", "python -m bitsandbytes"),
+            "pip install --upgrade bitsandbytes",
+            "python -m bitsandbytes",
         )
-    return Finding(
-        topic=name,
-        verdict="problem",
-        meaning=f"{name} {library.version} cannot be imported ({library.error}).",
-        commands=(f"pip install --force-reinstall {name}",),
+    return problem(
+        name,
+        f"{name} {library.version} cannot be imported ({library.error}).",
+        f"pip install --force-reinstall {name}",
     )
 
 
@@ -88,12 +81,11 @@ def _clashes(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Fin
         other = Requirement(text)
         there = machine.libraries.get(other.name)
         if there is not None and not _allows(other, there.version):
-            yield Finding(
-                topic=name,
-                verdict="problem",
-                meaning=f"{name} {library.version} needs {text}, and {other.name} is "
+            yield problem(
+                name,
+                f"{name} {library.version} needs {text}, and {other.name} is "
                 f"{there.version}.",
-                commands=(f"pip install --upgrade {name} {other.name}",),
+                f"pip install --upgrade {name} {other.name}",
             )
     for text in library.wants:
         other = Requirement(text)
@@ -104,12 +96,11 @@ def _clashes(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Fin
             continue
         least = Requirement(f"{other.name}{','.join(map(str, floors))}")
         if not _allows(least, there.version):
-            yield Finding(
-                topic=other.name,
-                verdict="problem",
-                meaning=f"{other.name} {there.version} is too old for {name} "
+            yield problem(
+                other.name,
+                f"{other.name} {there.version} is too old for {name} "
                 f"{library.version}, which works with {least}.",
-                commands=(f"pip install --upgrade {other.name}",),
+                f"pip install --upgrade {other.name}",
             )
 
 
@@ -119,12 +110,11 @@ def _too_old(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Fin
     if least is None or "transformers" not in machine.libraries:
         return
     if not _allows(Requirement(f"{name}>={least}"), library.version):
-        yield Finding(
-            topic=name,
-            verdict="problem",
-            meaning=f"{name} {library.version} is too old for transformers 5, which "
+        yield problem(
+            name,
+            f"{name} {library.version} is too old for transformers 5, which "
             f"works with {name}>={least}.",
-            commands=(f"pip install --upgrade {name}",),
+            f"pip install --upgrade {name}",
         )
 
 
@@ -138,17 +128,14 @@ def _allows(requirement: Requirement, version: str) -> bool:
 def _transformers(library: LibraryFacts) -> Iterator[Finding]:
     version = library.version
     if not _allows(Requirement(f"transformers>={_OLDEST_TRANSFORMERS}"), version):
-        yield Finding(
-            topic="transformers",
-            verdict="problem",
-            meaning=f"transformers {version} is older than what budgetfit needs, "
+        yield problem(
+            "transformers",
+            f"transformers {version} is older than what budgetfit needs, "
             f"{_OLDEST_TRANSFORMERS}.",
-            commands=("pip install --upgrade transformers",),
+            "pip install --upgrade transformers",
         )
     else:
-        yield Finding(
-            topic="transformers",
-            verdict="ok",
-            meaning=f"{version}; predictions were measured with "
-            f"{MEASURED_TRANSFORMERS}.",
+        yield ok(
+            "transformers",
+            f"{version}; predictions were measured with {MEASURED_TRANSFORMERS}.",
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from budgetfit.doctor.facts import CardFacts, Machine
-from budgetfit.doctor.finding import Finding
+from budgetfit.doctor.finding import Finding, note, ok, problem
 
 # Majors of CUDA and the first Linux driver that runs them; the minors of one major run
 # on all its drivers (CUDA Compatibility, "Minor Version Compatibility").
@@ -28,10 +28,9 @@ def judge_torch(machine: Machine) -> Iterator[Finding]:
         return
     yield _version(torch.version)
     if torch.hip:
-        yield Finding(
-            topic="CUDA",
-            verdict="note",
-            meaning=f"torch {torch.version} is for AMD cards; budgetfit's numbers are "
+        yield note(
+            "CUDA",
+            f"torch {torch.version} is for AMD cards; budgetfit's numbers are "
             "for NVIDIA's.",
         )
         return
@@ -52,12 +51,12 @@ def install(major: int) -> str:
 
 def unanswered(name: str, version: str, waited: str) -> Finding:
     """Return what can be said of a library that was not imported in time."""
-    return Finding(
-        topic=name,
-        verdict="note",
-        meaning=f"{name} {version} was not checked ({waited}): this machine is busy, "
+    return note(
+        name,
+        f"{name} {version} was not checked ({waited}): this machine is busy, "
         "its disk slow, or the import hangs.",
-        commands=(f"time python -c 'import {name}'", "budgetfit doctor"),
+        f"time python -c 'import {name}'",
+        "budgetfit doctor",
     )
 
 
@@ -65,69 +64,53 @@ def _not_importable(machine: Machine) -> Finding:
     torch = machine.torch
     if not torch.version:
         meaning = "torch is not installed: nothing can be planned."
-        return Finding(
-            topic="torch",
-            verdict="problem",
-            meaning=meaning,
-            commands=('pip install "torch>=2.11"',),
-        )
-    return Finding(
-        topic="torch",
-        verdict="problem",
-        meaning=f"torch {torch.version} is installed and cannot be imported "
-        f"({torch.error}).",
-        commands=('pip install --force-reinstall "torch>=2.11"',),
+        return problem("torch", meaning, 'pip install "torch>=2.11"')
+    return problem(
+        "torch",
+        f"torch {torch.version} is installed and cannot be imported ({torch.error}).",
+        'pip install --force-reinstall "torch>=2.11"',
     )
 
 
 def _version(version: str) -> Finding:
     release = ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
     if _numbers(release) < _OLDEST_TORCH:
-        return Finding(
-            topic="torch",
-            verdict="problem",
-            meaning=f"torch {version} is older than what budgetfit needs, 2.11.",
-            commands=('pip install --upgrade "torch>=2.11"',),
+        return problem(
+            "torch",
+            f"torch {version} is older than what budgetfit needs, 2.11.",
+            'pip install --upgrade "torch>=2.11"',
         )
     if release in MEASURED_TORCH:
-        return Finding(
-            topic="torch",
-            verdict="ok",
-            meaning=f"{version}; predictions were measured with {release}.",
-        )
+        return ok("torch", f"{version}; predictions were measured with {release}.")
     measured = f"{', '.join(MEASURED_TORCH[:-1])} and {MEASURED_TORCH[-1]}"
-    return Finding(
-        topic="torch",
-        verdict="note",
-        meaning=f"{version}; predictions were measured with {measured}, and bytes "
+    return note(
+        "torch",
+        f"{version}; predictions were measured with {measured}, and bytes "
         "differ a little between releases: verify a plan once.",
-        commands=("budgetfit verify plan.json",),
+        "budgetfit verify plan.json",
     )
 
 
 def _build(machine: Machine) -> Finding:
     torch = machine.torch
     if torch.cuda:
-        return Finding(
-            topic="CUDA", verdict="ok", meaning=f"torch is built for CUDA {torch.cuda}."
-        )
+        return ok("CUDA", f"torch is built for CUDA {torch.cuda}.")
     here = machine.cards_on_bus or (machine.cards and not machine.assumed)
     if here:
         name = machine.cards[0].name if machine.cards else "an NVIDIA card"
-        return Finding(
-            topic="CUDA",
-            verdict="problem",
-            meaning=f"torch {torch.version} is built without CUDA and will not use "
+        return problem(
+            "CUDA",
+            f"torch {torch.version} is built without CUDA and will not use "
             f"this machine's {name}.",
-            commands=(install(_cuda_for(machine)),),
+            install(_cuda_for(machine)),
         )
-    return Finding(
-        topic="CUDA",
-        verdict="note" if machine.assumed else "ok",
-        meaning="torch is built without CUDA: enough to plan; training needs another "
-        "build, where the card is.",
-        commands=(install(_cuda_for(machine)),) if machine.assumed else (),
+    meaning = (
+        "torch is built without CUDA: enough to plan; training needs another build, "
+        "where the card is."
     )
+    if machine.assumed:
+        return note("CUDA", meaning, install(_cuda_for(machine)))
+    return ok("CUDA", meaning)
 
 
 def _cuda_for(machine: Machine) -> int:
@@ -143,89 +126,78 @@ def _cuda_for(machine: Machine) -> int:
 def _driver(machine: Machine) -> Iterator[Finding]:
     torch, driver = machine.torch, machine.driver
     if driver.error:
-        updated = "mismatch" in driver.error
-        yield Finding(
-            topic="driver",
-            verdict="problem",
-            meaning=f"nvidia-smi fails: {driver.error.rstrip('.')}. "
-            + (
-                "The driver was updated: the machine must be started anew."
-                if updated
-                else "The driver is not loaded, or is no longer the kernel's."
-            ),
-            commands=("sudo reboot",) if updated else ("sudo modprobe nvidia",),
+        why, command = (
+            ("The driver was updated: the machine must be started anew.", "sudo reboot")
+            if "mismatch" in driver.error
+            else (
+                "The driver is not loaded, or is no longer the kernel's.",
+                "sudo modprobe nvidia",
+            )
         )
+        failed = f"nvidia-smi fails: {driver.error.rstrip('.')}."
+        yield problem("driver", f"{failed} {why}", command)
         return
     if not driver.version:
         if machine.cards_on_bus and not machine.assumed:
-            yield Finding(
-                topic="driver",
-                verdict="problem",
-                meaning="This machine has an NVIDIA card and no driver for it.",
-                commands=("ubuntu-drivers devices", "sudo ubuntu-drivers install"),
+            yield problem(
+                "driver",
+                "This machine has an NVIDIA card and no driver for it.",
+                "ubuntu-drivers devices",
+                "sudo ubuntu-drivers install",
             )
         return
     yield _driver_version(machine)
     hidden = machine.environment.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}
     old = driver.cuda and torch.cuda and driver.cuda[0] < _numbers(torch.cuda)[0]
     if torch.cuda and not (torch.available or hidden or old):
-        yield Finding(
-            topic="driver",
-            verdict="problem",
-            meaning="Driver and card are there, but torch.cuda.is_available() is "
-            "False.",
-            commands=('python -c "import torch; torch.cuda.init()"',),
+        yield problem(
+            "driver",
+            "Driver and card are there, but torch.cuda.is_available() is False.",
+            'python -c "import torch; torch.cuda.init()"',
         )
 
 
 def _driver_version(machine: Machine) -> Finding:
     torch, driver = machine.torch, machine.driver
     if not torch.cuda or driver.cuda is None:
-        return Finding(topic="driver", verdict="ok", meaning=f"{driver.version}.")
+        return ok("driver", f"{driver.version}.")
     runs = ".".join(map(str, driver.cuda))
     needed = _numbers(torch.cuda)[0]
     if driver.cuda[0] >= needed:
-        return Finding(
-            topic="driver",
-            verdict="ok",
-            meaning=f"{driver.version} runs CUDA {runs}, torch asks for {torch.cuda}.",
+        return ok(
+            "driver", f"{driver.version} runs CUDA {runs}, torch asks for {torch.cuda}."
         )
     first = _FIRST_DRIVER.get(needed)
     newer = f"driver {first} or newer" if first else "a newer driver"
-    return Finding(
-        topic="driver",
-        verdict="problem",
-        meaning=f"Driver {driver.version} runs CUDA up to {runs}, and torch is built "
+    return problem(
+        "driver",
+        f"Driver {driver.version} runs CUDA up to {runs}, and torch is built "
         f"for {torch.cuda}: install {newer}, or a torch for CUDA {driver.cuda[0]}.",
-        commands=(install(driver.cuda[0]),) if driver.cuda[0] in _WHEELS else (),
+        *((install(driver.cuda[0]),) if driver.cuda[0] in _WHEELS else ()),
     )
 
 
 def _kernels(machine: Machine, card: CardFacts) -> Finding:
     built, capability = machine.torch.architectures, card.capability
     if not built or capability is None:
-        return Finding(
-            topic="kernels",
-            verdict="note",
-            meaning=f"What torch has kernels for could not be compared with "
-            f"{card.name}.",
+        return note(
+            "kernels",
+            f"What torch has kernels for could not be compared with {card.name}.",
         )
     major, minor = capability
     if any(runs_on(name, capability) for name in built):
-        return Finding(
-            topic="kernels",
-            verdict="ok",
-            meaning=f"torch has kernels for {card.name} (capability {major}.{minor}).",
+        return ok(
+            "kernels",
+            f"torch has kernels for {card.name} (capability {major}.{minor}).",
         )
     # What is older than every kernel needs an older build, what is newer a newer one.
     older = all(_capability(name) > capability for name in built)
     wheel = min(_WHEELS) if older else max(_WHEELS)
-    return Finding(
-        topic="kernels",
-        verdict="problem",
-        meaning=f"torch has no kernels for {card.name} (capability {major}.{minor}), "
+    return problem(
+        "kernels",
+        f"torch has no kernels for {card.name} (capability {major}.{minor}), "
         f"only for {' '.join(built)}: every operation will fail there.",
-        commands=(install(wheel),),
+        install(wheel),
     )
 
 
