@@ -19,7 +19,10 @@ from budgetfit.cli_answers import (
     ERROR,
     INTERRUPTED,
     answering,
+    api,
     exit_unless_fits,
+    in_json,
+    in_text,
     working,
     write,
 )
@@ -124,7 +127,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     """Find the fastest training settings that fit; no GPU needed."""
     with answering(as_json=as_json, traceback=traceback, vram=vram):
         with working() as progress:
-            made = _api().plan(
+            made = api().plan(
                 model,
                 vram,
                 gpu=gpu,
@@ -148,16 +151,16 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
-            document = _json().plan_json(made) if save or as_json else ""
+            document = in_json().plan_json(made) if save or as_json else ""
         if save is not None:
             write(save, document + "\n")
         if why is not None:
-            typer.echo(_json().why_json(made.row(why)) if as_json else made.why(why))
+            typer.echo(in_json().why_json(made.row(why)) if as_json else made.why(why))
         elif as_json:
             typer.echo(document)
         else:
             saved_as = str(save) if save else None
-            _text().print_plan(made, saved_as=saved_as, work=working)
+            in_text().print_plan(made, saved_as=saved_as, work=working)
         exit_unless_fits(fits=made.fits)
 
 
@@ -190,7 +193,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     """Predict the memory of given settings; decide nothing."""
     with answering(as_json=as_json, traceback=traceback):
         with working() as progress:
-            found, summary = _api().estimate_settings(
+            found, summary = api().estimate_settings(
                 model,
                 vram=vram,
                 gpu=gpu,
@@ -214,10 +217,10 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 progress=progress,
             )
         if as_json:
-            typer.echo(_json().estimate_json(found))
+            typer.echo(in_json().estimate_json(found))
         else:
-            text = _text()
-            text.show(text.estimate_text(found, model=summary, vram=vram, gpu=gpu))
+            text = in_text().estimate_text(found, model=summary, vram=vram, gpu=gpu)
+            in_text().show(text)
         exit_unless_fits(fits=found.fits is not False)
 
 
@@ -236,16 +239,16 @@ def layers(
     """List what each layer takes under each precision."""
     with answering(as_json=as_json, traceback=traceback):
         with working() as progress:
-            rows = _api().layers(
+            rows = api().layers(
                 model,
                 max_length=max_length,
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
         if as_json:
-            typer.echo(_json().layers_json(rows))
+            typer.echo(in_json().layers_json(rows))
         else:
-            _text().show(_text().layers_text(rows), width=_text().WIDE)
+            in_text().show(in_text().layers_text(rows), width=in_text().WIDE)
 
 
 @app.command()
@@ -262,7 +265,7 @@ def verify(  # noqa: PLR0913 - what a user may choose
     """Run real steps: predicted against measured."""
     with answering(as_json=as_json, traceback=traceback):
         with working() as progress:
-            check = _api().verify(
+            check = api().verify(
                 _load(plan_file),
                 model,
                 steps=steps,
@@ -271,9 +274,9 @@ def verify(  # noqa: PLR0913 - what a user may choose
                 progress=progress,
             )
         if as_json:
-            typer.echo(_json().verification_json(check))
+            typer.echo(in_json().verification_json(check))
         else:
-            _text().show(_text().verification_text(check), width=_text().WIDE)
+            in_text().show(in_text().verification_text(check), width=in_text().WIDE)
         exit_unless_fits(fits=check.out_of_memory is None)
         if not check.passed:
             raise typer.Exit(ERROR)
@@ -302,7 +305,7 @@ def export(
         if save is not None:
             write(save, text)
         if as_json:
-            typer.echo(_json().export_json(to, text))
+            typer.echo(in_json().export_json(to, text))
         elif save is None:
             typer.echo(text, nl=False)
 
@@ -316,9 +319,9 @@ def gpus(
         from budgetfit.core.gpus import all_gpus  # noqa: PLC0415 - keeps --help fast
 
         if as_json:
-            typer.echo(_json().gpus_json(all_gpus()))
+            typer.echo(in_json().gpus_json(all_gpus()))
         else:
-            _text().show(_text().gpus_text(all_gpus()), width=_text().WIDE)
+            in_text().show(in_text().gpus_text(all_gpus()), width=in_text().WIDE)
 
 
 app.command()(doctor)
@@ -329,15 +332,3 @@ def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not import
     from budgetfit.core.plan import Plan  # noqa: PLC0415 - keeps --help fast
 
     return Plan.load(path)
-
-
-def _api() -> Any:  # noqa: ANN401 - the module
-    return importlib.import_module("budgetfit.api")
-
-
-def _text() -> Any:  # noqa: ANN401
-    return importlib.import_module("budgetfit.reporting.text")
-
-
-def _json() -> Any:  # noqa: ANN401
-    return importlib.import_module("budgetfit.reporting.json")

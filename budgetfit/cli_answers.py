@@ -9,7 +9,7 @@ import sys
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 
@@ -40,8 +40,7 @@ def answering(
         if traceback:
             tracebacks.print_exc()
         if as_json:
-            json = importlib.import_module("budgetfit.reporting.json")
-            typer.echo(json.error_json(error))
+            typer.echo(in_json().error_json(error))
         # That it does not fit is the answer; anything else is an error.
         answer = isinstance(error, DoesNotFitError) and not as_json
         if answer and vram is not None:
@@ -99,6 +98,21 @@ def working() -> Iterator[Progress | None]:
             return
         with console.status(Text("Loading torch")) as status:
             yield lambda text: status.update(Text(text))
+
+
+def api() -> Any:  # noqa: ANN401 - modules, imported late: --help is to answer at once
+    """Return what does the work."""
+    return importlib.import_module("budgetfit.api")
+
+
+def in_text() -> Any:  # noqa: ANN401
+    """Return what writes answers for people."""
+    return importlib.import_module("budgetfit.reporting.text")
+
+
+def in_json() -> Any:  # noqa: ANN401
+    """Return what writes answers for programs."""
+    return importlib.import_module("budgetfit.reporting.json")
 
 
 def write(path: Path, text: str) -> None:

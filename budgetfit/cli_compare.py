@@ -1,11 +1,16 @@
 """``budgetfit compare``: which card do I need."""
 
-import importlib
-
 import typer
 
 from budgetfit import cli_options as options
-from budgetfit.cli_answers import answering, exit_unless_fits, working
+from budgetfit.cli_answers import (
+    answering,
+    api,
+    exit_unless_fits,
+    in_json,
+    in_text,
+    working,
+)
 from budgetfit.cli_input import name_or_blocks, names, one_or_list, read_lengths
 
 
@@ -29,7 +34,7 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
     """Tell which card you need: the best settings on each."""
     with answering(as_json=as_json, traceback=traceback):
         with working() as progress:
-            rows, summary = importlib.import_module("budgetfit.api").compare(
+            rows, summary = api().compare(
                 model,
                 names(gpus),
                 max_length=max_length,
@@ -45,9 +50,7 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 progress=progress,
             )
         if as_json:
-            json = importlib.import_module("budgetfit.reporting.json")
-            typer.echo(json.compare_json(rows))
+            typer.echo(in_json().compare_json(rows))
         else:
-            text = importlib.import_module("budgetfit.reporting.text")
-            text.show(text.compare_text(rows, summary))
+            in_text().show(in_text().compare_text(rows, summary))
         exit_unless_fits(fits=any(row.fits for row in rows))

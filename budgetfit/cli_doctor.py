@@ -5,7 +5,7 @@ import importlib
 import typer
 
 from budgetfit import cli_options as options
-from budgetfit.cli_answers import ERROR, answering, working
+from budgetfit.cli_answers import ERROR, answering, in_json, in_text, working
 
 
 def doctor(
@@ -20,10 +20,8 @@ def doctor(
             module = importlib.import_module("budgetfit.doctor.check_up")
             findings = module.check_up(gpu)
         if as_json:
-            json = importlib.import_module("budgetfit.reporting.json")
-            typer.echo(json.check_up_json(findings))
+            typer.echo(in_json().check_up_json(findings))
         else:
-            text = importlib.import_module("budgetfit.reporting.text")
-            text.show(text.doctor_text(findings))
+            in_text().show(in_text().doctor_text(findings))
         if any(finding.verdict == "problem" for finding in findings):
             raise typer.Exit(ERROR)

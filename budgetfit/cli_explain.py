@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO, Final
 import typer
 
 from budgetfit import cli_options as options
-from budgetfit.cli_answers import answering
+from budgetfit.cli_answers import answering, in_json, in_text
 from budgetfit.core.errors import InputError
 
 _LONGEST_BYTES: Final = 8 * 2**20  # the end of a log is where it failed
@@ -34,11 +34,9 @@ def explain(
         module = importlib.import_module("budgetfit.explain.explain")
         found = module.explain(_read(source))
         if as_json:
-            json = importlib.import_module("budgetfit.reporting.json")
-            typer.echo(json.explanation_json(found))
+            typer.echo(in_json().explanation_json(found))
         else:
-            text = importlib.import_module("budgetfit.reporting.text")
-            text.show(text.explain_text(found))
+            in_text().show(in_text().explain_text(found))
 
 
 def _read(source: str) -> str:
