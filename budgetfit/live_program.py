@@ -16,8 +16,8 @@ from budgetfit.integrations.model_source import as_torch_module, resolve_model
 from budgetfit.integrations.peft import with_adapter
 from budgetfit.integrations.python_factory import is_factory_text
 from budgetfit.planning.chosen_batch import choose_batch
+from budgetfit.planning.real_program import RealProgram
 from budgetfit.planning.same_model import check_same_model
-from budgetfit.planning.verify_plan import RealProgram
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
 from budgetfit.verifying.real_step import find_device

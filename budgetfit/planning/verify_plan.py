@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
-from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.memory.step_schedule import stretches
 from budgetfit.planning.calibration import (
     card_of,
     remember_context,
     remember_step_time,
 )
-from budgetfit.planning.loss_modules import FakedLoss, loss_modules_on
-from budgetfit.planning.trace_errors import quiet_fakes
-from budgetfit.planning.traces import STEADY_MICRO_STEPS
-from budgetfit.tracing.affine_trace import step_trace
-from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
-from budgetfit.tracing.fake_step import trace_once
-from budgetfit.tracing.steady_step import repeat_step
+from budgetfit.planning.cpu_timeline import cpu_timeline_if_possible
+from budgetfit.planning.loss_modules import loss_modules_on
+from budgetfit.tracing.batch_shapes import change_tensors
 from budgetfit.tracing.storage_log import StorageLog
 from budgetfit.verifying.compare import (
     GradientCheck,
@@ -39,53 +30,15 @@ from budgetfit.verifying.real_step import LEAST_STEPS, find_device, run_real_ste
 from budgetfit.verifying.recomputed_blocks import blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import Plan, Verification
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.verifying.protocols import MakeRun
+    from budgetfit.planning.real_program import RealProgram
+    from budgetfit.verifying.real_step import RealSteps
 
 # The unmodified model must fit beside its own gradients to be compared with.
 COMPARED_ON_CUDA = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RealProgram:
-    """A live model and what it is trained on and with.
-
-    ``shorter`` are batches that run after ``batch``, one optimizer step each; ``notes``
-    say how ``batch`` was chosen.
-    """
-
-    model: nn.Module
-    batch: Any
-    batch_dim: int
-    loss: Callable[..., Any] | None
-    optimizer: Callable[..., torch.optim.Optimizer] | None
-    device: torch.device
-    shorter: tuple[Any, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def run(self, recipe: Recipe) -> MakeRun:
-        """Return what makes a run of ``recipe``, for the meters."""
-
-        def make(on_phase: Callable[[str], None]) -> Run:
-            return Run(
-                self.model,
-                recipe,
-                loss=self.loss,
-                optimizer=self.optimizer,
-                device=self.device,
-                on_phase=on_phase,
-            )
-
-        return make
-
-    def sized(self, batch_size: int) -> Any:  # noqa: ANN401
-        """Return the batch with so many samples."""
-        return resize_batch(self.batch, batch_size, batch_dim=self.batch_dim)
 
 
 def verify_plan(
@@ -100,24 +53,68 @@ def verify_plan(
     Raises:
         InputError: If there are too few steps, or no such device.
     """
+    _check_steps(steps)
+    say = progress or (lambda _: None)
+    device = find_device(program.device)
+    on_cuda = device.type == "cuda"
+    measured, gradients = _run(plan, program, device, steps, say)
+    estimate, timeline = plan.estimate, plan.estimate.timeline
+    notes = list(program.notes)
+    if on_cuda:
+        notes.append(remember_context(measured.last_process, card_of(device)))
+    else:
+        say("replaying the step with the CPU's semantics")
+        on_cpu = cpu_timeline_if_possible(plan, program, notes)
+        if on_cpu is None:
+            measured = replace(measured, phases=())  # nothing to compare them with
+        else:
+            timeline = on_cpu
+    check = build_verification(
+        measured,
+        timeline=timeline,
+        predicted_process_bytes=estimate.process_bytes if on_cuda else None,
+        predicted_process_range_bytes=(
+            estimate.process_range_bytes if on_cuda else None
+        ),
+        predicted_step_ms=estimate.step_ms,
+        gradients=gradients,
+        expected_recomputed_blocks=len(blocks_of(plan.recipe)),
+        notes=notes,
+        budget=plan.budget if on_cuda else None,
+        predicted_pinned_bytes=estimate.host_bytes,
+    )
+    return with_step_time(check, plan, card_of(device) if on_cuda else None)
+
+
+def _check_steps(steps: int) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < LEAST_STEPS:
         raise InputError(
             f"steps must be a whole number of at least {LEAST_STEPS}, got {steps!r}: "
             "the optimizer's state appears in the first one, the steady peak in the "
             "second."
         )
-    say = progress or (lambda _: None)
-    device = find_device(program.device)
-    on_cuda = device.type == "cuda"
+
+
+def _run(
+    plan: Plan,
+    program: RealProgram,
+    device: torch.device,
+    steps: int,
+    say: Callable[[str], None],
+) -> tuple[RealSteps, GradientCheck | None]:
+    """Return what real steps took, and how gradients compare; the model stays as it is.
+
+    Measured first: what other runs leave behind would be found in the peaks.
+    """
     recipe = plan.recipe
+    on_cuda = device.type == "cuda"
     batch = program.sized(recipe.batch_size)
     if on_cuda:
         _clear_card()
     with loss_modules_on(device, program.loss, program.model) as beside:
-        # Measured first: what other runs leave behind would be found in the peaks.
+        counted = (program.model, *beside)
         with kept_as_it_was(program.model, device):
             say(f"running {steps} real steps of batch {recipe.batch_size}")
-            counted = (program.model, *beside)
             measured = run_real_steps(
                 program.run(recipe),
                 batch,
@@ -129,32 +126,7 @@ def verify_plan(
             )
         with kept_as_it_was(program.model, device):
             say("comparing gradients with the unmodified model")
-            gradients = _compare(plan, program, on_cuda=on_cuda)
-    timeline: MemoryTimeline | None = plan.estimate.timeline
-    notes: list[str] = list(program.notes)
-    if on_cuda:
-        notes.append(remember_context(measured.last_process, card_of(device)))
-    else:
-        say("replaying the step with the CPU's semantics")
-        timeline = _cpu_timeline_if_possible(plan, program, notes)
-    if timeline is None:
-        timeline = plan.estimate.timeline
-        measured = replace(measured, phases=())  # nothing to compare them with
-    check = build_verification(
-        measured,
-        timeline=timeline,
-        predicted_process_bytes=plan.estimate.process_bytes if on_cuda else None,
-        predicted_process_range_bytes=(
-            plan.estimate.process_range_bytes if on_cuda else None
-        ),
-        predicted_step_ms=plan.estimate.step_ms,
-        gradients=gradients,
-        expected_recomputed_blocks=len(blocks_of(recipe)),
-        notes=notes,
-        budget=plan.budget if on_cuda else None,
-        predicted_pinned_bytes=plan.estimate.host_bytes,
-    )
-    return with_step_time(check, plan, card_of(device) if on_cuda else None)
+            return measured, _compare(plan, program, on_cuda=on_cuda)
 
 
 def with_step_time(check: Verification, plan: Plan, gpu: Gpu | None) -> Verification:
@@ -172,26 +144,6 @@ def with_step_time(check: Verification, plan: Plan, gpu: Gpu | None) -> Verifica
         time_factor=plan.estimate.time_factor,
         notes=(*check.notes, remember_step_time(check, plan, gpu)),
     )
-
-
-def _cpu_timeline_if_possible(
-    plan: Plan, program: RealProgram, notes: list[str]
-) -> MemoryTimeline | None:
-    """Return the replay for a CPU; None, and a note, where there is none.
-
-    Fake tensors refuse on a CPU what real ones do there and what a card does (a grouped
-    product in fp32): gradients were compared all the same, and that is worth telling.
-    """
-    try:
-        with quiet_fakes():
-            return cpu_timeline(plan, program)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is no verdict
-        text = " ".join(str(error).split())[:200]
-        notes.append(
-            "Live bytes were not compared: the step cannot be replayed as a CPU runs "
-            f"it ({type(error).__name__}: {text})."
-        )
-        return None
 
 
 def _clear_card() -> None:
@@ -247,68 +199,3 @@ def _live_bytes(
     change_tensors(batch, count)
     with log:
         yield log
-
-
-def cpu_timeline(plan: Plan, program: RealProgram) -> MemoryTimeline:
-    """Return the live bytes of the plan's step as a CPU runs it, from a trace."""
-    recipe = plan.recipe
-    micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
-    traced = replace(recipe, gradient_accumulation_steps=micro_steps)
-    loss = FakedLoss(program.loss, program.model)
-
-    def make(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
-        return Run(
-            model,
-            traced,
-            loss=loss.loss,
-            optimizer=program.optimizer,
-            on_phase=on_phase,
-        )
-
-    raw = trace_once(
-        program.model,
-        make,
-        program.batch,
-        batch_size=recipe.batch_size,
-        batch_dim=program.batch_dim,
-        blocks=plan.model.blocks,
-        target=None,
-        micro_steps=micro_steps,
-        beside=loss.fake,
-    )
-    repeat_step(raw)
-    trace = step_trace(raw, plan.model.blocks)
-    after = [0]
-    for event in trace.events.tolist():
-        size = int(trace.fixed_bytes[abs(event) - 1])
-        after.append(after[-1] + (size if event > 0 else -size))
-    points = tuple(
-        TimelinePoint(
-            step=stretch.step,
-            micro_step=stretch.micro_step,
-            phase=stretch.phase,
-            block=trace.block_names[stretch.block] if stretch.block >= 0 else "",
-            allocated_bytes=max(after[stretch.start : stretch.end + 1]),
-            reserved_bytes=-1,
-        )
-        for stretch in stretches(trace)
-    )
-    peak = max(range(len(points)), key=lambda k: points[k].allocated_bytes)
-    return MemoryTimeline(
-        points=points,
-        allocated_bytes=points[peak].allocated_bytes,
-        reserved_bytes=-1,
-        at_peak_bytes=_categories_at(trace, after.index(max(after))),
-        peak=peak,
-    )
-
-
-def _categories_at(trace: StepTrace, events: int) -> dict[str, int]:
-    """Return what is alive after so many events, by category."""
-    live: dict[str, int] = {}
-    for event in trace.events[:events].tolist():
-        storage = abs(event) - 1
-        name = CATEGORIES[trace.category[storage]]
-        size = int(trace.fixed_bytes[storage])
-        live[name] = live.get(name, 0) + (size if event > 0 else -size)
-    return {name: size for name, size in live.items() if size}

@@ -1,0 +1,54 @@
+"""A live model and what it trains on: what a plan is proven with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.applying.run import Run
+from budgetfit.tracing.batch_shapes import resize_batch
+
+if TYPE_CHECKING:
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.verifying.protocols import MakeRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealProgram:
+    """A live model and what it is trained on and with.
+
+    ``shorter`` are batches that run after ``batch``, one optimizer step each; ``notes``
+    say how ``batch`` was chosen.
+    """
+
+    model: nn.Module
+    batch: Any
+    batch_dim: int
+    loss: Callable[..., Any] | None
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+    device: torch.device
+    shorter: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def run(self, recipe: Recipe) -> MakeRun:
+        """Return what makes a run of ``recipe``, for the meters."""
+
+        def make(on_phase: Callable[[str], None]) -> Run:
+            return Run(
+                self.model,
+                recipe,
+                loss=self.loss,
+                optimizer=self.optimizer,
+                device=self.device,
+                on_phase=on_phase,
+            )
+
+        return make
+
+    def sized(self, batch_size: int) -> Any:  # noqa: ANN401
+        """Return the batch with so many samples."""
+        return resize_batch(self.batch, batch_size, batch_dim=self.batch_dim)

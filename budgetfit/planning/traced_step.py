@@ -1,0 +1,82 @@
+"""A recipe's step on fake tensors: the program that trains, run for its trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from budgetfit.applying.run import Run
+from budgetfit.planning.loss_modules import FakedLoss
+from budgetfit.planning.trace_errors import quiet_fakes
+from budgetfit.tracing.fake_step import trace_once
+from budgetfit.tracing.steady_step import repeat_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.planning.real_program import RealProgram
+    from budgetfit.planning.subject import Subject
+    from budgetfit.tracing.cuda_semantics.target import CudaTarget
+    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.shortened_twin import Shortening
+
+STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
+
+
+def traced_step(  # noqa: PLR0913 - one value each, all needed
+    trained: Subject | RealProgram,
+    recipe: Recipe,
+    *,
+    blocks: Sequence[str],
+    target: CudaTarget | None,
+    own_checkpointing: bool = False,
+    short: Shortening | None = None,
+    real_values: bool = False,
+) -> RawTrace:
+    """Return a recipe's first step and the steady one that follows it.
+
+    Args:
+        trained: The model, and what it is trained on and with.
+        recipe: Also of the batch size; ``short``'s own segments where there is one.
+        blocks: Module paths of the chain, in the model that is traced.
+        target: Whose semantics to take; None for a CPU's.
+        own_checkpointing: Whether the model's own checkpointing stays on.
+        short: How to shorten the model to a twin.
+        real_values: As in ``trace_once``.
+
+    Raises:
+        Exception: What the model raises on fake tensors.
+    """
+    micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
+    traced = replace(recipe, gradient_accumulation_steps=micro_steps)
+    loss = FakedLoss(trained.loss, trained.model)
+
+    def program(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
+        return Run(
+            model,
+            traced,
+            loss=loss.loss,
+            optimizer=trained.optimizer,
+            on_phase=on_phase,
+            keep_own_checkpointing=own_checkpointing,
+        )
+
+    with quiet_fakes():
+        raw = trace_once(
+            trained.model,
+            program,
+            trained.batch,
+            batch_size=recipe.batch_size,
+            batch_dim=trained.batch_dim,
+            blocks=blocks,
+            target=target,
+            micro_steps=micro_steps,
+            short=short,
+            beside=loss.fake,
+            real_values=real_values,
+        )
+    repeat_step(raw)
+    return raw
