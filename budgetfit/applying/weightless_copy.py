@@ -53,7 +53,9 @@ def weightless_copy(
                 # such a tensor cannot be copied.
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
                     keeps = small_values and _is_small_and_whole(tensor)
-                    memo[id(tensor)] = tensor.clone() if keeps else _on_meta(tensor)
+                    memo[id(tensor)] = (
+                        tensor.to("cpu", copy=True) if keeps else _on_meta(tensor)
+                    )
         stand_in = replace(module)
         if stand_in is not None:
             memo[id(module)] = stand_in
@@ -75,7 +77,7 @@ def weightless_copy(
 
 def _is_small_and_whole(tensor: torch.Tensor) -> bool:
     return (
-        tensor.device.type == "cpu"
+        not tensor.is_meta
         and not (tensor.is_floating_point() or tensor.is_complex())
         and tensor.numel() <= MOST_WHOLE_NUMBERS
     )

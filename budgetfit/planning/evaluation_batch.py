@@ -128,6 +128,7 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
                 micro_steps=BATCHES,
                 short=short,
                 real_values=traces.real_values,
+                one_device=traces.one_device,
             )
 
     return traces.evaluation(precision, tracer)

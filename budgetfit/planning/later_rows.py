@@ -11,8 +11,6 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from budgetfit.applying.nested import map_tensors
 from budgetfit.applying.weightless_copy import weightless_copy
 from budgetfit.core.errors import TraceError
@@ -69,5 +67,8 @@ def kept_subject(subject: Subject) -> Subject | None:
         model = weightless_copy(subject.model, small_values=True)
     except TraceError:
         return None
-    batch = map_tensors(subject.batch, torch.Tensor.clone)
+    # On the CPU: what is on the card is the training's.
+    batch = map_tensors(
+        subject.batch, lambda x: x.clone() if x.is_meta else x.to("cpu", copy=True)
+    )
     return replace(subject, model=model, batch=batch)

@@ -108,6 +108,9 @@ def _widths(module: nn.Module) -> tuple[int, int] | None:
 
 def _converted(batch: object, dtype: torch.dtype | None) -> object:
     def convert(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+        if not tensor.is_floating_point():
+            return tensor
+        # Not on the card, which is the training's; what is on meta stays there.
+        return tensor.to(tensor.device if tensor.is_meta else "cpu", dtype)
 
     return batch if dtype is None else map_tensors(batch, convert)

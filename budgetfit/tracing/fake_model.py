@@ -43,7 +43,7 @@ def fake_copy(
     _refuse_scripts(model)
     left_out = () if short is None else short.left_out
     fakes = _fakes_of_tensors(model, mode, left_out, on_fake)
-    with FakeCopyMode(mode):
+    with _CopiesOnCpu(mode):
         memo = (holes(model, left_out) if short is not None else {}) | fakes
         try:
             twin = copy.deepcopy(model, memo)
@@ -55,6 +55,31 @@ def fake_copy(
     if short is not None:
         close_up(twin, short)
     return twin
+
+
+class _CopiesOnCpu(FakeCopyMode):
+    """Copies tensors in lists and the like; torch would take CUDA memory for a fake."""
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        if func is torch.Tensor.__deepcopy__:
+            with torch._C.DisableTorchFunction():
+                tensor, memo = args
+                if tensor.device.type == "cuda" and id(tensor) not in memo:
+                    fakes = FakeTensors(self.fake_mode)
+                    memo[id(tensor)] = (
+                        fakes.parameter(tensor)
+                        if isinstance(tensor, torch.nn.Parameter)
+                        else fakes.empty(
+                            tensor.shape, tensor.stride(), tensor.dtype
+                        ).requires_grad_(tensor.requires_grad)
+                    )
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _patient_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -18,6 +18,7 @@ from budgetfit.tracing.fake_results import FakeResults
 from budgetfit.tracing.known_values import KnownValues
 from budgetfit.tracing.library_questions import values_matter
 from budgetfit.tracing.name_tensors import name_survivors, register
+from budgetfit.tracing.one_device import OneDevice
 from budgetfit.tracing.quiet_machine import quiet_machine
 from budgetfit.tracing.real_values import alike_samples
 from budgetfit.tracing.remembered_calls import no_fakes_remembered
@@ -170,6 +171,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     short: Shortening | None = None,
     beside: Callable[[FakeTensorMode, nn.Module], Sequence[nn.Module]] | None = None,
     real_values: bool = False,
+    one_device: bool = False,
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
@@ -179,15 +181,14 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     fewer blocks runs, and ``blocks`` are its own. ``beside`` makes fake copies of other
     modules that the program runs, given the model's: their tensors are weights as well.
     ``real_values``: the forward is computed with real numbers beside the fakes, for
-    models whose numbers decide what they do.
+    models whose numbers decide what they do. ``one_device``: what the program puts on
+    CUDA by name is on the CPU, as the fakes are.
     """
     # Outside the fake mode: in it, the rows that are added would have no values.
-    readable = batch if real_values else _readable(batch)
+    readable = change_tensors(batch, _on_cpu) if real_values else _readable(batch)
     sized = resize_batch(readable, batch_size, batch_dim=batch_dim)
     if real_values:
-        sized = change_tensors(
-            sized, lambda x: alike_samples(x.detach().cpu(), batch_size, batch_dim)
-        )
+        sized = change_tensors(sized, lambda x: alike_samples(x, batch_size, batch_dim))
     with quiet_machine(), no_fakes_remembered(model), fake_mode() as mode:
         values = KnownValues(
             FakeResults(mode).run,
@@ -203,7 +204,13 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
         clock = _PhaseClock(twin, log, tracker, raw)
         clock.semantics, clock.values = semantics, values
-        with contextlib.ExitStack() as at_end, imitation, values_matter(values), log:
+        with (
+            contextlib.ExitStack() as at_end,
+            imitation,
+            OneDevice() if one_device else contextlib.nullcontext(),
+            values_matter(values),
+            log,
+        ):
             log.watch = tracker.see_backward_op
             register(twin, log, tracker)
             for other in others:
@@ -263,9 +270,13 @@ def _readable(batch: Any) -> Any:  # noqa: ANN401
             return torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
             )
-        return tensor.detach().cpu()
+        return _on_cpu(tensor)
 
     return change_tensors(batch, readable)
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta else tensor.detach().cpu()
 
 
 def _tell_saved_from_passing(raw: RawTrace) -> None:

@@ -172,7 +172,7 @@ class KnownValues:
             if self._values.everything:
                 self.remember(fake, weight_like(real))
             elif is_asked_about(real):
-                self.remember(fake, real.detach().clone())
+                self.remember(fake, real.detach().to("cpu", copy=True))
 
     def _assume(
         self,

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from budgetfit.core.errors import TraceError
 from budgetfit.tracing.batch_shapes import Batch, change_tensors
 from budgetfit.tracing.fake_model import fake_copy, fake_mode, quiet_fakes
+from budgetfit.tracing.one_device import OneDevice
 from budgetfit.tracing.quiet_machine import quiet_machine
 from budgetfit.tracing.remembered_calls import no_fakes_remembered
 
@@ -54,8 +55,10 @@ def overwriting_blocks(
             twin.get_submodule(name).register_forward_pre_hook(
                 _note_inputs(name, inputs), with_kwargs=True
             )
-        with contextlib.suppress(Exception):  # what ran until then is seen
-            call(twin, change_tensors(batch, mode.from_tensor))
+        # What ran until something is raised is seen.
+        with contextlib.suppress(Exception), OneDevice() as device:
+            here = change_tensors(batch, device.here)
+            call(twin, change_tensors(here, mode.from_tensor))
     return frozenset(
         name for name, tensor, version in inputs if tensor._version != version
     )

@@ -50,7 +50,7 @@ def weight_like(tensor: torch.Tensor) -> torch.Tensor:
 def is_asked_about(tensor: torch.Tensor) -> bool:
     """Say whether a buffer is a counter, a flag or a pointer that models may read."""
     return (
-        tensor.device.type == "cpu"
+        not tensor.is_meta
         and not isinstance(tensor, torch.nn.Parameter)
         and not (tensor.is_floating_point() or tensor.is_complex())
         and tensor.numel() <= MOST_IN_A_BUFFER

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
 from budgetfit.core.errors import TraceError
 from budgetfit.tracing.batch_shapes import Batch, change_tensors
 from budgetfit.tracing.fake_model import fake_copy, fake_mode, quiet_fakes
+from budgetfit.tracing.one_device import OneDevice
 from budgetfit.tracing.quiet_machine import quiet_machine
 from budgetfit.tracing.remembered_calls import no_fakes_remembered
 
@@ -38,7 +39,10 @@ def runs(model: nn.Module, batch: Batch) -> bool:
         torch.no_grad(),
     ):
         try:
-            _call(fake_copy(model, mode), change_tensors(batch, mode.from_tensor))
+            twin = fake_copy(model, mode)
+            with OneDevice() as device:
+                here = change_tensors(batch, device.here)
+                _call(twin, change_tensors(here, mode.from_tensor))
         except (TraceError, *_ASKS_FOR_VALUES):
             return True
         except Exception:  # noqa: BLE001 - a user's forward may raise anything
