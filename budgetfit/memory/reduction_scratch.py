@@ -64,6 +64,11 @@ class Loop:
         """How many numbers come out."""
         return prod(self.sizes[self.reduced :])
 
+    @property
+    def inputs(self) -> int:
+        """How many numbers go into each of them."""
+        return prod(self.sizes) // self.outputs
+
 
 @rule("reduction", parts=3)
 def reduction(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
@@ -228,43 +233,59 @@ def _last_power_of_two(number: int) -> int:
     return 1 << (max(number, 1).bit_length() - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _ThreadBlock:
+    """The threads that work together, ``width`` of them along the fastest dimension.
+
+    ``along_reduced``: that dimension is a reduced one, so that they share an output.
+    ``vector``: how many neighbouring outputs each of them computes.
+    """
+
+    width: int
+    height: int
+    along_reduced: bool
+    vector: int
+
+    @classmethod
+    def of(cls, numbers: Numbers, nest: Loop) -> _ThreadBlock:
+        """Return the shape for a loop: powers of two, a warp wide if possible."""
+        reduced, inputs, outputs = nest.reduced, nest.inputs, nest.outputs
+        along_reduced = (
+            reduced == len(nest.sizes) or nest.strides[0] < nest.strides[reduced]
+        )
+        fastest = nest.strides[0] if along_reduced else nest.strides[reduced]
+        dim0, dim1 = (inputs, outputs) if along_reduced else (outputs, inputs)
+        vector = 1
+        if fastest == 1:
+            if not along_reduced:
+                vector = _output_vector(nest)
+                dim0 //= vector
+            elif dim0 >= LEAST_VECTORIZED and reduced == 1:
+                dim0 //= numbers.input_vector
+        most = MAX_THREADS // vector
+        dim0 = min(_last_power_of_two(dim0), most)
+        dim1 = min(_last_power_of_two(dim1), most)
+        height = min(dim1, most // min(dim0, WARP))
+        return cls(min(dim0, most // height), height, along_reduced, vector)
+
+
 def _buffers(card: KernelCard, numbers: Numbers, nest: Loop) -> tuple[int, int]:
     """Return the bytes of the partial results and of the counters (0: no split)."""
-    reduced, outputs = nest.reduced, nest.outputs
-    inputs = prod(nest.sizes) // outputs  # for each output
     if not nest.sizes:
         return 0, 0
-
-    # Threads run along the fastest dimension, reduced or not.
-    along_reduced = (
-        reduced == len(nest.sizes) or nest.strides[0] < nest.strides[reduced]
-    )
-    fastest = nest.strides[0] if along_reduced else nest.strides[reduced]
-    dim0, dim1 = (inputs, outputs) if along_reduced else (outputs, inputs)
-    vector = 1
-    if fastest == 1:
-        if not along_reduced:
-            vector = _output_vector(nest)
-            dim0 //= vector
-        elif dim0 >= LEAST_VECTORIZED and reduced == 1:
-            dim0 //= numbers.input_vector
-
-    # The shape of the thread block: powers of two, a warp wide if possible.
-    most = MAX_THREADS // vector
-    dim0 = min(_last_power_of_two(dim0), most)
-    dim1 = min(_last_power_of_two(dim1), most)
-    height = min(dim1, most // min(dim0, WARP))
-    width = min(dim0, most // height)
-
+    threads = _ThreadBlock.of(numbers, nest)
+    along_reduced, width = threads.along_reduced, threads.width
     step_input, step_output = (width, 1) if along_reduced else (1, width)
-    per_thread = ceil_div(inputs, step_input)
-    if per_thread < min(height * MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD):
+
+    per_thread = ceil_div(nest.inputs, step_input)
+    least = min(threads.height * MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD)
+    if per_thread < least:
         return 0, 0  # threads of a block that work on different outputs: no split
-    per_thread = ceil_div(inputs, step_input * height)
+    per_thread = ceil_div(nest.inputs, step_input * threads.height)
 
     # Spread one output over several blocks while the card has idle SMs.
-    target = card.sm_count * (card.threads_per_sm // (width * height))
-    grid = ceil_div(outputs // vector, step_output)
+    target = card.sm_count * (card.threads_per_sm // (width * threads.height))
+    grid = ceil_div(nest.outputs // threads.vector, step_output)
     if per_thread < MAX_VALUES_PER_THREAD or grid > target:
         return 0, 0
     blocks = max(
@@ -273,5 +294,5 @@ def _buffers(card: KernelCard, numbers: Numbers, nest: Loop) -> tuple[int, int]:
     )
     if blocks <= 1:
         return 0, 0
-    partial = numbers.accumulate_bytes * outputs * blocks
-    return partial * (1 if along_reduced else width * vector), 4 * grid
+    partial = numbers.accumulate_bytes * nest.outputs * blocks
+    return partial * (1 if along_reduced else width * threads.vector), 4 * grid
