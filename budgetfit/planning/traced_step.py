@@ -35,6 +35,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
     own_checkpointing: bool = False,
     short: Shortening | None = None,
     real_values: bool = False,
+    one_device: bool = False,
 ) -> RawTrace:
     """Return a recipe's first step and the steady one that follows it.
 
@@ -46,6 +47,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
         own_checkpointing: Whether the model's own checkpointing stays on.
         short: How to shorten the model to a twin.
         real_values: As in ``trace_once``.
+        one_device: As in ``trace_once``.
 
     Raises:
         Exception: What the model raises on fake tensors.
@@ -77,6 +79,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
             short=short,
             beside=loss.fake,
             real_values=real_values,
+            one_device=one_device,
         )
     repeat_step(raw)
     return raw

@@ -7,26 +7,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from budgetfit.applying.run import Run
 from budgetfit.core.errors import BudgetfitError, TraceError
 from budgetfit.core.precision import find_precision
-from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.loss_modules import FakedLoss
+from budgetfit.core.recipe import Recipe
+from budgetfit.planning.program import Program
 from budgetfit.planning.trace_cache import TraceCache
-from budgetfit.planning.trace_errors import quiet_fakes, trace_error
+from budgetfit.planning.trace_errors import trace_error
 from budgetfit.planning.trace_key import program_key, subject_key
+from budgetfit.planning.traced_step import traced_step
 from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
-from budgetfit.tracing.fake_step import trace_once
 from budgetfit.tracing.known_values import UnknownValueError
 from budgetfit.tracing.real_values import MOST_WEIGHTS_BYTES, weights_bytes
-from budgetfit.tracing.steady_step import repeat_step
 from budgetfit.tracing.unit_anchors import NotRepeatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.step_trace import StepTrace
@@ -37,9 +33,6 @@ if TYPE_CHECKING:
 # Never 1: broadcasting and squeezing differ there (tracing T6).
 TRACED_BATCH_SIZES = (2, 3)
 LARGEST_TRACED_BATCH = 2**16  # its whole numbers are real: more would fill the host
-STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
-
-Program = tuple[str, str, tuple[Segment, ...], bool, bool, int, bool]
 
 
 class Traces:
@@ -96,7 +89,7 @@ class Traces:
         Raises:
             TraceError: If the model cannot run on fake tensors.
         """
-        program = _program(recipe, keep_own_checkpointing)
+        program = Program.of(recipe, own_checkpointing=keep_own_checkpointing)
         if program not in self._affine:
             self._affine[program] = self._kept(
                 (program, None), lambda: self._trace_line(recipe, program)
@@ -106,13 +99,14 @@ class Traces:
 
     def for_all_sizes(self, recipe: Recipe) -> StepTrace | None:
         """Return the trace that holds at every batch size, if it was made already."""
-        return self._affine.get(_program(recipe, keep_own_checkpointing=False))
+        return self._affine.get(Program.of(recipe))
 
     def once(
         self, recipe: Recipe, *, keep_own_checkpointing: bool = False
     ) -> StepTrace:
         """Return a trace at the recipe's own batch size and no other."""
-        return self.exact(recipe, _program(recipe, keep_own_checkpointing))
+        program = Program.of(recipe, own_checkpointing=keep_own_checkpointing)
+        return self.exact(recipe, program)
 
     def exact(self, recipe: Recipe, program: Program | None = None) -> StepTrace:
         """Return a trace of this recipe at its own batch size, or one for all sizes.
@@ -120,7 +114,7 @@ class Traces:
         The one for all sizes is no truth about a batch of one: views and copies differ
         where a dimension has one entry (tracing T6).
         """
-        program = program or _program(recipe, keep_own_checkpointing=False)
+        program = program or Program.of(recipe)
         line = self._affine.get(program)
         if line is not None and recipe.batch_size >= min(TRACED_BATCH_SIZES):
             return line
@@ -230,7 +224,9 @@ class Traces:
             twin = self._twin_trace(recipe, (recipe.batch_size,), program)
             if twin is not None:
                 return twin
-            raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
+            raw = self._trace(
+                recipe, recipe.batch_size, own_checkpointing=program.own_checkpointing
+            )
         except TraceError:
             if recipe.batch_size <= max(TRACED_BATCH_SIZES):
                 raise
@@ -240,7 +236,9 @@ class Traces:
                 return line
             if not self.real_values:
                 raise
-            raw = self._trace(recipe, recipe.batch_size, own_checkpointing=program[4])
+            raw = self._trace(
+                recipe, recipe.batch_size, own_checkpointing=program.own_checkpointing
+            )
         return step_trace(raw, self.subject.blocks)
 
     def _trace_line(self, recipe: Recipe, program: Program) -> StepTrace | None:
@@ -249,7 +247,7 @@ class Traces:
             if twin is not None:
                 return twin
             first, second = (
-                self._trace(recipe, size, own_checkpointing=program[4])
+                self._trace(recipe, size, own_checkpointing=program.own_checkpointing)
                 for size in TRACED_BATCH_SIZES
             )
             return affine_trace(first, second, self.subject.blocks)
@@ -268,7 +266,10 @@ class Traces:
         def tracer(batch_size: int, short: Shortening) -> RawTrace:
             try:
                 return self._trace(
-                    recipe, batch_size, own_checkpointing=program[4], short=short
+                    recipe,
+                    batch_size,
+                    own_checkpointing=program.own_checkpointing,
+                    short=short,
                 )
             except BudgetfitError as error:
                 raise NotRepeatedError(f"its twin does not run: {error}") from error
@@ -277,7 +278,7 @@ class Traces:
             return None
         try:
             return self._twins.trace(
-                recipe, batch_sizes, tracer, own_checkpointing=program[4]
+                recipe, batch_sizes, tracer, own_checkpointing=program.own_checkpointing
             )
         except NotRepeatedError as error:
             self.log.append(f"all blocks are traced: {error}")
@@ -303,50 +304,25 @@ class Traces:
         own_checkpointing: bool,
         short: Shortening | None = None,
     ) -> RawTrace:
-        micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
         blocks = self.subject.blocks if short is None else short.twin_blocks
         segments = recipe.segments if short is None else short.segments(recipe.segments)
-        traced = replace(
-            recipe,
-            batch_size=batch_size,
-            gradient_accumulation_steps=micro_steps,
-            segments=segments,
-        )
         wrapped = len(recipe.wrapped_blocks)
         part = "" if short is None else f", in a twin with {len(blocks)}"
         self.progress(
             f"tracing batch {batch_size}, {recipe.precision}, {wrapped} of "
             f"{len(self.subject.blocks)} blocks recomputed{part}"
         )
-
-        loss = FakedLoss(self.subject.loss, self.subject.model)
-
-        def program(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
-            return Run(
-                model,
-                traced,
-                loss=loss.loss,
-                optimizer=self.subject.optimizer,
-                on_phase=on_phase,
-                keep_own_checkpointing=own_checkpointing,
-            )
-
         try:
-            with quiet_fakes():
-                raw = trace_once(
-                    self.subject.model,
-                    program,
-                    self.subject.batch,
-                    batch_size=batch_size,
-                    batch_dim=self.subject.batch_dim,
-                    blocks=blocks,
-                    target=self.subject.target,
-                    micro_steps=micro_steps,
-                    short=short,
-                    beside=loss.fake,
-                    real_values=self.real_values,
-                    one_device=self.one_device,
-                )
+            raw = traced_step(
+                self.subject,
+                replace(recipe, batch_size=batch_size, segments=segments),
+                blocks=blocks,
+                target=self.subject.target,
+                own_checkpointing=own_checkpointing,
+                short=short,
+                real_values=self.real_values,
+                one_device=self.one_device,
+            )
         except BudgetfitError:
             raise
         except Exception as error:
@@ -360,23 +336,8 @@ class Traces:
             return self._trace(
                 recipe, batch_size, own_checkpointing=own_checkpointing, short=short
             )
-        repeat_step(raw)
         self.log.append(
             f"traced {recipe.precision} at batch {batch_size}, {wrapped} blocks "
-            f"recomputed: {len(raw.log.events)} events"
-            f"{part}"
+            f"recomputed: {len(raw.log.events)} events{part}"
         )
         return raw
-
-
-def _program(recipe: Recipe, keep_own_checkpointing: bool) -> Program:
-    """What a trace depends on, beyond the batch size."""
-    return (
-        recipe.precision,
-        recipe.optimizer,
-        recipe.segments,
-        recipe.gradient_accumulation_steps > 1,
-        keep_own_checkpointing,
-        recipe.loss_chunks,
-        recipe.optimizer_in_backward,
-    )
