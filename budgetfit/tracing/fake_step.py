@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.core.step_trace import CATEGORIES, BlockPass, Phase
@@ -27,7 +28,6 @@ from budgetfit.tracing.storage_log import StorageLog
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from budgetfit.tracing.block_tracker import ForwardRun
@@ -184,11 +184,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     models whose numbers decide what they do. ``one_device``: what the program puts on
     CUDA by name is on the CPU, as the fakes are.
     """
-    # Outside the fake mode: in it, the rows that are added would have no values.
-    readable = change_tensors(batch, _on_cpu) if real_values else _readable(batch)
-    sized = resize_batch(readable, batch_size, batch_dim=batch_dim)
-    if real_values:
-        sized = change_tensors(sized, lambda x: alike_samples(x, batch_size, batch_dim))
+    sized = _of_size(batch, batch_size, batch_dim, real_values=real_values)
     with quiet_machine(), no_fakes_remembered(model), fake_mode() as mode:
         values = KnownValues(
             FakeResults(mode).run,
@@ -204,6 +200,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
         clock = _PhaseClock(twin, log, tracker, raw)
         clock.semantics, clock.values = semantics, values
+        watched = _Watched(twin, log, tracker, values, clock, raw)
         with (
             contextlib.ExitStack() as at_end,
             imitation,
@@ -211,22 +208,9 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
             values_matter(values),
             log,
         ):
-            log.watch = tracker.see_backward_op
-            register(twin, log, tracker)
-            for other in others:
-                register(other, log)
-            runner = program(twin, clock.start)
+            runner = watched.prepare(program, others)
             at_end.callback(_let_go, runner)
-            register(twin, log, tracker)  # a dtype policy may have replaced them
-            raw.step_start = len(log.events)
-            for clock.step in range(steps):
-                for clock.micro_step in range(micro_steps):
-                    _run_micro_step(runner, sized, log, values, clock)
-                    if clock.step == 0 and clock.micro_step == 0:
-                        raw.blocks = [run.block for run in tracker.runs]
-                        raw.joined = [run.joined for run in tracker.runs[1:]]
-                    name_survivors(twin, runner, log, tracker)
-            clock.close()
+            watched.train(runner, sized, steps, micro_steps)
         log.close()
         _tell_saved_from_passing(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
@@ -235,31 +219,80 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     return raw
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A fake model and all that watches it train."""
+
+    twin: nn.Module
+    log: StorageLog
+    tracker: BlockTracker
+    values: KnownValues
+    clock: _PhaseClock
+    raw: RawTrace
+
+    def prepare(self, program: StepProgram, others: Sequence[nn.Module]) -> Runner:
+        """Make the model ready to train, its tensors known by name."""
+        twin, log, tracker = self.twin, self.log, self.tracker
+        log.watch = tracker.see_backward_op
+        register(twin, log, tracker)
+        for other in others:
+            register(other, log)
+        return program(twin, self.clock.start)
+
+    def train(self, runner: Runner, batch: Any, steps: int, micro_steps: int) -> None:  # noqa: ANN401
+        """Run the steps, each micro-step on a batch of new tensors."""
+        log, tracker, clock, raw = self.log, self.tracker, self.clock, self.raw
+        register(self.twin, log, tracker)  # a dtype policy may have replaced them
+        raw.step_start = len(log.events)
+        for clock.step in range(steps):
+            for clock.micro_step in range(micro_steps):
+                self._micro_step(runner, batch)
+                if clock.step == 0 and clock.micro_step == 0:
+                    raw.blocks = [run.block for run in tracker.runs]
+                    raw.joined = [run.joined for run in tracker.runs[1:]]
+                name_survivors(self.twin, runner, log, tracker)
+        clock.close()
+
+    def _micro_step(self, runner: Runner, batch: Any) -> None:  # noqa: ANN401
+        def fresh(tensor: torch.Tensor) -> torch.Tensor:
+            fake = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype
+            )
+            if tensor.device.type == "cpu":
+                with _disable_current_modes():  # the real values, and the model's own
+                    self.values.remember(fake, tensor.clone())
+            return fake
+
+        self.clock.start("forward")  # so that a step frees all that it allocates
+        with self.log.of_category("batch"):
+            fakes = change_tensors(batch, fresh)
+        runner.step(fakes)
+
+
+def _of_size(
+    batch: Any,  # noqa: ANN401
+    batch_size: int,
+    batch_dim: int,
+    *,
+    real_values: bool,
+) -> Any:  # noqa: ANN401
+    """Return the batch with so many samples, and the values that the trace needs.
+
+    Outside the fake mode: in it, the rows that are added would have no values.
+    """
+    if not real_values:
+        return resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
+    sized = resize_batch(
+        change_tensors(batch, _on_cpu), batch_size, batch_dim=batch_dim
+    )
+    return change_tensors(sized, lambda x: alike_samples(x, batch_size, batch_dim))
+
+
 def _let_go(runner: Runner) -> None:
     """Take an optimizer's hooks off the fakes: nothing could collect the circle."""
     remove_hooks = getattr(runner.optimizer, "remove_hooks", None)
     if remove_hooks is not None:
         remove_hooks()
-
-
-def _run_micro_step(
-    runner: Runner,
-    batch: Any,  # noqa: ANN401
-    log: StorageLog,
-    values: KnownValues,
-    clock: _PhaseClock,
-) -> None:
-    def fresh(tensor: torch.Tensor) -> torch.Tensor:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        if tensor.device.type == "cpu":
-            with _disable_current_modes():  # the real values, and the model's own
-                values.remember(fake, tensor.clone())
-        return fake
-
-    clock.start("forward")  # so that a step frees all that it allocates
-    with log.of_category("batch"):
-        fakes = change_tensors(batch, fresh)
-    runner.step(fakes)
 
 
 def _readable(batch: Any) -> Any:  # noqa: ANN401
