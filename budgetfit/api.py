@@ -22,6 +22,7 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
 from budgetfit.planning.candidates import check_batch, precisions
 from budgetfit.planning.chains import every_block
+from budgetfit.planning.fallback import fallback
 from budgetfit.planning.make_plan import (
     make_estimate,
     make_plan,
@@ -172,7 +173,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         precisions=chosen,
         optimizer=name,
         effective_batch_size=effective_batch_size,
-        instead="fp32" if precision == "auto" and adapter is None else None,
+        instead=fallback(precision) if adapter is None else None,
         progress=progress,
     )
     longest = max_length if known is None else known.planned

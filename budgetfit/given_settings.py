@@ -13,6 +13,7 @@ from budgetfit.arguments import (
 )
 from budgetfit.planning.candidates import check_batch, precisions, runs_on
 from budgetfit.planning.chains import Setting
+from budgetfit.planning.fallback import fallback, made_or_instead
 from budgetfit.planning.make_plan import make_estimate, make_layers, policy_recipe
 from budgetfit.tracing.undisturbed import undisturbed
 
@@ -97,13 +98,18 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
     )
-    found = make_estimate(
+    found = made_or_instead(
+        lambda subject, setting: make_estimate(
+            subject,
+            policy_recipe(subject, policy, setting, size),
+            card.budget(headroom),
+            context_bytes=card.context_bytes,
+            keep_own_checkpointing=policy == "as-is",
+            progress=progress,
+        ),
         subject,
-        policy_recipe(subject, policy, setting, size),
-        card.budget(headroom),
-        context_bytes=card.context_bytes,
-        keep_own_checkpointing=policy == "as-is",
-        progress=progress,
+        setting,
+        fallback(precision) if adapter is None else None,
     )
     return found, subject.summary()
 

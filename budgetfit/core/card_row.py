@@ -19,6 +19,7 @@ class CardRow:
             None where the card cannot run what was asked for.
         problem: Why it cannot; empty otherwise.
         blocks: Blocks of the model that could be recomputed.
+        warnings: What was done otherwise than asked.
     """
 
     gpu: Gpu
@@ -26,6 +27,7 @@ class CardRow:
     estimate: Estimate | None
     problem: str = ""
     blocks: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:

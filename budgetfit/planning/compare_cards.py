@@ -9,11 +9,11 @@ from budgetfit.core.card_row import CardRow
 from budgetfit.core.errors import InputError
 from budgetfit.planning.candidates import precisions
 from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.fallback import fallback
 from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.loss_parts import search_with_loss_parts
 from budgetfit.planning.practices import best, best_of_policy
-from budgetfit.planning.settled_traces import settled
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.settled_traces import chains_of_each
 from budgetfit.planning.what_if import smallest
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def compare_cards(  # noqa: PLR0913 - one value each, all needed
     Raises:
         TraceError: If the model cannot be traced.
     """
-    made: list[Traces] = []
+    made: list[list[Chains]] = []
     rows = []
     for card in cards:
         if progress is not None:
@@ -65,16 +65,18 @@ def compare_cards(  # noqa: PLR0913 - one value each, all needed
                 )
             )
             continue
-        settings = [
-            Setting(
-                precision=name,
+        each = _shared(made, card.gpu)
+        if not each:
+            setting = Setting(
+                precision=names[0],
                 optimizer=optimizer,
                 effective_batch_size=effective_batch_size,
             )
-            for name in names
-        ]
-        traces = _traces_for(subject, card.gpu, settings[0], made, progress)
-        found = [_best_on(traces, each, request, card.budget) for each in settings]
+            there = replace(subject, gpu=card.gpu)
+            each = chains_of_each(there, names, setting, fallback(precision), progress)
+            made.append(each)
+        traces = each[0].traces
+        found = [_best_on(chains, request, card.budget) for chains in each]
         least = min(found, key=lambda each: each.reserved_bytes)
         rows.append(
             CardRow(
@@ -82,35 +84,32 @@ def compare_cards(  # noqa: PLR0913 - one value each, all needed
                 budget=card.budget,
                 estimate=best(found, request) or least,
                 blocks=len(traces.subject.blocks),
+                warnings=(
+                    *traces.subject.notes[len(subject.notes) :],
+                    *traces.cache_notes,
+                ),
             )
         )
     return tuple(rows)
 
 
-def _traces_for(
-    subject: Subject,
-    gpu: Gpu,
-    setting: Setting,
-    made: list[Traces],
-    progress: Callable[[str], None] | None,
-) -> Traces:
-    """Return traces of the card's capability, from another card where there are any."""
-    there = replace(subject, gpu=gpu)
-    for traces in made:
-        if traces.subject.target == there.target:
-            return traces.on_card(gpu)
-    traces = settled(Traces(there, progress), setting)
-    made.append(traces)
-    return traces
+def _shared(made: list[list[Chains]], gpu: Gpu) -> list[Chains]:
+    """Return the chains of a card of the same capability on this card, if any."""
+    for each in made:
+        subject = each[0].traces.subject
+        if subject.target == replace(subject, gpu=gpu).target:
+            return [
+                Chains(chains.traces.on_card(gpu), chains.setting) for chains in each
+            ]
+    return []
 
 
-def _best_on(
-    traces: Traces, setting: Setting, request: Request, budget: Budget
-) -> Estimate:
+def _best_on(chains: Chains, request: Request, budget: Budget) -> Estimate:
     """Return the best of the solver and the usual practices, or what needs least."""
+    traces = chains.traces
     if request.checkpointing == "as-is":
         request = replace(request, checkpointing=traces.subject.own_checkpointing())
-    chains, found = search_with_loss_parts(Chains(traces, setting), request, budget)
+    chains, found = search_with_loss_parts(chains, request, budget)
     tried = [] if found.estimate is None else [found.estimate]
     if request.checkpointing == "auto":
         policies = ("none", "full") if traces.subject.blocks else ("none",)

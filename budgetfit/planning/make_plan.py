@@ -88,7 +88,12 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         model=subject.summary(),
         block_table=block_table(chains.at(recipe.batch_size), estimate, budget),
         later=later_rows(chains, request, budget, estimate, first),
-        warnings=(*subject.notes, *last_batch, *host_warnings(estimate)),
+        warnings=(
+            *subject.notes,
+            *last_batch,
+            *host_warnings(estimate),
+            *traces.cache_notes,
+        ),
         provenance={
             **_provenance(subject, estimate, budget),
             "solver": explanation,
@@ -210,7 +215,7 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         subject.gpu,
         budget,
         context_bytes=context_bytes,
-        notes=subject.notes,
+        notes=(*subject.notes, *traces.cache_notes),
     )
 
 

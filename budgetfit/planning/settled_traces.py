@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from budgetfit.core.errors import TraceError
 from budgetfit.planning.chains import Chains, Setting
+from budgetfit.planning.fallback import made_or_instead
 from budgetfit.planning.overwritten_blocks import without_overwriting_blocks
 from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
 
@@ -36,15 +36,15 @@ def chains_of_each(
     Raises:
         TraceError: If the model cannot be traced.
     """
-    try:
-        traces = settled(Traces(subject, progress), setting)
-    except TraceError as error:
-        if instead is None or instead in precisions:
-            raise
-        precisions, setting = [instead], replace(setting, precision=instead)
-        traces = _settled_instead(subject, setting, error, progress)
+
+    def run_in(subject: Subject, setting: Setting) -> Chains:
+        return Chains(settled(Traces(subject, progress), setting), setting)
+
+    first = made_or_instead(run_in, subject, setting, instead)
+    if first.setting.precision != setting.precision:
+        return [first]
     return [
-        Chains(traces, replace(setting, precision=precision))
+        Chains(first.traces, replace(setting, precision=precision))
         for precision in precisions
     ]
 
@@ -72,18 +72,3 @@ def settled(traces: Traces, setting: Setting) -> Traces:
         )
     traces = Traces(replace(subject, blocks=once, notes=notes), traces.progress)
     return without_overwriting_blocks(traces, setting)
-
-
-def _settled_instead(
-    subject: Subject,
-    setting: Setting,
-    error: TraceError,
-    progress: Callable[[str], None] | None,
-) -> Traces:
-    """Return traces in another precision, and say why; else raise the first error."""
-    note = f"planned in {setting.precision}, because: {error}"
-    subject = replace(subject, notes=(*subject.notes, note))
-    try:
-        return settled(Traces(subject, progress), setting)
-    except TraceError:
-        raise error from None

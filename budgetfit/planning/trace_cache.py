@@ -68,6 +68,7 @@ class TraceCache:
 
     Attributes:
         folder: Where; None keeps nothing.
+        trouble: What the user can mend, in a sentence; empty where all is well.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TraceCache:
     ) -> None:
         """Use ``folder``, or that of ``cache_folder()``."""
         self.folder = folder if folder is not None else cache_folder()
+        self.trouble = ""
         self._limit_bytes = limit_bytes
 
     def load(self, key: str | None) -> StepTrace | None:
@@ -86,6 +88,11 @@ class TraceCache:
             if path.stat().st_size > _LARGEST_FILE_BYTES:
                 return None
             trace = read_trace(path, path.stem)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._say("read from", error)
+            return None
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is a miss
             return None
         with contextlib.suppress(OSError):
@@ -98,9 +105,9 @@ class TraceCache:
         A reader sees a whole file or none, and of two writers the last one wins.
         """
         path = self._path(key)
-        if path is None:
+        if path is None or self.trouble:
             return
-        with contextlib.suppress(OSError):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(
                 dir=path.parent, prefix=f"{path.stem}.", suffix=".new"
@@ -112,6 +119,8 @@ class TraceCache:
             finally:
                 Path(name).unlink(missing_ok=True)
             self._make_room()
+        except OSError as error:
+            self._say("kept in", error)
 
     def size(self) -> CacheSize:
         """Return how many traces are kept and what they take."""
@@ -124,6 +133,14 @@ class TraceCache:
             size for path, _, size in self._files(unfinished=True) if _removed(path)
         ]
         return CacheSize(len(removed), sum(removed))
+
+    def _say(self, what: str, error: OSError) -> None:
+        reason = error.strerror or type(error).__name__
+        self.trouble = (
+            f"traces cannot be {what} {self.folder} ({reason}), so that every plan "
+            f"makes them again: name another folder in {CACHE_VARIABLE}, or set it to "
+            "off"
+        )
 
     def _path(self, key: str | None) -> Path | None:
         if self.folder is None or key is None:

@@ -66,6 +66,12 @@ class Traces:
         self.real_values = False
         self.one_device = torch.cuda.is_available()
 
+    @property
+    def cache_notes(self) -> tuple[str, ...]:
+        """What is wrong with the cache on disk, for the user."""
+        trouble = "" if self._cache is None else self._cache[0].trouble
+        return (trouble,) if trouble else ()
+
     def on_card(self, gpu: Gpu) -> Traces:
         """Return traces for another card: these, where it runs the same programs."""
         other = Traces(replace(self.subject, gpu=gpu), self.progress)

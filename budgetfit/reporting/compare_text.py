@@ -37,9 +37,9 @@ def compare_text(rows: Sequence[CardRow], model: ModelSummary) -> RenderableType
         table(_COLUMNS, [_line(row, slowest) for row in rows], left=(0, 1, 3)),
         Text(_LEGEND, style="dim"),
     ]
-    problems = [row.problem for row in rows if row.problem]
-    if problems:
-        parts += [Text(""), bullets(dict.fromkeys(problems))]
+    said = [text for row in rows for text in (row.problem, *row.warnings) if text]
+    if said:
+        parts += [Text(""), bullets(dict.fromkeys(said))]
     return Group(*parts)
 
 

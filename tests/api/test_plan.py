@@ -311,23 +311,3 @@ def test_a_smaller_batch_or_free_checkpointing_is_advised_where_it_helps() -> No
         plan_mebi(60, batch_size=8)
     with pytest.raises(DoesNotFitError, match='checkpointing="auto"'):
         plan_mebi(52, checkpointing="none")
-
-
-class Fourier(nn.Module):
-    """Its transform knows no 16-bit floats, on a CPU or on CUDA."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(12, 12)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.fft(self.linear(x)).real
-
-
-def test_a_model_that_cannot_run_in_16_bits_is_planned_in_fp32_and_told_why() -> None:
-    batch = torch.zeros(2, 12)
-    plan = budgetfit.plan(Fourier(), gpu="rtx-4090", batch=batch, batch_size=2)
-    assert plan.recipe.precision == "fp32"
-    assert any("planned in fp32, because: " in text for text in plan.warnings)
-    with pytest.raises(budgetfit.TraceError):
-        budgetfit.plan(Fourier(), gpu="rtx-4090", batch=batch, precision="bf16-mixed")

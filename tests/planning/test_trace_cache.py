@@ -243,6 +243,9 @@ def test_a_full_disk_leaves_no_half_files(
     cache.store(KEY, trace())
     assert cache.folder is not None
     assert list(cache.folder.iterdir()) == []
+    assert "kept in" in cache.trouble
+    assert "(No space left on device)" in cache.trouble
+    assert "BUDGETFIT_CACHE" in cache.trouble
 
 
 def test_a_folder_that_cannot_be_made_keeps_nothing(tmp_path: Path) -> None:
@@ -251,6 +254,15 @@ def test_a_folder_that_cannot_be_made_keeps_nothing(tmp_path: Path) -> None:
     cache.store(KEY, trace())
     assert cache.load(KEY) is None
     assert cache.clear() == CacheSize(0, 0)
+    assert "(Not a directory)" in cache.trouble
+
+
+def test_nothing_is_told_where_all_is_well(cache: TraceCache) -> None:
+    assert cache.load(KEY) is None
+    cache.store(KEY, trace())
+    path_of(cache, OTHER).write_bytes(b"damaged")
+    assert cache.load(OTHER) is None
+    assert cache.trouble == ""
 
 
 def test_a_folder_that_cannot_be_written_is_read(
@@ -266,6 +278,8 @@ def test_a_folder_that_cannot_be_written_is_read(
     cache.store(OTHER, trace())
     assert cache.load(OTHER) is None
     assert cache.load(KEY) is not None
+    assert "kept in" in cache.trouble
+    assert "(Permission denied)" in cache.trouble
 
 
 def test_writers_at_once_leave_a_whole_file(cache: TraceCache) -> None:

@@ -1,0 +1,82 @@
+"""A cache of traces that cannot be used is told once, and nothing else changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import budgetfit
+from budgetfit.comparing import compare
+from budgetfit.planning import trace_cache
+from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from tests.models import Mebi
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BATCH = torch.zeros(2, 512, 512)
+TOLD = ("traces cannot be", "set it to off")
+
+
+def told(texts: tuple[str, ...]) -> list[str]:
+    return [text for text in texts if all(part in text for part in TOLD)]
+
+
+def planned() -> budgetfit.Plan:
+    return budgetfit.plan(Mebi(3), gpu="t4", batch=BATCH, batch_size=2)
+
+
+@pytest.fixture(params=["no folder", "full disk", "read-only"])
+def reason(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> str:
+    """Make trouble; return the words for it."""
+    folder = tmp_path / "cache"
+    number = errno.ENOSPC if request.param == "full disk" else errno.EROFS
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if request.param == "no folder":
+        folder.write_text("a file")
+        number = errno.ENOTDIR
+    elif request.param == "full disk":
+        monkeypatch.setattr(trace_cache, "write_trace", fails)
+    else:
+        monkeypatch.setattr(trace_cache.tempfile, "mkstemp", fails)
+    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
+    return os.strerror(number)
+
+
+def test_a_plan_says_so_once_and_is_the_same(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned()
+    (text,) = told(plan.warnings)
+    assert reason in text
+    assert str(plan).count("traces cannot be") == 1
+
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
+    silent = planned()
+    assert told(silent.warnings) == []
+    assert (plan.recipe, plan.estimate) == (silent.recipe, silent.estimate)
+
+
+def test_estimates_and_comparisons_say_so(reason: str) -> None:
+    found = budgetfit.estimate(Mebi(3), gpu="t4", batch=BATCH)
+    rows, _ = compare(Mebi(3), ["t4", "rtx-4090"], batch=BATCH, batch_size=2)
+
+    assert reason in told(found.notes)[0]
+    assert all(reason in told(row.warnings)[0] for row in rows)
+
+
+def test_a_cache_that_works_is_not_mentioned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    assert told(planned().warnings) == []
+    assert told(planned().warnings) == []
