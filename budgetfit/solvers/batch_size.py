@@ -116,21 +116,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         nested,
         bounds if objective != "memory" else None,
     )
-    if batch_sizes is not None:
-        sizes = [size for size in batch_sizes if search.fits(size)]
-    elif effective_batch_size is not None:
-        sizes = _divisors_that_fit(search, effective_batch_size)
-    elif objective == "memory":
-        # No larger batch has a lower peak (memory-model D3).
-        sizes = [1] if search.fits(1) else []
-    elif objective == "throughput" and before is not None and before.least_ns:
-        search.floors.update(before.least_ns)
-        sizes = sorted(before.least_ns)
-    elif objective == "throughput":
-        sizes = ladder(largest(search.may_fit))
-    else:
-        largest(search.fits)
-        sizes = search.fitting()
+    sizes = _sizes_to_try(search, objective, batch_sizes, before)
     _solve_the_promising(search, sizes, objective)
     best = search.best_of(sizes, objective)
     if best and objective == "throughput" and not (batch_sizes or effective_batch_size):
@@ -242,6 +228,29 @@ class _Search:
         micro_batches = self._micro_batches(chain.batch_size)
         step_ns = micro_batch_ns * micro_batches + chain.optimizer_ns
         return Fraction(step_ns, chain.batch_size * micro_batches)
+
+
+def _sizes_to_try(
+    search: _Search,
+    objective: Objective,
+    batch_sizes: Sequence[int] | None,
+    before: BatchChoice | None,
+) -> list[int]:
+    """Return the sizes to choose among: as few as what is known allows."""
+    if batch_sizes is not None:
+        return [size for size in batch_sizes if search.fits(size)]
+    if search.effective_batch_size is not None:
+        return _divisors_that_fit(search, search.effective_batch_size)
+    if objective == "memory":
+        # No larger batch has a lower peak (memory-model D3).
+        return [1] if search.fits(1) else []
+    if objective == "batch_size":
+        largest(search.fits)
+        return search.fitting()
+    if before is not None and before.least_ns:
+        search.floors.update(before.least_ns)
+        return sorted(before.least_ns)
+    return ladder(largest(search.may_fit))
 
 
 def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
