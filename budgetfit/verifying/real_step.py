@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from budgetfit.verifying.meters import CpuMeter, CudaMeter
 from budgetfit.verifying.process_memory import ProcessMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from budgetfit.verifying.meters import Meter
     from budgetfit.verifying.protocols import MakeLiveBytes, MakeRun, TrainingRun
@@ -131,14 +131,8 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
             "state appears in the first one, the steady peak in the second."
         )
     device = torch.device(device)
-    meter: Meter
     before = resident_bytes()
-    with ExitStack() as stack:
-        if device.type == "cuda":
-            meter = CudaMeter(device)
-        else:
-            counting = live_bytes() if live_bytes is not None else nullcontext()
-            meter = CpuMeter(stack.enter_context(counting))
+    with _meter(device, live_bytes) as meter:
         record = _Record(meter, device)
         error = _train(make_run, batch, record, steps, micro_steps, shorter=shorter)
         after = resident_bytes()
@@ -160,6 +154,16 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
             ),
             pinned_bytes=meter.pinned_bytes(),
         )
+
+
+@contextmanager
+def _meter(device: torch.device, live_bytes: MakeLiveBytes | None) -> Iterator[Meter]:
+    """Measure a card by its allocator, the CPU by what ``live_bytes`` counts."""
+    if device.type == "cuda":
+        yield CudaMeter(device)
+        return
+    with live_bytes() if live_bytes is not None else nullcontext() as counting:
+        yield CpuMeter(counting)
 
 
 class _Record:
