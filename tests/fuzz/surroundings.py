@@ -118,8 +118,10 @@ def draw_input(rng: random.Random) -> tuple[bytes | None, Verdict]:
         encoding = rng.choice(("utf-8", "utf-8-sig", "utf-16"))
         before = rng.choice(("", "step 3\r\n", TRACEBACK, "ünï☃\n", "\x1b[31m"))
         return f"{before}{message}\n".encode(encoding), "right"
-    if chance < 0.4:
-        return rng.choice((None, b"", b"\n", rng.randbytes(3000), b"\0" * 99)), "wrong"
+    if chance < 0.36:
+        return None, "wrong"
+    if chance < 0.42:
+        return rng.choice((b"", b"\n", rng.randbytes(3000), b"\0" * 99)), "wrong"
     text = rng.choice(("", TRACEBACK)) + message
     for damage in rng.choices(DAMAGE, k=rng.choice((1, 1, 2, 3))):
         text = damage(rng, text)

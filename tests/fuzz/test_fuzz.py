@@ -19,9 +19,12 @@ from budgetfit.cli_input import name_or_blocks, names, one_or_list
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.units import parse_bytes
 from budgetfit.planning.trace_cache import CACHE_VARIABLE
-from tests.fuzz.command_lines import Line, make_lines, run_line
+from tests.fuzz import words
+from tests.fuzz.command_lines import run_line
+from tests.fuzz.lines import Line, commands, make_lines
 from tests.fuzz.place import write_place, write_plans
 from tests.fuzz.plan_files import make_cases, quiet, run_case
+from tests.fuzz.surroundings import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +54,24 @@ def test_random_command_lines_end_as_documented(place: tuple[Path, Any]) -> None
     faults = [(each.fault, each.case, each.text) for each in outcomes if each.fault]
     assert faults == []
     assert {"0", "2"} <= {each.ended for each in outcomes}
+
+
+def test_every_command_is_drawn_with_words_for_each_of_its_values() -> None:
+    """A new option without words of its own would meet nothing but nonsense."""
+    known = commands()
+    lines = make_lines(4000, SEED)
+    assert {each.words[: len(name)] for name in known for each in lines} >= set(known)
+    values = {
+        parameter.name
+        for command in known.values()
+        for parameter in command.params
+        if not getattr(parameter, "is_flag", False)
+    }
+    assert values == set(words.WRONG)
+    assert values == {*words.RIGHT, *words.OPEN}
+    # What doctor and explain are handed is not on their command lines.
+    assert {each.given is None for each in lines} == {True, False}
+    assert {name for each in lines for name, _ in each.variables} > set(VARIABLES)
 
 
 def test_damaged_plans_are_refused_or_used(place: tuple[Path, Any]) -> None:

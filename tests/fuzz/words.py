@@ -35,7 +35,7 @@ RIGHT: Final[dict[str, tuple[str, ...]]] = {
     "to": ("torch", "accelerate", "deepspeed", "lightning", "trainer"),
     "plan_file": ("full.json", "sqrt.json", "odd/plän ☃ of\nmine.json"),
     "model": (
-        *("config.json", "with space/config.json", "ünï☃/config.json", "[bold]"),
+        *("config.json", ".", "with space/config.json", "ünï☃/config.json", "[bold]"),
         *("line\nbreak/config.json", "./-dash/config.json", "a:b/config.json"),
     ),
     "save": ("made.json", "odd/ü [x].json"),
@@ -80,7 +80,7 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
     "plan_file": ("missing.json", "", "config.json", "bytes.bin", "empty", ".", "\n"),
     "model": (
         *("missing.json", "broken.json", "list.json", "unknown.json", "untyped.json"),
-        *("empty", "model.safetensors", "factories.py", "factories.py:raises", "", "."),
+        *("empty", "model.safetensors", "factories.py", "factories.py:raises", ""),
         *("factories.py:returns_three", "factories.py:needs_an_argument", "bytes.bin"),
         *(
             "factories.py:gone",
