@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +35,24 @@ def test_a_program_is_traced_once_at_two_sizes_for_all_of_them(traces: Traces) -
     assert traces.of(Recipe(batch_size=100)) is first
     assert traces.exact(Recipe(batch_size=7)) is first  # it holds there too
     assert len(traces.log) == 2
+
+
+def test_a_models_own_checkpointing_is_another_program_and_stays_on_there() -> None:
+    example = EXAMPLES["gpt2"]
+    model = example.model()
+    for block in model.transformer.h:
+        block.gradient_checkpointing = True
+        block._gradient_checkpointing_func = _checkpoint  # noqa: SLF001
+    subject = Subject(model=model, batch=example.batch, gpu=ADA).with_found_blocks()
+    traces = Traces(subject)
+    kept = traces.once(Recipe(batch_size=2), keep_own_checkpointing=True)
+    off = traces.once(Recipe(batch_size=2))
+    assert kept is not off
+    assert len(kept.events) > len(off.events)  # blocks run once more
+
+
+def _checkpoint(function: Any, *args: Any) -> Any:  # noqa: ANN401 - as torch declares it
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
 def test_a_single_recipe_is_traced_once_at_its_own_size(traces: Traces) -> None:
