@@ -85,6 +85,13 @@ def _precision(machine: Machine, card: CardFacts) -> Iterator[Finding]:
 
 def _memory(machine: Machine, card: CardFacts) -> Finding:
     """Tell what is taken of a card's memory, and by whom."""
+    if not card.total_bytes:  # nvidia-smi says [N/A] where the memory is shared
+        return note(
+            "card",
+            f"{card.name}: the driver does not tell how much memory it has, as with "
+            "chips that share the computer's: name a limit.",
+            "budgetfit plan MODEL --vram 64GiB",
+        )
     free = format_bytes(card.total_bytes - card.used_bytes)
     total = format_bytes(card.total_bytes)
     if card.used_bytes < _NOTABLE_BYTES:
@@ -99,12 +106,13 @@ def _memory(machine: Machine, card: CardFacts) -> Finding:
     more = f" and {len(mine) - _LISTED} more" if len(mine) > _LISTED else ""
     who = f" by {names}{more}" if names else ", by processes that are not listed"
     size_gib = (card.total_bytes - card.used_bytes) / 2**30
+    enough = size_gib >= 1  # of less, nothing is left to plan with
     return note(
         "card",
         f"{card.name}: {format_bytes(card.used_bytes)} of {total} are taken"
-        f"{who}: end them, or plan for what is free.",
+        f"{who}: end them{', or plan for what is free' if enough else ''}.",
         f"kill {mine[0].pid}" if mine else "nvidia-smi",
-        f"budgetfit plan MODEL --vram {max(0.0, size_gib - 0.05):.1f}GiB",
+        *([f"budgetfit plan MODEL --vram {size_gib - 0.05:.1f}GiB"] if enough else []),
     )
 
 

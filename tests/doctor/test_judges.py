@@ -219,6 +219,14 @@ def test_error_correction_is_told_where_it_takes_memory() -> None:
     assert bad(GOOD, cards=(replace(hbm, ecc=True),)) == []
 
 
+def test_a_card_of_unknown_memory_is_not_one_of_no_memory() -> None:
+    shared = replace(machines.RTX_4090, name="GB10", total_bytes=0, used_bytes=0)
+    finding = only(GOOD, cards=(replace(shared, sold_as_gb=None),))
+    assert (finding.topic, finding.verdict) == ("card", "note")
+    assert "GB10: the driver does not tell how much memory" in finding.meaning
+    assert finding.commands == ("budgetfit plan MODEL --vram 64GiB",)
+
+
 def test_who_holds_the_card_is_told_with_a_plan_for_the_rest() -> None:
     card = replace(machines.RTX_4090, used_bytes=6 * GIB)
     mine = ProcessFacts(
@@ -232,6 +240,9 @@ def test_who_holds_the_card_is_told_with_a_plan_for_the_rest() -> None:
     assert finding.commands == ("kill 42", "budgetfit plan MODEL --vram 17.9GiB")
     hidden = only(GOOD, cards=(card,))
     assert "not listed" in hidden.meaning
+    full = only(GOOD, cards=(replace(card, used_bytes=card.total_bytes - 2**20),))
+    assert "not listed: end them." in full.meaning
+    assert full.commands == ("nvidia-smi",)
 
 
 def test_slices_sharing_and_paging_are_told() -> None:

@@ -98,6 +98,7 @@ def _fault(  # noqa: PLR0911 - one line for each fault
     if code == FITS and not answer.strip() and "--save" not in str(line):
         return "no answer"
     long = any(len(word) > 1000 for word in line.words)
+    long = long or any(name == "FORCE_COLOR" for name, _ in line.variables)  # progress
     if len(told) > 6000 and not long and "--traceback" not in line.words:
         return "an error as long as a page"
     return _json_fault(line, code, answer)
