@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.core.block_profile import BlockOption, ChainProfile
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import whole_forward_ns
 from budgetfit.solvers.problem import (
@@ -25,6 +25,7 @@ from budgetfit.solvers.problem import (
     segment,
     single_segment,
 )
+from budgetfit.solvers.segment_needs import backward_needs, forward_needs
 
 Numbers = NDArray[np.int64]
 _BACKWARD: Final = 3  # of the numbers of a step
@@ -292,8 +293,8 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
     rows = []
     for nested, on_host in kinds:
         first = blocks[0].option("recompute", input_on_host=on_host) or again[0]
-        forward = _forward_needs([first, *again[1:]])
-        backward = _backward_needs(blocks, again, incoming, nested=nested)
+        forward = forward_needs([first, *again[1:]])
+        backward = backward_needs(blocks, again, incoming, nested=nested)
         rows.append((nested, first, list(zip(forward, backward, strict=True))))
     for length in range(2, len(again) + 1):
         for nested, first, needs in rows:
@@ -311,40 +312,3 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
                 option=first,
                 nested=nested,
             )
-
-
-def _forward_needs(options: Sequence[BlockOption]) -> Iterator[tuple[int, int]]:
-    """Yield, for ever longer segments, the copies they leave and the forward's need."""
-    input_bytes = cached = most = 0  # the first block's f holds its own input
-    for option in options:
-        most = max(most, cached + input_bytes + option.forward_bytes)
-        cached += option.cached_bytes
-        input_bytes = options[0].saved_bytes
-        yield cached, most
-
-
-def _backward_needs(
-    blocks: Sequence[BlockProfile],
-    again: Sequence[BlockOption],
-    incoming: Sequence[int],
-    *,
-    nested: bool,
-) -> Iterator[int]:
-    """Yield, for ever longer segments, what recomputation and backward need.
-
-    Nested, the last block is not run in the recomputation: its need comes after.
-    """
-    input_bytes = again[0].saved_bytes
-    held = cached = recompute = backward = 0
-    for block, option, arriving in zip(blocks, again, incoming, strict=False):
-        ran = option if nested else block.keep
-        forward = max(recompute, held + cached + ran.forward_bytes)
-        alone = held + option.saved_bytes + option.backward_bytes
-        # The segment's input is counted once, with the block that saves it too.
-        holds_input = block is not blocks[0] or ran.saved_bytes >= input_bytes
-        held += ran.saved_bytes + (0 if holds_input else input_bytes)
-        used = alone if nested else min(held + ran.backward_bytes, alone)
-        backward = max(backward, used + arriving)
-        yield max(backward, (recompute if nested else forward) + arriving)
-        recompute = forward
-        cached += ran.cached_bytes
