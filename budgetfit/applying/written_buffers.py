@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,7 +113,8 @@ def _is_torchs_norm(module: nn.Module) -> bool:
 def _as_before(held: list[_Held]) -> Iterator[None]:
     """Put copies of buffers as they were in their places, and the real ones back.
 
-    Torch's norms keep theirs and count nothing in the meantime: no byte is needed.
+    Torch's norms keep theirs and count nothing in the meantime: no byte is needed, but
+    for a number where ``SyncBatchNorm`` insists on counting.
     """
     copied = [each for each in held if each.copy is not None]
     counting = {each.module for each in held if each.copy is None}
@@ -134,7 +135,9 @@ def _as_before(held: list[_Held]) -> Iterator[None]:
 def _standing_still(norm: nn.Module) -> Iterator[None]:
     """Let a norm's statistics be what they are: new = (1 - 0) * old + 0 * batch."""
     momentum, counted = norm.momentum, norm._buffers["num_batches_tracked"]  # noqa: SLF001
-    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None  # type: ignore[assignment] # noqa: SLF001
+    must_count = isinstance(norm, SyncBatchNorm) and counted is not None
+    in_vain = counted.clone() if must_count else None  # type: ignore[union-attr]
+    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, in_vain  # type: ignore[assignment] # noqa: SLF001
     try:
         yield
     finally:

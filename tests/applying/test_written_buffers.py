@@ -49,6 +49,9 @@ KINDS = {
         nn.Flatten(),
         nn.Tanh(),
     ),
+    "norm of several cards": lambda: nn.Sequential(
+        nn.Linear(6, 6), nn.SyncBatchNorm(6)
+    ),
     "batch norm": lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh()),
 }
 SEGMENTS = {
