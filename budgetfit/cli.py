@@ -21,6 +21,7 @@ from budgetfit.cli_answers import (
     answering,
     api,
     exit_unless_fits,
+    ignore_odd_width,
     in_json,
     in_text,
     working,
@@ -61,6 +62,7 @@ def main() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+    ignore_odd_width()
     # The library's remarks on configs are for its own users; errors still come.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

@@ -5,6 +5,7 @@ stdout carries the answer, stderr progress and errors. No traceback without --tr
 
 import contextlib
 import importlib
+import os
 import sys
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
@@ -20,7 +21,20 @@ USAGE: Final = 2
 DOES_NOT_FIT: Final = 3
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 
+_WIDTHS: Final = range(20, 10_000)  # of terminals that can be read
+
 Progress = Callable[[str], None]
+
+
+def ignore_odd_width() -> None:
+    """Let rich find the terminal's width, or take 80, where COLUMNS is of no use.
+
+    Where it is 0, as pseudo-terminals without a size say, rich prints a mistake of
+    usage in no column at all.
+    """
+    columns = os.environ.get("COLUMNS", "")[:10]
+    if not (columns.isdecimal() and int(columns) in _WIDTHS):
+        os.environ.pop("COLUMNS", None)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from budgetfit.cli import main
+from budgetfit.cli_answers import ignore_odd_width
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "scipy")
 
@@ -45,6 +48,25 @@ finally:
     assert result.returncode == 0
     assert result.stdout
     assert result.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-5", "", "9" * 5000, "\u00b2"])
+def test_a_width_of_no_use_hides_no_mistake_of_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "argv", ["budgetfit", "explain"])
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "Missing argument 'OOM.txt'" in capsys.readouterr().err
+
+
+def test_a_width_that_can_be_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    ignore_odd_width()
+    assert os.environ["COLUMNS"] == "100"
 
 
 def test_loading_a_plan_does_not_import_torch() -> None:
