@@ -17,13 +17,13 @@ from budgetfit.memory.caching_allocator import (
 )
 
 MIB = 1 << 20
-GIB = 1 << 30
+TIB = 1 << 40
 
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"expandable_segments": True},
-    {"max_split_bytes": 64 * MIB},
-    {"expandable_segments": True, "max_split_bytes": 64 * MIB},
+    {"max_split_bytes": 24 * MIB},
+    {"expandable_segments": True, "max_split_bytes": 24 * MIB},
 ]
 
 # Sizes over all orders of magnitude, of which some are equal and some are whole MiB.
@@ -41,8 +41,11 @@ operations = st.lists(
         st.tuples(sizes, st.integers(0, 1)),
         st.none(),
     ),
+    min_size=20,
     max_size=60,
 )
+# So small that it is full in half of the examples.
+DEVICE_BYTES = 40 * MIB
 
 
 def run(allocator: CachingAllocator, todo: list[Any]) -> list[Block]:
@@ -87,7 +90,7 @@ def allocate(allocator: CachingAllocator, size_bytes: int, stream: int) -> list[
 def test_allocated_is_the_sum_of_live_blocks_and_never_above_reserved(
     options: dict[str, Any], todo: list[Any]
 ) -> None:
-    run(CachingAllocator(GIB, **options), todo)
+    run(CachingAllocator(DEVICE_BYTES, **options), todo)
 
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
@@ -96,7 +99,7 @@ def test_allocated_is_the_sum_of_live_blocks_and_never_above_reserved(
 def test_after_everything_is_freed_and_the_cache_emptied_nothing_is_reserved(
     options: dict[str, Any], todo: list[Any]
 ) -> None:
-    allocator = CachingAllocator(GIB, **options)
+    allocator = CachingAllocator(DEVICE_BYTES, **options)
     for block in run(allocator, todo):
         allocator.free(block)
     assert allocator.allocated_bytes == 0
@@ -110,7 +113,7 @@ def test_after_everything_is_freed_and_the_cache_emptied_nothing_is_reserved(
 def test_live_blocks_of_a_pool_never_overlap(
     options: dict[str, Any], todo: list[Any]
 ) -> None:
-    live = run(CachingAllocator(GIB, **options), todo)
+    live = run(CachingAllocator(DEVICE_BYTES, **options), todo)
     for pool in {block.pool for block in live}:
         spans = sorted(
             (block.address, block.address + block.size_bytes)
@@ -128,7 +131,7 @@ def test_the_same_operations_give_the_same_bytes(
 ) -> None:
     results = []
     for _ in range(2):
-        allocator = CachingAllocator(GIB, **options)
+        allocator = CachingAllocator(DEVICE_BYTES, **options)
         sizes_bytes = [block.size_bytes for block in run(allocator, todo)]
         results.append((sizes_bytes, allocator.reserved_bytes, allocator.retries))
     assert results[0] == results[1]
@@ -140,9 +143,11 @@ def test_the_same_operations_give_the_same_bytes(
 def test_a_larger_device_changes_nothing_unless_the_smaller_was_full(
     options: dict[str, Any], todo: list[Any]
 ) -> None:
-    small, large = (CachingAllocator(n * GIB, **options) for n in (1, 64))
+    small, large = (
+        CachingAllocator(total_bytes, **options) for total_bytes in (DEVICE_BYTES, TIB)
+    )
     run(small, todo)
     run(large, todo)
-    if large.peak_reserved_bytes <= GIB and small.retries == 0:
+    if large.peak_reserved_bytes <= DEVICE_BYTES and small.retries == 0:
         assert small.peak_allocated_bytes == large.peak_allocated_bytes
         assert small.peak_reserved_bytes == large.peak_reserved_bytes
