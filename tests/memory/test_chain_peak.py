@@ -190,7 +190,7 @@ def test_segments_may_come_in_any_order() -> None:
 
 def test_the_formula_is_a_ledger_of_what_is_allocated_and_freed() -> None:
     rnd = seeded(5)
-    for _ in range(60):
+    for _ in range(300):  # some first blocks save less than the input held for them
         others = rnd.choice([0, 1, 2])
         chain = random_chain(rnd, rnd.randint(1, 5 - others), most_others=others)
         for plan in all_plans(Problem(chain=chain, budget_bytes=0, nested=others > 0)):
