@@ -1,9 +1,9 @@
-"""Models of several parts, made small from their own default configs.
+"""Stock transformers models, made small from their own default configs.
 
-``stock.small_config`` gives every field the size that its name asks for. Where parts
-hand features to each other, sizes must go on fitting together: here all widths and
-head counts of a config and of the configs inside it are divided by one number, so that
-ratios between them and the size of a head stay. Layers, tokens and pixels are few.
+One rule for all: widths and head counts of a config and of the configs inside it are
+divided by one number, so that ratios between them and the size of a head stay. Layers,
+tokens and pixels are few. What the names of fields do not tell is in
+``stock_sizes.py``, or in the table that lists the model.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers import PreTrainedConfig
 
 from tests.zoo.entry import Entry
+from tests.zoo.stock_sizes import LAYERS, PLANS, SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
-LAYERS, VOCABULARY, POSITIONS, EXPERTS, PIXELS = 2, 1024, 128, 8, 64
+VOCABULARY, EXPERTS, PIXELS = 1024, 8, 64
+POSITIONS, TEXT_POSITIONS = 128, 16  # images and sound have tokens among the text's
 _DIVISORS = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 _NARROWEST = 16  # narrower ones are no widths but counts
 # Lengths, at most these: shorter audio, fewer frames and fewer queries.
@@ -40,12 +43,13 @@ _SPANS = {
     "moe_k": 2,
     "n_group": 1,
     "topk_group": 1,
-    "max_position_embeddings": POSITIONS,
-    "n_positions": POSITIONS,
-    "max_target_positions": POSITIONS,
     **dict.fromkeys(("num_experts", "moe_num_experts", "num_local_experts"), EXPERTS),
     "n_routed_experts": EXPERTS,
 }
+_POSITIONS = re.compile(
+    r"max_(position_embeddings|target_positions|seq_len|sequence_length)|n_positions"
+    r"|n_ctx|seq_length"
+)
 _DEPTHS = re.compile(
     r"(num_|n_)?((encoder|decoder|hidden|text|transformer|attention)_)*"
     r"(num_)?(hidden_)?(layers?|depth|blocks)|num_(encoder|decoder)_layers"
@@ -90,17 +94,22 @@ def shrink(config: PreTrainedConfig, changes: Mapping[str, Any] | None = None) -
 
 
 def small_entries(
-    family: str, models: Mapping[str, Mapping[str, Any]]
+    family: str, models: Mapping[str, Mapping[str, Any]] | Iterable[str]
 ) -> Iterator[Entry]:
-    """Yield an entry for each model class: class name -> changes to its config."""
+    """Yield an entry for each model class: its name, with changes to its config."""
+    if not isinstance(models, Mapping):
+        models = {name: {} for name in models}
     for name, changes in models.items():
-        yield Entry(name, family, _builder(name, changes))
+        plans = (plan for start, plan in PLANS.items() if name.startswith(start))
+        yield Entry(name, family, _builder(name, changes), next(plans, {}))
 
 
 def _builder(name: str, changes: Mapping[str, Any]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        model_class = getattr(transformers, name)
-        model: nn.Module = model_class(shrink(model_class.config_class(), changes))
+        model_class = getattr(transformers, name)  # imported when it is its turn
+        kind = model_class.config_class
+        own = {**SIZES.get(kind.__name__, {}), **SIZES.get(name, {}), **changes}
+        model: nn.Module = model_class(shrink(kind(), own))
         return model.train()
 
     return build
@@ -116,6 +125,7 @@ class _Shrinking:
             if name.endswith("vocab_size") and isinstance(value, int) and value > PIXELS
         ]
         self.divisor = divisor
+        self.has_parts = bool(_parts(whole))
         self.vocabulary = min([VOCABULARY, *sizes])
         self.tokens: dict[int, int] = {}
 
@@ -124,7 +134,7 @@ class _Shrinking:
         values: dict[str, Any] = {}
         depth = _new_depth(config)
         for field in dataclasses.fields(config):
-            name, old = field.name, getattr(config, field.name)
+            name, old = field.name, _get(config, field.name)
             if name in changes:
                 continue
             if isinstance(old, PreTrainedConfig):
@@ -140,6 +150,8 @@ class _Shrinking:
         return type(config)(**values | own)
 
     def _value(self, name: str, old: Any, config: Any, depth: int) -> Any:  # noqa: ANN401, PLR0911 - a rule each
+        if name == "pad_token_id" and old is None and not self.has_parts:
+            return 0  # without it decoders do not classify
         if isinstance(old, (list, tuple)):
             return self._values(name, old, config, depth)
         if not isinstance(old, int) or isinstance(old, bool):
@@ -148,8 +160,8 @@ class _Shrinking:
             return min(old, _pixels(config))
         if name.endswith("vocab_size"):
             return min(old, self.vocabulary) if old > PIXELS else old
-        if name in _SPANS:
-            return min(old, _SPANS[name])
+        if (longest := self._longest(name)) is not None:
+            return min(old, longest)
         if _DEPTHS.fullmatch(name):
             return min(old, depth or old)
         if _TOKENS.fullmatch(name):
@@ -157,6 +169,11 @@ class _Shrinking:
         if _HEADS.fullmatch(name) or (_is_width(name) and old >= _NARROWEST):
             return max(1, old // self.divisor)
         return old
+
+    def _longest(self, name: str) -> int | None:
+        if _POSITIONS.fullmatch(name):
+            return POSITIONS if self.has_parts else TEXT_POSITIONS
+        return _SPANS.get(name)
 
     def _values(self, name: str, old: Any, config: Any, depth: int) -> Any:  # noqa: ANN401
         kind = type(old)
@@ -199,7 +216,7 @@ def _is_width(name: str) -> bool:
 def _new_depth(config: PreTrainedConfig) -> int:
     """Return how many layers are enough; 0 where the config numbers or groups them."""
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value = _get(config, field.name)
         if not isinstance(value, (list, tuple)):
             continue
         numbers = _LAYER_NUMBERS.fullmatch(field.name)
@@ -213,11 +230,21 @@ def _new_depth(config: PreTrainedConfig) -> int:
 
 def _fields(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value = _get(config, field.name)
         if isinstance(value, PreTrainedConfig):
             yield from _fields(value)
         else:
             yield field.name, value
+
+
+def _parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    values = [_get(config, field.name) for field in dataclasses.fields(config)]
+    return [value for value in values if isinstance(value, PreTrainedConfig)]
+
+
+def _get(config: PreTrainedConfig, name: str) -> Any:  # noqa: ANN401
+    """Return a field; one that differs between layers has only this for all."""
+    return vars(config)[name] if name in vars(config) else getattr(config, name)
 
 
 def _divisor(config: PreTrainedConfig) -> int:

@@ -1,4 +1,4 @@
-"""Sizes of stock models that their fields' names do not tell (``stock.py``)."""
+"""Sizes of stock models that their fields' names do not tell (``shrink.py``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LAYERS: Final = 2
 
 # Positions as the sum of two axes' embeddings.
 _REFORMER = {
-    "axial_pos_embds_dim": [16, 16],
+    "axial_pos_embds_dim": [32, 32],
     "axial_pos_shape": [4, 4],
     "attn_layers": ["lsh", "local"],
     "lsh_attn_chunk_length": 8,
@@ -16,17 +16,22 @@ _REFORMER = {
     "num_buckets": 2,
 }
 
-_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+_FEW: dict[str, Any] = {"num_hidden_layers": LAYERS}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"], **_FEW}
+_CONVOLVED = {"layer_types": ["conv", "full_attention"], **_FEW}
 _SHARED_ATTENTION = {
     "layers_block_type": ["mamba", "hybrid"] * 2,
     "num_hidden_layers": 4,
 }
-_MAMBA_HEADS = {"mamba_n_heads": 4, "mamba_d_head": 16}
+_INPUT_PER_LAYER = {
+    "vocab_size_per_layer_input": 1024,
+    "hidden_size_per_layer_input": 16,
+}
+_MAMBA_HEADS = {"mamba_n_heads": 16, "mamba_d_head": 16}
 
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "BailingHybridConfig": {"layer_group_size": LAYERS},
     "BambaConfig": {"attn_layer_indices": [1], **_MAMBA_HEADS},
-    "BrosConfig": {"hidden_size": 64},  # sines of eight coordinates share it
     "CohereCompassTextConfig": {
         "layer_types": ["full_attention"] * LAYERS,
         "rope_parameters": {
@@ -37,37 +42,71 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
             }
         },
     },
-    "DbrxConfig": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "Dots1Config": {"n_shared_experts": 1},
-    "FalconH1Config": {"mamba_d_ssm": 64, **_MAMBA_HEADS},
-    "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
-    "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
-    "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"], **_MAMBA_HEADS},
-    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "KimiLinearConfig": _HYBRID,
-    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
-    "Lfm3Config": {"layer_types": ["conv", "full_attention"]},
-    "LiltConfig": {"hidden_size": 48},  # six coordinates share it
-    "MT5Config": {"decoder_start_token_id": 0},
-    "Mamba2Config": {"num_heads": 4, "head_dim": 16},
-    "NemotronConfig": {"num_key_value_heads": 2},
-    "PerceiverConfig": {
-        "d_latents": 32,
-        "num_latents": 8,
-        "num_self_attends_per_block": 2,
+    "CodeGenConfig": {"n_embd": 64, "n_head": 4, "rotary_dim": 8},
+    "DbrxConfig": {"/": 16, "attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "DeepseekV2Config": {
+        "/": 16,
+        "moe_intermediate_size": 64,
+        "num_experts_per_tok": 2,
     },
+    "DiffLlamaConfig": {"/": 16},
+    "Dots1Config": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+    },
+    "FalconConfig": {
+        "/": 64,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_kv_heads": 4,
+        "ffn_hidden_size": 128,
+    },
+    "FalconH1Config": {"mamba_d_ssm": 256, **_MAMBA_HEADS},
+    "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
+    "Gemma3nTextConfig": {
+        "activation_sparsity_pattern": None,
+        "intermediate_size": 64,
+        "layer_types": None,
+        "num_kv_shared_layers": 0,
+        **_FEW,
+        **_INPUT_PER_LAYER,
+    },
+    "Gemma4TextConfig": _INPUT_PER_LAYER,
+    "GptOssConfig": {"/": 16},  # rows of whole 16 bytes
+    "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"], **_MAMBA_HEADS},
+    "HrmTextConfig": {"num_layers_per_stack": None},
+    "HunYuanDenseV1Config": {"head_dim": 16},
+    "HunYuanMoEV1Config": {"head_dim": 16},
+    "Jais2Config": {"/": 13},
+    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "KimiLinearConfig": {"mlp_layer_types": ["dense", "sparse"], **_HYBRID},
+    "Lfm2MoeConfig": _CONVOLVED,
+    "Lfm3Config": _CONVOLVED,
+    "Llama4TextConfig": {"/": 40},
+    "MT5Config": {"decoder_start_token_id": 0},
+    "Mamba2Config": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "MiniMaxM3VLTextConfig": {"/": 32},
+    "MiMoV2FlashConfig": {"/": 32},
+    "MinistralConfig": {"head_dim": 16},
+    "MllamaTextConfig": _FEW,
+    "NemotronConfig": {"head_dim": None, "num_key_value_heads": 1},
+    "NemotronHConfig": {"moe_intermediate_size": 960},
+    "NystromformerConfig": {"/": 3},  # oneDNN breaks the heap with a single head
+    "OlmoHybridConfig": {"/": 15},
     "Qwen3NextConfig": _HYBRID,
     "Qwen3_5TextConfig": _HYBRID,
     "Qwen3_5MoeTextConfig": _HYBRID,
     "Qwen4ExpTextConfig": {
         **_HYBRID,
+        "head_dim": 8,
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 8,
         "indexer_budget": 8,
         "indexer_compress_ratio": 4,
     },
-    "RecurrentGemmaConfig": {"num_hidden_layers": 3},
+    "RecurrentGemmaConfig": {"/": 5, "num_hidden_layers": 3},
     "ReformerConfig": _REFORMER,
     "ReformerModelWithLMHead": {"is_decoder": True},
     "T5Config": {"decoder_start_token_id": 0},  # as every checkpoint has it
@@ -75,11 +114,12 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "XmodConfig": {"default_language": "en_XX"},
     "xLSTMConfig": {
         "hidden_size": 128,
+        "embedding_dim": 128,
         "num_heads": 2,
         "chunk_size": 16,
         "mode": "train",
     },
-    "ZambaConfig": _SHARED_ATTENTION,
+    "ZambaConfig": {"/": 16, **_SHARED_ATTENTION},
     "Zamba2Config": _SHARED_ATTENTION,
 }
 

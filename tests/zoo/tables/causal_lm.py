@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.zoo.stock import stock_entries
+from tests.zoo.shrink import small_entries
 
 # Models that also see or hear; they are in another table.
 _OTHER_TABLES = {
@@ -23,7 +23,7 @@ _OTHER_TABLES = {
 }
 
 ENTRIES = list(
-    stock_entries(
+    small_entries(
         "causal LM",
         (
             name

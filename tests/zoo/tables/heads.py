@@ -6,7 +6,7 @@ encoder, encoder-decoder and decoder.
 
 from __future__ import annotations
 
-from tests.zoo.stock import stock_entries
+from tests.zoo.shrink import small_entries
 
 _HEADS = {
     "sequence classification": (
@@ -89,5 +89,5 @@ _HEADS = {
 }
 
 ENTRIES = [
-    entry for task, names in _HEADS.items() for entry in stock_entries(task, names)
+    entry for task, names in _HEADS.items() for entry in small_entries(task, names)
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from tests.zoo.stock import stock_entries
+from tests.zoo.shrink import small_entries
 
 # Those that see too, of proteins, and those that other tables have.
 _OTHER_TABLES = {
@@ -21,7 +21,7 @@ _OTHER_TABLES = {
 }
 
 ENTRIES = [
-    *stock_entries(
+    *small_entries(
         "masked LM",
         (
             name
@@ -29,7 +29,7 @@ ENTRIES = [
             if name not in _OTHER_TABLES
         ),
     ),
-    *stock_entries(
+    *small_entries(
         "pretraining",
         (
             "AlbertForPreTraining",

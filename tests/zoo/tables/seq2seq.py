@@ -11,21 +11,21 @@ from transformers import (
 )
 
 from tests.zoo.entry import Entry
-from tests.zoo.stock import small_config, stock_entries
+from tests.zoo.shrink import shrink, small_entries
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def _bert_to_bert() -> nn.Module:
-    encoder, decoder = small_config(BertConfig), small_config(BertConfig)
+    encoder, decoder = shrink(BertConfig()), shrink(BertConfig())
     config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     config.decoder_start_token_id, config.pad_token_id = 1, 0
     return EncoderDecoderModel(config)
 
 
 ENTRIES = [
-    *stock_entries(
+    *small_entries(
         "sequence to sequence",
         (
             "BartForConditionalGeneration",
