@@ -295,12 +295,13 @@ class Run:
         moved, function = with_num_items(
             self.model, moved, self._loss, num_items_in_batch
         )
+        watched = self._guard.watching()
         loss = forward_backward(
             self.model,
             moved,
             loss=function,
             divisor=divisor,
-            contexts=(self.autocast(), self._blocks.training_call()),
+            contexts=(self.autocast(), self._blocks.training_call(), watched),
             scaler=self.scaler,
             before_backward=lambda: self._enter("backward"),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from budgetfit.applying.planned_batch import PlannedBatch
 from budgetfit.applying.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     import torch
     from torch import nn
 
@@ -44,6 +48,8 @@ class StepGuard:
         self._batch_dim = batch_dim
         self._batch = PlannedBatch()
         self._random: dict[str, Any] | None = None
+        self._ran: set[str] = set()
+        self._looked = False
 
     def expect(self, recipe: Recipe) -> None:
         """Compare batches with the plan's at the recipe's batch size from now on."""
@@ -61,10 +67,27 @@ class StepGuard:
         if is_first:
             self._random = random_state(self._device)
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note which blocks a forward runs, before the first update of a plan."""
+        with contextlib.ExitStack() as stack:
+            for name, block in () if self._looked else self._blocks().items():
+                note = functools.partial(_note, self._ran, name)
+                stack.callback(block.register_forward_pre_hook(note).remove)
+            yield
+
     def look_after(self, recipe: Recipe) -> None:
         """Before the first update of a plan: warn of what does not train."""
+        self._looked = True
         if self._plan is not None and not recipe.optimizer_in_backward:
-            _say_untrained(self._model)
+            # Layerdrop: what did not run this time trains another time.
+            left_out = self._blocks().keys() - self._ran if self._ran else set()
+            _say_untrained(self._model, left_out)
+
+    def _blocks(self) -> dict[str, nn.Module]:
+        names = () if self._plan is None else self._plan.model.blocks
+        modules = dict(self._model.named_modules())
+        return {name: modules[name] for name in names if name in modules}
 
     def rewind(self) -> None:
         """Put random generators back to where they were before this update."""
@@ -96,15 +119,23 @@ class StepGuard:
         return out_of_memory_error(error, step, device=self._device, plan=self._plan)
 
 
-def _say_untrained(model: nn.Module) -> None:
+def _note(ran: set[str], name: str, *_: object) -> None:
+    ran.add(name)
+
+
+def _say_untrained(model: nn.Module, left_out: Iterable[str]) -> None:
     """Warn of trainable parameters that the first backward left without a gradient.
 
     With adapters and checkpointing, training can silently do nothing (user-needs U8).
+    Blocks that were left out say nothing about that.
     """
+    prefixes = tuple(f"{block}." for block in left_out)
     names = [
         name
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and parameter.grad is None
+        if parameter.requires_grad
+        and parameter.grad is None
+        and not name.startswith(prefixes)
     ]
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")  # noqa: PLR2004

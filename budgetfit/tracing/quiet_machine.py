@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from budgetfit.tracing.lone_chances import largest_chances
 from budgetfit.tracing.real_imports import real_imports
 
 if TYPE_CHECKING:
@@ -18,12 +19,20 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def quiet_machine() -> Iterator[None]:
-    """No garbage collection or import as part of a trace; random state as it was."""
+    """No garbage collection or import as part of a trace; random state as it was.
+
+    What is drawn meanwhile is no chance (``lone_chances``).
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), real_imports():
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+            real_imports(),
+            largest_chances(),
+        ):
             yield
     finally:
         random.setstate(python)

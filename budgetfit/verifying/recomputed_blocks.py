@@ -40,14 +40,17 @@ def blocks_run_again(recipe: Recipe) -> int:
 def saving_nothing(
     model: nn.Module, blocks: Sequence[str], found: set[str]
 ) -> Iterator[None]:
-    """Collect the blocks of which autograd saves nothing: a view, an identity.
+    """Collect the blocks of which autograd saves nothing.
 
+    Such is a view, an identity, and a block that this forward leaves out (layerdrop).
     Nothing asks for what they compute, so they never run again, whatever is planned.
     The model must be the unmodified one: a checkpoint hides what it will save.
     """
     saves: set[str] = set()
-    ran: set[str] = set()
+    ran: list[bool] = []
     with ExitStack() as stack:
+        handle = model.register_forward_pre_hook(lambda *_: ran.append(True))
+        stack.callback(handle.remove)
         for name in blocks:
             block = model.get_submodule(name)
             hooks: list[saved_tensors_hooks] = []
@@ -64,19 +67,15 @@ def saving_nothing(
                 hooks.append(saved_tensors_hooks(pack, _unpack))
                 hooks[-1].__enter__()
 
-            def leave(
-                *_: object,
-                name: str = name,
-                hooks: list[saved_tensors_hooks] = hooks,
-            ) -> None:
-                ran.add(name)
+            def leave(*_: object, hooks: list[saved_tensors_hooks] = hooks) -> None:
                 hooks.pop().__exit__(None, None, None)
 
             stack.callback(block.register_forward_pre_hook(enter).remove)
             handle = block.register_forward_hook(leave, always_call=True)
             stack.callback(handle.remove)
         yield
-    found |= ran - saves
+    if ran:
+        found |= set(blocks) - saves
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:
