@@ -5,7 +5,7 @@
 #   make lint             linters only
 #   make accuracy         predictions against the recordings, as a table
 #   make accuracy-record  record again without a GPU (Linux x86-64, gcc, 6 GB of disk)
-#   make zoo              which models work, twenty minutes; writes docs/zoo.md
+#   make zoo              which models work, half an hour; writes docs/zoo.md
 #   make bench            speed, and the plan against what others do; about a quarter of an hour
 #   make docs             the site, in site/; stops at a warning
 #
@@ -76,7 +76,7 @@ accuracy-record:
 
 # ZOO='"causal LM" T5' takes some families or names; all of them also write docs/zoo.md.
 zoo: $(READY)
-	$(BIN)/python -m tests.zoo.run $(ZOO) --stages traced planned applied $(if $(ZOO),,--write)
+	$(BIN)/python -m tests.zoo.run $(ZOO) $(if $(ZOO),,--write)
 
 # torch's own budget solver needs more packages; without them its benchmark is skipped.
 $(BENCH_READY): $(READY)

@@ -23,7 +23,13 @@ import budgetfit
 from budgetfit.applying.call_model import loss_of
 from budgetfit.tracing.batch_shapes import batch_size_of, resize_batch
 from budgetfit.verifying.recomputed_blocks import RecomputedBlocks, saving_nothing
-from tests.zoo.state import assert_same, model_state, unchanged
+from tests.zoo.state import (
+    assert_same,
+    model_state,
+    random_state,
+    switches,
+    unchanged,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,9 +197,11 @@ class _Walk:
         idle: set[str],
     ) -> tuple[torch.Tensor, Gradients]:
         model = self._settled_model()
-        before = model_state(model)
+        before = model_state(model) | switches()
+        drawn = random_state()
         gradients: Gradients = {}
         run = budgetfit.apply(self._with_segments(segments), model)
+        assert_same(drawn, random_state())
         run.optimizer.register_step_pre_hook(
             lambda *_: gradients.update(_gradients(model))
         )
@@ -202,8 +210,9 @@ class _Walk:
         _seed()
         with _phases_told_to(seen), seen.watching(model, names):
             loss = run.step(batch)
+        drawn = random_state()
         run.undo()
-        assert_same(before, model_state(model))
+        assert_same(before | drawn, model_state(model) | switches() | random_state())
         missed = {
             name
             for name in set(names) - seen.seen - idle

@@ -34,10 +34,21 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 def process_state() -> dict[str, Any]:
     """Return the global switches and random states that torch and others have."""
+    return random_state() | switches()
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of the global generators, which a training step moves on."""
     return {
         "torch's random state": torch.get_rng_state(),
         "numpy's random state": str(np.random.get_state()),  # noqa: NPY002
         "random's state": random.getstate(),
+    }
+
+
+def switches() -> dict[str, Any]:
+    """Return the global switches that no training step may turn."""
+    return {
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "autocast": [
