@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
-import os
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -81,9 +83,30 @@ def _open_files() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where it cannot be read."""
-    file = Path("/proc/self/statm")
+def memory() -> dict[str, int]:
+    """Return bytes of memory by kind, after all that is free was given back.
+
+    ``resident`` is what tools show: what the kernel keeps in RAM, libraries included.
+    On a busy machine it takes pages away that come back when they are touched, and
+    nothing has grown. ``private`` is without that: memory that no file backs, in RAM or
+    in swap. A leak is part of both.
+
+    What was freed and the C library keeps for the next allocation is no leak, and how
+    much that is depends on the last plan. So it is asked to give it back first
+    (``malloc_trim``); what is in use cannot be given back. Measured without, the same
+    200 plans printed 623 MiB before and 660 after; with it, 594 and 592.
+
+    Empty where there is no ``/proc``.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    file = Path("/proc/self/status")
     if not file.is_file():
-        return 0
-    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return {}
+    kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", file.read_text(), re.MULTILINE))
+    anonymous, swapped = int(kib["RssAnon"]), int(kib["VmSwap"])
+    return {
+        "private": (anonymous + swapped) << 10,
+        "resident": int(kib["VmRSS"]) << 10,
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from budgetfit.tracing.op_calls import MOST_CALLS, Calls
-from tests.leaks.process import held
+from tests.leaks.process import held, memory
 from tests.leaks.work import WORK
 
 
@@ -30,3 +30,14 @@ def test_what_is_remembered_of_calls_has_a_bound() -> None:
         calls.keep((number,), number)
 
     assert len(calls) <= MOST_CALLS
+
+
+@pytest.mark.skipif(not memory(), reason="needs Linux's /proc")
+def test_memory_that_is_kept_is_seen_and_what_is_free_is_not() -> None:
+    before = memory()["private"]
+    many = [bytes([number % 251]) * 4000 for number in range(10_000)]
+    kept = memory()["private"]
+    del many
+
+    assert kept - before > 35e6  # of 40
+    assert memory()["private"] - before < 5e6
