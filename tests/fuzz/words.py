@@ -66,7 +66,7 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
     "effective_batch_size": ("0", "-8", "many", "", "inf"),
     "precision": ("bf17", "fp32,", "", "FP32 ", "auto,auto,x", "☃"),
     "optimizer": ("adamx", "", "lomo", "☃", "adamw_torch "),
-    "checkpointing": ("some", "transformer.h.9", "", "transformer.h.0,", "full,none"),
+    "checkpointing": ("some", "transformer.h.9", "", "transformer.h.0,x", "full,none"),
     "objective": ("luck", "", "memory ", "☃"),
     "lora_r": ("0", "-1", "x", ""),
     "lora_alpha": ("0", "x"),
@@ -140,7 +140,7 @@ OPEN: Final[dict[str, tuple[str, ...]]] = {
         "transformer.h.0",
         "as-is",
         "auto",
-        "transformer.h.1,transformer.h.0",
+        "transformer.h.1,transformer.h.0,",
     ),
     "model": (
         *(
