@@ -9,6 +9,12 @@ from budgetfit.applying.run import Run
 from budgetfit.planning.loss_modules import FakedLoss
 from budgetfit.planning.trace_errors import quiet_fakes
 from budgetfit.tracing.fake_step import trace_once
+from budgetfit.tracing.lone_chances import (
+    LARGEST_CHANCE,
+    SMALLEST_CHANCE,
+    SMALLEST_NOTE,
+    chance,
+)
 from budgetfit.tracing.steady_step import repeat_step
 
 if TYPE_CHECKING:
@@ -66,20 +72,41 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
             keep_own_checkpointing=own_checkpointing,
         )
 
-    with quiet_fakes():
-        raw = trace_once(
-            trained.model,
-            program,
-            trained.batch,
-            batch_size=recipe.batch_size,
-            batch_dim=trained.batch_dim,
-            blocks=blocks,
-            target=target,
-            micro_steps=micro_steps,
-            short=short,
-            beside=loss.fake,
-            real_values=real_values,
-            one_device=one_device,
-        )
+    def trace() -> RawTrace:
+        with quiet_fakes():
+            return trace_once(
+                trained.model,
+                program,
+                trained.batch,
+                batch_size=recipe.batch_size,
+                batch_dim=trained.batch_dim,
+                blocks=blocks,
+                target=target,
+                micro_steps=micro_steps,
+                short=short,
+                beside=loss.fake,
+                real_values=real_values,
+                one_device=one_device,
+            )
+
+    raw = _with_most_blocks(trace, len(blocks))
     repeat_step(raw)
     return raw
+
+
+def _with_most_blocks(trace: Callable[[], RawTrace], count: int) -> RawTrace:
+    """Trace a model that draws which of its ``count`` blocks run so that most do."""
+    with chance(LARGEST_CHANCE) as largest:
+        raw = trace()
+    ran = len(set(raw.blocks))
+    if not largest.drawn or ran == count:
+        return raw
+    try:
+        with chance(SMALLEST_CHANCE):
+            other = trace()
+    except Exception:  # noqa: BLE001 - it ran with the usual numbers
+        return raw
+    if len(set(other.blocks)) <= ran:
+        return raw
+    other.notes.append(SMALLEST_NOTE)
+    return other

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from budgetfit.tracing.lone_chances import lone_chance
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,9 +39,6 @@ READ_NUMBER = (
     "numbers that are read out of results (.item(), .numpy()) are taken as 1.0: sizes "
     "that are computed from them are estimates"
 )
-# What a lone random number is taken for. Models compare it with the probability of
-# leaving a layer out (layerdrop); with this one all layers run, which takes the most.
-LARGEST_CHANCE = 1 - 2**-24
 aten = torch.ops.aten
 
 
@@ -221,7 +220,7 @@ def _order(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
 def _chance(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
     if out.numel() != 1:
         return None
-    return Assumed(out, torch.full(out.shape, LARGEST_CHANCE, dtype=out.dtype))
+    return Assumed(out, torch.full(out.shape, lone_chance(), dtype=out.dtype))
 
 
 def _written_later(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:

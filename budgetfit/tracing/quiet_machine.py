@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from budgetfit.tracing.lone_chances import largest_chances
+from budgetfit.tracing.lone_chances import lone_chances
 from budgetfit.tracing.real_imports import real_imports
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def quiet_machine() -> Iterator[None]:
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
             real_imports(),
-            largest_chances(),
+            lone_chances(),
         ):
             yield
     finally:

@@ -48,7 +48,11 @@ class LayerDrop(nn.Module):
     """A chain, or residual blocks, each left out with a chance of ``p``."""
 
     def __init__(
-        self, draw: str = "torch", p: float = 0.5, added: bool = False
+        self,
+        draw: str = "torch",
+        p: float = 0.5,
+        added: bool = False,
+        keeps: bool = False,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
@@ -56,11 +60,16 @@ class LayerDrop(nn.Module):
             for _ in NAMES
         )
         self.head = nn.Linear(16, 4)
-        self.draw, self.p, self.added = draw, p, added
+        self.draw, self.p, self.added, self.keeps = draw, p, added, keeps
+
+    def left_out(self) -> bool:
+        """Compare with the chance of leaving a block out, or of keeping it."""
+        number = DRAWS[self.draw]()
+        return number > 1 - self.p if self.keeps else number < self.p
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            if self.training and DRAWS[self.draw]() < self.p:
+            if self.training and self.left_out():
                 continue
             x = block(x) + x if self.added else block(x)
         result: torch.Tensor = self.head(x)
@@ -114,14 +123,15 @@ def test_steps_are_the_plain_models_whatever_is_left_out(
             torch.testing.assert_close(planned[name], weight)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("draw", DRAWS)
-def test_a_plan_is_for_all_blocks_whatever_is_drawn(draw: str) -> None:
+def test_a_plan_is_for_all_blocks_whatever_is_drawn(draw: str, keeps: bool) -> None:
     plans = []
     for number in range(3):
         seed(number)
         plans.append(
             budgetfit.plan(
-                LayerDrop(draw, p=0.9),
+                LayerDrop(draw, p=0.9 * (number > 0), keeps=keeps),
                 gpu="t4",
                 batch=BATCH,
                 loss=square,
@@ -137,9 +147,10 @@ def test_a_plan_is_for_all_blocks_whatever_is_drawn(draw: str) -> None:
 
 
 @pytest.mark.parametrize("p", [0.5, 0.9])
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_what_was_left_out_is_not_missed(p: float, frozen: bool) -> None:
-    model = LayerDrop(p=p, added=True)
+def test_what_was_left_out_is_not_missed(p: float, keeps: bool, frozen: bool) -> None:
+    model = LayerDrop(p=p, added=True, keeps=keeps)
     if frozen:  # then no missing gradient tells that it did not run
         model.blocks[1:].requires_grad_(requires_grad=False)
     plan = budgetfit.plan(
