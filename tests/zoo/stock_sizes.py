@@ -92,7 +92,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "MllamaTextConfig": _FEW,
     "NemotronConfig": {"head_dim": None, "num_key_value_heads": 1},
     "NemotronHConfig": {"moe_intermediate_size": 960},
-    "NystromformerConfig": {"/": 3},  # oneDNN breaks the heap with a single head
+    "NystromformerConfig": {"/": 3},  # with one head its convolution crashed
     "OlmoHybridConfig": {"/": 15},
     "Qwen3NextConfig": _HYBRID,
     "Qwen3_5TextConfig": _HYBRID,
