@@ -97,6 +97,18 @@ def seed(number: int) -> None:
     np.random.seed(number)  # noqa: NPY002
 
 
+def planned(model: nn.Module, checkpointing: str) -> budgetfit.Plan:
+    return budgetfit.plan(
+        model,
+        gpu="t4",
+        batch=BATCH,
+        loss=square,
+        batch_size=4,
+        checkpointing=checkpointing,
+        precision="fp32",
+    )
+
+
 def trained(
     model: nn.Module, segments: tuple[Segment, ...], number: int
 ) -> dict[str, torch.Tensor]:
@@ -118,9 +130,9 @@ def test_steps_are_the_plain_models_whatever_is_left_out(
 ) -> None:
     for number in range(8):
         plain = trained(model, (), number)
-        planned = trained(model, SEGMENTS[how], number)
+        as_planned = trained(model, SEGMENTS[how], number)
         for name, weight in plain.items():
-            torch.testing.assert_close(planned[name], weight)
+            torch.testing.assert_close(as_planned[name], weight)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -130,15 +142,7 @@ def test_a_plan_is_for_all_blocks_whatever_is_drawn(draw: str, keeps: bool) -> N
     for number in range(3):
         seed(number)
         plans.append(
-            budgetfit.plan(
-                LayerDrop(draw, p=0.9 * (number > 0), keeps=keeps),
-                gpu="t4",
-                batch=BATCH,
-                loss=square,
-                batch_size=4,
-                checkpointing="full",
-                precision="fp32",
-            )
+            planned(LayerDrop(draw, p=0.9 * (number > 0), keeps=keeps), "full")
         )
     assert all(plan.model.blocks == NAMES for plan in plans)
     assert {plan.estimate.allocated_bytes for plan in plans} == {
@@ -153,15 +157,7 @@ def test_what_was_left_out_is_not_missed(p: float, keeps: bool, frozen: bool) ->
     model = LayerDrop(p=p, added=True, keeps=keeps)
     if frozen:  # then no missing gradient tells that it did not run
         model.blocks[1:].requires_grad_(requires_grad=False)
-    plan = budgetfit.plan(
-        model,
-        gpu="t4",
-        batch=BATCH,
-        loss=square,
-        batch_size=4,
-        checkpointing="full",
-        precision="fp32",
-    )
+    plan = planned(model, "full")
     check = budgetfit.verify(plan, device="cpu")
     assert check.expected_recomputed_blocks == len(plan.recipe.segments) == len(NAMES)
     assert check.recomputed_blocks == check.expected_recomputed_blocks
@@ -209,15 +205,7 @@ def test_what_ran_and_does_not_train_is_still_told() -> None:
             result: torch.Tensor = self.head(x.detach())
             return result
 
-    plan = budgetfit.plan(
-        Cut(),
-        gpu="t4",
-        batch=BATCH,
-        loss=square,
-        batch_size=4,
-        checkpointing="none",
-        precision="fp32",
-    )
+    plan = planned(Cut(), "none")
     with (
         budgetfit.apply(plan) as run,
         pytest.warns(UserWarning, match=r"16 of 18 .* blocks\.0\.0\.weight"),
