@@ -17,6 +17,7 @@ from budgetfit.arguments import (
     parse_request,
 )
 from budgetfit.comparing import compare
+from budgetfit.core.errors import DoesNotFitError
 from budgetfit.core.plan import TEXT, Estimate, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
@@ -34,6 +35,7 @@ from budgetfit.reporting.text import (
     render_why,
 )
 from budgetfit.tracing.undisturbed import undisturbed
+from budgetfit.what_would_fit import what_would_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,6 +80,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     checkpointing: str | Sequence[str] = "auto",
     objective: str = "throughput",
     headroom: int | str | None = None,
+    host_ram: int | str | None = None,
+    optimizer_in_backward: bool = False,
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -113,6 +117,10 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         checkpointing: ``auto``, ``none``, ``full``, ``sqrt``, ``as-is`` or block names.
         objective: ``throughput``, ``batch_size`` or ``memory``.
         headroom: Kept free on top of the predicted process.
+        host_ram: Most pinned host memory that offloading may use; left out: what is
+            free where this machine has the card, else 16 GiB.
+        optimizer_in_backward: Each weight is updated as soon as its gradient is
+            complete, and the gradient freed; takes no accumulation and no clipping.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
             them. The other arguments of adapters are those of peft's ``LoraConfig``.
         lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.
@@ -135,10 +143,11 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         DoesNotFitError: No settings fit; says what is needed and what would help.
         TraceError: The model cannot run on fake tensors.
     """
+    given = dict(locals())
     check_objective(objective)
     check_batch(batch_size, effective_batch_size)
     card = find_card(vram, gpu)
-    budget = card.budget(headroom)
+    budget = card.budget(headroom, host_ram)
     chosen = precisions(precision, card.gpu)
     adapter = find_adapter(
         method,
@@ -166,16 +175,20 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    made = make_plan(
-        subject,
-        budget,
-        parse_request(checkpointing, objective, batch_size, subject.blocks),
-        precisions=chosen,
-        optimizer=name,
-        effective_batch_size=effective_batch_size,
-        instead=fallback(precision) if adapter is None else None,
-        progress=progress,
-    )
+    try:
+        made = make_plan(
+            subject,
+            budget,
+            parse_request(checkpointing, objective, batch_size, subject.blocks),
+            precisions=chosen,
+            optimizer=name,
+            effective_batch_size=effective_batch_size,
+            optimizer_in_backward=optimizer_in_backward,
+            instead=fallback(precision) if adapter is None else None,
+            progress=progress,
+        )
+    except DoesNotFitError as error:
+        raise error.with_suggestions(tuple(what_would_fit(given, error))) from None
     longest = max_length if known is None else known.planned
     rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
     return made.changed(
@@ -220,6 +233,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     headroom: int | str | None = None,
+    host_ram: int | str | None = None,
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -274,7 +288,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     return make_estimate(
         subject,
         _as_it_is(subject, source.batch_size, name) if recipe is None else recipe,
-        card.budget(headroom),
+        card.budget(headroom, host_ram),
         context_bytes=card.context_bytes,
         keep_own_checkpointing=recipe is None,
         progress=progress,

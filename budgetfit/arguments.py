@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,31 +29,60 @@ from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.subject import Subject
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
+from budgetfit.verifying.host_memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from budgetfit.core.adapter import Adapter
 
+# Pinned memory that is planned for where the machine with the card is not this one.
+ASSUMED_HOST_RAM_BYTES = 16 * 2**30
 OBJECTIVES = ("throughput", "batch_size", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """The card, the limit on it, its CUDA context, and what was assumed."""
+    """The card, the limit on it, its CUDA context, and what was assumed.
+
+    ``is_here`` says whether this machine has it.
+    """
 
     gpu: Gpu
     total_bytes: int | None
     context: CudaContext
     notes: tuple[str, ...] = ()
+    is_here: bool = False
 
-    def budget(self, headroom: int | str | None) -> Budget:
-        """Return what is left for the allocator."""
+    def budget(
+        self, headroom: int | str | None, host_ram: int | str | None = None
+    ) -> Budget:
+        """Return what is left for the allocator, and the limit on pinned host memory.
+
+        Raises:
+            InputError: If one of them is no size, or nothing is left.
+        """
         headroom_bytes = None
         if headroom is not None:
             headroom_bytes = 0 if headroom in (0, "0") else parse_bytes(headroom)
         total = self.gpu.total_bytes if self.total_bytes is None else self.total_bytes
-        return plan_budget(total, self.gpu, headroom_bytes, self.context)
+        made = plan_budget(total, self.gpu, headroom_bytes, self.context)
+        host_ram_bytes, source = self._host_ram(host_ram)
+        return replace(made, host_ram_bytes=host_ram_bytes, host_ram_source=source)
+
+    def _host_ram(self, host_ram: int | str | None) -> tuple[int, str]:
+        if host_ram is not None:
+            asked = 0 if host_ram in (0, "0") else parse_bytes(host_ram)
+            return asked, "given"
+        free = free_bytes() if self.is_here else None
+        if free is None:
+            return ASSUMED_HOST_RAM_BYTES, "assumed (host_ram=, --host-ram)"
+        return free, "free on this machine"
+
+    def on(self, gpu: Gpu) -> Card:
+        """Return another card, with all of its memory."""
+        context, _ = known_context(gpu)
+        return Card(gpu=gpu, total_bytes=None, context=context)
 
     @property
     def context_bytes(self) -> int:
@@ -70,7 +99,11 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
     card, total_bytes, notes = _card_and_limit(vram, gpu)
     context, more = known_context(card)
     return Card(
-        gpu=card, total_bytes=total_bytes, context=context, notes=(*notes, *more)
+        gpu=card,
+        total_bytes=total_bytes,
+        context=context,
+        notes=(*notes, *more),
+        is_here=torch.cuda.is_available() and this_card().name == card.name,
     )
 
 

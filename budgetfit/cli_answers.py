@@ -75,7 +75,7 @@ def _echo_limit(vram: str) -> None:
 
 def _message(error: Exception) -> str:
     if isinstance(error, DoesNotFitError):
-        return str(error)
+        return error.text(as_options=True)
     if isinstance(error, BudgetfitError):
         return f"Error: {error}"
     return (

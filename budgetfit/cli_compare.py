@@ -19,6 +19,7 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
     *,
     gpus: options.Gpus,
     headroom: options.Headroom = None,
+    host_ram: options.HostRam = None,
     max_length: options.MaxLength = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
@@ -46,6 +47,7 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 checkpointing=name_or_blocks(checkpointing),
                 objective=objective,
                 headroom=headroom,
+                host_ram=host_ram,
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )

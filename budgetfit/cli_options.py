@@ -89,6 +89,14 @@ Headroom = Annotated[
         rich_help_panel=_CARD,
     ),
 ]
+HostRam = Annotated[
+    str | None,
+    typer.Option(
+        help="Most pinned host memory for offloading, for example 32GiB; 0 for none.",
+        show_default="what is free where this machine has the card, else 16GiB",
+        rich_help_panel=_CARD,
+    ),
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(
@@ -136,6 +144,15 @@ Objective = Annotated[
     str,
     typer.Option(
         help="throughput (fastest), batch_size (largest) or memory (lowest peak).",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+OptimizerInBackward = Annotated[
+    bool,
+    typer.Option(
+        "--optimizer-in-backward",
+        help="Update each weight as soon as its gradient is complete: no accumulation, "
+        "no clipping.",
         rich_help_panel=_SETTINGS,
     ),
 ]

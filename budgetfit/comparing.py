@@ -44,6 +44,7 @@ def compare(  # noqa: PLR0913 - the arguments of plan
     checkpointing: str | Sequence[str] = "auto",
     objective: str = "throughput",
     headroom: int | str | None = None,
+    host_ram: int | str | None = None,
     trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[tuple[CardRow, ...], ModelSummary]:
@@ -79,7 +80,7 @@ def compare(  # noqa: PLR0913 - the arguments of plan
     )
     rows = compare_cards(
         subject,
-        [OneCard(card.gpu, card.budget(headroom)) for card in cards],
+        [OneCard(card.gpu, card.budget(headroom, host_ram)) for card in cards],
         parse_request(checkpointing, objective, batch_size, subject.blocks),
         precision=precision,
         optimizer=optimizer_name(optimizer),

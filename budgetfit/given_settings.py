@@ -41,6 +41,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     vram: int | str | None = None,
     gpu: str | None = None,
     headroom: int | str | None = None,
+    host_ram: int | str | None = None,
     max_length: int | None = None,
     lengths: Lengths | None = None,
     batch_size: int | None = None,
@@ -102,7 +103,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         lambda subject, setting: make_estimate(
             subject,
             policy_recipe(subject, policy, setting, size),
-            card.budget(headroom),
+            card.budget(headroom, host_ram),
             context_bytes=card.context_bytes,
             keep_own_checkpointing=policy == "as-is",
             progress=progress,

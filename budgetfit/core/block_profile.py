@@ -32,6 +32,7 @@ class BlockOption:
         extra_ns: Time added to the plain forward and backward, in nanoseconds
             (integers, so that equal costs compare equal).
         saved_ops, input_on_host: Which option of its mode it is, as in ``Segment``.
+        host_bytes: Pinned host memory that it takes between forward and backward.
     """
 
     mode: Mode
@@ -42,6 +43,7 @@ class BlockOption:
     extra_ns: int = 0
     saved_ops: tuple[str, ...] = ()
     input_on_host: bool = False
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,8 @@ class ChainProfile:
         optimizer_bytes: Most bytes alive in the optimizer step above W + sum of g.
         optimizer_ns: Time of one optimizer step, in nanoseconds.
         blocks: In execution order.
+        host_limit_bytes: Most pinned host memory that the blocks' options may take in
+            all; None: no limit.
     """
 
     batch_size: int
@@ -124,6 +128,7 @@ class ChainProfile:
     optimizer_bytes: int
     optimizer_ns: int
     blocks: tuple[BlockProfile, ...]
+    host_limit_bytes: int | None = None
 
     def block_input_bytes(self, index: int) -> int:
         """Return x of a block: its predecessor's output."""

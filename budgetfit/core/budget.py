@@ -25,6 +25,8 @@ class Budget:
         context_bytes: Set aside for the CUDA context and lazily loaded kernels.
         headroom_bytes: Kept free on top of the predicted process.
         context: Where ``context_bytes`` is from, and between what it may be.
+        host_ram_bytes: Most pinned host memory that training may use; None: no limit.
+        host_ram_source: Where that limit is from, in plain words.
 
     Raises:
         InputError: Nothing is left, or a part is negative.
@@ -34,6 +36,8 @@ class Budget:
     context_bytes: int
     headroom_bytes: int
     context: CudaContext | None = None
+    host_ram_bytes: int | None = None
+    host_ram_source: str = ""
 
     def __post_init__(self) -> None:
         if self.headroom_bytes < 0:
@@ -53,6 +57,13 @@ class Budget:
     def usable_bytes(self) -> int:
         """Bytes that the allocator may reserve."""
         return self.total_bytes - self.context_bytes - self.headroom_bytes
+
+    def holds(self, reserved_bytes: int, host_bytes: int) -> bool:
+        """Return whether so much device memory and pinned host memory is there."""
+        host_ram = self.host_ram_bytes
+        return reserved_bytes <= self.usable_bytes and (
+            host_ram is None or host_bytes <= host_ram
+        )
 
 
 def plan_budget(

@@ -9,6 +9,8 @@ from typing import Any
 
 from budgetfit.core.byte_text import format_bytes
 
+MOST_SUGGESTIONS = 3  # that are told; all are in the error
+
 
 class BudgetfitError(Exception):
     """The parent of all errors of this package; catching it catches them all."""
@@ -36,64 +38,146 @@ class TraceError(BudgetfitError):
         self.op = op
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
     """A change that was evaluated and fits.
 
     Attributes:
-        text: What to change, in plain words.
-        recipe: The ``Recipe`` that was evaluated; None where the change is no recipe
-            (a larger card).
-        peak_bytes: Predicted peak of the process with it.
+        arguments: What to change: arguments of ``plan`` and their values.
+        recipe: The ``Recipe`` that was evaluated.
+        peak_bytes: Predicted peak of what PyTorch reserves with it.
+        host_bytes: Pinned host memory that it uses.
+        samples_per_s: The roofline's estimate for that recipe, which need not be the
+            fastest with the change.
+        changes_training: Whether it trains other numbers.
     """
 
-    text: str
+    arguments: dict[str, Any]
     recipe: object | None
     peak_bytes: int
+    host_bytes: int = 0
+    samples_per_s: float = 0.0
+    changes_training: bool = True
+
+    @property
+    def text(self) -> str:
+        """What to change, as arguments in Python."""
+        return ", ".join(f"{name}={_value(x)}" for name, x in self._given())
+
+    @property
+    def options(self) -> str:
+        """What to change, as options of the command line."""
+        return " ".join(_option(name, value) for name, value in self._given())
+
+    def _given(self) -> list[tuple[str, Any]]:
+        return [(name, x) for name, x in self.arguments.items() if x is not None]
+
+
+def _value(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _option(name: str, value: object) -> str:
+    """Return an argument as an option.
+
+    >>> _option("prepare_for_kbit", False), _option("gpu", "a100-80gb")
+    ('--no-prepare-for-kbit', '--gpu a100-80gb')
+    """
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{dashed}" if value else f"--no-{dashed}"
+    return f"--{dashed} {value}"
 
 
 class DoesNotFitError(BudgetfitError):
     """Nothing that was allowed fits the budget.
 
     Attributes:
-        needed_bytes: The least peak found: batch size 1, everything recomputed.
+        needed_bytes: The lowest peak that is known: of everything a plan may choose.
         usable_bytes: What the budget leaves for the allocator.
         largest: Name and bytes of the largest part at that peak.
-        suggestions: Evaluated recipes that would fit, best first.
+        suggestions: Changes that were evaluated and fit, best first.
+        floor_bytes: What no plan is below: weights, gradients and optimizer states in
+            the optimizer step, whatever is recomputed or offloaded.
+        notes: What explains a surprising size.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one value each
         self,
         *,
         needed_bytes: int,
         usable_bytes: int,
         largest: tuple[str, int],
         suggestions: tuple[Suggestion, ...] = (),
+        floor_bytes: int = 0,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.needed_bytes = needed_bytes
         self.usable_bytes = usable_bytes
         self.largest = largest
         self.suggestions = suggestions
-        super().__init__(self._text())
+        self.floor_bytes = floor_bytes
+        self.notes = notes
+        super().__init__(self.text())
 
-    def _text(self) -> str:
+    @property
+    def proven(self) -> bool:
+        """Whether no plan can fit; else only that none was found."""
+        return self.floor_bytes > self.usable_bytes
+
+    def with_suggestions(self, more: tuple[Suggestion, ...]) -> "DoesNotFitError":
+        """Return the error with further suggestions, the best of all first."""
+        found = sorted(
+            (*self.suggestions, *more),
+            key=lambda each: (each.changes_training, -each.samples_per_s),
+        )
+        return DoesNotFitError(
+            needed_bytes=self.needed_bytes,
+            usable_bytes=self.usable_bytes,
+            largest=self.largest,
+            suggestions=tuple(found),
+            floor_bytes=self.floor_bytes,
+            notes=self.notes,
+        )
+
+    def text(self, *, as_options: bool = False) -> str:
+        """Return what the error says.
+
+        Args:
+            as_options: Whether suggestions are options of the command line.
+        """
         name, largest_bytes = self.largest
-        needed = format_bytes(self.needed_bytes)
-        usable = format_bytes(self.usable_bytes)
+        needed, usable = (
+            format_bytes(size) for size in (self.needed_bytes, self.usable_bytes)
+        )
+        if self.proven:
+            reason = (
+                "weights, gradients and optimizer states take "
+                f"{format_bytes(self.floor_bytes)} in the optimizer step, whatever is "
+                f"recomputed, and {usable} are usable."
+            )
+        else:
+            reason = (
+                f"the lowest peak that was found is {needed}, and {usable} are usable."
+            )
         lines = [
-            f"Does not fit: at least {needed} are needed, {usable} are usable.",
+            f"Does not fit: {reason}",
             f"Largest part: {name.replace('_', ' ')}, {format_bytes(largest_bytes)}.",
         ]
         if self.suggestions:
             lines.append("What would fit:")
             lines += [
-                f"  {suggestion.text}: peak {format_bytes(suggestion.peak_bytes)}"
-                for suggestion in self.suggestions
+                f"  {each.options if as_options else each.text}: "
+                f"peak {format_bytes(each.peak_bytes)}"
+                + (
+                    f", host memory {format_bytes(each.host_bytes)}"
+                    * (each.host_bytes > 0)
+                )
+                for each in self.suggestions[:MOST_SUGGESTIONS]
             ]
         else:
-            lines.append(
-                "No evaluated change fits: take a smaller model or a larger card."
-            )
+            lines.append("No change that was tried fits.")
+        lines += [f"Note: {note}." for note in self.notes]
         return "\n".join(lines)
 
 

@@ -144,6 +144,22 @@ def chain_time_ns(chain: ChainProfile, segments: Sequence[Segment]) -> int:
     return plain_ns + sum(step.extra_ns for step in _steps(chain, segments))
 
 
+def optimizer_step_bytes(chain: ChainProfile) -> int:
+    """Return the most bytes alive in an optimizer step, which no plan changes."""
+    gradients = sum(block.gradient_bytes for block in chain.blocks)
+    return chain.static_bytes + gradients + chain.optimizer_bytes
+
+
+def chain_host_bytes(chain: ChainProfile, segments: Sequence[Segment]) -> int:
+    """Return the pinned host memory of a training step's offloaded tensors.
+
+    Raises:
+        InputError: As ``chain_points``.
+    """
+    steps = _steps(chain, segments)
+    return sum(option.host_bytes for step in steps for option in step.options)
+
+
 def _forward(live: int, steps: Sequence[_Step]) -> tuple[list[ChainPoint], int]:
     """Return the points of the forward pass, and the bytes alive after it."""
     points = []

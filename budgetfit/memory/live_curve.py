@@ -27,6 +27,7 @@ class LiveCurve:
     """
 
     trace: StepTrace
+    batch_size: int
     sizes: NDArray[np.int64]
     after: NDArray[np.int64]
     birth: NDArray[np.int64]
@@ -56,7 +57,7 @@ class LiveCurve:
             sizes = (storage_bytes(trace, batch_size, card) + 511) & -512
         lives = _lives(trace)
         after = np.concatenate([[0], np.cumsum(lives.signs * sizes[lives.storage])])
-        return cls(trace, sizes, after, lives.birth, lives.death)
+        return cls(trace, batch_size, sizes, after, lives.birth, lives.death)
 
     def most(self, start: int, end: int) -> int:
         """Return the most bytes alive from event ``start`` up to ``end``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from budgetfit.core.block_profile import BlockOption
+from budgetfit.memory.host_copies import host_copy_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class OptionChange(NamedTuple):
     """What an option changes on a block against keeping or recomputing it.
 
-    ``alive`` is S + b; the other bytes are those of ``StationBytes``.
+    ``alive`` is S + b; ``host`` is what the option itself copies to pinned host memory;
+    the other bytes are those of ``StationBytes``.
     """
 
     segment: Segment
@@ -25,6 +27,7 @@ class OptionChange(NamedTuple):
     forward: int
     alive: int
     extra_ns: int
+    host: int
 
     @classmethod
     def measured(
@@ -33,6 +36,8 @@ class OptionChange(NamedTuple):
         """Compare the one block of ``segment`` in two traces."""
         name = segment.blocks[0]
         row, before = tried.rows[name], base.rows[name]
+        station = next(each for each in tried.chain if each.name == name)
+        curve = tried.curve
         return cls(
             segment,
             saved=row.saved - before.saved,
@@ -40,6 +45,7 @@ class OptionChange(NamedTuple):
             forward=row.forward - before.forward,
             alive=row.saved + row.backward - before.saved - before.backward,
             extra_ns=sum(tried.times[name]) - sum(base.times[name]),
+            host=host_copy_bytes(curve.trace, curve.batch_size, *station.forward),
         )
 
     def on(self, name: str, plain: Measured, again: Measured) -> BlockOption | None:
@@ -65,6 +71,7 @@ class OptionChange(NamedTuple):
             forward_bytes=row.forward + self.forward,
             backward_bytes=row.saved + row.backward + self.alive - saved,
             extra_ns=max(0, base_ns + self.extra_ns),
+            host_bytes=self.host,
         )
 
 

@@ -11,6 +11,7 @@ from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment, selective_blocks
 from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.memory.host_copies import setup_host_bytes
 from budgetfit.memory.measured_trace import Probe
 from budgetfit.memory.profile import block_types, chain_profile, with_other_epilogue
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
@@ -39,7 +40,9 @@ REFERENCE_BATCH_SIZE = 8
 class Setting:
     """What is fixed while segments and batch size are solved for.
 
-    ``effective_batch_size`` None means no accumulation.
+    ``effective_batch_size`` None leaves the number of micro-batches to
+    ``accumulation``: one where that is None. ``host_ram_bytes`` is the most pinned host
+    memory there is for training, None for no limit.
     """
 
     precision: str
@@ -48,6 +51,7 @@ class Setting:
     accumulation: int | None = None
     loss_chunks: int = 1
     optimizer_in_backward: bool = False
+    host_ram_bytes: int | None = None
 
     def accumulation_at(self, batch_size: int) -> int:
         """Return the micro-batches per optimizer step at a micro-batch size."""
@@ -161,9 +165,21 @@ class Chains:
         """Return the chain at a batch size; ``tails`` as in ``LiveCurve.of``."""
         key = batch_size, tails
         if key not in self._profiles:
-            profile = self._profile if self._whole_loss is None else self._other_loss
-            self._profiles[key] = profile(batch_size, tails=tails)
+            make = self._profile if self._whole_loss is None else self._other_loss
+            profile = make(batch_size, tails=tails)
+            self._profiles[key] = replace(
+                profile, host_limit_bytes=self._host_limit(batch_size)
+            )
         return self._profiles[key]
+
+    def _host_limit(self, batch_size: int) -> int | None:
+        """Return what an offloaded optimizer leaves of the host memory."""
+        host_ram = self.setting.host_ram_bytes
+        if host_ram is None:
+            return None
+        program = self.recomputed(batch_size)
+        trace = program.trace if program is not None else self.kept(batch_size)
+        return max(0, host_ram - setup_host_bytes(trace, batch_size))
 
     def within(
         self, limit_bytes: int, *, tails: bool = True

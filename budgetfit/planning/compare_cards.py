@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from budgetfit.core.card_row import CardRow
 from budgetfit.core.errors import InputError
+from budgetfit.planning.accumulation import (
+    accumulation_to_plan_for,
+    one_micro_batch,
+    without_accumulation,
+)
 from budgetfit.planning.candidates import precisions
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.fallback import fallback
@@ -65,24 +70,26 @@ def compare_cards(  # noqa: PLR0913 - one value each, all needed
                 )
             )
             continue
-        each = _shared(made, card.gpu)
+        each = _shared(made, card)
         if not each:
             setting = Setting(
                 precision=names[0],
                 optimizer=optimizer,
                 effective_batch_size=effective_batch_size,
+                accumulation=accumulation_to_plan_for(
+                    effective_batch_size, optimizer_in_backward=False
+                ),
+                host_ram_bytes=card.budget.host_ram_bytes,
             )
             there = replace(subject, gpu=card.gpu)
             each = chains_of_each(there, names, setting, fallback(precision), progress)
             made.append(each)
         traces = each[0].traces
-        found = [_best_on(chains, request, card.budget) for chains in each]
-        least = min(found, key=lambda each: each.reserved_bytes)
         rows.append(
             CardRow(
                 gpu=card.gpu,
                 budget=card.budget,
-                estimate=best(found, request) or least,
+                estimate=_best_on(each, request, card.budget),
                 blocks=len(traces.subject.blocks),
                 warnings=(
                     *traces.subject.notes[len(subject.notes) :],
@@ -93,25 +100,50 @@ def compare_cards(  # noqa: PLR0913 - one value each, all needed
     return tuple(rows)
 
 
-def _shared(made: list[list[Chains]], gpu: Gpu) -> list[Chains]:
+def _shared(made: list[list[Chains]], card: OneCard) -> list[Chains]:
     """Return the chains of a card of the same capability on this card, if any."""
     for each in made:
         subject = each[0].traces.subject
-        if subject.target == replace(subject, gpu=gpu).target:
+        if subject.target == replace(subject, gpu=card.gpu).target:
+            host_ram = card.budget.host_ram_bytes
             return [
-                Chains(chains.traces.on_card(gpu), chains.setting) for chains in each
+                Chains(
+                    chains.traces.on_card(card.gpu),
+                    replace(chains.setting, host_ram_bytes=host_ram),
+                )
+                for chains in each
             ]
     return []
 
 
-def _best_on(chains: Chains, request: Request, budget: Budget) -> Estimate:
+def _best_on(
+    candidates: Sequence[Chains], request: Request, budget: Budget
+) -> Estimate:
     """Return the best of the solver and the usual practices, or what needs least."""
-    traces = chains.traces
+    subject = candidates[0].traces.subject
     if request.checkpointing == "as-is":
-        request = replace(request, checkpointing=traces.subject.own_checkpointing())
-    chains, found = search_with_loss_parts(chains, request, budget)
+        request = replace(request, checkpointing=subject.own_checkpointing())
+    rated = [_best_of(chains, request, budget) for chains in candidates]
+    found = best([each for _, each in rated], request)
+    if found is not None:
+        chains = next(chains for chains, each in rated if each is found)
+        return without_accumulation(chains, found, budget)[0]
+    least = min((each for _, each in rated), key=lambda each: each.reserved_bytes)
+    floor_bytes = least.phase_peaks_bytes["optimizer"]
+    accumulates = any(each.setting.accumulation is not None for each in candidates)
+    if accumulates and floor_bytes <= budget.usable_bytes:
+        return _best_on(one_micro_batch(candidates), request, budget)
+    return least
+
+
+def _best_of(
+    chains: Chains, request: Request, budget: Budget
+) -> tuple[Chains, Estimate]:
+    """Return the best in one precision, with the chains that it was found on."""
+    own_chains, found = search_with_loss_parts(chains, request, budget)
     tried = [] if found.estimate is None else [found.estimate]
     if request.checkpointing == "auto":
-        policies = ("none", "full") if traces.subject.blocks else ("none",)
+        blocks = chains.traces.subject.blocks
+        policies = ("none", "full") if blocks else ("none",)
         tried += [best_of_policy(chains, name, request, budget) for name in policies]
-    return best(tried, request) or smallest(chains, request, budget)
+    return own_chains, best(tried, request) or smallest(chains, request, budget)

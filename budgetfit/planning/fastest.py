@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size import Bounds
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
+from budgetfit.solvers.host_limit import within_host_limit
 from budgetfit.solvers.problem import Problem, Same, Solution, describe
 from budgetfit.solvers.relaxation import NEVER, relaxation
 from budgetfit.solvers.uniform_segments import fastest_uniform
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from budgetfit.core.block_profile import BlockOption, ChainProfile
 
 LONGEST_SEGMENT: Final = 8  # longer ones gain nothing on chains up to 126 blocks
@@ -46,12 +49,12 @@ def _remembered(same: Same, budget_bytes: int) -> Solution:
     on_device = replace(problem, chain=without_host(problem.chain))
     best = _simplest(on_device)
     if on_device.chain is not problem.chain and _loses(problem, best):
-        with_host = _simplest(problem)
+        with_host = within_host_limit(problem, _simplest, _time_in(problem.chain))
         if _gain(problem.chain, best, with_host) > HOST_GAIN:
             best = with_host
     if best.segments is None:
         nested = replace(problem, max_segment=LONGEST_SEGMENT, nested=True)
-        best = _solved(nested)
+        best = within_host_limit(nested, _solved, _time_in(problem.chain))
     return best
 
 
@@ -118,6 +121,10 @@ def _gain(chain: ChainProfile, old: Solution, new: Solution) -> float:
     return 1 - chain_time_ns(chain, new.segments) / old_ns if old_ns else 0.0
 
 
+def _time_in(chain: ChainProfile) -> Callable[[Solution], float]:
+    return lambda solution: chain_time_ns(chain, solution.segments or ())
+
+
 def without_host(chain: ChainProfile) -> ChainProfile:
     """Return the chain without the options that use host memory."""
     return _without_host(Same(chain))
@@ -141,4 +148,9 @@ def _without_host(same: Same) -> ChainProfile:
 
 def lowest_of_all(problem: Problem) -> Solution:
     """Return the lowest peak there is, two levels of recomputation included."""
-    return lowest_peak(replace(problem, max_segment=LONGEST_SEGMENT, nested=True))
+
+    def peak_bytes(solution: Solution) -> float:
+        return chain_peak_bytes(problem.chain, solution.segments or ())
+
+    nested = replace(problem, max_segment=LONGEST_SEGMENT, nested=True)
+    return within_host_limit(nested, lowest_peak, peak_bytes)

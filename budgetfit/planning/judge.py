@@ -8,7 +8,7 @@ from budgetfit.applying.optimizer import optimizer_notes
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import selective_blocks
-from budgetfit.core.step_trace import TO_HOST
+from budgetfit.memory.host_copies import step_host_bytes
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
 from budgetfit.planning.calibration import time_factor
 from budgetfit.planning.op_notes import unverified_op_notes
@@ -45,8 +45,9 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         limit_bytes=ENDLESS_BYTES,
         micro_steps=recipe.gradient_accumulation_steps,
     )
+    host_bytes = step_host_bytes(trace, recipe.batch_size)
     # A limit changes nothing before the first request that goes beyond it.
-    fits = timeline.reserved_bytes <= budget.usable_bytes if budget else None
+    fits = budget.holds(timeline.reserved_bytes, host_bytes) if budget else None
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
     return Estimate(
@@ -70,30 +71,9 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         ),
         fits=fits,
         process_range_bytes=process_range_bytes(timeline.reserved_bytes, budget),
-        host_bytes=host_bytes(trace, recipe.batch_size),
+        host_bytes=host_bytes,
         time_factor=ratio,
     )
-
-
-def host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned host memory that a forward pass and the set-up copy to.
-
-    What is copied in set-up stays (weights of an offloaded optimizer). Torch's
-    allocator of pinned memory rounds each request up to a power of two.
-    """
-    if TO_HOST not in trace.op_names:
-        return 0
-    ops = trace.ops
-    forward = [phase for phase in trace.phases if phase.name == "forward"][-1]
-    setup = [phase for phase in trace.phases if phase.name == "setup"]
-    total = 0
-    for phase in (forward, *setup):
-        here = (ops.name == trace.op_names.index(TO_HOST)) & (
-            (ops.event > phase.start) & (ops.event <= phase.end)
-        )
-        moved = ops.bytes_fixed[here] + ops.bytes_per_sample[here] * batch_size
-        total += sum(1 << (int(size) - 1).bit_length() for size in moved if size)
-    return total
 
 
 def process_range_bytes(

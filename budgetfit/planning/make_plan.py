@@ -12,6 +12,12 @@ import torch
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
+from budgetfit.memory.chain_peak import optimizer_step_bytes
+from budgetfit.planning.accumulation import (
+    accumulation_to_plan_for,
+    one_micro_batch,
+    without_accumulation,
+)
 from budgetfit.planning.calibration import times_source
 from budgetfit.planning.certificate import certificate
 from budgetfit.planning.chains import Chains, Setting
@@ -25,7 +31,12 @@ from budgetfit.planning.loss_parts import search_with_loss_parts
 from budgetfit.planning.search import Found, Request, policy_segments, rank
 from budgetfit.planning.settled_traces import chains_of_each
 from budgetfit.planning.traces import Traces
-from budgetfit.planning.what_if import decisive_rows, does_not_fit, smallest
+from budgetfit.planning.what_if import (
+    decisive_rows,
+    does_not_fit,
+    least_of,
+    smallest,
+)
 from budgetfit.planning.why import block_table
 
 if TYPE_CHECKING:
@@ -45,13 +56,15 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     precisions: Sequence[str],
     optimizer: str,
     effective_batch_size: int | None = None,
+    optimizer_in_backward: bool = False,
     instead: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Return the best judged plan over all ``precisions``.
 
-    ``instead`` is the precision for models that cannot run in the first of them; a
-    warning says so.
+    Without an effective batch size the plan takes one micro-batch per optimizer step,
+    and is chosen so that any number of them fits. ``instead`` is the precision for
+    models that cannot run in the first of them; a warning says so.
 
     Raises:
         DoesNotFitError: If not even batch 1 with everything recomputed fits.
@@ -62,6 +75,11 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         precision=precisions[0],
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
+        accumulation=accumulation_to_plan_for(
+            effective_batch_size, optimizer_in_backward=optimizer_in_backward
+        ),
+        optimizer_in_backward=optimizer_in_backward,
+        host_ram_bytes=budget.host_ram_bytes,
     )
     candidates = chains_of_each(subject, precisions, setting, instead, progress)
     traces = candidates[0].traces
@@ -71,7 +89,8 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     chains, best = _best_of(candidates, request, budget)
     _say(progress, "judging the usual practices")
     first = decisive_rows(chains, request, budget)
-    estimate, explanation = _best_judged(best, first, request)
+    judged_best, explanation = _best_judged(best, first, request)
+    estimate, rows, notes = without_accumulation(chains, judged_best, budget)
     recipe = estimate.recipe
     estimate = replace(
         estimate, eval_batch_size=evaluation_batch_size(traces, recipe, budget)
@@ -79,19 +98,22 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     trace = chains.traces.for_all_sizes(recipe)
     last_batch = last_batch_warnings(trace, recipe, subject.gpu, budget)
     free = request.checkpointing == "auto"
-    proven = certificate(chains, recipe, budget.usable_bytes) if free else ""
+    proven = (
+        certificate(chains, judged_best.recipe, budget.usable_bytes) if free else ""
+    )
     return Plan(
         recipe=recipe,
         estimate=estimate,
         budget=budget,
         gpu=subject.gpu,
         model=subject.summary(),
-        block_table=block_table(chains.at(recipe.batch_size), estimate, budget),
-        later=later_rows(chains, request, budget, estimate, first),
+        block_table=block_table(chains.at(recipe.batch_size), judged_best, budget),
+        later=later_rows(chains, request, budget, judged_best, (*rows, *first)),
         warnings=(
             *subject.notes,
+            *notes,
             *last_batch,
-            *host_warnings(estimate),
+            *host_warnings(estimate, budget),
             *traces.cache_notes,
         ),
         provenance={
@@ -113,7 +135,13 @@ def _best_of(
     Raises:
         DoesNotFitError: If even that is too much.
     """
-    found = [search_with_loss_parts(chains, request, budget) for chains in candidates]
+    hopeful = [
+        chains
+        for chains in candidates
+        if optimizer_step_bytes(chains.at(request.batch_size or 1))
+        <= budget.usable_bytes
+    ]
+    found = [search_with_loss_parts(chains, request, budget) for chains in hopeful]
     rated = [
         (rank(row.estimate, request.objective), index)
         for index, (_, row) in enumerate(found)
@@ -121,7 +149,53 @@ def _best_of(
     ]
     if rated:
         return found[min(rated)[1]]
-    return _least([chains for chains, _ in found], request, budget)
+    # The search leaves room for what the allocator might reserve; that nothing fits is
+    # for the judge to say.
+    accumulates = candidates[0].setting.accumulation is not None
+    if hopeful or not accumulates:
+        chains, least = _least(hopeful or candidates, request, budget)
+        if least.fits:
+            return chains, Found(
+                estimate=least, explanation="The lowest that was found"
+            )
+        if not accumulates:
+            raise does_not_fit(chains, request, least, budget)
+    return _best_of(one_micro_batch(candidates), request, budget)
+
+
+def _least(
+    candidates: Sequence[Chains], request: Request, budget: Budget
+) -> tuple[Chains, Estimate]:
+    """Return the lowest judged peak there is, and the chains that it is of."""
+    tried = [(chains, smallest(chains, request, budget)) for chains in candidates]
+    return min(tried, key=lambda pair: (not pair[1].fits, pair[1].reserved_bytes))
+
+
+def least_plan(  # noqa: PLR0913 - one value each, all needed
+    subject: Subject,
+    budget: Budget,
+    request: Request,
+    *,
+    precision: str,
+    optimizer: str,
+    effective_batch_size: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Estimate | None:
+    """Return something that fits, or the lowest peak; None if nothing can fit.
+
+    Without an effective batch size: with one micro-batch per optimizer step.
+
+    Raises:
+        TraceError: If the model cannot be traced.
+    """
+    setting = Setting(
+        precision=precision,
+        optimizer=optimizer,
+        effective_batch_size=effective_batch_size,
+        host_ram_bytes=budget.host_ram_bytes,
+    )
+    (chains,) = chains_of_each(subject, [precision], setting, None, progress)
+    return least_of(chains, request, budget)
 
 
 def _provenance(
@@ -140,34 +214,19 @@ def _provenance(
     }
 
 
-def host_warnings(estimate: Estimate) -> tuple[str, ...]:
+def host_warnings(estimate: Estimate, budget: Budget) -> tuple[str, ...]:
     """Say what offloading asks of the machine."""
     if not estimate.host_bytes:
         return ()
+    limit = ""
+    if budget.host_ram_bytes is not None:
+        limit = f" of {format_bytes(budget.host_ram_bytes)} {budget.host_ram_source}"
     return (
         (
-            f"{format_bytes(estimate.host_bytes)} wait in pinned host memory: the "
-            "machine needs as much RAM free, and the time rests on its bus"
+            f"{format_bytes(estimate.host_bytes)}{limit} wait in pinned host memory: "
+            "the machine needs as much RAM free, and the time rests on its bus"
         ),
     )
-
-
-def _least(
-    candidates: Sequence[Chains], request: Request, budget: Budget
-) -> tuple[Chains, Found]:
-    """Return the lowest peak there is, where the search found nothing that fits.
-
-    The search leaves room for what the allocator might reserve; that nothing fits is
-    for the judge to say.
-
-    Raises:
-        DoesNotFitError: If even that is too much.
-    """
-    tried = [(chains, smallest(chains, request, budget)) for chains in candidates]
-    chains, least = min(tried, key=lambda pair: pair[1].reserved_bytes)
-    if not least.fits:
-        raise does_not_fit(chains, request, least, budget)
-    return chains, Found(estimate=least, explanation="The lowest peak that was judged")
 
 
 def _best_judged(

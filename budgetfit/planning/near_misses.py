@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.memory.chain_peak import chain_time_ns
+from budgetfit.memory.chain_peak import chain_host_bytes, chain_time_ns
 from budgetfit.planning.fastest import LONGEST_SEGMENT, without_host
 from budgetfit.solvers.chain_dp import pareto_front
 from budgetfit.solvers.problem import Problem
@@ -56,6 +56,13 @@ def near_misses(
     faster = [solution for solution in front if solution.segments is not None]
     # Slowest first: the front falls in bytes as it rises in time.
     ascending = reversed(faster)
-    for solution in islice(ascending, count):
+    limit_bytes = problem.chain.host_limit_bytes
+    held = (
+        solution
+        for solution in ascending
+        if limit_bytes is None
+        or chain_host_bytes(problem.chain, solution.segments or ()) <= limit_bytes
+    )
+    for solution in islice(held, count):
         recipe = chains.setting.recipe(found.batch_size, solution.segments or ())
         yield recipe, solution.explanation

@@ -87,6 +87,7 @@ def best_batch(
             objective=request.objective,
             effective_batch_size=chains.setting.effective_batch_size,
             batch_sizes=None if request.batch_size is None else [request.batch_size],
+            micro_batches=chains.setting.accumulation or 1,
         ).best
         if best is None:
             break

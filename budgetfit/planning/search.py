@@ -33,6 +33,9 @@ MOST_ROUNDS = 8
 # The excess shrinks the next budget; a little more keeps rounding from eating a round.
 STEP_BYTES = 8 << 20
 LEFT_OVER = 0.02  # of the usable bytes: not worth another round
+# More than this left over is worth a round between a limit that was too small and one
+# that was too large.
+MUCH_LEFT_OVER = 0.03
 
 Checkpointing = str | tuple[str, ...]
 
@@ -166,7 +169,8 @@ def _within_limits(
 
     The limit starts where the traced programs suggest; it shrinks by the excess while
     the judge refuses, and grows by what was left over after he agreed, until two per
-    cent or less are.
+    cent or less are. Where nothing is within the first limit, the plan of lowest peak
+    tells how much the allocator really reserves beyond the formula.
     """
     solve = solver_for(request, chains.traces.subject.blocks)
     usable = budget.usable_bytes
@@ -175,11 +179,14 @@ def _within_limits(
     best: tuple[Estimate, str] | None = None
     first = _roughly(chains, solve, request, usable)
     choices = {usable: first}
-    limit, refused = usable - _reserve_of(chains, first), usable + 1
+    limit = usable - _reserve_of(chains, first)
     if known:  # those that the solver proposes now are likely to reserve as much
         limit = min(limit, usable - max(_reserve_bytes(each) for each in known))
+    limits = _Limits(usable=usable, now=limit, refused=usable + 1)
     for _ in range(most_rounds):
-        chosen = _choose(chains, solve, request, limit, choices)
+        chosen = _choose(chains, solve, request, limits.now, choices)
+        if chosen is None and not seen and not known:
+            chosen, limits.is_last = _lowest(chains, request, usable), True
         if chosen is None or any(_loses(chosen, each, request) for each in known):
             break
         recipe = chains.setting.recipe(
@@ -189,23 +196,72 @@ def _within_limits(
             break
         seen.add(recipe)
         estimate = judged(chains, recipe, budget)
-        rounds.append(_round(limit, chosen, estimate, usable))
-        slack = usable - estimate.reserved_bytes
-        if estimate.fits:
-            if best is None or _better(estimate, best[0], request):
-                best = (estimate, chosen.solution.explanation)
-            if slack <= usable * LEFT_OVER or limit >= usable:
-                break
-            limit = min(limit + slack, usable, refused - 1)
-        elif best is not None:
-            break  # growing was too much
-        else:
-            refused = limit
-            below = min(limit, chosen.peak_bytes or limit)
-            limit = min(below + min(slack, -1), limit - STEP_BYTES)
+        rounds.append(_round(limits.now, chosen, estimate, usable))
+        if estimate.fits and (best is None or _better(estimate, best[0], request)):
+            best = (estimate, chosen.solution.explanation)
+        if not limits.moved(chosen, estimate, best[0] if best else None):
+            break
     if best is None:
         return Found(estimate=None, rounds=tuple(rounds))
     return Found(estimate=best[0], explanation=best[1], rounds=tuple(rounds))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Limits:
+    """The limit of live bytes that the solver is given, from round to round.
+
+    Attributes:
+        usable: Bytes that may be reserved.
+        now: The limit of the round.
+        refused: The smallest limit whose plan was too much.
+        agreed: The largest whose plan fits.
+        is_last: Whether there is no smaller limit to try.
+    """
+
+    usable: int
+    now: int
+    refused: int
+    agreed: int = 0
+    is_last: bool = False
+
+    def moved(
+        self, chosen: BatchCandidate, judged: Estimate, best: Estimate | None
+    ) -> bool:
+        """Move the limit after a round; return whether another one is worth it."""
+        slack = self.usable - judged.reserved_bytes
+        peak_bytes = chosen.peak_bytes or self.now
+        if judged.fits:
+            self.is_last = False
+            if slack <= self.usable * LEFT_OVER or self.now >= self.usable:
+                return False
+            self.agreed = max(self.now, peak_bytes)
+            self.now = min(self.agreed + slack, self.usable, self.refused - 1)
+            return True
+        if self.is_last or slack >= 0:  # it is the host's memory that is too small
+            return False
+        self.refused = self.now
+        if best is None:
+            below = min(self.now, peak_bytes)
+            self.now = min(below + slack, self.now - STEP_BYTES)
+            return True
+        unused = self.usable - best.reserved_bytes
+        room = self.refused - self.agreed
+        self.now = self.agreed + room // 2
+        return unused > self.usable * MUCH_LEFT_OVER and room > 2 * STEP_BYTES
+
+
+def _lowest(chains: Chains, request: Request, usable: int) -> BatchCandidate | None:
+    """Return the plan of lowest peak, at the batch size that was asked for or one."""
+    if request.checkpointing != "auto":
+        return None
+    return choose_batch_size(
+        chains.at,
+        lowest_of_all,
+        budget_bytes=usable,
+        objective="memory",
+        effective_batch_size=chains.setting.effective_batch_size,
+        batch_sizes=[request.batch_size or 1],
+    ).best
 
 
 def _reserve_bytes(estimate: Estimate) -> int:
@@ -282,6 +338,7 @@ def _choose(
         objective=request.objective,
         effective_batch_size=chains.setting.effective_batch_size,
         batch_sizes=[rough.batch_size],
+        micro_batches=chains.setting.accumulation or 1,
     ).best
     return exact or rough
 
@@ -306,6 +363,7 @@ def _roughly(
         batch_sizes=None if request.batch_size is None else [request.batch_size],
         bounds=bounds_of_fastest if solve is fastest else None,
         before=larger,
+        micro_batches=chains.setting.accumulation or 1,
     )
 
 

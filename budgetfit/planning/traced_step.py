@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.applying.run import Run
@@ -15,6 +16,7 @@ from budgetfit.tracing.lone_chances import (
     SMALLEST_NOTE,
     chance,
 )
+from budgetfit.tracing.second_micro_batch import repeat_micro_step
 from budgetfit.tracing.steady_step import repeat_step
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.fake_step import RawTrace
     from budgetfit.tracing.shortened_twin import Shortening
 
-STEADY_MICRO_STEPS = 2  # a third micro-batch does what the second did
+MICRO_STEPS = 2  # a third micro-batch does what the second did
 
 
 def traced_step(  # noqa: PLR0913 - one value each, all needed
@@ -58,25 +60,25 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
     Raises:
         Exception: What the model raises on fake tensors.
     """
-    micro_steps = min(recipe.gradient_accumulation_steps, STEADY_MICRO_STEPS)
-    traced = replace(recipe, gradient_accumulation_steps=micro_steps)
     loss = FakedLoss(trained.loss, trained.model)
 
-    def program(model: nn.Module, on_phase: Callable[[str], None]) -> Run:
+    def program(
+        model: nn.Module, on_phase: Callable[[str], None], micro_steps: int
+    ) -> Run:
         return Run(
             model,
-            traced,
+            replace(recipe, gradient_accumulation_steps=micro_steps),
             loss=loss.loss,
             optimizer=trained.optimizer,
             on_phase=on_phase,
             keep_own_checkpointing=own_checkpointing,
         )
 
-    def trace() -> RawTrace:
+    def trace(micro_steps: int = 1) -> RawTrace:
         with quiet_fakes():
             return trace_once(
                 trained.model,
-                program,
+                partial(program, micro_steps=micro_steps),
                 trained.batch,
                 batch_size=recipe.batch_size,
                 batch_dim=trained.batch_dim,
@@ -90,6 +92,11 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
             )
 
     raw = _with_most_blocks(trace, len(blocks))
+    if recipe.gradient_accumulation_steps > 1:
+        if raw.gradients is not None and raw.gradients.complete:
+            repeat_micro_step(raw, raw.gradients)
+        else:
+            raw = _with_most_blocks(partial(trace, MICRO_STEPS), len(blocks))
     repeat_step(raw)
     return raw
 

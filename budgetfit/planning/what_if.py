@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from budgetfit.applying.offloaded_optimizer import NAME as OFFLOADED
 from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion, TraceError
 from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS
-from budgetfit.planning.chains import Chains
-from budgetfit.planning.levers import lever_rows
+from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.planning.chains import Chains, every_block
+from budgetfit.planning.fastest import lowest_of_all, without_host
+from budgetfit.planning.levers import (
+    can_step_in_backward,
+    lever_rows,
+    with_lora,
+)
+from budgetfit.planning.loss_parts import (
+    search_with_loss_parts,
+    with_fewer_logits,
+)
 from budgetfit.planning.practices import PRACTICES, best, best_of_policy
 from budgetfit.planning.search import Request, judged, policy_segments, search
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
-    from budgetfit.planning.chains import Setting
+    from budgetfit.core.recipe import Segment
     from budgetfit.solvers.batch_size import Objective
 
 OBJECTIVES: tuple[tuple[str, Objective], ...] = (
@@ -31,7 +43,11 @@ OBJECTIVES: tuple[tuple[str, Objective], ...] = (
 )
 OBJECTIVE_ROUNDS = 2  # recipes that are judged for each other objective
 # Levers that change training: only suggested, with what each would need.
-OPTIMIZERS = ("adamw_bnb_8bit", "adafactor", "sgd")
+OPTIMIZERS = ("adamw_bnb_8bit", OFFLOADED, "adafactor", "sgd")
+# What the formula finds this close to its lowest peak may reserve less; so many of them
+# are judged.
+NEARLY_LOWEST: Final = 1.05
+MOST_JUDGED: Final = 8
 
 
 def alternatives(
@@ -69,9 +85,24 @@ def further_rows(
     rest = _practices(chains, request, budget, others)
     return (
         *rest,
+        *_without_host(chains, request, budget, plan),
         *_other_objectives(chains, request, budget, [*first, *rest]),
         *lever_rows(chains, request, budget, plan),
     )
+
+
+def _without_host(
+    chains: Chains, request: Request, budget: Budget, plan: Estimate
+) -> tuple[Alternative, ...]:
+    """Return the best plan that leaves host memory alone, where the plan does not."""
+    if not plan.host_bytes:
+        return ()
+    setting = replace(chains.setting, loss_chunks=1, host_ram_bytes=0)
+    on_device = Chains(chains.traces, setting)
+    own_chain, found = search_with_loss_parts(on_device, request, budget)
+    estimate = found.estimate or smallest(own_chain, request, budget)
+    label = "without host memory"
+    return (Alternative(label=label, estimate=estimate, fits=bool(estimate.fits)),)
 
 
 def _practices(
@@ -121,24 +152,63 @@ def _other_objectives(
 def smallest(chains: Chains, request: Request, budget: Budget) -> Estimate:
     """Return the lowest judged peak at the request's batch size, or at batch 1.
 
-    Where checkpointing is free: of the formula's lowest peak and the usual practices,
-    because the allocator may reserve less for one of them.
+    Where checkpointing is free: of what the formula finds lowest, with the loss whole
+    and in parts, because the allocator may reserve less for one that is live with a
+    little more. The first that fits ends the search.
     """
-    size = request.batch_size or 1
-    policy = request.checkpointing
-    if policy == "auto":
-        problem = Problem(chain=chains.at(size), budget_bytes=sys.maxsize)
-        tried = [
-            lowest_peak(problem).segments or (),
-            *(policy_segments(chains, name, size) for _, name in PRACTICES),
+    tried = _lowest_by_formula(chains, request)
+    least: Estimate | None = None
+    for of_one_loss, segments in tried:
+        recipe = of_one_loss.setting.recipe(request.batch_size or 1, segments)
+        found = judged(of_one_loss, recipe, budget)
+        if found.fits:
+            return found
+        if least is None or found.reserved_bytes < least.reserved_bytes:
+            least = found
+    assert least is not None  # noqa: S101 - nothing recomputed is always among them
+    return least
+
+
+def _lowest_by_formula(
+    chains: Chains, request: Request
+) -> list[tuple[Chains, tuple[Segment, ...]]]:
+    """Return chains and segments of the lowest peaks, in their order."""
+    rated: list[tuple[int, int, Chains, tuple[Segment, ...]]] = []
+    for of_one_loss in with_fewer_logits(chains, request):
+        size = request.batch_size or 1
+        try:
+            chain = of_one_loss.at(size)
+        except (InputError, TraceError) as error:
+            if of_one_loss is chains:
+                raise
+            chains.traces.log.append(f"the loss is not cut into parts: {error}")
+            break
+        lowest = [
+            (chain_peak_bytes(chain, segments), len(rated) + number, segments)
+            for number, segments in enumerate(_segments_to_try(of_one_loss, request))
         ]
-    else:
-        tried = [policy_segments(chains, policy, size)]
-    estimates = [
-        judged(chains, chains.setting.recipe(size, segments), budget)
-        for segments in dict.fromkeys(tried)
+        if rated and min(lowest)[0] >= min(rated)[0]:
+            break  # what head and loss hold is not the peak any more
+        rated += [(peak, number, of_one_loss, each) for peak, number, each in lowest]
+    most = min(rated)[0] * NEARLY_LOWEST
+    ordered = [row[2:] for row in sorted(rated, key=itemgetter(0, 1)) if row[0] <= most]
+    return ordered[:MOST_JUDGED]
+
+
+def _segments_to_try(chains: Chains, request: Request) -> list[tuple[Segment, ...]]:
+    """Return segments that may have the lowest peak, without repetitions."""
+    size = request.batch_size or 1
+    if request.checkpointing != "auto":
+        return [policy_segments(chains, request.checkpointing, size)]
+    problem = Problem(chain=chains.at(size), budget_bytes=sys.maxsize)
+    on_device = replace(problem, chain=without_host(problem.chain))
+    tried = [
+        lowest_of_all(problem).segments,
+        lowest_of_all(on_device).segments,
+        lowest_peak(on_device).segments,
+        *(policy_segments(chains, name, size) for _, name in PRACTICES),
     ]
-    return min(estimates, key=lambda estimate: estimate.reserved_bytes)
+    return list(dict.fromkeys(each for each in tried if each is not None))
 
 
 def does_not_fit(
@@ -149,59 +219,98 @@ def does_not_fit(
         needed_bytes=least.reserved_bytes,
         usable_bytes=budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
-        suggestions=tuple(_suggestions(chains, request, least, budget)),
+        floor_bytes=least.phase_peaks_bytes["optimizer"],
+        suggestions=tuple(suggestions(chains, request, budget)),
+        notes=chains.traces.subject.notes,
     )
 
 
-def _suggestions(
-    chains: Chains, request: Request, least: Estimate, budget: Budget
-) -> list[Suggestion]:
-    """Try what was not allowed, and keep what would fit; one trace each."""
-    found = []
-    batch_size, segments = least.recipe.batch_size, least.recipe.segments
-    if request.checkpointing != "auto":
-        free = smallest(chains, replace(request, checkpointing="auto"), budget)
-        if free.fits:
-            text = 'checkpointing="auto"'
-            found.append(Suggestion(text, free.recipe, free.reserved_bytes))
-    for text, setting, size in _candidates(chains, batch_size):
-        recipe = setting.recipe(size, segments)
+class Change(NamedTuple):
+    """What a user may do otherwise: ``arguments`` of ``plan``, and what they mean."""
+
+    arguments: dict[str, object]
+    chains: Chains
+    request: Request
+    budget: Budget
+
+
+def suggestions(
+    chains: Chains, request: Request, budget: Budget
+) -> Iterator[Suggestion]:
+    """Yield what would fit of what was not allowed, each solved for itself."""
+    for change in _changes(chains, request, budget):
         try:
-            estimate = judged(Chains(chains.traces, setting), recipe, budget)
-        except (InputError, TraceError):
-            continue  # the model cannot run that way, so it is no advice
-        if estimate.fits:
-            found.append(Suggestion(text, recipe, estimate.reserved_bytes))
-    return found
+            found = least_of(change.chains, change.request, change.budget)
+        except (InputError, TraceError) as error:
+            chains.traces.log.append(f"{change.arguments} is no advice: {error}")
+            continue
+        if found is not None and found.fits:
+            yield suggestion(change.arguments, found)
 
 
-def _candidates(chains: Chains, batch_size: int) -> list[tuple[str, Setting, int]]:
-    setting = chains.setting
-    rows: list[tuple[str, Setting, int]] = []
-    if batch_size > 1:
-        rows.append(("batch_size=1", replace(setting, accumulation=None), 1))
-    precisions = []
-    if (
-        chains.traces.subject.gpu.compute_capability
-        >= PRECISIONS["bf16"].needs_capability
-    ):
-        precisions.append("bf16")
-    rows += [
-        (f'optimizer="{name}"', replace(setting, optimizer=name), batch_size)
-        for name in OPTIMIZERS
-        if name != setting.optimizer
-    ]
-    for name in precisions:
-        if name != setting.precision:
-            rows.append(
-                (f'precision="{name}"', replace(setting, precision=name), batch_size)
-            )
-            rows += [
-                (
-                    f'precision="{name}", optimizer="{optimizer}"',
-                    replace(setting, precision=name, optimizer=optimizer),
-                    batch_size,
-                )
-                for optimizer in OPTIMIZERS[:1]
-            ]
-    return rows
+def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
+    """Return a change that fits as what a user is told."""
+    if "host_ram" in arguments:
+        arguments = {"host_ram": f"{-(-found.host_bytes // 2**30)}GiB"}
+    keeps = {"checkpointing", "batch_size", "host_ram", "optimizer_in_backward"}
+    return Suggestion(
+        arguments=arguments,
+        recipe=found.recipe,
+        peak_bytes=found.reserved_bytes,
+        host_bytes=found.host_bytes,
+        samples_per_s=found.samples_per_s,
+        changes_training=not keeps.issuperset(arguments),
+    )
+
+
+def least_of(chains: Chains, request: Request, budget: Budget) -> Estimate | None:
+    """Return something that fits, or the lowest peak; None if nothing can fit.
+
+    Every block recomputed is one program, and says what the optimizer step takes.
+    """
+    if request.checkpointing == "auto":
+        recompute_all = every_block(chains.traces.subject.blocks)
+        recipe = chains.setting.recipe(request.batch_size or 1, recompute_all)
+        full = judged(chains, recipe, budget)
+        if full.fits:
+            return full
+        if full.phase_peaks_bytes["optimizer"] > budget.usable_bytes:
+            return None
+    return smallest(chains, request, budget)
+
+
+def _changes(chains: Chains, request: Request, budget: Budget) -> Iterator[Change]:
+    setting = replace(chains.setting, loss_chunks=1)
+
+    def change(arguments: dict[str, object], **fields: Any) -> Change:  # noqa: ANN401
+        changed = Chains(chains.traces, replace(setting, **fields))
+        return Change(arguments, changed, request, budget)
+
+    if request.batch_size is not None and request.batch_size > 1:
+        one = replace(request, batch_size=1)
+        yield change({"batch_size": 1})._replace(request=one)
+    if request.checkpointing != "auto":
+        auto = replace(request, checkpointing="auto")
+        yield change({"checkpointing": "auto"})._replace(request=auto)
+    elif setting.host_ram_bytes is not None:
+        unlimited = replace(budget, host_ram_bytes=None)
+        more = change({"host_ram": None}, host_ram_bytes=None)
+        yield more._replace(budget=unlimited)
+    if can_step_in_backward(setting):
+        inside = {"optimizer_in_backward": True}
+        yield change({**inside}, accumulation=None, **inside)
+    optimizers = [name for name in OPTIMIZERS if name != setting.optimizer]
+    bf16 = PRECISIONS["bf16"]
+    subject = chains.traces.subject
+    capable = subject.gpu.compute_capability >= bf16.needs_capability
+    for name in optimizers:
+        yield change({"optimizer": name}, optimizer=name)
+    if capable and setting.precision != bf16.name:
+        half = {"precision": bf16.name}
+        both = {**half, "optimizer": optimizers[0]}
+        yield change({**half}, **half)
+        yield change({**both}, **both)
+    if all(parameter.requires_grad for parameter in subject.model.parameters()):
+        adapted = with_lora(chains)
+        if adapted is not None:
+            yield Change({"method": "lora"}, adapted, request, budget)

@@ -96,6 +96,9 @@ def error_json(error: Exception) -> str:
     if isinstance(error, DoesNotFitError):
         fields |= {
             "needed_bytes": error.needed_bytes,
+            "floor_bytes": error.floor_bytes,
+            "proven": error.proven,
+            "notes": list(error.notes),
             "usable_bytes": error.usable_bytes,
             "largest": {"name": error.largest[0], "bytes": error.largest[1]},
             "suggestions": [_suggestion(item) for item in error.suggestions],
@@ -109,7 +112,12 @@ def _suggestion(item: Any) -> dict[str, Any]:  # noqa: ANN401 - see Suggestion.r
     recipe = item.recipe
     return {
         "text": item.text,
+        "options": item.options,
+        "arguments": item.arguments,
         "peak_bytes": item.peak_bytes,
+        "host_bytes": item.host_bytes,
+        "samples_per_s": item.samples_per_s,
+        "changes_training": item.changes_training,
         "recipe": dataclasses.asdict(recipe) if recipe is not None else None,
     }
 

@@ -78,6 +78,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     nested: bool = False,
     bounds: Callable[[Problem], Bounds] | None = None,
     before: BatchChoice | None = None,
+    micro_batches: int = 1,
 ) -> BatchChoice:
     """Return the batch size that serves the objective best, with its plan.
 
@@ -94,7 +95,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         budget_bytes: As in ``Problem``.
         objective: What to look for.
         effective_batch_size: Samples per optimizer step. Only its divisors are tried,
-            the rest is gradient accumulation. None: one micro-batch per step.
+            the rest is gradient accumulation. None: ``micro_batches`` per step.
         batch_sizes: The only ones to try; None for all that make sense.
         max_segment: As in ``Problem``.
         nested: As in ``Problem``.
@@ -102,6 +103,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
             They do not change what is best. For ``throughput`` and ``batch_size``.
         before: What was chosen within a larger budget, all else the same: sizes that
             were too slow there are not looked at again.
+        micro_batches: Per optimizer step, where there is no effective batch size.
 
     Raises:
         InputError: A batch size below 1, or one that does not divide the effective one.
@@ -115,6 +117,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         max_segment,
         nested,
         bounds if objective != "memory" else None,
+        micro_batches,
     )
     sizes = _sizes_to_try(search, objective, batch_sizes, before)
     _solve_the_promising(search, sizes, objective)
@@ -138,6 +141,7 @@ class _Search:
     max_segment: int | None
     nested: bool
     bounds: Callable[[Problem], Bounds] | None
+    micro_batches: int
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
     known: dict[int, Bounds] = field(default_factory=dict)
     floors: dict[int, Fraction] = field(default_factory=dict)
@@ -222,7 +226,9 @@ class _Search:
         )
 
     def _micro_batches(self, batch_size: int) -> int:
-        return (self.effective_batch_size or batch_size) // batch_size
+        if self.effective_batch_size is None:
+            return self.micro_batches
+        return self.effective_batch_size // batch_size
 
     def _ns_per_sample(self, chain: ChainProfile, micro_batch_ns: int) -> Fraction:
         micro_batches = self._micro_batches(chain.batch_size)

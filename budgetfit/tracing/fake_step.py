@@ -23,6 +23,7 @@ from budgetfit.tracing.one_device import OneDevice
 from budgetfit.tracing.quiet_machine import quiet_machine
 from budgetfit.tracing.real_values import alike_samples
 from budgetfit.tracing.remembered_calls import no_fakes_remembered
+from budgetfit.tracing.second_micro_batch import GradientLog
 from budgetfit.tracing.storage_log import StorageLog
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class RawTrace:
     passes: list[BlockPass] = field(default_factory=list)
     random_blocks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    gradients: GradientLog | None = None
 
 
 class _PhaseClock:
@@ -243,6 +245,8 @@ class _Watched:
         """Run the steps, each micro-step on a batch of new tensors."""
         log, tracker, clock, raw = self.log, self.tracker, self.clock, self.raw
         register(self.twin, log, tracker)  # a dtype policy may have replaced them
+        raw.gradients = GradientLog(log)
+        raw.gradients.watch(self.twin)
         raw.step_start = len(log.events)
         for clock.step in range(steps):
             for clock.micro_step in range(micro_steps):

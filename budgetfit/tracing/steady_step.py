@@ -28,7 +28,7 @@ def repeat_step(raw: RawTrace) -> None:
     for event in step:
         storage = abs(event) - 1
         if event > 0 and storage in freed:
-            twins[storage] = _twin(raw, storage)
+            twins[storage] = twin_of(raw, storage)
             log.events.append(twins[storage] + 1)
         elif event < 0 and storage in twins:
             log.events.append(-(twins[storage] + 1))
@@ -78,8 +78,8 @@ def _repeated_ops(
             yield op
 
 
-def _twin(raw: RawTrace, storage: int) -> int:
-    """Log a storage like another one, without its birth."""
+def twin_of(raw: RawTrace, storage: int) -> int:
+    """Log a storage like another one, without its birth; return its index."""
     log = raw.log
     for rows in (log.sizes, log.categories, log.layers):
         rows.append(rows[storage])

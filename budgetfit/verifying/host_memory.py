@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 _STATM = Path("/proc/self/statm")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def resident_bytes() -> int | None:
@@ -17,6 +18,19 @@ def resident_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes() -> int | None:
+    """Return the machine's memory that is free for programs; None where it is unknown.
+
+    From Linux's ``MemAvailable``, which counts what caches would give back.
+    """
+    try:
+        rows = _MEMINFO.read_text(encoding="ascii").splitlines()
+        row = next(row for row in rows if row.startswith("MemAvailable:"))
+        return int(row.split()[1]) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
 
 
 def start_pinned_peak() -> None:

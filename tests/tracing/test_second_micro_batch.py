@@ -1,0 +1,86 @@
+"""The second micro-batch, made from the first, is the one that would come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.tracing.cuda_semantics.target import CudaTarget
+from budgetfit.tracing.second_micro_batch import repeat_micro_step
+from tests.traced import raw_trace
+
+if TYPE_CHECKING:
+    from budgetfit.tracing.fake_step import RawTrace
+
+ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
+
+
+def both(name: str, recipe: Recipe) -> tuple[RawTrace, RawTrace]:
+    """Return one micro-batch with its repetition, and two that were really traced."""
+    repeated = raw_trace(name, recipe, target=ADA)
+    assert repeated.gradients is not None
+    assert repeated.gradients.complete
+    repeat_micro_step(repeated, repeated.gradients)
+    two = replace(recipe, gradient_accumulation_steps=2)
+    return repeated, raw_trace(name, two, target=ADA)
+
+
+def rows_of(raw: RawTrace) -> list[tuple[Any, ...]]:
+    """Return all events with what is known of their storages, numbered as they come."""
+    log = raw.log
+    numbers: dict[int, int] = {}
+    return [
+        (
+            phase.name,
+            phase.step,
+            phase.micro_step,
+            "birth" if event > 0 else "death",
+            numbers.setdefault(abs(event), len(numbers)),
+            log.sizes[abs(event) - 1],
+            CATEGORIES[log.categories[abs(event) - 1]],
+            log.scratch.get(abs(event) - 1),
+        )
+        for phase in raw.phases
+        for event in log.events[phase.start : phase.end]
+    ]
+
+
+RECIPES: dict[str, tuple[str, Recipe]] = {
+    "gpt2": ("gpt2", Recipe(batch_size=2)),
+    "gpt2 scaled": ("gpt2", Recipe(batch_size=2, precision="fp16-mixed")),
+    "gpt2 mixed": ("gpt2", Recipe(batch_size=3, precision="bf16-mixed")),
+    "gpt2 bf16": ("gpt2", Recipe(batch_size=2, precision="bf16")),
+    "gpt2 recomputed": (
+        "gpt2",
+        Recipe(
+            batch_size=2,
+            precision="bf16-mixed",
+            segments=(Segment(("transformer.h.0",)),),
+        ),
+    ),
+    "foreach": ("mebi", Recipe(batch_size=2, optimizer="adamw_torch")),
+    "buffers": ("convolutions", Recipe(batch_size=2)),
+    "channels, scaled": ("convolutions", Recipe(batch_size=2, precision="fp16-mixed")),
+    "channels, bf16": ("convolutions", Recipe(batch_size=2, precision="bf16")),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_repeated_micro_batch_is_the_one_that_would_come(name: str) -> None:
+    repeated, real = both(*RECIPES[name])
+    assert rows_of(repeated) == rows_of(real)
+    assert repeated.phases == real.phases
+    places = [
+        [(row.block, row.direction, row.micro_step, row.start, row.end) for row in rows]
+        for rows in (repeated.passes, real.passes)
+    ]
+    assert sorted(places[0]) == sorted(places[1])
+    ops = [
+        [(op.name, op.event, op.flops, op.moved_bytes) for op in raw.log.ops]
+        for raw in (repeated, real)
+    ]
+    assert ops[0] == ops[1]
