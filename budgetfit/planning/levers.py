@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Recipe
     from budgetfit.planning.chains import Setting
+    from budgetfit.planning.probes import Lever as Option
     from budgetfit.planning.search import Request
 
 EIGHT_BIT = "adamw_bnb_8bit"
@@ -149,6 +151,17 @@ def with_lora(chains: Chains) -> Chains | None:
     return Chains(traces, replace(chains.setting, loss_chunks=1))
 
 
+def options_of(recipe: Recipe) -> frozenset[Option]:
+    """Return which further options of blocks a recipe uses."""
+    used: set[Option] = set()
+    for segment in recipe.segments:
+        if segment.mode == "selective":
+            used.add("selective")
+        elif segment.mode == "offload" or segment.input_on_host:
+            used.add("offload")
+    return frozenset(used)
+
+
 def _best(
     lever: Lever, request: Request, budget: Budget, plan: Estimate
 ) -> Estimate | None:
@@ -156,6 +169,8 @@ def _best(
     changed = lever.chains()
     if changed is None:
         return None
+    # What the plan has no use for is not tried again: each option costs traces.
+    changed = Chains(changed.traces, changed.setting, options_of(plan.recipe))
     _, found = search_with_loss_parts(changed, request, budget, LEVER_ROUNDS)
     tried = [] if found.estimate is None else [found.estimate]
     if request.checkpointing == "auto" and changed.traces.subject.blocks:

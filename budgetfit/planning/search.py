@@ -36,6 +36,7 @@ LEFT_OVER = 0.02  # of the usable bytes: not worth another round
 # More than this left over is worth a round between a limit that was too small and one
 # that was too large.
 MUCH_LEFT_OVER = 0.03
+WORTH_A_ROUND = 0.05  # of the step's time, that a larger limit would have gained
 
 Checkpointing = str | tuple[str, ...]
 
@@ -247,7 +248,10 @@ class _Limits:
         unused = self.usable - best.reserved_bytes
         room = self.refused - self.agreed
         self.now = self.agreed + room // 2
-        return unused > self.usable * MUCH_LEFT_OVER and room > 2 * STEP_BYTES
+        best_ns = 1e9 / (best.samples_per_s * best.time_factor)
+        gain = 1 - float(chosen.ns_per_sample or 0) / best_ns
+        much = unused > self.usable * MUCH_LEFT_OVER and room > 2 * STEP_BYTES
+        return much and gain > WORTH_A_ROUND
 
 
 def _lowest(chains: Chains, request: Request, usable: int) -> BatchCandidate | None:

@@ -99,6 +99,7 @@ def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
     micro = [phase for phase in raw.phases if phase.name in {"forward", "backward"}]
     begin, end = micro[0].start, micro[-1].end
     inside, after = log.events[begin:end], log.events[end:]
+    before, known = max(log.events[:end]), len(log.sizes)
     second = _second_events(raw, gradients, begin, end)
     log.events[end:] = second.events
     log.events += [_of_twin(event, second.waiting) for event in after]
@@ -142,6 +143,7 @@ def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
         for row in raw.passes
     ]
     raw.passes = [*first, *again]
+    _number_as_they_come(raw, before, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +262,49 @@ def _adding(gradients: GradientLog, second: _Second, begin: int) -> list[OpRow]:
         ops.append(row.op._replace(event=event))
         freed[row.event] += row.storage == row.kept
     return ops
+
+
+def _number_as_they_come(raw: RawTrace, before: int, known: int) -> None:
+    """Number the second micro-batch's storages before those of the optimizer step.
+
+    Traces are compared by these numbers, and are made longer by them.
+
+    Args:
+        raw: Its last storages are the second micro-batch's.
+        before: Storages that were there when the first one ended.
+        known: Storages that were there before the second one was made.
+    """
+    log = raw.log
+    new = [*range(before), *range(known, len(log.sizes)), *range(before, known)]
+    number = {old: index for index, old in enumerate(new)}
+
+    def renamed(event: int) -> int:
+        return number[event - 1] + 1 if event > 0 else -(number[-event - 1] + 1)
+
+    for rows in (log.sizes, log.categories, log.layers):
+        rows[:] = [rows[old] for old in new]
+    log.events[:] = [renamed(event) for event in log.events]
+    log.made_from = {
+        number[storage]: tuple(number[each] for each in sources)
+        for storage, sources in log.made_from.items()
+    }
+    log.scratch = {number[storage]: row for storage, row in log.scratch.items()}
+    log.unverified = {number[storage]: op for storage, op in log.unverified.items()}
+    log.ops[:] = [
+        op._replace(
+            touched=tuple(
+                (tuple(number[each] for each in storages), moved_bytes)
+                for storages, moved_bytes in op.touched
+            )
+        )
+        if op.touched
+        else op
+        for op in log.ops
+    ]
+    raw.passes = [
+        row._replace(
+            input_storage=number.get(row.input_storage, row.input_storage),
+            output_storage=number.get(row.output_storage, row.output_storage),
+        )
+        for row in raw.passes
+    ]

@@ -38,7 +38,11 @@ DOES_NOT_FIT = DoesNotFitError(
     needed_bytes=30 * GIB,
     usable_bytes=23 * GIB,
     largest=("optimizer_state", 12 * GIB),
-    suggestions=(Suggestion("8-bit optimizer", None, 20 * GIB),),
+    suggestions=(
+        Suggestion(
+            arguments={"optimizer": "adamw_bnb_8bit"}, recipe=None, peak_bytes=20 * GIB
+        ),
+    ),
 )
 
 
@@ -69,7 +73,7 @@ ADAPTER_DEFAULTS = {
 def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
     words = (
         "plan m.py:make --vram 24GB --gpu rtx-4090 --headroom 500MB --max-length 512 "
-        "--batch-size 4 --effective-batch-size 64 --precision fp32,bf16-mixed "
+        "--host-ram 8GiB --batch-size 4 --effective-batch-size 64 --precision fp32,bf16-mixed "
         "--optimizer sgd --checkpointing layers.0,layers.1 --objective memory "
         "--trust-remote-code"
     )
@@ -81,6 +85,8 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
     assert kwargs == {
         "gpu": "rtx-4090",
         "headroom": "500MB",
+        "host_ram": "8GiB",
+        "optimizer_in_backward": False,
         "max_length": 512,
         "lengths": None,
         "batch_size": 4,
@@ -110,6 +116,7 @@ def test_plan_left_alone_asks_for_the_defaults_of_the_interface(
         "optimizer": "adamw_torch_fused",
         "checkpointing": "auto",
         "objective": "throughput",
+        "optimizer_in_backward": False,
         **ADAPTER_DEFAULTS,
         "trust_remote_code": False,
     }
@@ -167,8 +174,8 @@ def test_does_not_fit_is_an_answer_with_numbers_and_suggestions(
     result = run("plan", "gpt2")
 
     assert result.exit_code == 3
-    assert "at least 30.00 GiB are needed, 23.00 GiB are usable" in result.stdout
-    assert "8-bit optimizer: peak 20.00 GiB" in result.stdout
+    assert "found is 30.00 GiB, and 23.00 GiB are usable" in result.stdout
+    assert "--optimizer adamw_bnb_8bit: peak 20.00 GiB" in result.stdout
     assert "Traceback" not in result.output
 
 

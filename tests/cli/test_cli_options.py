@@ -7,7 +7,7 @@ import typer.main
 from budgetfit.cli import app
 
 COMMON = {"--help", "-h", "--json", "--traceback"}
-CARD = {"--vram", "--gpu", "--headroom"}
+CARD = {"--vram", "--gpu", "--headroom", "--host-ram"}
 MODEL = {"MODEL", "--max-length", "--trust-remote-code"}
 LENGTHS = {"--lengths"}
 SETTINGS = {
@@ -34,13 +34,13 @@ OPTIONS = {
     | CARD
     | SETTINGS
     | ADAPTERS
-    | {"--objective", "--save", "--why"},
+    | {"--objective", "--optimizer-in-backward", "--save", "--why"},
     "estimate": COMMON | MODEL | LENGTHS | CARD | SETTINGS | ADAPTERS,
     "compare": COMMON
     | MODEL
     | LENGTHS
     | SETTINGS
-    | {"--gpus", "--headroom", "--objective"},
+    | {"--gpus", "--headroom", "--host-ram", "--objective"},
     "layers": COMMON | MODEL,
     "verify": COMMON
     | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},

@@ -33,26 +33,64 @@ def test_all_errors_are_budgetfit_errors_and_input_errors_are_value_errors() -> 
     assert issubclass(DoesNotFitError, BudgetfitError)
 
 
-def test_does_not_fit_says_what_was_needed_what_there_was_and_what_to_try() -> None:
-    error = does_not_fit(
-        (
-            Suggestion("optimizer adamw_bnb_8bit", None, 9 * GIB),
-            Suggestion("gpu l40s", None, 12 * GIB),
-        )
+def suggestion(gib: int = 9, **arguments: object) -> Suggestion:
+    return Suggestion(arguments=arguments, recipe=None, peak_bytes=gib * GIB)
+
+
+def test_does_not_fit_says_what_was_found_what_there_was_and_what_to_try() -> None:
+    found = (
+        suggestion(optimizer="adamw_bnb_8bit", prepare_for_kbit=False),
+        suggestion(12, gpu="l40s", vram=None),
     )
+    error = does_not_fit(found)
+    assert not error.proven
     assert str(error).splitlines() == [
-        "Does not fit: at least 12.00 GiB are needed, 10.00 GiB are usable.",
+        "Does not fit: the lowest peak that was found is 12.00 GiB, and 10.00 GiB are "
+        "usable.",
         "Largest part: optimizer state, 6.00 GiB.",
         "What would fit:",
-        "  optimizer adamw_bnb_8bit: peak 9.00 GiB",
-        "  gpu l40s: peak 12.00 GiB",
+        '  optimizer="adamw_bnb_8bit", prepare_for_kbit=False: peak 9.00 GiB',
+        '  gpu="l40s": peak 12.00 GiB',
+    ]
+    assert error.text(as_options=True).splitlines()[3:] == [
+        "  --optimizer adamw_bnb_8bit --no-prepare-for-kbit: peak 9.00 GiB",
+        "  --gpu l40s: peak 12.00 GiB",
     ]
 
 
-def test_does_not_fit_without_suggestions_says_so() -> None:
-    assert str(does_not_fit()).endswith(
-        "No evaluated change fits: take a smaller model or a larger card."
+def test_a_refusal_is_proven_where_the_optimizer_step_alone_is_too_much() -> None:
+    error = DoesNotFitError(
+        needed_bytes=12 * GIB,
+        usable_bytes=10 * GIB,
+        floor_bytes=11 * GIB,
+        largest=("optimizer_state", 6 * GIB),
+        notes=("experts stay in bf16",),
     )
+    assert error.proven
+    text = str(error)
+    assert "optimizer states take 11.00 GiB in the optimizer step" in text
+    assert text.endswith("Note: experts stay in bf16.")
+
+
+def test_the_three_best_suggestions_are_told_those_that_train_the_same_first() -> None:
+    rows = [
+        Suggestion(
+            arguments={"batch_size": number},
+            recipe=None,
+            peak_bytes=GIB,
+            samples_per_s=number,
+            changes_training=number != 1,
+        )
+        for number in (1, 2, 3, 4)
+    ]
+    error = does_not_fit((rows[1],)).with_suggestions((rows[2], rows[3], rows[0]))
+    assert [row.samples_per_s for row in error.suggestions] == [1, 4, 3, 2]
+    assert "batch_size=3: peak" in str(error)
+    assert "batch_size=2: peak" not in str(error)
+
+
+def test_does_not_fit_without_suggestions_says_so() -> None:
+    assert str(does_not_fit()).endswith("No change that was tried fits.")
 
 
 def test_does_not_fit_has_fields_for_programs() -> None:
@@ -75,7 +113,7 @@ def test_trace_error_names_module_and_op() -> None:
         BudgetfitError("plain"),
         InputError("mistyped"),
         TraceError("cannot trace", module="a.b", op="aten.item"),
-        does_not_fit((Suggestion("smaller batch", {"batch_size": 1}, 3 * GIB),)),
+        does_not_fit((suggestion(3, batch_size=1),)),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -91,5 +129,5 @@ def test_errors_survive_pickling_with_text_and_fields(
 
 def test_a_pickled_error_can_still_carry_notes_and_be_raised() -> None:
     again = pickle.loads(pickle.dumps(does_not_fit()))  # noqa: S301, our own bytes
-    with pytest.raises(DoesNotFitError, match="Does not fit: at least"):
+    with pytest.raises(DoesNotFitError, match="Does not fit: the lowest"):
         raise again

@@ -117,10 +117,10 @@ def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
 
     assert len(offered(chains())) == 4
     assert "optimizer in backward" in offered(chains())
+    assert "optimizer in backward" in offered(chains(), accumulation=2)
     for setting in (
         {"precision": "fp16-mixed"},
         {"effective_batch_size": 8},
-        {"accumulation": 2},
         {"optimizer": "adamw_torch_cpu_offload"},
         {"optimizer_in_backward": True},
     ):

@@ -70,8 +70,12 @@ def test_does_not_fit_carries_its_numbers_and_suggestions() -> None:
         usable_bytes=23 * GIB,
         largest=("optimizer_state", 12 * GIB),
         suggestions=(
-            Suggestion("8-bit optimizer", sample_recipe(), 20 * GIB),
-            Suggestion("a 48 GB card", None, 30 * GIB),
+            Suggestion(
+                arguments={"optimizer": "adamw_bnb_8bit"},
+                recipe=sample_recipe(),
+                peak_bytes=20 * GIB,
+            ),
+            Suggestion(arguments={"gpu": "l40s"}, recipe=None, peak_bytes=30 * GIB),
         ),
     )
 
@@ -81,7 +85,9 @@ def test_does_not_fit_carries_its_numbers_and_suggestions() -> None:
     assert document["needed_bytes"] == 30 * GIB
     assert document["largest"] == {"name": "optimizer_state", "bytes": 12 * GIB}
     assert document["suggestions"][0]["recipe"]["batch_size"] == 6
+    assert document["suggestions"][0]["options"] == "--optimizer adamw_bnb_8bit"
     assert document["suggestions"][1]["recipe"] is None
+    assert document["proven"] is False
 
 
 def test_other_errors_carry_their_type_message_and_fields() -> None:
