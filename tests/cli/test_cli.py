@@ -68,7 +68,7 @@ ADAPTER_DEFAULTS = {
 
 def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
     words = (
-        "plan m.py:make --vram 24GB --gpu rtx-4090 --headroom 500MB --max-length 512 "
+        "plan m:make --vram 24GB --gpu rtx-4090 --headroom 500MB --max-length 512 "
         "--batch-size 4 --effective-batch-size 64 --precision fp32,bf16-mixed "
         "--optimizer sgd --checkpointing layers.0,layers.1 --objective memory "
         "--trust-remote-code"
@@ -77,7 +77,7 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
     assert run(*words.split()).exit_code == 0
 
     [(name, args, kwargs)] = api.calls
-    assert (name, args) == ("plan", ("m.py:make", "24GB"))
+    assert (name, args) == ("plan", ("m:make", "24GB"))
     assert kwargs == {
         "gpu": "rtx-4090",
         "headroom": "500MB",
