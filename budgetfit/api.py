@@ -8,7 +8,6 @@ from budgetfit.adapter_arguments import find_adapter, loading_notes
 from budgetfit.apply_and_verify import apply, verify
 from budgetfit.applying.optimizer import qualified_name
 from budgetfit.arguments import (
-    check_objective,
     check_recipe,
     find_card,
     make_subject,
@@ -21,7 +20,7 @@ from budgetfit.core.errors import DoesNotFitError
 from budgetfit.core.plan import TEXT, Estimate, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
-from budgetfit.planning.candidates import check_batch, precisions
+from budgetfit.planning.candidates import check_batch, check_objective, precisions
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.fallback import fallback
 from budgetfit.planning.make_plan import (

@@ -18,6 +18,7 @@ from budgetfit.core.cuda_context import CudaContext
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
 from budgetfit.core.recipe import Recipe
+from budgetfit.core.torch_builds import builds_note
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.peft import with_adapter
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 # Pinned memory that is planned for where the machine with the card is not this one.
 ASSUMED_HOST_RAM_BYTES = 16 * 2**30
-OBJECTIVES = ("throughput", "batch_size", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,12 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
     """
     card, total_bytes, notes = _card_and_limit(vram, gpu)
     context, more = known_context(card)
+    old = builds_note(card)
     return Card(
         gpu=card,
         total_bytes=total_bytes,
         context=context,
-        notes=(*notes, *more),
+        notes=(*notes, *more, *([old] if old else [])),
         is_here=torch.cuda.is_available() and this_card().name == card.name,
     )
 
@@ -326,12 +327,4 @@ def check_recipe(recipe: Recipe | None) -> None:
         raise InputError(
             f"recipe must be a Recipe, not a {type(recipe).__name__}; for example "
             'budgetfit.Recipe(batch_size=8, precision="bf16-mixed").'
-        )
-
-
-def check_objective(objective: str) -> None:
-    """Refuse an objective that there is not."""
-    if objective not in OBJECTIVES:
-        raise InputError(
-            f"{objective!r} is not an objective. Use one of: {', '.join(OBJECTIVES)}."
         )

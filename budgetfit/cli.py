@@ -27,8 +27,10 @@ from budgetfit.cli_answers import (
     working,
     write,
 )
+from budgetfit.cli_command import Command, Group
 from budgetfit.cli_compare import compare
 from budgetfit.cli_doctor import doctor
+from budgetfit.cli_early import check_early
 from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
 from budgetfit.core.errors import InputError
@@ -45,8 +47,10 @@ EXPORTS: Final = {
 
 app = typer.Typer(
     name="budgetfit",
+    cls=Group,
     help="Training settings that fit a VRAM budget: planned without a GPU, "
     "proven with real steps.",
+    epilog="Example: budgetfit plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -97,7 +101,10 @@ def root(
     """Take what stands before a command."""
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog="Example: budgetfit plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
+)
 def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     model: options.Model,
     *,
@@ -130,6 +137,16 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
     with answering(as_json=as_json, traceback=traceback, vram=vram):
+        check_early(
+            model,
+            gpus=[gpu],
+            vram=vram,
+            headroom=headroom,
+            precision=one_or_list(precision),
+            objective=objective,
+            batch_size=batch_size,
+            effective_batch_size=effective_batch_size,
+        )
         with working() as progress:
             made = api().plan(
                 model,
@@ -170,7 +187,10 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
         exit_unless_fits(fits=made.fits)
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog="Example: budgetfit estimate openai-community/gpt2 --gpu t4 --batch-size 8",
+)
 def estimate(  # noqa: PLR0913 - the settings that are estimated
     model: options.Model,
     *,
@@ -199,6 +219,15 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
 ) -> None:
     """Predict the memory of given settings; decide nothing."""
     with answering(as_json=as_json, traceback=traceback):
+        check_early(
+            model,
+            gpus=[gpu],
+            vram=vram,
+            headroom=headroom,
+            precision=precision,
+            batch_size=batch_size,
+            effective_batch_size=effective_batch_size,
+        )
         with working() as progress:
             found, summary = api().estimate_settings(
                 model,
@@ -232,10 +261,13 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
         exit_unless_fits(fits=found.fits is not False)
 
 
-app.command()(compare)
+app.command(
+    cls=Command,
+    epilog="Example: budgetfit compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
+)(compare)
 
 
-@app.command()
+@app.command(cls=Command, epilog="Example: budgetfit layers openai-community/gpt2")
 def layers(
     model: options.Model,
     *,
@@ -246,6 +278,7 @@ def layers(
 ) -> None:
     """List what each layer takes under each precision."""
     with answering(as_json=as_json, traceback=traceback):
+        check_early(model)
         with working() as progress:
             rows = api().layers(
                 model,
@@ -259,7 +292,7 @@ def layers(
             in_text().show(in_text().layers_text(rows), width=in_text().WIDE)
 
 
-@app.command()
+@app.command(cls=Command, epilog="Example: budgetfit verify plan.json")
 def verify(  # noqa: PLR0913 - what a user may choose
     plan_file: options.PlanFile,
     *,
@@ -272,9 +305,11 @@ def verify(  # noqa: PLR0913 - what a user may choose
 ) -> None:
     """Run real steps: predicted against measured."""
     with answering(as_json=as_json, traceback=traceback):
+        made = _load(plan_file)  # before torch is loaded
+        check_early(model)
         with working() as progress:
             check = api().verify(
-                _load(plan_file),
+                made,
                 model,
                 steps=steps,
                 device=device,
@@ -290,7 +325,10 @@ def verify(  # noqa: PLR0913 - what a user may choose
             raise typer.Exit(ERROR)
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog="Example: budgetfit export plan.json --to torch --save train.py",
+)
 def export(
     plan_file: options.PlanFile,
     *,
@@ -318,7 +356,7 @@ def export(
             typer.echo(text, nl=False)
 
 
-@app.command()
+@app.command(cls=Command, epilog="Example: budgetfit gpus")
 def gpus(
     *, as_json: options.AsJson = False, traceback: options.Traceback = False
 ) -> None:
@@ -332,8 +370,8 @@ def gpus(
             in_text().show(in_text().gpus_text(all_gpus()), width=in_text().WIDE)
 
 
-app.command()(doctor)
-app.command()(explain)
+app.command(cls=Command, epilog="Example: budgetfit doctor --gpu rtx-4090")(doctor)
+app.command(cls=Command, epilog="Example: budgetfit explain oom.txt")(explain)
 
 
 def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet

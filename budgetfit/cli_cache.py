@@ -6,9 +6,10 @@ import typer
 
 from budgetfit import cli_options as options
 from budgetfit.cli_answers import answering
+from budgetfit.cli_command import Command, Group
 
 app = typer.Typer(
-    help="Look at the cache of traces, or clear it.", no_args_is_help=True
+    cls=Group, help="Look at the cache of traces, or clear it.", no_args_is_help=True
 )
 OFF = (
     "off: BUDGETFIT_CACHE switches it off or names no folder from its root, "
@@ -16,7 +17,7 @@ OFF = (
 )
 
 
-@app.command()
+@app.command(cls=Command, epilog="Example: budgetfit cache info")
 def info(
     *, as_json: options.AsJson = False, traceback: options.Traceback = False
 ) -> None:
@@ -42,7 +43,7 @@ def info(
         typer.echo(f"size    {format_bytes(size_bytes)} of {format_bytes(LIMIT_BYTES)}")
 
 
-@app.command()
+@app.command(cls=Command, epilog="Example: budgetfit cache clear")
 def clear(
     *, as_json: options.AsJson = False, traceback: options.Traceback = False
 ) -> None:

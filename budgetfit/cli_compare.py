@@ -11,6 +11,7 @@ from budgetfit.cli_answers import (
     in_text,
     working,
 )
+from budgetfit.cli_early import check_early
 from budgetfit.cli_input import name_or_blocks, names, one_or_list, read_lengths
 
 
@@ -34,6 +35,15 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
 ) -> None:
     """Tell which card you need: the best settings on each."""
     with answering(as_json=as_json, traceback=traceback):
+        check_early(
+            model,
+            gpus=names(gpus),
+            headroom=headroom,
+            precision=one_or_list(precision),
+            objective=objective,
+            batch_size=batch_size,
+            effective_batch_size=effective_batch_size,
+        )
         with working() as progress:
             rows, summary = api().compare(
                 model,

@@ -129,7 +129,8 @@ OnePrecision = Annotated[
 Optimizer = Annotated[
     str,
     typer.Option(
-        help="A name of transformers' optim: adamw_torch, sgd, adafactor ...",
+        help="A name of transformers' optim, or of torch.optim in small letters: "
+        "adamw_bnb_8bit, sgd, adafactor, muon ...",
         rich_help_panel=_SETTINGS,
     ),
 ]

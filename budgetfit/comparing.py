@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.arguments import (
-    check_objective,
     find_card,
     make_subject,
     optimizer_name,
@@ -13,7 +12,7 @@ from budgetfit.arguments import (
     parse_request,
 )
 from budgetfit.core.errors import InputError
-from budgetfit.planning.candidates import check_batch
+from budgetfit.planning.candidates import check_batch, check_objective
 from budgetfit.planning.compare_cards import OneCard, compare_cards
 from budgetfit.tracing.undisturbed import undisturbed
 

@@ -13,8 +13,8 @@ from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan
 from budgetfit.integrations.model_source import as_torch_module, resolve_model
+from budgetfit.integrations.model_text import is_factory_text
 from budgetfit.integrations.peft import with_adapter
-from budgetfit.integrations.python_factory import is_factory_text
 from budgetfit.planning.chosen_batch import choose_batch
 from budgetfit.planning.real_program import RealProgram
 from budgetfit.planning.same_model import check_same_model

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from budgetfit.applying import (
     bitsandbytes_optimizers,
     offloaded_optimizer,
+    torch_optimizers,
     torchao_optimizers,
 )
 from budgetfit.core.errors import InputError
@@ -234,9 +235,10 @@ def _imported(name: str, parameters: list[Any], lr: float) -> Optimizer:
     return optimizer
 
 
-# Names of transformers by what they begin with -> why they are refused.
+# Names by what they begin with -> why they are refused.
 _CALLABLE: Final = "hand in a callable that takes the parameters"
 _REFUSED: Final = {
+    **torch_optimizers.REFUSED,
     "adamw_torch_xla": "it is torch_xla's, for TPUs",
     "adamw_torch_npu_fused": "it is torch_npu's, for Ascend cards",
     "adamw_anyprecision": "it is torchdistx's, which is no longer maintained; "
@@ -267,6 +269,10 @@ _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
         name: functools.partial(library.make, name)
         for library in (bitsandbytes_optimizers, torchao_optimizers)
         for name in library.RULES
+    },
+    **{
+        name: functools.partial(torch_optimizers.make, name)
+        for name in torch_optimizers.KINDS
     },
     offloaded_optimizer.NAME: offloaded_optimizer.make,
     **{name: functools.partial(_imported, name) for name in _IMPORTED},

@@ -10,12 +10,14 @@ import functools
 import heapq
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
+from budgetfit.core.other_cards import why_not
 
 # Sellers add these words, users leave them out; they never tell two cards apart.
 _VENDOR_WORDS: Final = re.compile(r"nvidia|geforce|tesla|rtx|gpu|generation")
@@ -93,7 +95,8 @@ def find_gpu(text: str) -> Gpu:
     ("A100" alone is two cards).
 
     Raises:
-        InputError: No card of that name, or several; names the nearest.
+        InputError: No card of that name, or several; names the nearest, or says why
+            another maker's device cannot be planned for.
 
     >>> find_gpu("NVIDIA GeForce RTX 4090").name
     'rtx-4090'
@@ -106,9 +109,14 @@ def find_gpu(text: str) -> Gpu:
             f"{text!r:.80} is the name of {len(names)} cards: {', '.join(names)}. "
             f'Write one of them, for example "{names[0]}".'
         )
+    reason = why_not(_letters_and_digits(text))
+    if reason is not None:
+        raise InputError(
+            f"{text!r:.80} {reason}. `budgetfit gpus` lists the cards to name."
+        )
     raise InputError(
         f"{text!r:.80} is not in the card table. Nearest: {', '.join(_nearest(text))}. "
-        "`budgetfit gpus` lists all cards; vram= takes a size instead."
+        "`budgetfit gpus` lists all cards; --vram (vram=) takes a size instead."
     )
 
 
@@ -121,9 +129,9 @@ def gpu_from_properties(
 ) -> Gpu:
     """Return a real device: its own properties, with the rates of its table row.
 
-    Where the table has no such card (or only a slice of one is visible, as under
-    MIG), rates are those of the nearest card by capability and multiprocessors,
-    scaled by multiprocessors, and ``rates_assumed`` is set.
+    Where only a slice of the card is visible, as under MIG, its rates are scaled by
+    multiprocessors; where the table has no such card, those of the nearest one by
+    capability and multiprocessors are. ``rates_assumed`` is set then.
 
     Args:
         name: As ``torch.cuda.get_device_name`` gives it.
@@ -133,15 +141,17 @@ def gpu_from_properties(
         threads_per_sm: ``max_threads_per_multi_processor``.
     """
     names = _names_by_key().get(_key(name), ())
-    same_card = [
+    named = [
         gpu
         for gpu in map(_gpus_by_name().__getitem__, names)
-        if gpu.compute_capability == tuple(capability) and gpu.sm_count == sm_count
+        if gpu.compute_capability == tuple(capability)
     ]
+    same_card = [gpu for gpu in named if gpu.sm_count == sm_count]
     if same_card:
         row = min(same_card, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
         return _with_memory(row, total_bytes, "this device")
-    model = _with_memory(_most_like(capability, sm_count), total_bytes, "this device")
+    like = _most_like(named or all_gpus(), capability, sm_count)
+    model = _with_memory(like, total_bytes, "this device")
     return dataclasses.replace(
         _scaled(model, sm_count),
         name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"),
@@ -241,7 +251,7 @@ def _with_memory(gpu: Gpu, total_bytes: int, total_source: str) -> Gpu:
     )
 
 
-def _most_like(capability: tuple[int, int], sm_count: int) -> Gpu:
+def _most_like(gpus: Sequence[Gpu], capability: tuple[int, int], sm_count: int) -> Gpu:
     def distance(gpu: Gpu) -> tuple[int, int, int]:
         major, minor = gpu.compute_capability
         return (
@@ -250,7 +260,7 @@ def _most_like(capability: tuple[int, int], sm_count: int) -> Gpu:
             abs(gpu.sm_count - sm_count),
         )
 
-    return min(all_gpus(), key=distance)
+    return min(gpus, key=distance)
 
 
 def _scaled(model: Gpu, sm_count: int) -> Gpu:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from budgetfit.core.torch_builds import OLDEST_OF_CUDA_13
 from budgetfit.doctor.facts import CardFacts, Machine
 from budgetfit.doctor.finding import Finding, note, ok, problem
 
@@ -10,7 +11,6 @@ from budgetfit.doctor.finding import Finding, note, ok, problem
 # on all its drivers (CUDA Compatibility, "Minor Version Compatibility").
 _FIRST_DRIVER: Final = {11: 450, 12: 525, 13: 580}
 _WHEELS: Final = {12: "cu126", 13: "cu130"}
-_OLDEST_OF_CUDA_13: Final = (7, 5)  # it has no kernels for what is older
 _OLDEST_TORCH: Final = (2, 11)
 # With which predictions were compared, byte by byte: tests/accuracy/recordings.
 MEASURED_TORCH: Final = ("2.11", "2.13", "2.15")
@@ -117,7 +117,7 @@ def _cuda_for(machine: Machine) -> int:
     """Return the major of CUDA that driver and cards can have."""
     newest = max(_WHEELS)
     known = [card.capability for card in machine.cards if card.capability]
-    if any(capability < _OLDEST_OF_CUDA_13 for capability in known):
+    if any(capability < OLDEST_OF_CUDA_13 for capability in known):
         return min(_WHEELS)
     driver = machine.driver.cuda
     return newest if driver is None else min(driver[0], newest)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from budgetfit.core.errors import InputError
-from budgetfit.integrations.python_factory import is_factory_text, load_factory
+from budgetfit.integrations.model_text import check_name, is_factory_text
+from budgetfit.integrations.python_factory import load_factory
 from budgetfit.integrations.resolved_model import ResolvedModel
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def resolve_model(
     if isinstance(model, nn.Module):
         return _module(model)
     text = os.fspath(model).strip() if isinstance(model, (str, os.PathLike)) else ""
-    _check_text(text)
+    check_name(text)
     if is_factory_text(text):
         return _built(load_factory(text))
     # transformers only where it is needed: importing it takes seconds.
@@ -65,19 +65,6 @@ def resolve_model(
         "config, or text such as HuggingFaceTB/SmolLM2-1.7B, path/to/config.json or "
         "package.module:build."
     )
-
-
-def _check_text(text: str) -> None:
-    """Refuse what no file system can be asked about: an endless name."""
-    try:
-        Path(text.rpartition(":")[0] or text).exists()
-    except PermissionError:
-        return  # told by who opens it
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{text!r:.80} names no model: {error!s:.80}. Give a hub id, a folder or a "
-            "factory, for example HuggingFaceTB/SmolLM2-1.7B."
-        ) from None
 
 
 def is_keras_model(model: object) -> bool:

@@ -13,22 +13,14 @@ import torch
 from torch import nn
 
 from budgetfit.core.errors import InputError
+from budgetfit.integrations.model_text import FACTORY_EXAMPLE, check_factory_file
 from budgetfit.integrations.resolved_model import ResolvedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-_EXAMPLE = "Write package.module:build or path/to/model.py:build."
 _ALONE = ". Run it by itself to see where."
-
-
-def is_factory_text(text: str) -> bool:
-    """Whether a text names a factory: something, a colon, and a Python name."""
-    place, colon, attribute = text.rpartition(":")
-    return bool(colon and place) and all(
-        name.isidentifier() for name in attribute.split(".")
-    )
 
 
 def load_factory(text: str) -> ResolvedModel:
@@ -60,7 +52,8 @@ def load_factory(text: str) -> ResolvedModel:
             )
         if not callable(factory):
             raise InputError(
-                f"{text} is a {type(factory).__name__} and no function. {_EXAMPLE}"
+                f"{text} is a {type(factory).__name__} and no function. "
+                f"{FACTORY_EXAMPLE}"
             )
         return _called(factory, text)
 
@@ -107,7 +100,7 @@ def _module(factory: Callable[[], Any], text: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{text} returned a {type(model).__name__}; it must return one "
-            f"torch.nn.Module. {_EXAMPLE}"
+            f"torch.nn.Module. {FACTORY_EXAMPLE}"
         )
     return model
 
@@ -116,14 +109,14 @@ def _import(place: str) -> ModuleType:
     if place.endswith(".py"):
         return _import_file(Path(place).expanduser())
     if "/" in place or "\\" in place:
-        raise InputError(f"{place} is no module and no .py file. {_EXAMPLE}")
+        raise InputError(f"{place} is no module and no .py file. {FACTORY_EXAMPLE}")
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (f"{place}.").startswith(f"{error.name}."):
             raise InputError(
                 f"There is no module {error.name} in {Path.cwd()} or among the "
-                f"installed packages. {_EXAMPLE}"
+                f"installed packages. {FACTORY_EXAMPLE}"
             ) from error
         raise InputError(
             f"Importing {place} raised {_one_line(error)}{_ALONE}"
@@ -140,12 +133,11 @@ def _import_file(file: Path) -> ModuleType:
     Not as ``__main__``: a training script behind ``if __name__ == "__main__":`` must
     not start. Not under its bare name either: ``random.py`` would replace Python's.
     """
-    if not file.is_file():
-        raise InputError(f"There is no file {file}. {_EXAMPLE}")
+    check_factory_file(file)
     name = f"budgetfit_factory_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InputError(f"{file} is no Python file. {_EXAMPLE}")
+        raise InputError(f"{file} is no Python file. {FACTORY_EXAMPLE}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes look their module up there
     try:

@@ -16,7 +16,7 @@ from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
 from budgetfit.integrations import torch_script_parts as parts
 from budgetfit.integrations.model_source import resolve_model
-from budgetfit.integrations.python_factory import is_factory_text
+from budgetfit.integrations.model_text import is_factory_text, is_local_path
 from budgetfit.integrations.torch_script_loop import (
     data_parts,
     loss_part,
@@ -28,7 +28,6 @@ from budgetfit.integrations.torch_script_recompute import (
     recompute_parts,
     segment_constants,
 )
-from budgetfit.integrations.transformers_config import is_local_path
 from budgetfit.reporting.words import blocks_text
 
 if TYPE_CHECKING:

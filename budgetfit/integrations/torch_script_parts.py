@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from string import Template
 from typing import Final
 
+from budgetfit.applying import torch_optimizers
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -104,6 +106,11 @@ OPTIMIZERS: Final = {
     "sgd": Part("torch.optim.SGD(parameters, lr=lr)"),
     "adagrad": Part("torch.optim.Adagrad(parameters, lr=lr)"),
     "rmsprop": Part("torch.optim.RMSprop(parameters, lr=lr)"),
+    **{
+        name: Part(f"torch.optim.{kind.__name__}(parameters, lr=lr)")
+        for name, kind in torch_optimizers.KINDS.items()
+    },
+    "muon": Part("torch.optim.Muon(parameters, lr=lr, weight_decay=0.0)"),
     "adafactor": Part(
         "Adafactor(\n        parameters, lr=lr, scale_parameter=False, "
         "relative_step=False\n    )",

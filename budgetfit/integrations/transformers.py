@@ -15,16 +15,15 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from budgetfit.core.errors import InputError
-from budgetfit.integrations.resolved_model import Materialise, ResolvedModel
-from budgetfit.integrations.timm import is_timm_config, timm_builder
-from budgetfit.integrations.transformers_config import (
+from budgetfit.integrations.model_text import (
     config_file,
-    config_from_fields,
-    hub_config,
     is_local_path,
     one_line,
     read_fields,
 )
+from budgetfit.integrations.resolved_model import Materialise, ResolvedModel
+from budgetfit.integrations.timm import is_timm_config, timm_builder
+from budgetfit.integrations.transformers_config import config_from_fields, hub_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import json
-import re
 import socket
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -17,80 +14,10 @@ from huggingface_hub import errors as hub_errors
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from budgetfit.core.errors import InputError
+from budgetfit.integrations.model_text import EXAMPLES, one_line
 
-_WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5"})
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_EXAMPLES = (
-    "Give a folder, a config.json, a hub id such as HuggingFaceTB/SmolLM2-1.7B, or a "
-    "factory such as package.module:build or model.py:build."
-)
-
-
-def is_local_path(text: str) -> bool:
-    """Whether a text means this machine: it exists here, or only a path looks so."""
-    return (
-        Path(text).expanduser().exists()
-        or text.startswith((".", "/", "~"))
-        or text.endswith((".json", ".py", *_WEIGHTS))
-        or _HUB_ID.fullmatch(text) is None
-    )
-
-
-def config_file(text: str) -> Path:
-    """Return the JSON file that a path means, without opening it.
-
-    Raises:
-        InputError: There is none, or the path is that of something else.
-    """
-    path = Path(text).expanduser()
-    if path.is_dir():
-        file = path / "config.json"
-        if file.is_file():
-            return file
-        if (path / "adapter_config.json").is_file():
-            raise InputError(
-                f"{text} holds an adapter and no model: give the base model that its "
-                "adapter_config.json names."
-            )
-        raise InputError(f"{text} has no config.json. {_EXAMPLES}")
-    if path.suffix in _WEIGHTS:
-        raise InputError(
-            f"{text} holds weights, which planning does not read: give the config.json "
-            "beside it."
-        )
-    if path.suffix == ".py":
-        raise InputError(
-            f"{text} needs the name of the function that builds the model, for example "
-            f"{text}:build."
-        )
-    if not path.is_file():
-        raise InputError(f"There is no file or folder {text}. {_EXAMPLES}")
-    return path
-
-
-def read_fields(file: Path) -> dict[str, Any]:
-    """Return the fields of a JSON file.
-
-    Raises:
-        InputError: The file cannot be read or is not a JSON object.
-    """
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{file} is not valid JSON: {error.msg} at line {error.lineno}, column "
-            f"{error.colno}. Correct it there, or fetch the file again."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{file} cannot be read: {one_line(error)} {_EXAMPLES}"
-        ) from error
-    if not isinstance(fields, dict):
-        raise InputError(
-            f"{file} holds a {type(fields).__name__} where a config is an object, for "
-            'example {"model_type": "llama", ...}.'
-        )
-    return fields
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def config_from_fields(
@@ -137,13 +64,6 @@ def hub_config(
     )
 
 
-def one_line(error: BaseException) -> str:
-    """Return what an exception says, in one line that ends in a full stop."""
-    words = " ".join(str(error).split()) or "it says nothing"
-    text = f"{type(error).__name__}: {words}"
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
 def _is_hub_out_of_reach() -> bool:
     """Whether the hub's name has no address: its client would retry that for 24 s."""
     if getproxies():
@@ -180,11 +100,11 @@ def _why_not(hub_id: str, error: Exception) -> str:
     if any(isinstance(cause, hub_errors.RepositoryNotFoundError) for cause in causes):
         return (
             f"There is no model {hub_id} on the hub, nor a file or folder of that name "
-            f"here. {_EXAMPLES} A private model needs a login (hf auth login)."
+            f"here. {EXAMPLES} A private model needs a login (hf auth login)."
         )
     missing_file = (hub_errors.RemoteEntryNotFoundError,)
     if any(isinstance(cause, missing_file) for cause in causes):
-        return f"{hub_id} has no config.json on the hub. {_EXAMPLES}"
+        return f"{hub_id} has no config.json on the hub. {EXAMPLES}"
     if "trust_remote_code" in str(error):
         return (
             f"{hub_id} brings its own code. Read it at https://hf.co/{hub_id}, then "

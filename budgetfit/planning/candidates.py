@@ -12,6 +12,8 @@ from budgetfit.core.precision import automatic_precision, find_precision
 if TYPE_CHECKING:
     from budgetfit.core.gpus import Gpu
 
+OBJECTIVES = ("throughput", "batch_size", "memory")
+
 
 def precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
     """Return the policies to compare, by name.
@@ -70,4 +72,16 @@ def check_batch(batch_size: int | None, effective_batch_size: int | None) -> Non
             f"batch_size {batch_size} does not divide effective_batch_size "
             f"{effective_batch_size}, and the effective batch is never changed. The "
             f"next smaller one that does is {divisor}."
+        )
+
+
+def check_objective(objective: str) -> None:
+    """Refuse an objective that there is not.
+
+    Raises:
+        InputError: If there is no such objective.
+    """
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"{objective!r} is not an objective. Use one of: {', '.join(OBJECTIVES)}."
         )

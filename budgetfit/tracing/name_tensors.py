@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from budgetfit.tracing.fake_step import Runner
     from budgetfit.tracing.storage_log import StorageLog
 
+# What torch's optimizers count with, one number for each parameter: on the CPU unless
+# they are fused or capturable. ASGD alone keeps its count beside the parameter.
+_COUNTERS = ("step", "mu_product")
+
 
 def _layers_of(model: nn.Module, tracker: BlockTracker) -> dict[nn.Module, int]:
     """Return each module's layer; those that a forward put in have their parent's."""
@@ -65,7 +69,11 @@ def name_survivors(
     }
     owners: dict[int, int] = {}
     for group in runner.optimizer.param_groups:
-        on_card = group.get("fused") or group.get("capturable")
+        on_card = (
+            group.get("fused")
+            or group.get("capturable")
+            or isinstance(runner.optimizer, torch.optim.ASGD)
+        )
         for parameter in group["params"]:
             state = runner.optimizer.state.get(parameter, {})
             for value in tree_leaves(state):
@@ -75,9 +83,7 @@ def name_survivors(
                     index = log.index_of(value)
                     if owners.setdefault(index, layer) != layer:
                         log.made_from[index] = ()  # a table that all share: no one's
-            if (
-                "step" in state
-                and not on_card
-                and isinstance(state["step"], torch.Tensor)
-            ):
-                log.ignore(state["step"])  # counted in host memory (cuda-memory M43)
+            counters = () if on_card else _COUNTERS
+            for value in map(state.get, counters):
+                if isinstance(value, torch.Tensor):
+                    log.ignore(value)  # counted in host memory (cuda-memory M43)

@@ -36,6 +36,10 @@ SHAPES = (
 )
 
 
+# Their steps read values off tensors, which a trace follows and a fake alone cannot.
+READ_VALUES = ("adafactor_torch", "asgd", "rprop")
+
+
 class Kept(NamedTuple):
     """Bytes that an optimizer keeps.
 

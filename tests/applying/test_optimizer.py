@@ -14,7 +14,11 @@ from torch.optim import optimizer as torch_optimizer
 from transformers import Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from budgetfit.applying import bitsandbytes_optimizers, torchao_optimizers
+from budgetfit.applying import (
+    bitsandbytes_optimizers,
+    torch_optimizers,
+    torchao_optimizers,
+)
 from budgetfit.applying.optimizer import (
     OPTIMIZER_NAMES,
     make_optimizer,
@@ -51,6 +55,7 @@ def test_every_name_of_transformers_is_planned_or_refused_with_a_reason() -> Non
     assert set(OPTIMIZER_NAMES) - theirs == {
         "adamw_torch_fp8",
         "adamw_torch_cpu_offload",
+        *torch_optimizers.KINDS,
     }
     for name in refused:
         with pytest.raises(InputError, match=r"cannot be planned: .{20}"):

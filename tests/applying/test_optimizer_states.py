@@ -6,7 +6,7 @@ import torch
 from budgetfit.applying import bitsandbytes_optimizers, torchao_optimizers
 from budgetfit.applying.offloaded_optimizer import NAME as OFFLOADED
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
-from tests.applying.optimizer_states import SHAPES, predicted, real
+from tests.applying.optimizer_states import READ_VALUES, SHAPES, predicted, real
 
 LIBRARIES = {
     **dict.fromkeys(bitsandbytes_optimizers.RULES, "bitsandbytes"),
@@ -15,13 +15,14 @@ LIBRARIES = {
     "schedule_free_sgd": "schedulefree",
     "schedule_free_radam": "schedulefree",
 }
+ELSEWHERE = {OFFLOADED, "muon", *READ_VALUES}  # test_torch_optimizers.py
 # The library asks for managed memory on a CPU too, where there is none.
 NOT_ON_A_CPU = ("paged_ademamix_32bit", "paged_ademamix_8bit")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "name", [each for each in OPTIMIZER_NAMES if each != OFFLOADED]
+    "name", [each for each in OPTIMIZER_NAMES if each not in ELSEWHERE]
 )
 def test_states_are_predicted_to_the_byte_tensor_by_tensor(
     name: str, dtype: torch.dtype

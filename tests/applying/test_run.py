@@ -18,6 +18,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.precision import PRECISIONS
 from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.live_bytes import LiveBytes
+from tests.applying.optimizer_states import READ_VALUES
 from tests.applying.small_models import CHAIN, MAKERS, Stack, batch_for, make
 
 if TYPE_CHECKING:
@@ -394,6 +395,9 @@ def test_another_optimizer_than_the_recipes_is_refused() -> None:
         Run(make("stack"), recipe())
 
 
+ODD = {"muon", *READ_VALUES}  # matrices only; values of fakes
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "optimizer"),
     [
@@ -401,7 +405,7 @@ def test_another_optimizer_than_the_recipes_is_refused() -> None:
         ("t5", "bf16", "adamw_torch"),
         ("vit", "fp32", "adamw_torch_fused"),
         *(("stack", precision, "adamw_torch") for precision in NO_ITEM),
-        *(("sequential", "bf16", optimizer) for optimizer in OPTIMIZER_NAMES),
+        *(("sequential", "bf16", name) for name in sorted(set(OPTIMIZER_NAMES) - ODD)),
     ],
 )
 def test_the_same_step_runs_on_fake_tensors(

@@ -50,6 +50,48 @@ finally:
     assert result.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "org/name", "--gpu", "rtx4091"],
+        ["plan", "org/name", "--gpu", "mi300x"],
+        ["plan", "org/name", "--vram", "24"],
+        ["plan", "org/name", "--gpu", "t4", "--headroom", "lots"],
+        ["plan", "org/name", "--gpu", "t4", "--precision", "bf17"],
+        ["plan", "org/name", "--gpu", "t4", "--precision", "bf16"],
+        ["plan", "org/name", "--vram", "24GB", "--precision", "fp32,bf17"],
+        ["plan", "org/name", "--gpu", "t4", "--objective", "luck"],
+        ["plan", "org/name", "--gpu", "t4", "--batch-size", "0"],
+        ["plan", "no/such/config.json", "--gpu", "t4"],
+        ["plan", "no_such.py:build", "--gpu", "t4"],
+        ["plan", "org/name", "--fsdp"],
+        ["estimate", "org/name", "--gpu", "rtx4091"],
+        ["estimate", "org/name", "--gpu", "t4", "--precision", "fp32,bf16"],
+        ["compare", "org/name", "--gpus", "t4,rtx4091"],
+        ["compare", "org/name", "--gpus", "t4", "--objective", "luck"],
+        ["layers", "no/such/config.json"],
+        ["verify", "no_such.json"],
+        ["export", "no_such.json", "--to", "torch"],
+    ],
+)
+def test_what_was_mistyped_is_told_before_torch_is_imported(words: list[str]) -> None:
+    result = python(
+        f"""
+import sys
+sys.argv = ["budgetfit", *{words!r}]
+import budgetfit.__main__
+try:
+    budgetfit.__main__.main()
+except SystemExit as ended:
+    print(ended.code, [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    )
+
+    assert result.stdout == "2 []\n", result
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("columns", ["0", "1", "-5", "", "9" * 5000, "\u00b2"])
 def test_a_width_of_no_use_hides_no_mistake_of_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str

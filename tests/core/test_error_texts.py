@@ -60,7 +60,8 @@ def literal(node: ast.AST) -> str:
     if isinstance(node, ast.BinOp):
         return literal(node.left) + literal(node.right)
     if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
-        shared = {"_ALONE", "_ANEW", "_EXAMPLE", "_EXAMPLES", "use", "hint"}
+        shared = {"_ALONE", "_ANEW", "EXAMPLES", "FACTORY_EXAMPLE", "use", "hint"}
+        shared |= {"_EXAMPLE", "instead"}
         return "for example" if node.value.id in shared else " "
     return " "
 

@@ -17,6 +17,8 @@ from budgetfit.core.gpus import (
     gpu_from_properties,
     gpus_of_class,
 )
+from budgetfit.core.other_cards import why_not
+from budgetfit.core.torch_builds import builds_note
 
 GIB = 2**30
 
@@ -28,7 +30,13 @@ PROMISED = (
     *("rtx-4080-super", "rtx-4090", "rtx-5070-ti", "rtx-5080", "rtx-5090", "a10g"),
     *("a10", "a40", "a100-40gb", "a100-80gb", "rtx-a6000", "rtx-a5000"),
     *("rtx-6000-ada", "l4", "l40s", "h100-pcie", "h100-80gb", "h200", "b200", "gh200"),
-    "rtx-pro-6000-blackwell",
+    *("rtx-pro-6000-blackwell", "rtx-pro-5000-blackwell", "rtx-pro-4500-blackwell"),
+    *("rtx-pro-4000-blackwell", "gtx-1080-ti", "rtx-4060", "rtx-4060-ti-8gb"),
+    *("rtx-4070-super", "rtx-4070-ti", "rtx-5060-ti-8gb", "rtx-5060-ti-16gb"),
+    *("rtx-5070", "rtx-2000-ada", "rtx-4000-ada", "rtx-4500-ada", "rtx-5000-ada"),
+    *("rtx-a4000", "rtx-a4500", "rtx-3060-laptop", "rtx-3070-laptop"),
+    *("rtx-3080-laptop-16gb", "rtx-4060-laptop", "rtx-4070-laptop", "rtx-4080-laptop"),
+    *("rtx-4090-laptop", "rtx-5070-laptop", "rtx-5080-laptop", "rtx-5090-laptop"),
 )
 
 every_card = pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
@@ -36,6 +44,7 @@ every_card = pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 THREADS_PER_SM = {
     (6, 0): 2048,
+    (6, 1): 2048,
     (7, 0): 2048,
     (7, 5): 1024,
     (8, 0): 2048,
@@ -99,7 +108,7 @@ def test_plain_fp32_rate_fits_the_multiprocessors_at_a_plausible_clock(
 ) -> None:
     # Lanes per multiprocessor: 64 on 6.0, 7.x and 8.0, 128 on the rest; two operations
     # per lane and cycle. GPUs boost to between 1.2 and 2.8 GHz.
-    lanes = 64 if gpu.compute_capability < (8, 6) else 128
+    lanes = 64 if gpu.compute_capability in {(6, 0), (7, 0), (7, 5), (8, 0)} else 128
     clock_ghz = gpu.fp32_tflops * 1000 / (gpu.sm_count * lanes * 2)
     assert 1.2 < clock_ghz < 2.8
 
@@ -147,6 +156,14 @@ def test_a_card_is_found_by_its_name_however_it_is_written(gpu: Gpu) -> None:
         ("RTX PRO 6000", "rtx-pro-6000-blackwell"),
         ("RTX 3080 10GB", "rtx-3080-10gb"),
         ("GH200", "gh200"),
+        ("RTX 4060 Laptop", "rtx-4060-laptop"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "rtx-4060-laptop"),
+        ("rtx 4060 mobile", "rtx-4060-laptop"),
+        ("4060", "rtx-4060"),
+        ("5060 Ti 16GB", "rtx-5060-ti-16gb"),
+        ("RTX 2000 Ada", "rtx-2000-ada"),
+        ("NVIDIA RTX PRO 4500 Blackwell", "rtx-pro-4500-blackwell"),
+        ("Quadro RTX 8000", "quadro-rtx-8000"),
     ],
 )
 def test_what_torch_and_people_call_a_card_is_understood(text: str, name: str) -> None:
@@ -159,6 +176,8 @@ def test_what_torch_and_people_call_a_card_is_understood(text: str, name: str) -
         ("a100", "a100-40gb, a100-80gb"),
         ("V100", "v100-16gb, v100-32gb"),
         ("rtx 4060 ti", "rtx-4060-ti-8gb, rtx-4060-ti-16gb"),
+        ("rtx 5060 ti", "rtx-5060-ti-8gb, rtx-5060-ti-16gb"),
+        ("rtx 3080 laptop", "rtx-3080-laptop-8gb, rtx-3080-laptop-16gb"),
     ],
 )
 def test_a_name_of_several_cards_is_refused_and_lists_them(
@@ -172,9 +191,39 @@ def test_an_unknown_name_is_refused_with_the_three_nearest() -> None:
     with pytest.raises(InputError) as caught:
         find_gpu("rtx 4095")
     assert str(caught.value) == (
-        "'rtx 4095' is not in the card table. Nearest: rtx-4090, rtx-3090, rtx-4070. "
-        "`budgetfit gpus` lists all cards; vram= takes a size instead."
+        "'rtx 4095' is not in the card table. Nearest: rtx-4090, rtx-3050, rtx-3090. "
+        "`budgetfit gpus` lists all cards; --vram (vram=) takes a size instead."
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("MI300X", "is a card of AMD. What ROCm's libraries take"),
+        ("AMD Instinct MI250", "is a card of AMD"),
+        ("RX 7900 XTX", "is a card of AMD"),
+        ("M3 Max", "is a chip of Apple"),
+        ("apple-m4", "is a chip of Apple"),
+        ("Arc A770", "is not a card of NVIDIA"),
+        ("NVIDIA DGX Spark", "shares the computer's memory"),
+        ("jetson-agx-orin", "shares the computer's memory"),
+    ],
+)
+def test_what_cannot_be_planned_for_is_refused_with_the_reason(
+    text: str, reason: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        find_gpu(text)
+    assert str(caught.value).startswith(f"{text!r} {reason}")
+    assert "Nearest" not in str(caught.value)
+
+
+@every_card
+def test_no_card_of_the_table_is_taken_for_one_that_cannot_be_planned_for(
+    gpu: Gpu,
+) -> None:
+    for text in (gpu.name, gpu.title):
+        assert why_not(re.sub(r"[^a-z0-9]", "", text.lower())) is None
 
 
 @given(st.text(max_size=40))
@@ -213,6 +262,19 @@ def test_a_real_device_of_an_ambiguous_name_is_told_apart_by_its_properties() ->
     assert with_70_multiprocessors.name == "rtx-3080-12gb"
 
 
+@every_card
+def test_cards_before_turing_are_told_the_builds_that_have_kernels_for_them(
+    gpu: Gpu,
+) -> None:
+    note = builds_note(gpu)
+    if gpu.compute_capability >= (7, 5):
+        assert note is None
+    else:
+        assert note is not None
+        assert note.startswith(f"{gpu.title} (capability ")
+        assert "/cu126" in note
+
+
 def test_a_device_with_other_memory_than_its_row_gets_its_own_class() -> None:
     gpu = gpu_from_properties("NVIDIA GeForce RTX 4090", 48 * GIB, (8, 9), 128, 1536)
     assert (gpu.name, gpu.memory_class_gb) == ("rtx-4090", 48)
@@ -246,8 +308,8 @@ def test_an_unknown_device_before_ampere_has_no_tf32_and_no_bf16(
 
 
 def test_an_unknown_turing_device_gets_turing_rates() -> None:
-    gpu = gpu_from_properties("NVIDIA TITAN RTX", 24 * GIB, (7, 5), 72, 1024)
-    assert gpu.fp16_tflops == pytest.approx(53.8 * 72 / 68)
+    gpu = gpu_from_properties("NVIDIA GeForce 66", 11 * GIB, (7, 5), 66, 1024)
+    assert gpu.fp16_tflops == pytest.approx(53.8 * 66 / 68)
 
 
 @pytest.mark.parametrize(

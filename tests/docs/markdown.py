@@ -34,11 +34,6 @@ class Block:
         return self._said("not run:")
 
     @property
-    def printed_by(self) -> str:
-        """``file.py:function`` of the program that prints it; empty if not said."""
-        return self._said("printed by:")
-
-    @property
     def where(self) -> str:
         return f"{self.page}:{self.line}"
 

@@ -6,24 +6,26 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+import transformers
 from typer.testing import CliRunner
 
 from budgetfit.cli import app
 from tests.docs.markdown import ROOT, blocks
 from tests.docs.shown import is_shown
+from tests.docs.stand_ins import full_config
 
 if TYPE_CHECKING:
     from tests.docs.markdown import Block
 
 # What a line of a shell block may begin with, beside `budgetfit`, which is run.
-_PROMPT = "$ "
+PROMPT = "$ "
 
 
 class PageError(AssertionError):
@@ -40,8 +42,6 @@ def run_page(page: str, names: dict[str, Any]) -> None:
     for block in blocks(page):
         if block.not_run:
             printed = None
-        elif block.printed_by:
-            _compare(block, block.text, _print_of(block.printed_by))
         elif block.language == "python":
             printed = _python(block, names)
         elif block.language == "text":
@@ -89,43 +89,35 @@ def _compare(block: Block, shown: str, printed: str) -> None:
         )
 
 
-def _print_of(program: str) -> str:
-    """Return what ``file.py:function`` prints."""
-    file, _, function = program.partition(":")
-    spec = importlib.util.spec_from_file_location("printing", ROOT / file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        getattr(module, function)()
-    return out.getvalue()
-
-
 def _console(block: Block) -> None:
     """Run commands, each of which may be followed by what it prints.
 
     They run beside the published configs, at full size.
     """
-    here = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        for command, shown in _commands(block):
-            printed = _budgetfit(block, command, fails=bool(shown))
-            if shown:
-                _compare(block, shown, printed)
-    finally:
-        os.chdir(here)
+    for command, shown in commands(block):
+        printed = print_of(block, command, fails=bool(shown))
+        if shown:
+            _compare(block, shown, printed)
 
 
-def _commands(block: Block) -> list[tuple[str, str]]:
+def print_of(block: Block, command: str, *, fails: bool = False) -> str:
+    """Return what a command prints where configs have their full size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(transformers.AutoConfig, "from_pretrained", full_config)
+        return _budgetfit(block, command, fails=fails)
+
+
+def commands(block: Block) -> list[tuple[str, str]]:
+    """Return the commands of a console block, each with what is shown of its print."""
     found: list[list[str]] = []
     for line in block.text.splitlines():
-        if line.startswith(_PROMPT):
-            found.append([line.removeprefix(_PROMPT)])
+        if found and found[-1][-1].endswith("\\") and len(found[-1]) == 1:
+            found[-1][0] += f"\n{line}"
+        elif line.startswith(PROMPT):
+            found.append([line.removeprefix(PROMPT)])
         elif not found:
-            raise PageError(f"{block.where}: a console block begins with {_PROMPT!r}")
+            raise PageError(f"{block.where}: a console block begins with {PROMPT!r}")
         else:
             found[-1].append(line)
     return [(command, "\n".join(shown)) for command, *shown in found]
@@ -148,8 +140,8 @@ def _shell(block: Block) -> None:
 
 
 def _budgetfit(block: Block, line: str, *, fails: bool = False) -> str:
-    """Run a command of ours, ``> file`` included; return all that it printed."""
-    words = shlex.split(line, comments=True)[1:]
+    """Run a command of ours, ``> file`` included; return its answer, or its error."""
+    words = shlex.split(line.replace("\\\n", " "), comments=True)[1:]
     to_file = words[words.index(">") + 1] if ">" in words else None
     words = words[: words.index(">")] if to_file else words
     done = CliRunner().invoke(app, words)
@@ -159,7 +151,7 @@ def _budgetfit(block: Block, line: str, *, fails: bool = False) -> str:
         ) from done.exception
     if to_file:
         Path(to_file).write_text(done.stdout, encoding="utf-8")
-    return done.output
+    return done.stdout or done.output
 
 
 def _check_target(block: Block, target: str) -> None:

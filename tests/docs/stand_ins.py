@@ -34,6 +34,7 @@ HUB = {
     "HuggingFaceTB/SmolLM2-360M": "SmolLM2-1.7B",
     "HuggingFaceTB/SmolLM2-1.7B": "SmolLM2-1.7B",
     "meta-llama/Llama-3.1-8B": "Llama-3.1-8B",
+    "NousResearch/Meta-Llama-3.1-8B": "Llama-3.1-8B",
     "openai-community/gpt2": "gpt2",
 }
 FACTORY = """
@@ -87,6 +88,13 @@ def small_config(hub_id: str, **_: Any) -> Any:
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
+def full_config(hub_id: str, **_: Any) -> Any:
+    """Stand for ``AutoConfig.from_pretrained`` with the config as it is on the hub."""
+    file = CONFIGS / HUB[hub_id] / "config.json"
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+
+
 def small_model(hub_id: str, quantization_config: Any = None, **_: Any) -> Any:
     """Stand for ``AutoModelForCausalLM.from_pretrained``."""
     torch.manual_seed(0)
@@ -109,6 +117,7 @@ def write_files(folder: Path) -> None:
         target.write_text(json.dumps(small_fields(file.parent.name)))
     for file in sorted((ROOT / "examples").glob("*.*")):
         shutil.copy(file, folder / "examples")
+    shutil.copy(ROOT / "examples" / "oom.txt", folder)
 
 
 def put_in_place(patch: pytest.MonkeyPatch, folder: Path) -> None:

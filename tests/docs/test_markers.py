@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs.markdown import ROOT, blocks, pages
+from tests.docs.markdown import ROOT, blocks, links, pages
+from tests.docs.print_again import first_paragraphs, printed_again
 from tests.docs.run_page import PageError, run_page
 from tests.docs.shown import is_shown
 from tests.docs.test_pages_run import ELSEWHERE, MADE
@@ -100,3 +101,23 @@ def test_shown_lines_are_compared_to_the_digit(
     shown: str, printed: str, *, expected: bool
 ) -> None:
     assert is_shown(shown, printed) is expected
+
+
+def test_the_readme_has_no_links_that_the_package_index_cannot_follow() -> None:
+    assert [link for link in links("README.md") if "://" not in link] == []
+
+
+def test_a_page_is_printed_again_with_as_many_paragraphs_as_it_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "```console\n$ budgetfit gpus \\\n    --json\nold\n"
+    page = a_page(tmp_path, monkeypatch, f"{text}$ budgetfit --version\n```")
+    (block,) = blocks(page)
+
+    lines = printed_again(block).splitlines()
+
+    assert lines[:2] == ["$ budgetfit gpus \\", "    --json"]
+    assert any("rtx-4090" in line for line in lines)
+    assert "old" not in lines
+    assert lines[-1] == "$ budgetfit --version"
+    assert first_paragraphs("a \n\nb\nc\n\nd\n", like="x\n\ny") == ["a", "", "b", "c"]

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from budgetfit.core.errors import InputError
-from budgetfit.integrations.python_factory import is_factory_text, load_factory
+from budgetfit.integrations.model_text import is_factory_text
+from budgetfit.integrations.python_factory import load_factory
 
 MODEL = """
 import sys

@@ -422,7 +422,7 @@ def test_every_optimizer_is_the_one_that_apply_builds(
     if name.startswith("schedule_free"):
         pytest.skip("left to fill in: it must be told when to train")
     script = opened(tiny_plan(GPT2, tmp_path, optimizer=name))
-    parameters = [torch.nn.Parameter(torch.zeros(4))]
+    parameters = [torch.nn.Parameter(torch.zeros(4, 4))]
 
     made = script.make_optimizer(parameters, 5e-5)
     applied = make_optimizer(name, parameters, device_type="cpu")

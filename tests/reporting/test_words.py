@@ -57,7 +57,7 @@ def test_a_card_class_names_the_smallest_and_the_largest_card_of_it(
 
     assert text is not None
     assert text.startswith("Cards sold as 24 GB have 21.96 GiB (l4) to ")
-    assert "23.69 GiB (rtx-3090)" in text
+    assert "23.87 GiB (p40)" in text
 
 
 @pytest.mark.parametrize("size_bytes", [23 * 10**9, 24 * 10**9 + 1])
