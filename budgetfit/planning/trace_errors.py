@@ -6,6 +6,7 @@ import traceback
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import TraceError
@@ -21,21 +22,30 @@ _HALF_PRECISION = (
     "not implemented for 'BFloat16'",
     "not implemented for 'Half'",
 )
+_OTHER_TENSORS = (
+    "Look for a cache or a flag that a block's forward changes, and leave that block "
+    "out: checkpointing=[...] with the names of the others."
+)
+_FAKE = "run on fake tensors"
 _NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
 
 
 def trace_error(model: nn.Module, error: Exception) -> TraceError:
     """Return the error that names module path and op, from any that a trace raised."""
-    text = " ".join(str(error).split())[:300].rstrip(".")
+    text = " ".join(str(error).split("\nTip:")[0].split())[:300].rstrip(".")
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
     place += f" at {op}" if op else ""
     said = f"{type(error).__name__}: {text}"
+    advice = _advice(model, error)
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
+    if isinstance(error, CheckpointError):
+        said = f"a block saves other tensors when it runs again in backward: {text}"
+        advice = _OTHER_TENSORS
+    cannot = "be recomputed" if isinstance(error, CheckpointError) else _FAKE
     return TraceError(
-        f"{type(model).__name__} cannot run on fake tensors{place}: {said}. "
-        f"{_advice(model, error)}",
+        f"{type(model).__name__} cannot {cannot}{place}: {said}. {advice}",
         module=module or type(model).__name__,
         op=op,
     )

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from budgetfit.applying import block_forward as under_test
 from budgetfit.applying.call_model import loss_of
 from budgetfit.applying.checkpoint import apply_segments
-from budgetfit.core.errors import InputError
+from budgetfit.core.errors import InputError, RecomputationError
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
@@ -277,14 +277,19 @@ def test_without_gradients_blocks_run_once_and_nothing_is_held() -> None:
 
 def test_blocks_that_draw_numbers_lose_them_when_said_not_to() -> None:
     # The fault that random_blocks exists to prevent: shows that it does something.
+    unseen: dict[str, Any] = {"random_blocks": (), "determinism_check": "default"}
     name = "stack"
     plain = backward(make(name), batch_for(name))[1]
     for positions in (SINGLES, ((0, 1, 2),)):
         model = make(name)
-        apply_segments(model, segments_of(name, positions), random_blocks=())
+        apply_segments(model, segments_of(name, positions), **unseen)
         planned = backward(model, batch_for(name))[1]
         with pytest.raises(AssertionError):
             assert_same(planned, plain)
+        model = make(name)
+        apply_segments(model, segments_of(name, positions), random_blocks=())
+        with pytest.raises(RecomputationError, match=r"^Block 'layers\.\d' did"):
+            backward(model, batch_for(name))
         model = make(name)
         apply_segments(model, segments_of(name, positions), random_blocks=CHAIN[name])
         assert_same(backward(model, batch_for(name))[1], plain)
