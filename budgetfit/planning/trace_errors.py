@@ -22,11 +22,6 @@ _HALF_PRECISION = (
     "not implemented for 'BFloat16'",
     "not implemented for 'Half'",
 )
-_OTHER_TENSORS = (
-    "Look for a cache or a flag that a block's forward changes, and leave that block "
-    "out: checkpointing=[...] with the names of the others."
-)
-_FAKE = "run on fake tensors"
 _NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
 
 
@@ -36,17 +31,22 @@ def trace_error(model: nn.Module, error: Exception) -> TraceError:
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
     place += f" at {op}" if op else ""
+    name = type(model).__name__
+    if isinstance(error, CheckpointError):
+        return TraceError(
+            f"{name} cannot be recomputed{place}: a block saves other tensors when it "
+            f"runs again in backward: {text}. Look for a cache or a flag that a block's "
+            "forward changes, and leave that block out: checkpointing=[...] with the "
+            "names of the others.",
+            module=module or name,
+            op=op,
+        )
     said = f"{type(error).__name__}: {text}"
-    advice = _advice(model, error)
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
-    if isinstance(error, CheckpointError):
-        said = f"a block saves other tensors when it runs again in backward: {text}"
-        advice = _OTHER_TENSORS
-    cannot = "be recomputed" if isinstance(error, CheckpointError) else _FAKE
     return TraceError(
-        f"{type(model).__name__} cannot {cannot}{place}: {said}. {advice}",
-        module=module or type(model).__name__,
+        f"{name} cannot run on fake tensors{place}: {said}. {_advice(model, error)}",
+        module=module or name,
         op=op,
     )
 
