@@ -35,7 +35,7 @@ def trace_error(model: nn.Module, error: Exception) -> TraceError:
     if isinstance(error, CheckpointError):
         return TraceError(
             f"{name} cannot be recomputed{place}: a block saves other tensors when it "
-            f"runs again in backward: {text}. Look for a cache or a flag that a block's "
+            f"runs again in backward: {text}. Look for a cache or a flag that its "
             "forward changes, and leave that block out: checkpointing=[...] with the "
             "names of the others.",
             module=module or name,
