@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from budgetfit.applying.nested import tensors_in
 from budgetfit.applying.offload import inputs_on_host, run_offloaded
+from budgetfit.applying.repeatable import Repeatable
 from budgetfit.applying.selective import SavedCalls
-from budgetfit.applying.written_buffers import WrittenBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +30,13 @@ class BlockCall:
     Attributes:
         block: The block.
         random: Whether the generators' state is kept for the recomputation.
-        check: Torch's ``determinism_check``.
+        check: See ``checkpoint.apply_segments``.
         saved: The calls that selective checkpointing saves.
         offload: Nothing runs again; what autograd saves waits in host memory.
         input_on_host: The checkpoint's input waits in host memory.
-        buffers: The block's buffers that its forward writes to.
-        to_the_end: Whether a recomputation runs to its end.
+        repeats: Makes the block's forwards repeatable.
+        to_the_end: Whether a recomputation runs to its end, and an offload begins
+            there.
     """
 
     block: nn.Module
@@ -44,7 +45,7 @@ class BlockCall:
     saved: SavedCalls | None = None
     offload: bool = False
     input_on_host: bool = False
-    buffers: WrittenBuffers
+    repeats: Repeatable
     to_the_end: bool = False
 
     def __call__(
@@ -55,7 +56,13 @@ class BlockCall:
     ) -> Any:  # noqa: ANN401 - whatever the block returns
         """Call ``function``, the block's forward."""
         if self.offload:
-            return run_offloaded(function, args, kwargs, module=self.block)
+            return run_offloaded(
+                function,
+                args,
+                kwargs,
+                module=self.block,
+                at_the_end=self.to_the_end,
+            )
         if next(tensors_in(args), None) is None:
             # Torch keeps the generators only of devices that it sees in ``args``: with
             # all tensors behind keywords, dropout would differ in the recomputation.
@@ -93,11 +100,11 @@ class BlockCall:
         with inputs_on_host(x) if moving and x is not None else nullcontext():
             del x
             return checkpoint(
-                self.buffers.repeatable(function),
+                self.repeats.forward(function),
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=self.random,
-                determinism_check=self.check,
+                determinism_check="none" if self.check == "none" else "default",
                 early_stop=not self.to_the_end,
                 context_fn=(
                     noop_context_fn if self.saved is None else self.saved.contexts
@@ -117,16 +124,18 @@ class CheckpointedForward:
         plain: The block's forward.
         region: Of a segment of several blocks.
         position: The block's place in it.
-        nested: Whether it is a checkpoint of its own inside the segment's.
+        repeats: Of the block inside the segment's recomputation.
+        nested: Whether it is a checkpoint of its own in there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a block and its place in a segment
         self,
         call: BlockCall,
         plain: Callable[..., Any],
         region: SegmentRegion | None = None,
         position: int = 0,
         *,
+        repeats: Repeatable | None = None,
         nested: bool = False,
     ) -> None:
         functools.update_wrapper(self, plain)
@@ -134,20 +143,24 @@ class CheckpointedForward:
         self._call = call
         self._region = region
         self._position = position
+        self._repeats = repeats
         self._nested = nested
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run the block."""
         if not self._call.offload:
             kwargs = _without_cache(self._call.block, kwargs)
-        if self._region is None:
+        if self._region is None or self._repeats is None:
             return self._call(self.__wrapped__, *args, **kwargs)
         forward = self.__wrapped__
         if self._nested:
             forward = functools.partial(self._call.inside_a_recomputation, forward)
-        forward = self._call.buffers.repeatable(forward)
         return self._region.call(
-            self._position, forward, args, kwargs, random=self._call.random
+            self._position,
+            self._repeats.forward(forward),
+            args,
+            kwargs,
+            random=self._call.random,
         )
 
 

@@ -7,16 +7,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from budgetfit.applying.block_forward import (
     BlockCall,
     CheckpointedForward,
     is_transformers_layer,
 )
+from budgetfit.applying.repeatable import Repeatable
 from budgetfit.applying.segment_region import SegmentRegion
 from budgetfit.applying.selective import SavedCalls
 from budgetfit.applying.undo import Undo
-from budgetfit.applying.written_buffers import WrittenBuffers
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def apply_segments(
     segments: Sequence[Segment],
     *,
     random_blocks: Collection[str] | None = None,
-    determinism_check: str = "default",
+    determinism_check: str = "values",
     keep_own_checkpointing: bool = False,
 ) -> Undo:
     """Make ``model`` treat ``segments`` as they say, and keep everything else.
@@ -47,8 +48,9 @@ def apply_segments(
         segments: Of any mode; their names are module paths in ``model``.
         random_blocks: Names of blocks that draw random numbers; None when unknown,
             which keeps the generators' state for every block (applying P7).
-        determinism_check: ``"default"`` compares what is recomputed with the original
-            by shape, dtype and device; ``"none"`` does not.
+        determinism_check: ``"values"`` compares what is recomputed with the original,
+            now and then by some of its values; ``"default"`` by shape, dtype and device
+            alone; ``"none"`` does not. Fake tensors have no values.
         keep_own_checkpointing: Leave the model's other checkpointing switched on, and
             without segments its generation cache too: the model as it is.
 
@@ -61,6 +63,8 @@ def apply_segments(
     """
     blocks = _find_blocks(model, segments)
     owners = _owners(model)
+    if any(isinstance(item, FakeTensor) for item in model.parameters()):
+        determinism_check = "none" if determinism_check == "none" else "default"
     saved = {segment: _saved_calls(segment, owners, blocks) for segment in segments}
     with Undo() as undo:
         if segments or not keep_own_checkpointing:
@@ -70,12 +74,14 @@ def apply_segments(
                 _switch_off(module, undo)
         for segment in segments:
             region = SegmentRegion(
-                check=determinism_check != "none", input_on_host=segment.input_on_host
+                check=determinism_check != "none",
+                input_on_host=segment.input_on_host,
+                to_the_end=any(_fills_what_it_saved(blocks[n]) for n in segment.blocks),
             )
             calls = [
                 BlockCall(
                     block=blocks[name],
-                    buffers=WrittenBuffers(blocks[name]),
+                    repeats=_repeats(name, blocks[name], determinism_check),
                     random=random_blocks is None or name in random_blocks,
                     check=determinism_check,
                     saved=saved[segment],
@@ -87,6 +93,18 @@ def apply_segments(
             ]
             _apply_segment(segment, calls, region, undo)
     return undo
+
+
+def _repeats(
+    name: str, block: nn.Module, determinism_check: str, *, in_segment: bool = False
+) -> Repeatable:
+    return Repeatable(
+        block,
+        name,
+        check=determinism_check == "values",
+        to_the_end=_fills_what_it_saved(block),
+        in_segment=in_segment,
+    )
 
 
 def _fills_what_it_saved(block: nn.Module) -> bool:
@@ -113,9 +131,16 @@ def _apply_segment(
     for call in calls:
         _switch_off(call.block, undo)
     if len(calls) > 1:
-        for position, call in enumerate(calls):
+        for position, (name, call) in enumerate(
+            zip(segment.blocks, calls, strict=True)
+        ):
             forward = CheckpointedForward(
-                call, call.block.forward, region, position, nested=segment.nested
+                call,
+                call.block.forward,
+                region,
+                position,
+                repeats=_repeats(name, call.block, call.check, in_segment=True),
+                nested=segment.nested,
             )
             undo.set_on(call.block, "forward", forward)
     elif _has_own_flag(first.block) and not first.offload:

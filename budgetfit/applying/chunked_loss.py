@@ -216,7 +216,7 @@ class ChunkedLoss:
                     ignore_index,
                     use_reentrant=False,
                     preserve_rng_state=self._random,
-                    determinism_check=self._check,
+                    determinism_check="none" if self._check == "none" else "default",
                 )
                 for part, part_targets in zip(
                     hidden.split(sizes, dim=-2),

@@ -53,6 +53,7 @@ def run_offloaded(
     kwargs: dict[str, Any],
     *,
     module: nn.Module | None = None,
+    at_the_end: bool = False,
 ) -> Any:  # noqa: ANN401 - whatever the block returns
     """Run one block; what autograd saves of it waits in host memory.
 
@@ -67,6 +68,7 @@ def run_offloaded(
         kwargs: Its keyword arguments.
         module: Whose parameters and buffers stay; by default the object whose method
             ``forward`` is.
+        at_the_end: Copy when the block has run: an op fills what autograd has saved.
 
     Returns:
         What ``forward`` returns. Reading a saved tensor in backward raises a
@@ -83,7 +85,9 @@ def run_offloaded(
         [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else []
     )
     staying = _storages([*tensors_in((args, kwargs)), *own]) - _storages([x])
-    stash = _Stash(x.device, lambda storage: storage not in staying)
+    stash = _Stash(
+        x.device, lambda storage: storage not in staying, at_the_end=at_the_end
+    )
     with stash.filled():
         return forward(*args, **kwargs)
 
@@ -127,11 +131,19 @@ class _Stash:
     Args:
         device: Of the tensors to be moved; those elsewhere stay where they are.
         moves: Says by a tensor's storage whether it is moved.
+        at_the_end: Whether to copy at the end of the block, and not at once.
     """
 
-    def __init__(self, device: torch.device, moves: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        moves: Callable[[int], bool],
+        *,
+        at_the_end: bool = False,
+    ) -> None:
         self._device = device
         self._moves = moves
+        self._at_the_end = at_the_end
         # All of the block's copies, which know this list. Not kept alive by it: what
         # the graph drops is freed.
         self._block: list[weakref.ref[_HostCopy]] = []
@@ -156,7 +168,8 @@ class _Stash:
         # The version is part of the name: what was written to is copied again.
         key = _storage(tensor), _version(tensor)
         if key not in self._copies:
-            copy = _HostCopy(self._device, to_host(_whole(tensor)), self._block)
+            host = None if self._at_the_end else to_host(_whole(tensor))
+            copy = _HostCopy(self._device, host, self._block)
             self._copies[key] = copy
             self._block.append(weakref.ref(copy))
         piece = _Piece(self._copies[key], _version(tensor), _Layout.of(tensor))
@@ -178,6 +191,8 @@ class _Stash:
         """Let the device's tensors go, once they are copied."""
         for tensor, piece in self._sources:
             piece.overwritten = _version(tensor) != piece.version
+            if piece.copy.host is None:
+                piece.copy.host = to_host(_whole(tensor))
         wait_for_copies(self._device)
         self._sources.clear()
         self._copies.clear()
@@ -209,11 +224,11 @@ class _HostCopy:
     def __init__(
         self,
         device: torch.device,
-        host: torch.Tensor,
+        host: torch.Tensor | None,
         block: list[weakref.ref[_HostCopy]],
     ) -> None:
         self._device = device
-        self._host = host
+        self.host = host  # None until the block has run, where it is copied then
         self._block = block
         self.brought = False
         self._buffer: torch.Tensor | None = None
@@ -241,8 +256,10 @@ class _HostCopy:
 
     def ask_for(self) -> torch.Tensor:
         """Have the storage copied to the device; return it, not yet to be read."""
+        if self.host is None:
+            raise RuntimeError(_TOO_EARLY)
         self.brought = True
-        self._buffer = to_device(self._host, self._device)
+        self._buffer = to_device(self.host, self._device)
         self._arrival = copies_so_far(self._device)
         return self._buffer
 
@@ -303,6 +320,12 @@ _Packed = _Piece | _Stayed | _Cast
 _OVERWRITTEN = (
     "A tensor that backward needs was modified by an in-place operation after it was "
     "saved. Do not write to it, or keep this block on the device."
+)
+
+
+_TOO_EARLY = (
+    "A block with RReLU computes gradients inside its own forward, before its saved "
+    "tensors are in host memory. Keep or recompute this block instead of offloading it."
 )
 
 

@@ -104,7 +104,7 @@ class Run:
         random_blocks: Collection[str] | None = None,
         on_phase: Callable[[str], object] | None = None,
         learning_rate: float = LEARNING_RATE,
-        determinism_check: str = "default",
+        determinism_check: str = "values",
         keep_own_checkpointing: bool = False,
         plan: Plan | None = None,
         batch_dim: int = 0,

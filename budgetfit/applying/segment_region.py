@@ -41,11 +41,20 @@ class SegmentRegion:
         check: Whether recomputed tensors must have the shapes, dtypes and devices of
             the original ones.
         input_on_host: Whether the first block's input waits in pinned host memory.
+        to_the_end: Whether a recomputation runs to its end, and not only to the last
+            saved tensor: an op fills what autograd has saved.
     """
 
-    def __init__(self, *, check: bool = True, input_on_host: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        check: bool = True,
+        input_on_host: bool = False,
+        to_the_end: bool = False,
+    ) -> None:
         self.check = check
         self.input_on_host = input_on_host
+        self.to_the_end = to_the_end
         self._newest: weakref.ref[_Pass] | None = None
 
     def call(
@@ -69,7 +78,7 @@ class SegmentRegion:
         if current is not None and current.continues(position, x):
             return current.run(position, forward, args, kwargs, random=random)
         with inputs_on_host(x) if self.input_on_host else nullcontext():
-            current = _Pass(x, check=self.check)
+            current = _Pass(x, check=self.check, to_the_end=self.to_the_end)
             self._newest = weakref.ref(current)
             return current.run(position, forward, args, kwargs, random=random)
 
@@ -131,10 +140,11 @@ class _Holder:
 class _Pass:
     """One run through the segment's blocks, and its recomputation."""
 
-    def __init__(self, x: torch.Tensor, *, check: bool) -> None:
+    def __init__(self, x: torch.Tensor, *, check: bool, to_the_end: bool) -> None:
         self._input = SavedByAutograd(x)
         self._device_type = x.device.type
         self._check = check
+        self._to_the_end = to_the_end
         self._contexts = ForwardContexts(x)
         self._calls: list[_Call] = []
         self._seen: dict[_Made, _Seen] = {_INPUT: _Seen(x)}
@@ -188,6 +198,8 @@ class _Pass:
                 self._replay(x)
             except _AllRefilledError:
                 return
+        if self._refilled == len(self._holders):
+            return
         raise CheckpointError(
             f"The recomputation saved {self._refilled} tensors, the forward "
             f"{len(self._holders)}. A block must do the same when it runs again."
@@ -245,7 +257,7 @@ class _Pass:
                     f"{self._kinds[index]}. A block must do the same when run again."
                 )
             holder.value = plain
-        if self._refilled == len(self._holders):
+        if self._refilled == len(self._holders) and not self._to_the_end:
             raise _AllRefilledError  # nothing behind this is waited for
         return plain
 

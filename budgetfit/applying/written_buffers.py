@@ -3,7 +3,8 @@
 Batch norms count running statistics, spectral norms iterate, queues move on. A block
 that is recomputed must find the buffers that its forward found, else it computes
 something else; and what its forward left in them must stay, else they move on twice in
-a step. So a recomputation works on copies.
+a step. So a recomputation works on copies. Tensors that are attributes alone are held
+like buffers.
 """
 
 from __future__ import annotations
@@ -11,35 +12,42 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    import torch
     from torch import nn
 
 # Larger ones are tables that are read: masks, positions, rotations.
 MOST_ELEMENTS = 2**16
+_TABLES = ("_buffers", "__dict__")
 
 
-class _Held(NamedTuple):
+class HeldBuffer(NamedTuple):
     """A buffer before a forward: the tensor, how often it was written to, a copy.
 
     No copy where only what is written matters, and not what was there before.
     """
 
     module: nn.Module
+    table: str
     name: str
     tensor: torch.Tensor
     version: int
     copy: torch.Tensor | None
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The module's buffers, or its attributes."""
+        return getattr(self.module, self.table)
+
     def is_written(self) -> bool:
         """Whether the forward wrote to it, or put another tensor in its place."""
         if isinstance(self.module, _NormBase):
             return self.module.training  # its kernels do not count what they write
-        now = self.module._buffers.get(self.name)  # noqa: SLF001
+        now = self.tensors.get(self.name)
         # Counts writes: torch's notes on autograd, "In-place correctness checks".
         return now is not self.tensor or now._version != self.version  # noqa: SLF001
 
@@ -55,51 +63,47 @@ class WrittenBuffers:
     """
 
     def __init__(self, block: nn.Module) -> None:
-        self._places = [
-            (module, name)
+        self._small = [
+            (module, table, name)
             for module in block.modules()
-            for name, buffer in module._buffers.items()  # noqa: SLF001
-            if buffer is not None and buffer.numel() <= MOST_ELEMENTS
+            for table in _TABLES
+            for name, tensor in getattr(module, table).items()
+            if _is_state(tensor)
         ]
+        self._places = self._small
 
-    def repeatable(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` for one forward and its recomputations."""
-        return _Repeatable(self, function) if self._places else function
+    def hold(self, *, every: bool = False) -> list[HeldBuffer]:
+        """Copy what the forward may write to.
 
-    def hold(self) -> list[_Held]:
-        """Copy what the forward may write to."""
+        Args:
+            every: Look at all again, and copy also what norms only count.
+        """
         held = []
-        for module, name in self._places:
-            buffer = module._buffers.get(name)  # noqa: SLF001
-            if buffer is not None:
-                only_counts = module.training and _is_torchs_norm(module)
-                copy = None if only_counts else buffer.detach().clone()
-                held.append(_Held(module, name, buffer, buffer._version, copy))  # noqa: SLF001
+        for module, table, name in self._small if every else self._places:
+            tensor = getattr(module, table).get(name)
+            if isinstance(tensor, torch.Tensor):
+                only_counts = module.training and _is_torchs_norm(module) and not every
+                copy = None if only_counts else tensor.detach().clone()
+                version = tensor._version  # noqa: SLF001
+                held.append(HeldBuffer(module, table, name, tensor, version, copy))
         return held
 
-    def learn(self, held: list[_Held]) -> list[_Held]:
-        """Return what was written to; the rest is not looked at again."""
+    def learn(self, held: list[HeldBuffer]) -> list[HeldBuffer]:
+        """Return what was written to; what never was is not looked at again."""
         written = [each for each in held if each.is_written()]
-        self._places = [(each.module, each.name) for each in written]
+        places = [(each.module, each.table, each.name) for each in written]
+        if self._places is self._small:
+            self._places = []
+        self._places += [place for place in places if place not in self._places]
         return written
 
 
-class _Repeatable:
-    """A block's forward: the first call is the forward, others recompute it."""
-
-    def __init__(self, owner: WrittenBuffers, function: Callable[..., Any]) -> None:
-        self._owner, self._function = owner, function
-        self._before: list[_Held] | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Run the block."""
-        if self._before is not None:
-            with _as_before(self._before):
-                return self._function(*args, **kwargs)
-        held = self._owner.hold()
-        output = self._function(*args, **kwargs)
-        self._before = self._owner.learn(held)
-        return output
+def _is_state(value: object) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and not value.requires_grad
+        and value.numel() <= MOST_ELEMENTS
+    )
 
 
 def _is_torchs_norm(module: nn.Module) -> bool:
@@ -110,7 +114,7 @@ def _is_torchs_norm(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _as_before(held: list[_Held]) -> Iterator[None]:
+def buffers_as_before(held: list[HeldBuffer]) -> Iterator[None]:
     """Put copies of buffers as they were in their places, and the real ones back.
 
     Torch's norms keep theirs and count nothing in the meantime: no byte is needed, but
@@ -118,17 +122,17 @@ def _as_before(held: list[_Held]) -> Iterator[None]:
     """
     copied = [each for each in held if each.copy is not None]
     counting = {each.module for each in held if each.copy is None}
-    now = [each.module._buffers.get(each.name) for each in copied]  # noqa: SLF001
+    now = [each.tensors.get(each.name) for each in copied]
     try:
         for each in copied:
-            each.module._buffers[each.name] = each.copy.clone()  # type: ignore[union-attr] # noqa: SLF001
+            each.tensors[each.name] = each.copy.clone()  # type: ignore[union-attr]
         with ExitStack() as stack:
             for module in counting:
                 stack.enter_context(_standing_still(module))
             yield
     finally:
         for each, tensor in zip(copied, now, strict=True):
-            each.module._buffers[each.name] = tensor  # noqa: SLF001
+            each.tensors[each.name] = tensor
 
 
 @contextmanager

@@ -24,6 +24,21 @@ class InputError(BudgetfitError, ValueError):
     """What a user handed in is not usable; the text shows the right form."""
 
 
+class RecomputationError(InputError):
+    """A block did something else when it ran again in backward.
+
+    Attributes:
+        block: The block's name.
+        difference: Of what backward reads: the norm of the difference over the norm;
+            infinite where shapes or numbers of tensors differ.
+    """
+
+    def __init__(self, message: str, *, block: str, difference: float) -> None:
+        super().__init__(message)
+        self.block = block
+        self.difference = difference
+
+
 class TraceError(BudgetfitError):
     """A training step could not be traced.
 

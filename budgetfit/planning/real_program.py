@@ -34,8 +34,12 @@ class RealProgram:
     shorter: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def run(self, recipe: Recipe) -> MakeRun:
-        """Return what makes a run of ``recipe``, for the meters."""
+    def run(self, recipe: Recipe, *, checks_values: bool = False) -> MakeRun:
+        """Return what makes a run of ``recipe``, for the meters.
+
+        ``checks_values``: whether recomputed blocks are compared with what they were,
+        which takes some bytes of its own.
+        """
 
         def make(on_phase: Callable[[str], None]) -> Run:
             return Run(
@@ -45,6 +49,7 @@ class RealProgram:
                 optimizer=self.optimizer,
                 device=self.device,
                 on_phase=on_phase,
+                determinism_check="values" if checks_values else "default",
             )
 
         return make

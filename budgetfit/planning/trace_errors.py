@@ -6,6 +6,7 @@ import traceback
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import TraceError
@@ -26,17 +27,26 @@ _NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage
 
 def trace_error(model: nn.Module, error: Exception) -> TraceError:
     """Return the error that names module path and op, from any that a trace raised."""
-    text = " ".join(str(error).split())[:300].rstrip(".")
+    text = " ".join(str(error).split("\nTip:")[0].split())[:300].rstrip(".")
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
     place += f" at {op}" if op else ""
+    name = type(model).__name__
+    if isinstance(error, CheckpointError):
+        return TraceError(
+            f"{name} cannot be recomputed{place}: a block saves other tensors when it "
+            f"runs again in backward: {text}. Look for a cache or a flag that its "
+            "forward changes, and leave that block out: checkpointing=[...] with the "
+            "names of the others.",
+            module=module or name,
+            op=op,
+        )
     said = f"{type(error).__name__}: {text}"
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
     return TraceError(
-        f"{type(model).__name__} cannot run on fake tensors{place}: {said}. "
-        f"{_advice(model, error)}",
-        module=module or type(model).__name__,
+        f"{name} cannot run on fake tensors{place}: {said}. {_advice(model, error)}",
+        module=module or name,
         op=op,
     )
 

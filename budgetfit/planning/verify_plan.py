@@ -170,7 +170,7 @@ def _compare(
     try:
         return check_gradients(
             program.model,
-            program.run(single),
+            program.run(single, checks_values=True),
             program.run(replace(single, segments=())),
             program.sized(size),
             blocks=plan.model.blocks,

@@ -14,12 +14,25 @@ _NEAR = 0.02
 
 
 def verdict(check: Verification) -> str:
-    """Return ``PASSED: ...`` or ``FAILED: ...``, with the number that decides."""
+    """Return ``PASSED: ...`` or ``FAILED: ...``, with the number that decides.
+
+    ``NOT CHECKED: ...`` where all but the gradients is right, and they cannot be told.
+    """
     word = "PASSED" if check.passed else "FAILED"
     reasons = _failures(check)
+    if not reasons and check.gradient_noise is not None:
+        return f"NOT CHECKED: {noise_text(check.gradient_noise)}"
     if not reasons:
         return f"{word}: {_cpu(check) if check.device == 'cpu' else _cuda(check)}"
     return f"{word}: {'; '.join(reasons)}"
+
+
+def noise_text(noise: float) -> str:
+    """Say why gradients could not be compared."""
+    return (
+        "gradients of the unmodified model differ from its own, by up to "
+        f"{noise:.2g} of their norm between two runs from equal seeds"
+    )
 
 
 def _failures(check: Verification) -> list[str]:

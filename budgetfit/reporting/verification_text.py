@@ -9,7 +9,7 @@ from rich.text import Text
 
 from budgetfit.core.byte_text import format_bytes, format_range
 from budgetfit.reporting.layout import bullets, lines, section, table
-from budgetfit.reporting.verdict import verdict
+from budgetfit.reporting.verdict import noise_text, verdict
 from budgetfit.reporting.words import percent_text, time_text
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ def _host(check: Verification) -> Iterable[str]:
 
 
 def _gradients(check: Verification) -> str:
+    if check.gradient_noise is not None:
+        return (
+            f"gradients: not checked, {noise_text(check.gradient_noise)}; look for a "
+            "counter, a cache or a generator that no seed reaches"
+        )
     if check.gradients_match is None:
         return "gradients: not compared"
     error = (

@@ -11,8 +11,22 @@ from torch import nn
 from transformers import GPT2Config
 
 import budgetfit
-from budgetfit import InputError, Plan, Verification
+from budgetfit import InputError, Plan, TraceError, Verification
 from tests.api.planned import CARD, KINDS, Fingerprint, planned
+from tests.hazards.kinds import (
+    Block,
+    Counter,
+    CountingHook,
+    FilledCache,
+    GrowingList,
+    HiddenGenerator,
+    NumpyGauss,
+    OwnTorchGenerator,
+    PythonScale,
+    RunningMean,
+    Tower,
+    start,
+)
 from tests.models import LENGTH, VOCABULARY, Mebi
 
 if TYPE_CHECKING:
@@ -179,46 +193,66 @@ def test_gradients_are_told_where_live_bytes_cannot_be_replayed() -> None:
     assert check.phases or any("not compared" in note for note in check.notes)
 
 
-class Forgetful(nn.Module):
-    """Its blocks compute something else when they run a second time in a step."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-            self.runs = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.runs += 1
-            return torch.tanh(self.inner(x) * self.runs)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Forgetful.Block() for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            block.runs = 0
-            x = block(x)
-        return x
-
-
-def test_a_recomputation_that_is_not_a_repetition_fails() -> None:
-    model = Forgetful()
+def checked(kind: type[Block]) -> tuple[Verification, Tower]:
+    model = start(kind)
     plan = budgetfit.plan(
         model,
         gpu=CARD,
-        batch=torch.ones(2, 4),
+        batch=torch.ones(2, 8),
         batch_size=2,
         precision="fp32",
         checkpointing="full",
+    )
+    return budgetfit.verify(plan, device="cpu"), model
+
+
+@pytest.mark.parametrize(
+    "kind", [PythonScale, NumpyGauss, Counter, RunningMean, OwnTorchGenerator]
+)
+def test_blocks_whose_state_is_kept_pass_and_are_left_as_they_were(
+    kind: type[Block],
+) -> None:
+    check, model = checked(kind)
+
+    assert check.passed, str(check)
+    assert check.max_gradient_error == 0
+    assert getattr(model.blocks[0], "count", 0) == 0
+
+
+@pytest.mark.parametrize("kind", [GrowingList, CountingHook, HiddenGenerator])
+def test_a_recomputation_that_is_not_a_repetition_fails(kind: type[Block]) -> None:
+    check, _ = checked(kind)
+
+    assert not check.passed
+    assert check.gradients_match is False
+    assert check.max_gradient_error is None  # no gradient was made
+    assert "FAILED: gradients differ" in str(check)
+    assert "Block 'blocks.3' did something else" in " ".join(check.notes)
+
+
+def test_a_block_that_saves_other_tensors_is_not_planned() -> None:
+    with pytest.raises(TraceError, match=r"^Tower cannot be recomputed: a block saves"):
+        checked(FilledCache)
+
+
+def test_what_only_noise_could_excuse_is_not_checked() -> None:
+    model = nn.Sequential(HiddenGenerator(), Tower(Block))  # the first one is kept
+    plan = budgetfit.plan(
+        model,
+        gpu=CARD,
+        batch=torch.ones(2, 8),
+        batch_size=2,
+        precision="fp32",
+        checkpointing=["1.blocks.0", "1.blocks.1"],
     )
 
     check = budgetfit.verify(plan, device="cpu")
 
     assert not check.passed
-    assert check.gradients_match is False
-    assert "FAILED" in str(check)
+    assert check.gradients_match is None
+    assert check.gradient_noise is not None
+    assert check.gradient_noise > 0.01
+    assert "NOT CHECKED: gradients of the unmodified model differ" in str(check)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from budgetfit.applying import block_forward as under_test
 from budgetfit.applying.call_model import loss_of
 from budgetfit.applying.checkpoint import apply_segments
-from budgetfit.core.errors import InputError
+from budgetfit.core.errors import InputError, RecomputationError
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
@@ -277,14 +277,19 @@ def test_without_gradients_blocks_run_once_and_nothing_is_held() -> None:
 
 def test_blocks_that_draw_numbers_lose_them_when_said_not_to() -> None:
     # The fault that random_blocks exists to prevent: shows that it does something.
+    unseen: dict[str, Any] = {"random_blocks": (), "determinism_check": "default"}
     name = "stack"
     plain = backward(make(name), batch_for(name))[1]
     for positions in (SINGLES, ((0, 1, 2),)):
         model = make(name)
-        apply_segments(model, segments_of(name, positions), random_blocks=())
+        apply_segments(model, segments_of(name, positions), **unseen)
         planned = backward(model, batch_for(name))[1]
         with pytest.raises(AssertionError):
             assert_same(planned, plain)
+        model = make(name)
+        apply_segments(model, segments_of(name, positions), random_blocks=())
+        with pytest.raises(RecomputationError, match=r"^Block 'layers\.\d' did"):
+            backward(model, batch_for(name))
         model = make(name)
         apply_segments(model, segments_of(name, positions), random_blocks=CHAIN[name])
         assert_same(backward(model, batch_for(name))[1], plain)
@@ -474,7 +479,18 @@ def test_a_checkpoint_of_the_user_inside_a_segment_gives_exact_gradients() -> No
     assert_same(backward(model, (x,))[1], plain)
 
 
-def test_a_block_that_does_less_the_second_time_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("check", "error", "words"),
+    [
+        # A block saves 2 tensors in each Linear, 1 in tanh, 1 in dropout; the very
+        # first Linear 1, as its input needs no gradient: 5 + 6. The product 2, sin 1.
+        ("default", CheckpointError, "saved 13 tensors, the forward 14"),
+        ("values", RecomputationError, "^Block 'layers.2' did something else"),
+    ],
+)
+def test_a_block_that_does_less_the_second_time_is_refused(
+    check: str, error: type[Exception], words: str
+) -> None:
     model = three()
     calls = []
 
@@ -484,11 +500,9 @@ def test_a_block_that_does_less_the_second_time_is_refused() -> None:
         return x * x, 1.0
 
     model.layers[2].forward = changing  # type: ignore[method-assign]
-    apply_segments(model, ALL_THREE)
+    apply_segments(model, ALL_THREE, determinism_check=check)
     loss = model(torch.randn(4, 16))
-    # A block saves 2 tensors in each Linear, 1 in tanh, 1 in dropout; the very first
-    # Linear 1, since its input needs no gradient: 5 + 6. The product saves 2, sin 1.
-    with pytest.raises(CheckpointError, match=r"saved 13 tensors, the forward 14"):
+    with pytest.raises(error, match=words):
         loss.backward()
 
 

@@ -93,13 +93,25 @@ def test_weights_and_buffers_are_those_of_plain_training(
         torch.testing.assert_close(planned[name], value, rtol=1e-6, atol=1e-7)
 
 
-def test_a_block_that_writes_to_none_is_called_as_it_is_after_the_first_time() -> None:
+def test_a_buffer_that_nobody_writes_to_is_copied_once_and_when_all_are() -> None:
     block = nn.Linear(2, 2)
     block.register_buffer("table", torch.zeros(2))
     buffers = WrittenBuffers(block)
-    assert buffers.repeatable(block.forward) != block.forward
-    buffers.repeatable(block.forward)(torch.ones(1, 2))
-    assert buffers.repeatable(block.forward) == block.forward
+    assert buffers.learn(buffers.hold()) == []
+    assert buffers.hold() == []
+    assert [each.name for each in buffers.hold(every=True)] == ["table"]
+
+
+def test_a_buffer_that_was_written_to_once_is_always_held() -> None:
+    block = Centred(in_place=True)
+    buffers = WrittenBuffers(block)
+    first = buffers.hold()
+    block.average += 1
+    assert [each.name for each in buffers.learn(first)] == ["average"]
+    for _ in range(2):  # forwards that leave it alone
+        held = buffers.hold()
+        assert [each.name for each in held] == ["average"]
+        assert buffers.learn(held) == []
 
 
 def test_large_tables_are_never_copied() -> None:

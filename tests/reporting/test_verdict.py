@@ -50,6 +50,23 @@ def test_a_failure_says_why_the_worst_reason_first() -> None:
     )
 
 
+def test_what_noise_hides_is_not_checked_and_has_not_passed() -> None:
+    check = sample_verification(gradients_match=None, gradient_noise=0.24)
+
+    assert not check.passed
+    assert verdict(check) == (
+        "NOT CHECKED: gradients of the unmodified model differ from its own, by up to "
+        "0.24 of their norm between two runs from equal seeds"
+    )
+    worse = sample_verification(
+        gradients_match=None,
+        gradient_noise=0.24,
+        steps=1,
+        out_of_memory="CUDA out of memory.",
+    )
+    assert verdict(worse) == "FAILED: out of memory after 1 step"
+
+
 def test_a_cpu_says_at_once_what_it_cannot_check() -> None:
     # 20 predicted, 16 measured
     assert verdict(sample_verification(device="cpu")) == (

@@ -92,11 +92,18 @@ def test_a_block_that_the_loss_does_not_need_counts_as_planned() -> None:
 def test_a_plan_that_changes_gradients_is_found_out() -> None:
     # The planted fault: dropout's generator is not kept.
     recipe = Recipe(batch_size=4, segments=segments("stack"))
-    found = compare("stack", recipe, random_blocks=())
-    assert not found.match
+    found = compare("stack", recipe, random_blocks=(), determinism_check="default")
+    assert found.match is False
     assert found.max_error > 0.01
     assert found.parameter.startswith("layers.")
     assert found.noise == 0.0
+
+
+def test_a_run_that_refuses_to_go_on_is_no_match() -> None:
+    recipe = Recipe(batch_size=4, segments=segments("stack"))
+    found = compare("stack", recipe, random_blocks=())
+    assert found.match is False
+    assert found.refusal.startswith("Block 'layers.")
 
 
 def test_comparing_changes_neither_weights_nor_generators_nor_forwards() -> None:
@@ -117,7 +124,11 @@ def test_noise_of_the_plain_model_is_forgiven_and_more_is_not() -> None:
         max_error=2e-4, parameter="w", noise=1e-4, recomputed_blocks=0
     )
     assert check.match
-    assert not replace(check, noise=1e-6).match
+    assert replace(check, noise=1e-6).match is False
+    # what nobody can tell from noise is neither right nor wrong
+    assert replace(check, max_error=0.24, noise=0.2).match is None
+    assert replace(check, max_error=0.0, noise=0.2).match is None
+    assert replace(check, max_error=INF, noise=0.2).match is False
     assert replace(check, max_error=1e-5, noise=0.0).match
 
 

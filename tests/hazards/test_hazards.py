@@ -1,0 +1,59 @@
+"""No block trains with other gradients in silence, whatever its forward does."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.hazards.kinds import (
+    KINDS,
+    CountingHook,
+    FilledCache,
+    GlobalCount,
+    GrowingList,
+    HiddenGenerator,
+)
+from tests.hazards.run import TECHNIQUES, judge, plain_losses, planned_losses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.hazards.kinds import Block
+
+STEPS = 9  # more than a slow counter takes to its first change
+# What no module has cannot be kept.
+REFUSED = {CountingHook, FilledCache, GlobalCount, GrowingList, HiddenGenerator}
+EVERY = [kind for kinds in KINDS.values() for kind in kinds]
+
+
+def test_there_are_twelve_kinds_and_four_techniques() -> None:
+    assert (len(KINDS), len(TECHNIQUES)) == (12, 4)
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
+def test_losses_are_the_plain_loops_or_training_is_refused(
+    kind: Callable[[], Block],
+) -> None:
+    expected = plain_losses(kind, STEPS)
+    for technique in TECHNIQUES:
+        verdict, said = judge(kind, technique, expected)
+        if kind in REFUSED and technique != "offload":
+            assert verdict == "refused in step 1", (technique, said)
+            assert said.startswith("Block 'blocks."), technique
+            assert "checkpointing=[...] with the names of the other blocks" in said
+        else:
+            assert verdict == "equal", (technique, said)
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_generators_are_left_where_the_plain_loop_leaves_them(technique: str) -> None:
+    for kind in (*KINDS["Python's random"], *KINDS["numpy's random"]):
+        plain_losses(kind, 2)
+        expected = random.random(), np.random.randn()  # noqa: S311, NPY002
+        for segments in TECHNIQUES[technique]:
+            planned_losses(kind, segments, 2)
+            drawn = random.random(), np.random.randn()  # noqa: S311, NPY002
+            assert drawn == expected, kind
