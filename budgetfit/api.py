@@ -163,6 +163,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         loss=loss,
         optimizer=optimizer,
         adapter=adapter,
+        keeps_dtypes="as-is" in chosen,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
@@ -180,7 +181,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
     return made.changed(
         source=source,
-        adapter=adapter,
+        adapter=source.adapter,
         warnings=(*made.warnings, *rates, *loading_notes(subject.model, made.estimate)),
         provenance={
             **made.provenance,
@@ -268,6 +269,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         loss=loss,
         optimizer=optimizer,
         adapter=adapter,
+        keeps_dtypes=recipe is None or recipe.precision == "as-is",
         trust_remote_code=trust_remote_code,
         progress=progress,
     )

@@ -87,6 +87,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         lengths=parse_lengths(lengths, max_length),
         optimizer=optimizer,
         adapter=adapter,
+        keeps_dtypes=chosen == "as-is",
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
