@@ -19,7 +19,7 @@ from budgetfit.arguments import (
 from budgetfit.comparing import compare
 from budgetfit.core.plan import TEXT, Estimate, Plan
 from budgetfit.core.recipe import Recipe
-from budgetfit.given_settings import estimate_settings, layers
+from budgetfit.given_settings import estimate_settings, layers, with_dtypes
 from budgetfit.planning.candidates import check_batch, precisions
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.fallback import fallback
@@ -273,7 +273,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    return make_estimate(
+    made = make_estimate(
         subject,
         _as_it_is(subject, source.batch_size, name) if recipe is None else recipe,
         card.budget(headroom),
@@ -281,6 +281,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         keep_own_checkpointing=recipe is None,
         progress=progress,
     )
+    return with_dtypes(made, subject)
 
 
 def _as_it_is(subject: Subject, batch_size: int, optimizer: str) -> Recipe:

@@ -27,6 +27,7 @@ from budgetfit.cli_answers import (
     working,
     write,
 )
+from budgetfit.cli_command import plan_command
 from budgetfit.cli_compare import compare
 from budgetfit.cli_doctor import doctor
 from budgetfit.cli_explain import explain
@@ -168,6 +169,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
 
 @app.command()
 def estimate(  # noqa: PLR0913 - the settings that are estimated
+    context: typer.Context,
     model: options.Model,
     *,
     vram: options.Vram = None,
@@ -221,7 +223,9 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
         if as_json:
             typer.echo(in_json().estimate_json(found))
         else:
-            text = in_text().estimate_text(found, model=summary, vram=vram, gpu=gpu)
+            text = in_text().estimate_text(
+                found, model=summary, vram=vram, gpu=gpu, then=plan_command(context)
+            )
             in_text().show(text)
         exit_unless_fits(fits=found.fits is not False)
 
