@@ -14,6 +14,7 @@ from budgetfit.integrations.bitsandbytes import (
     loading_peak_bytes,
 )
 from budgetfit.integrations.peft import adapted_on_meta, to_trace
+from budgetfit.integrations.unquantised import size_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +92,8 @@ def model_to_trace(
     """
     if adapter is not None:
         return adapted_on_meta(model, adapter)
-    return to_trace(model), ()
+    notes = size_notes(model, prepared=False) if is_quantised(model) else ()
+    return to_trace(model), notes
 
 
 def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
