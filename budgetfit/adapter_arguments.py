@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.adapter import Adapter, ComputeDtype, parse_adapter
 from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.errors import InputError
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
-from budgetfit.integrations.bitsandbytes import loading_peak_bytes
+from budgetfit.integrations.bitsandbytes import (
+    as_stored,
+    is_quantised,
+    loading_peak_bytes,
+)
 from budgetfit.integrations.peft import adapted_on_meta, to_trace
+from budgetfit.integrations.unquantised import size_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import Estimate
+    from budgetfit.integrations.resolved_model import ResolvedModel
 
 
 def find_adapter(
@@ -39,6 +46,42 @@ def find_adapter(
     return parse_adapter(method, compute_dtype=compute, **asked)
 
 
+def adapter_as_stored(
+    resolved: ResolvedModel, adapter: Adapter | None, *, given: bool
+) -> tuple[Adapter | None, tuple[str, ...]]:
+    """Return the adapter as it is on weights that are quantised already, and notes.
+
+    Args:
+        resolved: The model.
+        adapter: What was asked for.
+        given: Whether the user handed in the module, and not what describes one.
+
+    Raises:
+        InputError: If such weights cannot be trained as asked.
+    """
+    name = resolved.name
+    if adapter is None:
+        if not given and is_quantised(resolved.model):
+            raise InputError(
+                f"The weights of {name} are stored quantised by bitsandbytes, and such "
+                'weights are not trained. Train adapters on them: method="lora" '
+                "(--method lora); or give the unquantised model that it was made from."
+            )
+        return None, ()
+    if adapter.quantization is not None and resolved.stored_in:
+        raise InputError(
+            f"The weights of {name} are stored in {resolved.stored_in}, and "
+            "from_pretrained does not quantise them again with bitsandbytes. Use "
+            'method="lora" (--method lora), or give an unquantised copy of the model.'
+        )
+    stored = as_stored(adapter, resolved.model)
+    asked = adapter.quantization
+    if asked in (None, stored.quantization):
+        return stored, ()
+    kept = f"the base is stored in {stored.quantization} and stays so"
+    return stored, (f"{kept}: {asked} is not used",)
+
+
 def model_to_trace(
     model: nn.Module, adapter: Adapter | None
 ) -> tuple[nn.Module, tuple[str, ...]]:
@@ -49,7 +92,8 @@ def model_to_trace(
     """
     if adapter is not None:
         return adapted_on_meta(model, adapter)
-    return to_trace(model), ()
+    notes = size_notes(model, prepared=False) if is_quantised(model) else ()
+    return to_trace(model), notes
 
 
 def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from budgetfit.comparing import compare
 from budgetfit.core.errors import DoesNotFitError
 from budgetfit.core.plan import TEXT, Estimate, Plan
 from budgetfit.core.recipe import Recipe
-from budgetfit.given_settings import estimate_settings, layers
+from budgetfit.given_settings import estimate_settings, layers, with_dtypes
 from budgetfit.planning.candidates import check_batch, check_objective, precisions
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.fallback import fallback
@@ -171,6 +171,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         loss=loss,
         optimizer=optimizer,
         adapter=adapter,
+        keeps_dtypes="as-is" in chosen,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
@@ -192,7 +193,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
     return made.changed(
         source=source,
-        adapter=adapter,
+        adapter=source.adapter,
         warnings=(*made.warnings, *rates, *loading_notes(subject.model, made.estimate)),
         provenance={
             **made.provenance,
@@ -281,10 +282,11 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         loss=loss,
         optimizer=optimizer,
         adapter=adapter,
+        keeps_dtypes=recipe is None or recipe.precision == "as-is",
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    return make_estimate(
+    made = make_estimate(
         subject,
         _as_it_is(subject, source.batch_size, name) if recipe is None else recipe,
         card.budget(headroom, host_ram),
@@ -292,6 +294,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         keep_own_checkpointing=recipe is None,
         progress=progress,
     )
+    return with_dtypes(made, subject)
 
 
 def _as_it_is(subject: Subject, batch_size: int, optimizer: str) -> Recipe:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.adapter_arguments import model_to_trace
+from budgetfit.adapter_arguments import adapter_as_stored, model_to_trace
 from budgetfit.applying.compiled import plain_module
 from budgetfit.applying.optimizer import qualified_name
 from budgetfit.core.budget import Budget, plan_budget
@@ -151,10 +151,13 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     loss: Callable[..., Any] | None = None,
     optimizer: str | Callable[..., torch.optim.Optimizer],
     adapter: Adapter | None = None,
+    keeps_dtypes: bool = False,
     trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Subject, PlanSource]:
     """Return what is planned for, and the live things to hand on.
+
+    ``keeps_dtypes`` says that weights are trained in the dtype that they are loaded in.
 
     Raises:
         InputError: If the model, batch or loss is not what was expected.
@@ -171,9 +174,13 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     plain = plain_module(model) if isinstance(model, nn.Module) else model
     resolved = resolve_model(plain, trust_remote_code=trust_remote_code)
     live = resolved.model
+    given = isinstance(model, nn.Module)
+    adapter, stored_notes = adapter_as_stored(resolved, adapter, given=given)
     traced, adapter_notes = model_to_trace(live, adapter)
     _check_trains(traced, resolved.name)
-    notes = [*card.notes, *resolved.notes, *adapter_notes]
+    notes = [*card.notes, *resolved.notes, *stored_notes, *adapter_notes]
+    if keeps_dtypes or adapter is not None:
+        notes += resolved.dtype_notes
     if plain is not model:
         notes.append("planned, and trained by apply(), without torch.compile")
     batch, batch_dim, batch_notes = _example(live, batch, max_length, lengths, loss)
@@ -196,7 +203,8 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         cudnn=torch.backends.cudnn.enabled,
     ).with_found_blocks()
     source = PlanSource(
-        model=live if isinstance(model, nn.Module) else None,
+        model=live if given else None,
+        adapter=adapter,
         materialise=with_adapter(resolved.materialise, adapter),
         batch=batch,
         batch_dim=batch_dim,

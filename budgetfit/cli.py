@@ -33,6 +33,7 @@ from budgetfit.cli_doctor import doctor
 from budgetfit.cli_early import check_early
 from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
+from budgetfit.cli_next_command import plan_command
 from budgetfit.core.errors import InputError
 
 # What `export --to` can write, and the module whose `export_text` does.
@@ -192,6 +193,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     epilog="Example: budgetfit estimate openai-community/gpt2 --gpu t4 --batch-size 8",
 )
 def estimate(  # noqa: PLR0913 - the settings that are estimated
+    context: typer.Context,
     model: options.Model,
     *,
     vram: options.Vram = None,
@@ -256,7 +258,9 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
         if as_json:
             typer.echo(in_json().estimate_json(found))
         else:
-            text = in_text().estimate_text(found, model=summary, vram=vram, gpu=gpu)
+            text = in_text().estimate_text(
+                found, model=summary, vram=vram, gpu=gpu, then=plan_command(context)
+            )
             in_text().show(text)
         exit_unless_fits(fits=found.fits is not False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.adapter_arguments import find_adapter
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from budgetfit.core.plan import Estimate, Layer, ModelSummary
+    from budgetfit.planning.subject import Subject
 
     Model = nn.Module | PretrainedConfig | str
     Loss = Callable[[Any, Any], torch.Tensor]
@@ -88,6 +90,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         lengths=parse_lengths(lengths, max_length),
         optimizer=optimizer,
         adapter=adapter,
+        keeps_dtypes=chosen == "as-is",
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
@@ -112,7 +115,14 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         setting,
         fallback(precision) if adapter is None else None,
     )
-    return found, subject.summary()
+    return with_dtypes(found, subject), subject.summary()
+
+
+def with_dtypes(estimate: Estimate, subject: Subject) -> Estimate:
+    """Let an estimate say which dtypes a recipe leaves as they are."""
+    if estimate.recipe.precision != "as-is":
+        return estimate
+    return replace(estimate, as_is=subject.dtypes())
 
 
 @undisturbed()

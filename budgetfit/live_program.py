@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
+from budgetfit.core.adapter import Adapter
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan
 from budgetfit.integrations.model_source import as_torch_module, resolve_model
@@ -32,6 +33,7 @@ class PlanSource:
 
     ``model`` is None where a config or hub id was planned: it has no weights to train.
     ``materialise(device)`` then builds one with random weights, enough for memory.
+    ``adapter`` is what is trained on it, with the base as it is stored.
     """
 
     model: nn.Module | None
@@ -40,6 +42,7 @@ class PlanSource:
     batch_dim: int
     loss: Loss | None
     optimizer: Optimizer | None
+    adapter: Adapter | None = None
 
     @property
     def batch_size(self) -> int:

@@ -35,7 +35,9 @@ class MemoryTimeline:
         allocated_bytes, reserved_bytes: Peaks over all of them.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak; sums to
             it.
-        at_peak_layers: The largest layers at that moment, as (module path, bytes).
+        at_peak_layers: The largest layers at that moment, as (module path, bytes);
+            the path of what is made outside all of them is empty, and what is made
+            behind the last block is ``logits and loss``, or ``loss`` outside of it.
         peak: Index into ``points`` of the allocated peak.
         retries: How often the allocator had to empty its cache to go on; a plan with
             retries is tight and slow (memory-model A4).

@@ -87,6 +87,8 @@ class Estimate:
         notes: What is not modelled, in plain words.
         fits: Whether the replay ended within the budget, without allocator retries;
             None where no budget was given.
+        usable_bytes: What ``reserved_bytes`` may be at most; None without a budget.
+        as_is: The dtypes of the weights, where the recipe leaves them as they are.
         eval_batch_size: Samples that can be evaluated at once between training steps,
             without gradients and labels; None where it was not asked or cannot be told.
     """
@@ -102,6 +104,8 @@ class Estimate:
     layers: tuple[Layer, ...] = ()
     notes: tuple[str, ...] = ()
     fits: bool | None = None
+    usable_bytes: int | None = None
+    as_is: str = ""
     process_range_bytes: tuple[int, int] | None = None
     eval_batch_size: int | None = None
     time_factor: float = 1.0

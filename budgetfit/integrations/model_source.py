@@ -130,6 +130,7 @@ def _is_config(model: object) -> TypeIs[PreTrainedConfig]:
 
 
 def _module(model: nn.Module) -> ResolvedModel:
+    _check_layers(model)
     config = getattr(model, "config", None)
     path = getattr(config, "name_or_path", None)
     name = path.rstrip("/").rpartition("/")[2] if isinstance(path, str) else ""
@@ -137,6 +138,25 @@ def _module(model: nn.Module) -> ResolvedModel:
     is_meta = bool(parameters) and all(parameter.is_meta for parameter in parameters)
     source = "the given module, on meta" if is_meta else "the given module"
     return ResolvedModel(model=model, name=name or type(model).__name__, source=source)
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Refuse layers whose stored bytes are not those of their parameters.
+
+    transformers notes on a model which method its weights are loaded in; bitsandbytes'
+    layers have stand-ins.
+    """
+    for module in model.modules():
+        method = vars(module).get("quantization_method")
+        name = str(getattr(method, "value", method) or "")
+        if name not in ("", "bitsandbytes"):
+            raise InputError(
+                f"The weights of this {type(module).__name__} are quantised by {name}: "
+                "what its layers take in training is not known here. Load the "
+                "unquantised model, or dequantise it: model.dequantize(), or "
+                "from_pretrained(..., quantization_config=...(dequantize=True)) where "
+                "the method has that."
+            )
 
 
 def _what(model: object) -> str:

@@ -7,27 +7,25 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from budgetfit.applying.weightless_copy import weightless_copy
-from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
 from budgetfit.integrations.bitsandbytes import (
     is_quantised,
     on_meta,
-    quantise,
     with_stand_ins,
 )
+from budgetfit.integrations.bitsandbytes_layers import quantise
 from budgetfit.integrations.installed import quiet_import
+from budgetfit.integrations.unquantised import size_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import torch
+    from torch import nn
+
     from budgetfit.core.adapter import Adapter
     from budgetfit.integrations.resolved_model import Materialise
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 def adapted_on_meta(
@@ -46,7 +44,11 @@ def adapted_on_meta(
     model = on_meta(base)
     if adapter.quantization is not None and not is_quantised(model):
         quantise(model, adapter)
-    notes = _prepared_note(model) if adapter.prepared else ()
+    notes = (
+        size_notes(model, prepared=adapter.prepared)
+        if adapter.quantization is not None
+        else ()
+    )
     return to_trace(_with_lora(model, adapter, without_values=True)), notes
 
 
@@ -209,6 +211,8 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
             # transposed layers it sees by itself.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", message="fan_in_fan_out")
+            # Of fused experts, for which peft itself names them.
+            warnings.filterwarnings("ignore", message=".*(rank|alpha)_pattern keys")
             return peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
     except ValueError as error:
         raise InputError(
@@ -234,20 +238,6 @@ def _task(model: nn.Module) -> str | None:
         if type(model).__name__.endswith(end):
             return task
     return None
-
-
-def _prepared_note(model: nn.Module) -> tuple[str, ...]:
-    """Say what turning the rest of a quantised model into fp32 costs."""
-    halves = sum(p.numel() * 2 for p in model.parameters() if p.dtype in HALF)
-    if not halves:
-        return ()
-    return (
-        (
-            f"fp32 copies of embeddings and norms: {format_bytes(2 * halves)}, as "
-            "peft's prepare_model_for_kbit_training makes them; skip it: saves "
-            f"{format_bytes(halves)} (prepare_for_kbit=False, --no-prepare-for-kbit)"
-        ),
-    )
 
 
 def _library() -> Any:  # noqa: ANN401 - the module

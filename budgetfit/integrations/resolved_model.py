@@ -32,6 +32,10 @@ class ResolvedModel:
         materialise: Builds it with random weights; None where the module that was
             handed in is what is trained.
         notes: What was assumed, in plain words.
+        dtype_notes: What was assumed of the dtype of its weights: of no matter where
+            all of them are converted to train.
+        stored_in: The quantisation that its weights are stored in, of a method that
+            is undone as they are loaded; empty for none.
     """
 
     model: nn.Module
@@ -39,3 +43,5 @@ class ResolvedModel:
     source: str
     materialise: Materialise | None = None
     notes: tuple[str, ...] = ()
+    dtype_notes: tuple[str, ...] = ()
+    stored_in: str = ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -20,6 +21,11 @@ from budgetfit.integrations.model_text import (
     is_local_path,
     one_line,
     read_fields,
+)
+from budgetfit.integrations.quantised_config import (
+    parts,
+    settle_dtype,
+    stored_weights,
 )
 from budgetfit.integrations.resolved_model import Materialise, ResolvedModel
 from budgetfit.integrations.timm import is_timm_config, timm_builder
@@ -75,7 +81,11 @@ def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> Resolve
         return _resolved(timm_builder(fields), name, source, ())
     config = config_from_fields(fields, file, trust_remote_code=trust_remote_code)
     return model_from_config(
-        config, name=name, source=source, trust_remote_code=trust_remote_code
+        config,
+        name=name,
+        source=source,
+        folder=file.parent,
+        trust_remote_code=trust_remote_code,
     )
 
 
@@ -84,24 +94,34 @@ def model_from_config(
     *,
     name: str = "",
     source: str = "",
+    folder: Path | None = None,
     trust_remote_code: bool = False,
 ) -> ResolvedModel:
     """Return the model of a config, built on ``meta``; the config is not changed.
 
+    It has the dtypes and the quantised layers that ``from_pretrained`` would give it.
+    ``folder`` is where the config lies, perhaps beside its weights: a config without a
+    dtype has theirs.
+
     Raises:
-        InputError: The config describes no model that can be built here.
+        InputError: The config describes no model that can be built here, or weights
+            that are stored in a way that cannot be planned.
     """
     config = copy.deepcopy(config)
     name = name or (config.name_or_path or "").rpartition("/")[2]
     source = source or f"from a {type(config).__name__}, no weights loaded"
     if config.model_type == "timm_wrapper":
         return _resolved(timm_builder(vars(config)), name, source, ())
-    notes = list(_prepare_for_training(config))
+    _switch_off_cache(config)
+    stored = stored_weights(config, name or type(config).__name__)
+    dtype_notes = settle_dtype(config, stored, folder)
+    notes = [*stored.notes(config)]
     if trust_remote_code and getattr(config, "auto_map", None):
         materialise = _remote_builder(config)
     else:
         materialise = _native_builder(config, notes)
-    return _resolved(materialise, name, source, notes)
+    resolved = _resolved(stored.builder(materialise), name, source, notes)
+    return replace(resolved, dtype_notes=dtype_notes, stored_in=stored.undone)
 
 
 def _resolved(
@@ -109,6 +129,8 @@ def _resolved(
 ) -> ResolvedModel:
     try:
         model = materialise("meta")
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"{name or 'The model'} cannot be built from its config: {one_line(error)} "
@@ -129,24 +151,11 @@ def _file_name(file: Path) -> str:
     return folder if file.name == "config.json" and folder else file.stem
 
 
-def _prepare_for_training(config: transformers.PreTrainedConfig) -> Iterator[str]:
-    """Switch off in a config what only generation needs; yield what cannot be kept."""
-    for part in _parts(config):
+def _switch_off_cache(config: transformers.PreTrainedConfig) -> None:
+    """Switch off in a config what only generation needs."""
+    for part in parts(config):
         if getattr(part, "use_cache", False):
             part.use_cache = False
-    quantization = getattr(config, "quantization_config", None)
-    if quantization is not None:
-        fields = quantization if isinstance(quantization, dict) else vars(quantization)
-        method = fields.get("quant_method", "an unnamed method")
-        yield f"the config asks for weights quantised by {method}: planned unquantised"
-
-
-def _parts(config: transformers.PreTrainedConfig) -> Iterator[Any]:
-    yield config
-    for key in config.sub_configs:
-        part = getattr(config, key, None)
-        if isinstance(part, transformers.PreTrainedConfig):
-            yield from _parts(part)
 
 
 def _native_builder(
@@ -164,6 +173,7 @@ def _native_builder(
     model_class = found
     is_part = model_class.config_class is not type(config)
     own = config.get_text_config() if is_part else config
+    own.dtype = own.dtype or config.dtype
 
     def materialise(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None

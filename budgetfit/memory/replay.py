@@ -17,6 +17,7 @@ from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.memory.caching_allocator import Block, CachingAllocator, OutOfMemory
 from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
+from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
 from budgetfit.memory.quick_play import Played, QuickAllocator
 from budgetfit.memory.step_schedule import Part, Stretch, schedule, with_micro_steps
 
@@ -282,9 +283,13 @@ def _at_peak(
     last = blocks[:until][::-1][latest]
     alive, sizes = numbers[last > 0] - 1, last[last > 0]
     category = np.bincount(trace.category[alive], sizes, len(CATEGORIES))
-    # Those outside every layer are first.
-    layers = np.bincount(trace.layer[alive] + 1, sizes, len(trace.layers) + 1)
-    named = zip(("", *trace.layers), layers.astype(np.int64).tolist(), strict=True)
+    # Those outside every layer are first, those of the loss last.
+    names = "", *trace.layers, LOSS, LOGITS_AND_LOSS
+    own = trace.layer[alive]
+    behind = len(trace.layers) + 1 + (own >= 0)
+    places = np.where(loss_storages(trace)[alive], behind, own + 1)
+    layers = np.bincount(places, sizes, len(names)).astype(np.int64).tolist()
+    named = zip(names, layers, strict=True)
     largest = sorted(
         (row for row in named if row[1]), key=lambda item: (-item[1], item[0])
     )

@@ -70,6 +70,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             TIME_NOTE if measured is None else measured.note,
         ),
         fits=fits,
+        usable_bytes=budget.usable_bytes if budget else None,
         process_range_bytes=process_range_bytes(timeline.reserved_bytes, budget),
         host_bytes=host_bytes,
         time_factor=ratio,

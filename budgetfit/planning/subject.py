@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from budgetfit.applying.packed_linear import parameter_count
+from budgetfit.applying.packed_linear import PackedLinear, parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
+
+_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_WORTH_NAMING = 0.01  # of the bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,31 @@ class Subject:
             return False
 
         return tuple(filter(is_on, self.blocks))
+
+    def dtypes(self) -> str:
+        """Return the dtypes of its weights, largest share first, in a few words.
+
+        For example ``bf16``, or ``4 bits and fp32 frozen, fp32 trained``.
+        """
+        shares: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+        for module in self.model.modules():
+            for parameter in module.parameters(recurse=False):
+                packed = isinstance(module, PackedLinear)
+                bits = packed and parameter is module.weight
+                name = "4 bits" if bits else _SHORT.get(parameter.dtype)
+                name = name or str(parameter.dtype).removeprefix("torch.")
+                shares[parameter.requires_grad][name] += parameter.nbytes
+        frozen, trained = (
+            " and ".join(
+                name
+                for name, size in shares[key].most_common()
+                if size > _WORTH_NAMING * shares[key].total()
+            )
+            for key in (False, True)
+        )
+        if not frozen:
+            return trained
+        return f"{frozen} frozen, {trained} trained"
 
     def summary(self) -> ModelSummary:
         """Describe the model for people, and to refuse another one later."""

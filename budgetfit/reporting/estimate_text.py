@@ -12,7 +12,15 @@ from budgetfit.core.byte_text import format_bytes, format_range
 from budgetfit.core.gpus import find_gpu, generic_gpu
 from budgetfit.core.units import parse_bytes
 from budgetfit.reporting.header import card_notes, card_text, model_lines, origin_line
-from budgetfit.reporting.layout import WIDTH, Bar, bullets, lines, section, verdict
+from budgetfit.reporting.layout import (
+    WIDTH,
+    Bar,
+    bullets,
+    commands_text,
+    lines,
+    section,
+    verdict,
+)
 from budgetfit.reporting.words import blocks_text, rate_text, time_text
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ def estimate_text(
     model: ModelSummary | None = None,
     vram: str | None = None,
     gpu: str | None = None,
+    then: str = "",
 ) -> RenderableType:
     """Render the memory of given settings.
 
@@ -39,10 +48,12 @@ def estimate_text(
         model: What it belongs to; without it, segments cannot be put in words.
         vram: The limit as it was typed, to echo what it means.
         gpu: The card as it was typed.
+        then: The command that finds settings, where these do not fit.
     """
     blocks = model.blocks if model else ()
     body = lines(
         [
+            *as_is_lines(estimate),
             *recipe_lines(estimate.recipe, blocks),
             time_line(estimate),
             *peak_lines(estimate),
@@ -50,11 +61,45 @@ def estimate_text(
     )
     header = _header(model, vram, gpu)
     parts = [lines([*header, ""])] if header else []
-    parts.append(section("ESTIMATE", body, verdict(estimate.fits)))
+    parts.append(section("ESTIMATE", body, limit_text(estimate)))
     parts.append(memory_section(estimate))
     if estimate.notes:
         parts.append(section("WATCH OUT", bullets(estimate.notes)))
+    if estimate.fits is False:
+        parts += _next(then)
     return Group(*parts)
+
+
+def limit_text(estimate: Estimate) -> Text:
+    """What is reserved of what may be, and whether that fits."""
+    text = Text("")
+    if estimate.usable_bytes is not None:
+        text.append(
+            f"reserved {format_bytes(estimate.reserved_bytes)} "
+            f"of {format_bytes(estimate.usable_bytes)} usable   "
+        )
+    return text.append_text(verdict(estimate.fits))
+
+
+def _next(then: str) -> list[RenderableType]:
+    """What finds settings that fit; a command is never broken over lines."""
+    command = then or "budgetfit.plan(model, ...)"
+    return [Text("NEXT: settings that fit", "bold"), commands_text([command])]
+
+
+def as_is_lines(estimate: Estimate) -> list[str]:
+    """What "as it is" means for this model."""
+    if not estimate.as_is:
+        return []
+    recipe = estimate.recipe
+    wrapped = len(recipe.wrapped_blocks)
+    own = f"{wrapped} blocks checkpointed" if wrapped else "no checkpointing"
+    return [
+        (
+            f"as it is: {estimate.as_is}, no autocast, {own}, {recipe.optimizer}, "
+            f"batch {recipe.batch_size}"
+        )
+    ]
 
 
 def _header(model: ModelSummary | None, vram: str | None, gpu: str | None) -> list[str]:
@@ -158,6 +203,7 @@ def _largest_layers(estimate: Estimate) -> str:
     text = ""
     for name, size_bytes in estimate.timeline.at_peak_layers[:_MOST_LAYERS]:
         more = f"{text}, " if text else "largest layers: "
+        name = name.removeprefix("base_model.model.")  # noqa: PLW2901 - peft's
         more += f"{name or 'outside every layer'} {format_bytes(size_bytes)}"
         if text and len(more) > WIDTH - 4:
             break

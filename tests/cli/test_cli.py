@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -266,6 +267,28 @@ def test_estimate_echoes_the_limit_and_shows_the_recipe(run: Run) -> None:
 
     assert "24GB = 22.35 GiB" in result.stdout
     assert "checkpoint blocks 0-15 (16 of 24)" in result.stdout
+
+
+def test_an_estimate_that_does_not_fit_ends_in_the_plan_of_what_was_typed(
+    run: Run, api: FakeApi
+) -> None:
+    api.answers["estimate_settings"] = (sample_estimate(fits=False), sample_model())
+    words = (
+        *("estimate", "my model", "--gpu", "RTX 4090", "--max-length", "2048"),
+        *("--method", "qlora", "--no-prepare-for-kbit", "--lora-r", "64"),
+        *("--target-modules", "q_proj,v_proj", "--trust-remote-code"),
+    )
+    chosen = ("--batch-size", "8", "--checkpointing", "full")
+
+    result = run(*words, *chosen, "--precision", "bf16-mixed")
+
+    command = next(line for line in result.stdout.splitlines() if "plan " in line)
+    typed = shlex.split(command)
+    assert typed[:3] == ["budgetfit", "plan", "my model"]
+    assert sorted(typed[3:]) == sorted([*words[2:], "--precision", "bf16-mixed"])
+    # It is a command: plan takes it as it stands.
+    assert run(*typed[1:]).exit_code == 0
+    assert "--precision" not in run(*words, "--precision", "as-is").stdout
 
 
 @pytest.mark.parametrize(("fits", "code"), [(True, 0), (None, 0), (False, 3)])

@@ -45,8 +45,10 @@ def test_does_not_fit_says_what_was_found_what_there_was_and_what_to_try() -> No
     error = does_not_fit(found)
     assert not error.proven
     assert str(error).splitlines() == [
-        ("Does not fit: the lowest peak that was found is 12.00 GiB, and 10.00 GiB are "
-        "usable."),
+        (
+            "Does not fit: the lowest peak that was found is 12.00 GiB, and 10.00 GiB are "
+            "usable."
+        ),
         "Largest part: optimizer state, 6.00 GiB.",
         "What would fit:",
         '  optimizer="adamw_bnb_8bit", prepare_for_kbit=False: peak 9.00 GiB',

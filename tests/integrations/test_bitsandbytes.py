@@ -13,14 +13,14 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.integrations import bitsandbytes as layers
+from budgetfit.integrations import bitsandbytes_layers as layers
 from budgetfit.integrations.bitsandbytes import (
     is_quantised,
     loading_peak_bytes,
-    quantise,
     stored_bytes,
     with_stand_ins,
 )
+from budgetfit.integrations.bitsandbytes_layers import quantise
 from budgetfit.integrations.peft import adapted, adapted_on_meta
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
@@ -128,7 +128,7 @@ def test_a_whole_adapter_model_weighs_what_the_real_one_does(
     }
     assert bool(notes) == prepared
     if prepared:
-        assert notes[0].startswith("fp32 copies of embeddings and norms: ")
+        assert notes[0].startswith("fp32 copies of embeddings, head and norms: ")
 
 
 def test_the_users_quantised_model_is_not_changed_by_planning() -> None:

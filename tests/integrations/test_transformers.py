@@ -174,15 +174,6 @@ def test_the_architecture_decides_the_head(write: Callable[..., str]) -> None:
     assert isinstance(resolved.model, transformers.LlamaForSequenceClassification)
 
 
-def test_quantised_weights_are_planned_unquantised_and_said_so(
-    write: Callable[..., str],
-) -> None:
-    fields = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    assert load_model_on_meta(write(fields)).notes == (
-        "the config asks for weights quantised by gptq: planned unquantised",
-    )
-
-
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     ("text", "message"),

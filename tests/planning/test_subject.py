@@ -53,3 +53,13 @@ def test_checkpointing_that_is_on_already_is_seen() -> None:
     assert found.own_checkpointing() == ()
     found.model.transformer.h[1].gradient_checkpointing = True
     assert found.own_checkpointing() == ("transformer.h.1",)
+
+
+def test_dtypes_are_named_by_their_share_and_by_what_is_trained() -> None:
+    found = subject()
+    assert found.dtypes() == "fp32"
+    found.model.transformer.wte.to(torch.bfloat16)
+    found.model.transformer.h.requires_grad_(requires_grad=False)
+    # A norm of the last layer is no share worth a word.
+    assert found.dtypes().startswith("fp32 frozen, ")
+    assert "bf16" in found.dtypes()

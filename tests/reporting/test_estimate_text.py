@@ -1,5 +1,7 @@
 """An estimate as a user reads it."""
 
+from dataclasses import replace
+
 from budgetfit.reporting.text import (
     estimate_text,
     render,
@@ -7,8 +9,11 @@ from budgetfit.reporting.text import (
     render_verification,
 )
 from tests.reporting.sample_plans import (
+    GIB,
     sample_estimate,
     sample_model,
+    sample_recipe,
+    sample_timeline,
     sample_verification,
 )
 
@@ -75,3 +80,37 @@ def test_a_limit_above_the_card_is_the_card() -> None:
     text = render(estimate_text(sample_estimate(), gpu="rtx-4090", vram="48GB"))
 
     assert text.startswith("rtx-4090 23.64 GiB\n")
+
+
+def test_as_it_is_says_what_that_is() -> None:
+    as_is = sample_recipe(precision="as-is", batch_size=8, segments=())
+
+    text = render(estimate_text(sample_estimate(as_is, as_is="bf16")))
+
+    assert (
+        "as it is: bf16, no autocast, no checkpointing, adamw_torch_fused, batch 8\n"
+    ) in text
+    assert "as it is" not in render(estimate_text(sample_estimate()))
+
+
+def test_what_does_not_fit_says_of_how_much_and_what_to_type_next() -> None:
+    command = "budgetfit plan a/model --gpu rtx-4090 " + "--max-length 2048 " * 5
+    found = sample_estimate(fits=False, usable_bytes=21 * GIB)
+
+    text = render(estimate_text(found, then=command.strip()))
+
+    assert "reserved 22.00 GiB of 21.00 GiB usable   DOES NOT FIT" in text
+    assert f"    {command.strip()}" in text.splitlines()
+    assert "NEXT" not in render(estimate_text(sample_estimate(), then=command))
+    assert "budgetfit.plan(model, ...)" in render_estimate(found)
+
+
+def test_pefts_own_names_are_left_out_of_layers() -> None:
+    timeline = replace(
+        sample_timeline(GIB, GIB),
+        at_peak_layers=(("base_model.model.lm_head", GIB), ("logits and loss", 1)),
+    )
+
+    text = render(estimate_text(sample_estimate(timeline=timeline)))
+
+    assert "largest layers: lm_head 1.00 GiB, logits and loss 1 B" in text

@@ -1,0 +1,41 @@
+"""A command to paste, made from the one that was typed."""
+
+import shlex
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+_CHOSEN_BY_PLAN: Final = ("batch_size", "checkpointing", "precision")
+_OF_THE_ANSWER: Final = ("as_json", "traceback")
+
+
+def plan_command(context: typer.Context) -> str:
+    """Return the ``plan`` of what was estimated: with what was typed, less the answer.
+
+    ``precision`` stays where it is one: what is trained is not for a plan to change.
+    """
+    left_out = [*_CHOSEN_BY_PLAN, *_OF_THE_ANSWER]
+    if context.params.get("precision") not in (None, "as-is"):
+        left_out.remove("precision")
+    return shlex.join(["budgetfit", "plan", *_words(context, left_out)])
+
+
+def _words(context: typer.Context, left_out: Container[str]) -> Iterator[str]:
+    """Yield what was typed: the model, and options with their values."""
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        source = context.get_parameter_source(name)
+        if name in left_out or source is None or source.name != "COMMANDLINE":
+            continue
+        if parameter.param_type_name == "argument":
+            yield str(value)
+        elif isinstance(value, bool):
+            yield (parameter.opts if value else parameter.secondary_opts)[0]
+        else:
+            yield from (parameter.opts[0], _text(value))
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - an option's
+    return str(value) if isinstance(value, (str, int, float, Path)) else repr(value)
