@@ -128,7 +128,7 @@ Optimizer = Annotated[
 Checkpointing = Annotated[
     str,
     typer.Option(
-        help="auto, none, full, sqrt, as-is, or block names with commas.",
+        help="auto, none, full, every-2, sqrt, as-is, or block names with commas.",
         rich_help_panel=_SETTINGS,
     ),
 ]

@@ -139,6 +139,13 @@ def _model(plan: Plan) -> Part:
             dtype=next(model.parameters()).dtype,
         )
         return Part(code, ("import transformers",))
+    return own_model(plan, "")
+
+
+def own_model(plan: Plan, text: str) -> Part:
+    """Return ``build_model`` of a factory's text, or one that is left to fill in."""
+    if is_factory_text(text):
+        return _from_factory(text)
     message = (
         f"Fill in build_model(): return {plan.model.name} with "
         f"{plan.model.parameter_count} parameters."
