@@ -37,6 +37,7 @@ from budgetfit.core.errors import InputError
 EXPORTS: Final = {
     "trainer": "budgetfit.integrations.trainer",
     "sft": "budgetfit.integrations.trl",
+    "dpo": "budgetfit.integrations.trl_dpo",
     "accelerate": "budgetfit.integrations.accelerate",
     "lightning": "budgetfit.integrations.lightning",
     "deepspeed": "budgetfit.integrations.deepspeed",

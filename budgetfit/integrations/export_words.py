@@ -30,6 +30,8 @@ def about(plan: Plan, what: str) -> list[str]:
     ]
     if plan.adapter is not None:
         lines.append(f"Trained: {plan.adapter.describe()}.")
+    if plan.recipe.loss_chunks > 1:
+        lines.append(f"Output head and loss: in {plan.recipe.loss_chunks} parts.")
     length = planned_length(plan)
     if length is not None:
         lines.append(f"Samples: at most {length} tokens.")

@@ -32,12 +32,14 @@ class Loading:
     """A function ``load_model()`` as source, and what it needs to be imported.
 
     Attributes:
-        code: Constants and the function.
+        constants: Lines that come first.
+        code: Functions.
         modules: Imported by ``import``.
         names: Imported by ``from``: module and name.
         from_hub: Whether a constant ``MODEL`` names weights and tokenizer.
     """
 
+    constants: str
     code: str
     modules: frozenset[str]
     names: tuple[tuple[str, str], ...]
@@ -57,23 +59,23 @@ def load_model_text(plan: Plan) -> Loading:
     class_name = plan.model.class_name
     from_hub = class_name.isidentifier() and not is_factory_text(text)
     if from_hub:
-        head = f"MODEL = {source(weights_of(plan))}\n\n\n"
+        constants, builder = f"MODEL = {source(weights_of(plan))}\n", ""
         names.append(("transformers", class_name))
         loader, arguments = f"{class_name}.from_pretrained", _loading_arguments(plan)
         loaded = call(loader, arguments, 4, len("model = "))
         said = "Load the model as it was planned."
     else:
-        head, needed = _own_builder(plan, text)
+        constants, (builder, needed) = "", _own_builder(plan, text)
         modules |= needed
         loaded = f"build_model(){_cast(plan)}"
         said = "Build the model as it was planned; load your own weights here."
     lines = [f'"""{said}"""', f"model = {loaded}"]
     lines += adapter_lines(adapter, plan.recipe.precision, class_name, 4)
     body = "".join(f"    {line}\n" for line in lines)
-    code = f"{head}def load_model():\n{body}    return model\n"
+    code = f"{builder}def load_model():\n{body}    return model\n"
     if "torch." not in code:
         modules.discard("torch")
-    return Loading(code, frozenset(modules), tuple(names), from_hub)
+    return Loading(constants, code, frozenset(modules), tuple(names), from_hub)
 
 
 def weights_of(plan: Plan) -> str:

@@ -131,7 +131,7 @@ def _model(plan: Plan) -> Part:
     if text and (not is_local_path(text) or Path(text).expanduser().is_dir()):
         code = parts.MODEL_FROM_HUB.substitute(name=source_text(text))
         return Part(code, ("import transformers",))
-    model: Any = _planned_model(plan, text)
+    model: Any = planned_model(plan, text)
     if type(model).__module__.startswith("transformers.models."):
         code = parts.MODEL_FROM_CONFIG.substitute(
             config=_literal(_config(model)),
@@ -166,7 +166,7 @@ def _from_factory(text: str) -> Part:
     return Part(code, imports)
 
 
-def _planned_model(plan: Plan, text: str) -> object:
+def planned_model(plan: Plan, text: str) -> object:
     """The model that was planned, as long as that takes no weights; None elsewhere."""
     live = getattr(plan.source, "model", None)
     if live is not None:
