@@ -41,6 +41,8 @@ EXPORTS: Final = {
     "accelerate": "budgetfit.integrations.accelerate",
     "lightning": "budgetfit.integrations.lightning",
     "deepspeed": "budgetfit.integrations.deepspeed",
+    "llamafactory": "budgetfit.integrations.llamafactory",
+    "axolotl": "budgetfit.integrations.axolotl",
     "torch": "budgetfit.integrations.torch_script",
 }
 

@@ -205,8 +205,9 @@ Target = Annotated[
     str,
     typer.Option(
         "--to",
-        help="trainer, sft, accelerate, lightning, deepspeed: settings for that "
-        "library. torch: a training script that stands alone.",
+        help="trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, "
+        "axolotl: settings for that library. torch: a training script that stands "
+        "alone.",
     ),
 ]
 SavePlan = Annotated[

@@ -181,6 +181,12 @@ def dtype_of(plan: Plan) -> str:
     return f"torch.{_DTYPES[policy.weights]}"
 
 
+def has_fp32_copies(plan: Plan) -> bool:
+    """Whether a quantised base's embeddings, norms and head were planned in fp32."""
+    pure = find_precision(plan.recipe.precision).weights == "bf16"
+    return plan.adapter is not None and plan.adapter.prepared and not pure
+
+
 def _loading_arguments(plan: Plan) -> list[str]:
     arguments = ["MODEL", f"dtype={dtype_of(plan)}"]
     if plan.adapter is not None and plan.adapter.quantization is not None:
