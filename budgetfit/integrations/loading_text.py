@@ -5,6 +5,7 @@ peft's and bitsandbytes' own names (peft 0.21, transformers 5.23); neither is im
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -57,7 +58,8 @@ def load_model_text(plan: Plan) -> Loading:
     modules = {"torch"}
     names = [] if adapter is None else adapter_imports(adapter)
     class_name = plan.model.class_name
-    from_hub = class_name.isidentifier() and not is_factory_text(text)
+    a_name = class_name.isidentifier() and not keyword.iskeyword(class_name)
+    from_hub = a_name and not is_factory_text(text)
     if from_hub:
         constants, builder = f"MODEL = {source(weights_of(plan))}\n", ""
         names.append(("transformers", class_name))

@@ -12,7 +12,7 @@ import inspect
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from budgetfit.core.errors import InputError
+from budgetfit.core.errors import BudgetfitError
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.torch_script import planned_model
@@ -118,7 +118,7 @@ def _counted_alike(plan: Plan, every: int) -> bool:
     text = (plan.provenance.get("asked") or {}).get("model") or ""
     try:
         model: Any = planned_model(plan, text)
-    except (InputError, OSError):
+    except (BudgetfitError, OSError):
         return False
     enable = getattr(model, "activation_checkpointing_enable", None)
     if not getattr(model, "supports_gradient_checkpointing", False) or enable is None:
