@@ -128,7 +128,7 @@ def _targets(adapter: Adapter) -> str:
     if isinstance(targets, str):
         raise InputError(
             f"LLaMA-Factory takes names of modules, and target_modules is the pattern "
-            f"{targets!r}. Plan with names: --target-modules q_proj,v_proj."
+            f"{targets!r}. Plan again with names: --target-modules q_proj,v_proj."
         )
     return ",".join(targets)
 

@@ -133,7 +133,7 @@ def refuse_what_is_no_text(plan: Plan, program: str) -> None:
     if "input_ids" not in plan.model.batch:
         raise InputError(
             f"{program} trains models of language, and a sample of this plan is "
-            f"{sample_text(plan.model.batch)}. Export --to trainer or --to torch."
+            f"{sample_text(plan.model.batch)}. Use --to trainer or --to torch instead."
         )
     if "." in plan.recipe.optimizer:
         raise InputError(

@@ -84,7 +84,7 @@ def dpo_text(plan: Plan, plan_file: str) -> str:
     if "input_ids" not in plan.model.batch or "pixel_values" in plan.model.batch:
         raise InputError(
             "Only plans of texts can be exported for DPO, and a sample of this one is "
-            f"{sample_text(plan.model.batch)}. Export --to trainer."
+            f"{sample_text(plan.model.batch)}. Use --to trainer instead."
         )
     return program_text(plan, plan_file, _DPO)
 
