@@ -127,8 +127,8 @@ def _precision(plan: Plan) -> Settings:
     if half == "fp16" and plan.adapter is None:
         raise InputError(
             "axolotl loads weights in fp16 where it computes in fp16, and fp16 "
-            "weights cannot be trained with loss scaling. Plan again with --method lora "
-            "or --precision fp32, or export --to llamafactory."
+            "weights cannot be trained with loss scaling. Plan again with "
+            "--method lora or --precision fp32, or export --to llamafactory."
         )
     return {"bf16": half == "bf16", "fp16": half == "fp16", "tf32": policy.tf32}
 

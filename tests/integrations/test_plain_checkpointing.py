@@ -37,6 +37,8 @@ from tests.integrations.tiny_training import (
 from tests.reporting.sample_plans import GIB, sample_estimate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from budgetfit.core.plan import Plan
@@ -102,6 +104,30 @@ def test_the_trainer_recomputes_every_nth_block_by_itself(
     assert ('"every_n_layers": ' + str(n) in text.replace("'", '"')) == (n > 1)
     assert runs(counts) == expected
     assert len(losses) == STEPS
+
+
+@pytest.mark.filterwarnings("ignore")  # no card: nothing to pin memory for
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_printed_program_runs_as_it_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = tiny_model(kind)
+    model.save_pretrained(tmp_path / "model")
+    plan = every(model, 2)
+    plan = replace(
+        plan,
+        provenance={"asked": {"model": str(tmp_path / "model")}},
+        model=replace(plan.model, class_name=type(model).__name__),
+    )
+    text = trainer_module.export_text(replace(plan, source=None), "plan.json")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+
+    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+
+    assert "budgetfit" not in text.replace(str(tmp_path), "")
+    assert len(names["samples"]) == 3 * plan.recipe.effective_batch_size
+    assert list((tmp_path / "out").iterdir())  # what it has trained
 
 
 @QUIET_PEFT
