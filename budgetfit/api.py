@@ -113,7 +113,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         optimizer: transformers' ``optim`` name or a function of the parameters.
         batch_size: Samples per micro-batch; solved for if left out.
         effective_batch_size: Samples per optimizer step; never changed.
-        checkpointing: ``auto``, ``none``, ``full``, ``sqrt``, ``as-is`` or block names.
+        checkpointing: ``auto``, ``none``, ``full``, ``every-2`` (or another number),
+            ``sqrt``, ``as-is`` or block names.
         objective: ``throughput``, ``batch_size`` or ``memory``.
         headroom: Kept free on top of the predicted process.
         host_ram: Most pinned host memory that offloading may use; left out: what is

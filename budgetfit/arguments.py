@@ -306,8 +306,8 @@ def parse_checkpointing(wanted: str | Sequence[str]) -> str | tuple[str, ...]:
         return wanted
     if not isinstance(wanted, (list, tuple)):
         raise InputError(
-            "checkpointing must be auto, none, full, sqrt, as-is, or a list of block "
-            f'names such as ["model.layers.0"]; got {wanted!r}.'
+            "checkpointing must be auto, none, full, every-2, sqrt, as-is, or a list "
+            f'of block names such as ["model.layers.0"]; got {wanted!r}.'
         )
     return tuple(wanted)
 

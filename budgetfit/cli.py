@@ -40,9 +40,12 @@ from budgetfit.core.errors import InputError
 EXPORTS: Final = {
     "trainer": "budgetfit.integrations.trainer",
     "sft": "budgetfit.integrations.trl",
+    "dpo": "budgetfit.integrations.trl_dpo",
     "accelerate": "budgetfit.integrations.accelerate",
     "lightning": "budgetfit.integrations.lightning",
     "deepspeed": "budgetfit.integrations.deepspeed",
+    "llamafactory": "budgetfit.integrations.llamafactory",
+    "axolotl": "budgetfit.integrations.axolotl",
     "torch": "budgetfit.integrations.torch_script",
 }
 

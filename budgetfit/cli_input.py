@@ -13,6 +13,8 @@ def one_or_list(text: str) -> str | list[str]:
 
 def name_or_blocks(text: str) -> str | Sequence[str]:
     """A word is a policy; what has commas, dots or digits names blocks."""
+    if text.startswith("every-") and "," not in text:
+        return text
     if any(sign in ",." or sign.isdecimal() for sign in text):
         return names(text)
     return text

@@ -137,7 +137,7 @@ Optimizer = Annotated[
 Checkpointing = Annotated[
     str,
     typer.Option(
-        help="auto, none, full, sqrt, as-is, or block names with commas.",
+        help="auto, none, full, every-2, sqrt, as-is, or block names with commas.",
         rich_help_panel=_SETTINGS,
     ),
 ]
@@ -223,8 +223,9 @@ Target = Annotated[
     str,
     typer.Option(
         "--to",
-        help="trainer, sft, accelerate, lightning, deepspeed: settings for that "
-        "library. torch: a training script that stands alone.",
+        help="trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, "
+        "axolotl: settings for that library. torch: a training script that stands "
+        "alone.",
     ),
 ]
 SavePlan = Annotated[

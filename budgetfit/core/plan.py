@@ -159,7 +159,10 @@ class LaterRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary:
-    """What the model is, for people and for refusing the wrong one."""
+    """What the model is, for people and for refusing the wrong one.
+
+    ``class_name`` is its class in transformers, below adapters; empty for another.
+    """
 
     name: str
     parameter_count: int
@@ -168,6 +171,7 @@ class ModelSummary:
     block_type: str
     source: str
     batch: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    class_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,8 @@ class PlanExports:
         Raises:
             InputError: If the Trainer cannot build the plan's optimizer by its name.
         """
-        found: dict[str, Any] = _call("trainer", "training_arguments", self, overrides)
+        home, function = "trainer_arguments", "training_arguments"
+        found: dict[str, Any] = _call(home, function, self, overrides)
         return found
 
     def trainer_callback(self) -> Any:

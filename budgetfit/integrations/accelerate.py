@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about, source
+from budgetfit.integrations.export_words import about, import_block, source
 from budgetfit.integrations.installed import find_attribute
+from budgetfit.integrations.loading_text import load_model_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
@@ -42,14 +43,30 @@ def launch_config(plan: Plan) -> dict[str, Any]:
     return config
 
 
+def _indented(text: str) -> list[str]:
+    return [f"    {line}".rstrip() for line in text.splitlines()]
+
+
 def export_text(plan: Plan, plan_file: str) -> str:
     """Return a YAML file; its comments hold the lines that the script needs."""
     steps = plan.recipe.gradient_accumulation_steps
+    loading = load_model_text(plan)
+    imports = import_block(
+        {*loading.modules, "budgetfit"},
+        [
+            ("accelerate", "Accelerator"),
+            ("torch.utils.data", "DataLoader"),
+            *loading.names,
+        ],
+    )
     script = [
         "",
         "accelerate launch --config_file accelerate.yaml train.py",
         "",
         "In train.py, before accelerator.prepare(...):",
+        *_indented(f"{imports}\n{loading.constants}\n{loading.code}"),
+        "",
+        "    model = load_model()",
         f"    plan = budgetfit.Plan.load({source(plan_file)})",
         "    plan.prepare(model)  # recomputes the planned blocks",
         "    optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",

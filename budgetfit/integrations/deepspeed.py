@@ -7,8 +7,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about, refuse_optimizer_in_backward
+from budgetfit.integrations.export_words import (
+    about,
+    import_block,
+    refuse_optimizer_in_backward,
+)
 from budgetfit.integrations.installed import find_attribute
+from budgetfit.integrations.loading_text import load_model_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
@@ -55,8 +60,12 @@ def export_text(plan: Plan, plan_file: str) -> str:
     Raises:
         InputError: As ``engine_config``.
     """
+    loading = load_model_text(plan)
+    code = f"{import_block(loading.modules, loading.names)}{loading.constants}"
     comment = [
         *filter(None, about(plan, "A DeepSpeed engine")),
+        *filter(None, f"{code}{loading.code}".splitlines()),
+        "model = load_model()",
         f"plan = budgetfit.Plan.load({plan_file!r}); plan.prepare(model)",
         "optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
         "deepspeed.initialize(model=model, optimizer=optimizer, config=this file)",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.errors import InputError
 from budgetfit.reporting.words import blocks_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from budgetfit.core.plan import Plan
 
+_WIDTH: Final = 88  # of a line of source
+_STANDARD: Final = frozenset({"importlib", "itertools", "runpy"})
 LENGTH_NAMES = ("input_ids", "decoder_input_ids")
 
 
@@ -27,14 +29,21 @@ def about(plan: Plan, what: str) -> list[str]:
         f"Precision: {plan.recipe.precision}; optimizer: {_optimizer(plan)}.",
     ]
     if plan.adapter is not None:
-        lines.append(f"Trained: {plan.adapter.describe()}; hand in a model with it.")
+        lines.append(f"Trained: {plan.adapter.describe()}.")
+    if plan.recipe.loss_chunks > 1:
+        lines.append(f"Output head and loss: in {plan.recipe.loss_chunks} parts.")
     length = planned_length(plan)
     if length is not None:
         lines.append(f"Samples: at most {length} tokens.")
     loss = (plan.provenance.get("asked") or {}).get("loss")
     if loss is not None:
         lines.append(f"Loss: planned with {loss}.")
-    return [line.replace("\\", "/").replace('"', "'") for line in lines]
+    return [plain_line(line) for line in lines]
+
+
+def plain_line(text: str) -> str:
+    """Return a text that ends neither a docstring nor a comment: names are users'."""
+    return " ".join(text.replace("\\", "/").replace('"', "'").splitlines())
 
 
 def _optimizer(plan: Plan) -> str:
@@ -71,6 +80,48 @@ def source(value: object) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return repr(value)
+
+
+def call(function: str, arguments: Sequence[str], indent: int, before: int = 0) -> str:
+    """Return a call as source, one argument in each line where one line is too long.
+
+    Args:
+        function: What is called.
+        arguments: As source; those of several lines are indented by ``indent + 4``.
+        indent: Of the line that the call is in.
+        before: Characters of that line before the call, indentation left out.
+    """
+    line = f"{function}({', '.join(arguments)})"
+    if "\n" not in line and indent + before + len(line) <= _WIDTH:
+        return line
+    space = " " * indent
+    inner = "".join(f"{space}    {argument},\n" for argument in arguments)
+    return f"{function}(\n{inner}{space})"
+
+
+def import_block(modules: Iterable[str], names: Iterable[tuple[str, str]]) -> str:
+    """Return import lines: ``import`` of modules, names of modules, then budgetfit."""
+    found = set(modules)
+    by_module: dict[str, set[str]] = {}
+    for module, name in names:
+        by_module.setdefault(module, set()).add(name)
+    groups = [
+        [f"import {each}" for each in sorted(found & _STANDARD)],
+        [
+            *(f"import {each}" for each in sorted(found - _STANDARD - {"budgetfit"})),
+            *(_import_names(*each) for each in sorted(by_module.items())),
+        ],
+        ["import budgetfit"] if "budgetfit" in found else [],
+    ]
+    return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
+
+
+def _import_names(module: str, names: Iterable[str]) -> str:
+    ordered = sorted(names, key=lambda name: (not name.isupper(), name))
+    line = f"from {module} import {', '.join(ordered)}"
+    if len(line) <= _WIDTH:
+        return line
+    return call(f"from {module} import ", ordered, 0)
 
 
 def keywords(arguments: Mapping[str, Any], indent: int) -> str:

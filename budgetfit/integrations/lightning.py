@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.export_words import (
     about,
+    import_block,
     keywords,
     refuse_optimizer_in_backward,
     source,
 )
 from budgetfit.integrations.installed import find_attribute
+from budgetfit.integrations.loading_text import load_model_text
 from budgetfit.integrations.prepared_model import PreparedModel, prepare
 
 if TYPE_CHECKING:
@@ -91,18 +93,17 @@ _TEXT: Final = Template('''\
 """$about
 """
 
-import lightning
-
-import budgetfit
-
-plan = budgetfit.Plan.load($plan)
+$imports
+${constants}plan = budgetfit.Plan.load($plan)
 BATCH_SIZE = $batch_size  # for your DataLoader
 
+
+$loading
 
 def make_trainer(**options):
     """Return a Trainer that trains the planned model as planned.
 
-    In your LightningModule, configure_optimizers is
+    Your LightningModule has it from load_model(), and its configure_optimizers is
     ``return plan.make_optimizer(self.parameters(), lr=5e-5)``.
     """
     return lightning.Trainer(
@@ -118,7 +119,13 @@ def export_text(plan: Plan, plan_file: str) -> str:
     Raises:
         InputError: As ``trainer_arguments``.
     """
+    loading = load_model_text(plan)
     return _TEXT.substitute(
+        imports=import_block(
+            {*loading.modules, "budgetfit", "lightning"}, loading.names
+        ),
+        constants=loading.constants,
+        loading=loading.code,
         about="\n".join(about(plan, "A Lightning Trainer")),
         plan=source(plan_file),
         batch_size=plan.recipe.batch_size,

@@ -15,7 +15,14 @@ from budgetfit.integrations.bitsandbytes import (
     with_stand_ins,
 )
 from budgetfit.integrations.bitsandbytes_layers import quantise
+from budgetfit.integrations.export_words import call
 from budgetfit.integrations.installed import quiet_import
+from budgetfit.integrations.loading_text import (
+    adapter_imports,
+    adapter_lines,
+    quantization_config,
+    task_of,
+)
 from budgetfit.integrations.unquantised import size_notes
 
 if TYPE_CHECKING:
@@ -159,32 +166,12 @@ def adapters_on(model: nn.Module, adapter: Adapter | None) -> Iterator[nn.Module
 
 def code(adapter: Adapter) -> str:
     """Return the lines of Python that load and adapt a model as planned."""
-    load, prepare = "", ""
-    names = "LoraConfig, get_peft_model"
-    dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    if adapter.quantization == "nf4":
-        load = (
-            "quantization_config=BitsAndBytesConfig(load_in_4bit=True, "
-            'bnb_4bit_quant_type="nf4", '
-            f"bnb_4bit_use_double_quant={adapter.double_quantization}, "
-            f"bnb_4bit_compute_dtype=torch.{dtypes[adapter.compute_dtype]})"
-        )
-    elif adapter.quantization == "int8":
-        load = "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"
-    if adapter.prepared:
-        names += ", prepare_model_for_kbit_training"
-        prepare = (
-            "model = prepare_model_for_kbit_training(model, "
-            "use_gradient_checkpointing=False)\n"
-        )
-    return (
-        f"from peft import {names}\n"
-        f"model = AutoModelForCausalLM.from_pretrained(name, {load})\n"
-        f"{prepare}"
-        f"model = get_peft_model(model, LoraConfig(r={adapter.r}, "
-        f"lora_alpha={adapter.alpha}, lora_dropout={adapter.dropout}, "
-        f"target_modules={_targets(adapter)!r}))\n"
-    ).replace("(name, )", "(name)")
+    names = ", ".join(name for home, name in adapter_imports(adapter) if home == "peft")
+    config = quantization_config(adapter, 4)
+    arguments = ["name", *([f"quantization_config={config}"] if config else [])]
+    loaded = call("AutoModelForCausalLM.from_pretrained", arguments, 0, len("model = "))
+    lines = [f"from peft import {names}", f"model = {loaded}", *adapter_lines(adapter)]
+    return "\n".join(lines) + "\n"
 
 
 def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> Any:  # noqa: ANN401 - a PeftModel
@@ -203,7 +190,7 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=_targets(adapter),
-        task_type=_task(model),
+        task_type=task_of(type(model).__name__),
     )
     try:
         with warnings.catch_warnings(), quiet_import():  # it imports torchao and others
@@ -224,20 +211,6 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
 def _targets(adapter: Adapter) -> str | list[str]:
     targets = adapter.target_modules
     return targets if isinstance(targets, str) else list(targets)
-
-
-def _task(model: nn.Module) -> str | None:
-    """Return peft's task type by the class: a classifier's new head is trained too."""
-    for end, task in (
-        ("ForSequenceClassification", "SEQ_CLS"),
-        ("ForTokenClassification", "TOKEN_CLS"),
-        ("ForQuestionAnswering", "QUESTION_ANS"),
-        ("ForCausalLM", "CAUSAL_LM"),
-        ("LMHeadModel", "CAUSAL_LM"),
-    ):
-        if type(model).__name__.endswith(end):
-            return task
-    return None
 
 
 def _library() -> Any:  # noqa: ANN401 - the module

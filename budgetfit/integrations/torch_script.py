@@ -130,7 +130,7 @@ def _model(plan: Plan) -> Part:
     if text and (not is_local_path(text) or Path(text).expanduser().is_dir()):
         code = parts.MODEL_FROM_HUB.substitute(name=source_text(text))
         return Part(code, ("import transformers",))
-    model: Any = _planned_model(plan, text)
+    model: Any = planned_model(plan, text)
     if type(model).__module__.startswith("transformers.models."):
         code = parts.MODEL_FROM_CONFIG.substitute(
             config=_literal(_config(model)),
@@ -138,6 +138,13 @@ def _model(plan: Plan) -> Part:
             dtype=next(model.parameters()).dtype,
         )
         return Part(code, ("import transformers",))
+    return own_model(plan, "")
+
+
+def own_model(plan: Plan, text: str) -> Part:
+    """Return ``build_model`` of a factory's text, or one that is left to fill in."""
+    if is_factory_text(text):
+        return _from_factory(text)
     message = (
         f"Fill in build_model(): return {plan.model.name} with "
         f"{plan.model.parameter_count} parameters."
@@ -158,7 +165,7 @@ def _from_factory(text: str) -> Part:
     return Part(code, imports)
 
 
-def _planned_model(plan: Plan, text: str) -> object:
+def planned_model(plan: Plan, text: str) -> object:
     """The model that was planned, as long as that takes no weights; None elsewhere."""
     live = getattr(plan.source, "model", None)
     if live is not None:

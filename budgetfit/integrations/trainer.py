@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 from transformers import TrainerCallback
@@ -11,18 +10,14 @@ from transformers import TrainerCallback
 from budgetfit.applying.undo import Undo
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.export_words import about, keywords, source
 from budgetfit.integrations.prepared_model import (
     PreparedModel,
     cast_weights,
     find_planned,
 )
-from budgetfit.integrations.trainer_arguments import (
-    exported,
-    settings,
-    training_arguments,
-)
-from budgetfit.integrations.trl import has_fused_head
+from budgetfit.integrations.trainer_arguments import settings
+from budgetfit.integrations.trainer_text import Program, program_text
+from budgetfit.integrations.trl import has_fused_head, trains_pairs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,9 +125,12 @@ def _check_arguments(plan: Plan, args: Any) -> None:  # noqa: ANN401
             "(CUDA_VISIBLE_DEVICES=0), or start one process per card with accelerate "
             "launch."
         )
+    planned = settings(plan)
+    if trains_pairs(args):
+        planned["per_device_train_batch_size"] //= 2
     other = [
         f"{name}={getattr(args, name)} (planned: {value})"
-        for name, value in settings(plan).items()
+        for name, value in planned.items()
         if getattr(args, name) != value
     ]
     if args.world_size > 1:
@@ -145,42 +143,18 @@ def _check_arguments(plan: Plan, args: Any) -> None:  # noqa: ANN401
         )
 
 
-_TEXT: Final = Template('''\
-"""$about
-"""
-
-from transformers import Trainer, TrainingArguments
-
-import budgetfit
-
-plan = budgetfit.Plan.load($plan)
-
-
-def make_trainer(model, train_dataset, **options):
-    """Return a Trainer of the planned model, which trains as planned."""
-    args = TrainingArguments(
-        output_dir="out",
-$arguments    )
-    return Trainer(
-        model=model,
-        args=args,
-        train_dataset=train_dataset,
-        callbacks=[plan.trainer_callback()],  # recomputes the planned blocks
-$optimizer        **options,
-    )
-''')
-
-
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return Python source with a function that makes the Trainer.
+    """Return a Python program that loads the model and trains it.
 
     Raises:
-        InputError: As ``training_arguments``.
+        InputError: If the Trainer cannot build the plan's optimizer by its name.
     """
-    overrides, optimizer = exported(plan)
-    return _TEXT.substitute(
-        about="\n".join(about(plan, "A Trainer")),
-        plan=source(plan_file),
-        arguments=keywords(training_arguments(plan, overrides), 8),
-        optimizer=optimizer,
-    )
+    return program_text(plan, plan_file, _PROGRAM)
+
+
+_PROGRAM: Final = Program(
+    what="A Trainer",
+    library="transformers",
+    trainer="Trainer",
+    arguments="TrainingArguments",
+)

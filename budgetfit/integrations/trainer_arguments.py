@@ -25,17 +25,22 @@ def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: If the plan's optimizer or an argument has no name there.
     """
-    known = {item.name for item in dataclasses.fields(TrainingArguments) if item.init}
-    return planned_arguments(plan, known, overrides)
+    return planned_arguments(plan, known_fields(), overrides)
+
+
+def known_fields() -> set[str]:
+    """Return the names that the installed ``TrainingArguments`` takes."""
+    return {item.name for item in dataclasses.fields(TrainingArguments) if item.init}
 
 
 def planned_arguments(
-    plan: Plan, known: Collection[str], overrides: dict[str, Any]
+    plan: Plan, known: Collection[str], overrides: dict[str, Any], every: int = 0
 ) -> dict[str, Any]:
     """Return what a plan says to a class of arguments with these fields.
 
     Checkpointing is switched off in so many words: some classes switch it on, for every
-    block, and the callback does what is planned (user-needs V3, V4).
+    block, and the callback does what is planned (user-needs V3, V4). With ``every`` the
+    library recomputes every n-th block itself.
 
     Raises:
         InputError: As ``training_arguments``.
@@ -49,7 +54,10 @@ def planned_arguments(
     # The first is the new name of the second, which is deprecated (user-needs V1).
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if name in known:
-            wanted[name] = False
+            wanted[name] = every > 0
+            if every:
+                counted = {"every_n_layers": every} if every > 1 else {}
+                wanted[f"{name}_kwargs"] = {"use_reentrant": False, **counted}
             break
     if recipe.optimizer_in_backward:
         wanted["max_grad_norm"] = 0.0  # gradients are gone before their norm is known

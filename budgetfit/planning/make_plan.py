@@ -292,7 +292,7 @@ def policy_recipe(
     if policy == "auto":
         raise InputError(
             "checkpointing='auto' is a decision, and an estimate takes none. Use plan, "
-            "or one of: as-is, none, full, sqrt, or block names."
+            "or one of: as-is, none, full, every-2, sqrt, or block names."
         )
     if policy == "as-is":
         policy = subject.own_checkpointing()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.memory.replay import kernel_card, replay
 from budgetfit.planning.chains import Chains
+from budgetfit.planning.every_nth import SOLVED
 from budgetfit.planning.judge import step_ms
 from budgetfit.planning.largest_batch import largest_up_to, live_bound
 from budgetfit.planning.search import (
@@ -36,6 +37,7 @@ PRACTICES: Final = (
     ("every block recomputed", "full"),
     ("Chen's sqrt(n) segments", "sqrt"),
 )
+EVERY_NTH: Final = ("every n-th block recomputed", SOLVED)  # decides nothing
 TRIES: Final = 3  # batch sizes that the judge may refuse after they were found to fit
 _NOTHING: Final = BlockOption(
     mode="keep", saved_bytes=0, forward_bytes=0, backward_bytes=0
@@ -49,7 +51,7 @@ def best_of_policy(
 
     The loss is in one piece, as those who checkpoint by a policy have it. Chen's long
     segments leave little that repeats: their batch is chosen by the formula, so that
-    they are traced once.
+    they are traced once. So is that of every n-th block, together with n.
 
     Args:
         chains: Of the setting.
@@ -61,7 +63,7 @@ def best_of_policy(
         InputError: If the policy or one of the named blocks is not known.
     """
     plain = Chains(chains.traces, replace(chains.setting, loss_chunks=1), frozenset())
-    if policy == "sqrt":
+    if policy in ("sqrt", SOLVED):
         asked = replace(request, checkpointing=policy)
         for rounds in (1, TRIES):
             found = search(plain, asked, budget, most_rounds=rounds).estimate

@@ -15,6 +15,12 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.planning.chains import Chains, every_block
+from budgetfit.planning.every_nth import (
+    SOLVED,
+    every_nth,
+    fastest_every_nth,
+    number_of,
+)
 from budgetfit.planning.fastest import bounds_of_fastest, fastest, lowest_of_all
 from budgetfit.planning.judge import judge
 from budgetfit.planning.near_misses import near_misses
@@ -76,6 +82,8 @@ def solver_for(
         return lowest_of_all if request.objective == "memory" else fastest
     if policy == "sqrt":
         return lambda problem: _fixed(problem, chen_segments(problem.chain))
+    if policy == SOLVED:
+        return fastest_every_nth
     segments = fixed_segments(policy, blocks)
     return lambda problem: _fixed(problem, segments)
 
@@ -91,9 +99,13 @@ def fixed_segments(policy: Checkpointing, blocks: Sequence[str]) -> tuple[Segmen
             return ()
         if policy == "full":
             return every_block(tuple(blocks))
+        n = number_of(policy)
+        if n is not None:
+            return every_nth(blocks, n)
         raise InputError(
             f"{policy!r} is not a checkpointing policy. Use one of: auto, none, full, "
-            'sqrt, as-is, or a list of block names such as ["model.layers.0"].'
+            "every-2 (every second block; any number), sqrt, as-is, or a list of block "
+            'names such as ["model.layers.0"].'
         )
     unknown = [name for name in policy if name not in blocks]
     if unknown:
@@ -116,6 +128,8 @@ def policy_segments(
     """
     if policy == "sqrt":
         return chen_segments(chains.at(batch_size))
+    if policy == SOLVED:
+        policy = "every-2"  # which needs the least
     return fixed_segments(policy, chains.traces.subject.blocks)
 
 

@@ -120,4 +120,12 @@ class Subject:
             block_type=types.most_common(1)[0][0] if types else "",
             source=self.source,
             batch=describe_batch(self.batch),
+            class_name=_library_class(self.model),
         )
+
+
+def _library_class(model: nn.Module) -> str:
+    """Return the class of a transformers model, below peft's; else nothing."""
+    under: Any = getattr(model, "get_base_model", None)
+    kind = type(model if under is None else under())
+    return kind.__name__ if kind.__module__.startswith("transformers.models.") else ""

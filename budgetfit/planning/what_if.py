@@ -13,6 +13,7 @@ from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS
 from budgetfit.memory.chain_peak import chain_peak_bytes
 from budgetfit.planning.chains import Chains, every_block
+from budgetfit.planning.every_nth import SOLVED, ordinal, which_nth
 from budgetfit.planning.fastest import lowest_of_all, without_host
 from budgetfit.planning.levers import (
     can_step_in_backward,
@@ -23,7 +24,7 @@ from budgetfit.planning.loss_parts import (
     search_with_loss_parts,
     with_fewer_logits,
 )
-from budgetfit.planning.practices import PRACTICES, best, best_of_policy
+from budgetfit.planning.practices import EVERY_NTH, PRACTICES, best, best_of_policy
 from budgetfit.planning.search import Request, judged, policy_segments, search
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.problem import Problem
@@ -81,7 +82,9 @@ def further_rows(
 ) -> tuple[Alternative, ...]:
     """Return the alternatives that decide nothing; ``first`` are those that did."""
     shown = [row.label for row in first]
-    others = tuple(pair for pair in PRACTICES if pair[0] not in shown)
+    # Where nothing has to be recomputed, every n-th block need not be either.
+    usual = (*PRACTICES, EVERY_NTH) if plan.recipe.segments else PRACTICES
+    others = tuple(pair for pair in usual if pair[0] not in shown)
     rest = _practices(chains, request, budget, others)
     return (
         *rest,
@@ -117,7 +120,11 @@ def _practices(
         if policy != "none" and not blocks:
             continue
         found = best_of_policy(chains, policy, request, budget)
-        rows.append(Alternative(label=label, estimate=found, fits=bool(found.fits)))
+        n = which_nth(found.recipe.segments, blocks)
+        if policy == SOLVED and not (found.fits and n):
+            continue
+        named = label.replace("n-th", ordinal(n or 0))
+        rows.append(Alternative(label=named, estimate=found, fits=bool(found.fits)))
     return tuple(rows)
 
 

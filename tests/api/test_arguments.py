@@ -84,7 +84,7 @@ def plan(**options: Any) -> budgetfit.Plan:
             {"checkpointing": "some"},
             "not a checkpointing policy. Use one of: auto, none",
         ),
-        ({"checkpointing": None}, "must be auto, none, full, sqrt, as-is, or a list"),
+        ({"checkpointing": None}, "must be auto, none, full, every-2, sqrt"),
         ({"checkpointing": ["layers.9"]}, "Its blocks: layers.0, layers.1, layers.2"),
         ({"objective": "speed"}, "Use one of: throughput, batch_size, memory"),
         ({"loss": "mse"}, "loss must be a function: loss(outputs, batch) -> scalar"),

@@ -59,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ),
         ("--gpu t4 --max-length 0", "max_length must be a whole number"),
         ("--gpu t4 --max-length 99", "max_length"),
-        ("--gpu t4 --checkpointing some", "Use one of: auto, none, full, sqrt, as-is"),
+        ("--gpu t4 --checkpointing some", "Use one of: auto, none, full, every-2"),
         (
             "--gpu t4 --checkpointing transformer.h.9",
             "Its blocks: transformer.h.0, transformer.h.1",

@@ -371,7 +371,10 @@ def test_export_writes_the_script_to_stdout_or_to_a_file(
     ("target", "library", "words"),
     [
         ("trainer", "torch", "per_device_train_batch_size=6,"),
-        ("sft", "trl", "max_length=2048,"),
+        ("sft", "torch", "max_length=2048,"),
+        ("dpo", "torch", "per_device_train_batch_size=3,"),
+        ("llamafactory", "torch", "cutoff_len: 2048"),
+        ("axolotl", "torch", "micro_batch_size: 6"),
         ("accelerate", "torch", 'mixed_precision: "bf16"'),
         ("lightning", "torch", "accumulate_grad_batches=11,"),
         ("deepspeed", "torch", '"train_micro_batch_size_per_gpu": 6,'),
@@ -387,7 +390,7 @@ def test_export_writes_the_settings_of_a_library(
     assert result.exit_code == 0, result.stderr
     assert words in result.stdout
     assert "SmolLM2-1.7B, as planned for" in result.stdout
-    if target not in {"accelerate", "deepspeed"}:
+    if target not in {"accelerate", "deepspeed", "llamafactory", "axolotl"}:
         assert f'budgetfit.Plan.load("{saved}")' in result.stdout
         compile(result.stdout, "settings.py", "exec")
     if target == "deepspeed":

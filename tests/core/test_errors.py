@@ -46,8 +46,8 @@ def test_does_not_fit_says_what_was_found_what_there_was_and_what_to_try() -> No
     assert not error.proven
     assert str(error).splitlines() == [
         (
-            "Does not fit: the lowest peak that was found is 12.00 GiB, and 10.00 GiB are "
-            "usable."
+            "Does not fit: the lowest peak that was found is 12.00 GiB, and 10.00 GiB "
+            "are usable."
         ),
         "Largest part: optimizer state, 6.00 GiB.",
         "What would fit:",

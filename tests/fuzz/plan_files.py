@@ -113,7 +113,7 @@ def _export(plan: budgetfit.Plan, target: str, module: str) -> None:
 
     text = importlib.import_module(module).export_text(plan, "plan.json")
     text.encode()
-    if target != "torch":
+    if target not in {"torch", "trainer", "sft", "dpo", "lightning"}:
         return
     tree = ast.parse(text)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -4,11 +4,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import transformers
 
+from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
 from tests.integrations.tiny_training import (
     BATCH_SIZE,
@@ -132,3 +139,106 @@ def test_the_exported_text_makes_an_sft_trainer_that_trains(tmp_path: Path) -> N
 
     assert runs(counts) == [1, 2, 2, 1]
     assert f"max_length={LENGTH}," in text
+
+
+def preferences() -> Any:
+    """Pairs of texts; with the prompt they are as long as was planned."""
+    words = [f"w{number}" for number in range(12)]
+    rows = [
+        {
+            "prompt": " ".join(words[row : row + 3]),
+            "chosen": f" {words[row]} {words[row + 1]} {words[row + 2]}",
+            "rejected": f" {words[row + 2]} {words[row + 1]}",
+        }
+        for row in range(9)
+    ]
+    return datasets.Dataset.from_list(rows * 4)
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL's own, of transformers' old names
+@pytest.mark.parametrize(
+    ("segments", "callback", "expected"),
+    [([0, 2], False, [2, 1, 2, 1]), ([1, 2], True, [1, 2, 2, 1])],
+)
+def test_the_exported_text_makes_a_dpo_trainer_that_trains(
+    segments: list[int], callback: bool, expected: list[int], tmp_path: Path
+) -> None:
+    model = tiny_model("llama")
+    names = blocks_of(model)
+    plan = plan_for(model, tuple(Segment((names[k],)) for k in segments), batch_size=4)
+    plan.save(tmp_path / "plan.json")
+    plan = dataclasses.replace(plan, source=SimpleNamespace(model=model))
+    text = trl_module.dpo_text(plan, str(tmp_path / "plan.json"))
+    made: dict[str, Any] = {"__name__": "settings"}
+    exec(compile(text, "settings.py", "exec"), made)  # noqa: S102
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Training with")
+        built = made["make_trainer"](model, preferences(), word_tokenizer())
+        for name, value in QUIET.items():
+            if name != "use_cpu":
+                setattr(built.args, name, value)
+        built.remove_callback(transformers.PrinterCallback)
+        counts = count_block_runs(model)  # what was said before training is known
+        built.train()
+
+    assert ("trainer_callback" in text) == callback
+    assert built.args.per_device_train_batch_size == 2
+    assert built.ref_model is None
+    assert built.args.max_length == LENGTH
+    assert runs(counts) == expected
+
+
+def test_pairs_need_an_even_number_of_planned_samples() -> None:
+    plan = plan_for(tiny_model("llama"), batch_size=3)
+    with pytest.raises(InputError, match="--batch-size 4"):
+        trl_module.dpo_text(plan, "plan.json")
+    pictures = dataclasses.replace(
+        plan_for(tiny_model("llama"), batch_size=2),
+        model=dataclasses.replace(
+            plan.model, batch={"pixel_values": ((2, 3, 8, 8), "float32")}
+        ),
+    )
+    with pytest.raises(InputError, match="pixel_values 3x8x8"):
+        trl_module.dpo_text(pictures, "plan.json")
+
+
+@pytest.mark.parametrize("name", ["_SFT", "_DPO"])
+def test_the_names_that_are_written_are_fields_of_trl(name: str) -> None:
+    program = getattr(trl_module, name)
+    fields = {each.name for each in dataclasses.fields(getattr(trl, program.arguments))}
+    plain = {each.name for each in dataclasses.fields(transformers.TrainingArguments)}
+
+    assert program.extra <= fields - plain
+    assert hasattr(trl, program.trainer)
+    text = trl_module.program_text(
+        plan_for(tiny_model("llama"), batch_size=2), "plan.json", program
+    )
+    block = text[text.index(f"args = {program.arguments}(") :].split("    )\n")[0]
+    written = re.findall(r"^ {8}(\w+)=", block, re.MULTILINE)
+    assert {"per_device_train_batch_size", "max_length"} <= set(written) <= fields
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_the_text_is_written_without_trl(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan_for(tiny_model("llama"), batch_size=2).save(path)
+    program = (
+        "import sys\n"
+        "for name in ('trl', 'peft', 'datasets', 'accelerate', 'bitsandbytes'):\n"
+        "    sys.modules[name] = None\n"
+        "sys.argv[1:] = sys.argv[1:]\n"
+        "from budgetfit.cli import main\n"
+        "main()\n"
+    )
+    words = ["export", str(path), "--to", name]
+    result = subprocess.run(  # noqa: S603 - our own interpreter and program
+        [sys.executable, "-W", "ignore", "-c", program, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "from trl import" in result.stdout
+    compile(result.stdout, "settings.py", "exec")

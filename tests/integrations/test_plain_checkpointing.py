@@ -1,0 +1,283 @@
+"""Exports that need no budgetfit at run time, where transformers' arguments do."""
+
+# ruff: noqa: ANN401 - objects of libraries
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import transformers
+
+pytest.importorskip("accelerate")  # the Trainer needs it
+
+from budgetfit.core.plan import Alternative
+from budgetfit.core.recipe import Segment
+from budgetfit.integrations import plain_checkpointing as plain_module
+from budgetfit.integrations import trainer as trainer_module
+from budgetfit.integrations.plain_checkpointing import (
+    plain_checkpointing,
+)
+from budgetfit.planning.every_nth import every_nth
+from tests.integrations.adapters import QUIET as QUIET_PEFT
+from tests.integrations.adapters import adapter
+from tests.integrations.test_trainer import QUIET
+from tests.integrations.tiny_training import (
+    KINDS,
+    STEPS,
+    Samples,
+    blocks_of,
+    count_block_runs,
+    plan_for,
+    runs,
+    tiny_model,
+)
+from tests.reporting.sample_plans import GIB, sample_estimate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+
+
+def every(model: nn.Module, n: int, **recipe: Any) -> Plan:
+    """A plan of every n-th block, with the model that it was made from."""
+    segments = every_nth(blocks_of(model), n) if n else ()
+    return replace(
+        plan_for(model, segments, **recipe), source=SimpleNamespace(model=model)
+    )
+
+
+def offloading(model: nn.Module, *rows: Alternative) -> Plan:
+    """A plan that no argument says, with alternatives."""
+    segments = tuple(Segment((name,), mode="offload") for name in blocks_of(model))
+    plan = replace(every(model, 0), alternatives=rows)
+    recipe = replace(plan.recipe, segments=segments)
+    return replace(plan, recipe=recipe, estimate=replace(plan.estimate, recipe=recipe))
+
+
+def second(model: nn.Module, *, ms: float = 6600.0, **recipe: Any) -> Alternative:
+    """Every second block, as a row of a plan's alternatives."""
+    mine = replace(every(model, 2).recipe, **recipe)
+    estimate = sample_estimate(mine, reserved_bytes=9 * GIB, step_ms=ms)
+    return Alternative(label="every 2nd", estimate=estimate, fits=True)
+
+
+def trained(text: str, model: nn.Module) -> list[float]:
+    names: dict[str, Any] = {"__name__": "settings"}
+    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    built = names["make_trainer"](model, Samples())
+    for name, value in QUIET.items():
+        if name != "use_cpu":
+            setattr(built.args, name, value)
+    built.remove_callback(transformers.PrinterCallback)
+    built.train()
+    return [row["loss"] for row in built.state.log_history if "loss" in row]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (0, [1, 1, 1, 1]),
+        (1, [2, 2, 2, 2]),
+        (2, [2, 1, 2, 1]),
+        (3, [2, 1, 1, 2]),
+        (4, [2, 1, 1, 1]),
+    ],
+)
+def test_the_trainer_recomputes_every_nth_block_by_itself(
+    kind: str, n: int, expected: list[int]
+) -> None:
+    model = tiny_model(kind)
+    text = trainer_module.export_text(every(model, n), "plan.json")
+    counts = count_block_runs(model)
+
+    losses = trained(text, model)
+
+    assert "budgetfit" not in text
+    assert "callbacks" not in text
+    assert ('"every_n_layers": ' + str(n) in text.replace("'", '"')) == (n > 1)
+    assert runs(counts) == expected
+    assert len(losses) == STEPS
+
+
+@pytest.mark.filterwarnings("ignore")  # no card: nothing to pin memory for
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_printed_program_runs_as_it_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = tiny_model(kind)
+    model.save_pretrained(tmp_path / "model")
+    plan = every(model, 2)
+    plan = replace(
+        plan,
+        provenance={"asked": {"model": str(tmp_path / "model")}},
+        model=replace(plan.model, class_name=type(model).__name__),
+    )
+    text = trainer_module.export_text(replace(plan, source=None), "plan.json")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+
+    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+
+    assert "budgetfit" not in text.replace(str(tmp_path), "")
+    assert len(names["samples"]) == 3 * plan.recipe.effective_batch_size
+    assert list((tmp_path / "out").iterdir())  # what it has trained
+
+
+@QUIET_PEFT
+def test_the_blocks_of_a_model_with_adapters_are_counted_below_them() -> None:
+    peft = pytest.importorskip("peft")
+    base = tiny_model("llama")
+    counts = count_block_runs(base)
+    names = tuple(f"base_model.model.{name}" for name in blocks_of(base))
+    plan = every(base, 2)
+    recipe = replace(plan.recipe, segments=every_nth(names, 2))
+    plan = replace(
+        plan,
+        adapter=adapter("lora"),
+        recipe=recipe,
+        estimate=replace(plan.estimate, recipe=recipe),
+        model=replace(plan.model, blocks=names),
+    )
+    text = trainer_module.export_text(plan, "plan.json")
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules="all-linear"))
+
+    trained(text, model)
+
+    assert "budgetfit" not in text
+    assert "get_peft_model(" in text
+    assert runs(counts) == [2, 1, 2, 1]
+
+
+def test_a_plan_that_keeps_everything_promises_no_recomputation() -> None:
+    text = trainer_module.export_text(every(tiny_model("llama"), 0), "plan.json")
+    assert "nothing is recomputed" in text
+    assert "trainer_callback" not in text
+    assert "activation_checkpointing=False," in text
+
+
+def test_a_row_that_is_as_fast_stands_in_for_a_plan_that_cannot_be_said() -> None:
+    model = tiny_model("llama")
+    row = second(model, ms=6600 * 1.009, batch_size=2, gradient_accumulation_steps=3)
+    found = plain_checkpointing(offloading(model, row))
+
+    assert found is not None
+    assert (found.every, found.plan.recipe) == (2, row.estimate.recipe)
+    assert "+0.9% slower: every 2nd block is recomputed" in found.remark
+    text = trainer_module.export_text(offloading(model, row), "plan.json")
+    assert "per_device_train_batch_size=2," in text
+    assert "Predicted for the process: 9.50 GiB" in text
+    assert found.remark in text
+
+
+def test_the_fastest_of_such_rows_is_taken() -> None:
+    model = tiny_model("llama")
+    rows = [second(model, ms=6600.0 * more) for more in (1.008, 0.999, 1.004)]
+    found = plain_checkpointing(offloading(model, *rows))
+    assert found is not None
+    assert found.plan.estimate.step_ms == pytest.approx(6600 * 0.999)
+
+
+def not_taken(model: nn.Module) -> dict[str, Alternative]:
+    row = second(model)
+    return {
+        "slower": second(model, ms=6600 * 1.02),
+        "too much": replace(row, fits=False),
+        "changes training": replace(row, changes_training=True),
+        "other samples per step": second(model, gradient_accumulation_steps=1),
+        "loss in parts": second(model, loss_chunks=4),
+        "optimizer in backward": second(
+            model,
+            batch_size=6,
+            gradient_accumulation_steps=1,
+            optimizer_in_backward=True,
+        ),
+        "no number": replace(
+            row,
+            estimate=replace(
+                row.estimate,
+                recipe=replace(row.estimate.recipe, segments=odd_blocks(model)),
+            ),
+        ),
+    }
+
+
+def odd_blocks(model: nn.Module) -> tuple[Segment, ...]:
+    return tuple(Segment((name,)) for name in blocks_of(model)[1::2])
+
+
+@pytest.mark.parametrize("kind", not_taken(tiny_model("llama")))
+def test_other_rows_are_not(kind: str) -> None:
+    model = tiny_model("llama")
+    plan = offloading(model, not_taken(model)[kind])
+    assert plain_checkpointing(plan) is None
+    assert "callbacks=[plan.trainer_callback()]" in trainer_module.export_text(
+        plan, "plan.json"
+    )
+
+
+def test_a_library_that_cuts_the_loss_itself_takes_plans_in_parts() -> None:
+    plan = every(tiny_model("llama"), 2, loss_chunks=4)
+    assert plain_checkpointing(plan) is None
+    found = plain_checkpointing(plan, cuts_loss=True)
+    assert found is not None
+    assert found.every == 2
+
+
+def test_another_count_than_transformers_needs_the_callback() -> None:
+    """transformers counts all layers, also those that a plan has left alone."""
+    model = tiny_model("llama")
+    plan = every(model, 2)
+    some = tuple(blocks_of(model)[1:])
+    recipe = replace(plan.recipe, segments=every_nth(some, 2))
+    plan = replace(
+        plan,
+        recipe=recipe,
+        estimate=replace(plan.estimate, recipe=recipe),
+        model=replace(plan.model, blocks=some),
+    )
+    assert plain_checkpointing(plan) is None
+
+
+def test_without_the_model_nothing_is_promised() -> None:
+    model = tiny_model("llama")
+    assert plain_checkpointing(replace(every(model, 2), source=None)) is None
+    assert plain_checkpointing(replace(every(model, 0), source=None)) is not None
+
+
+def test_a_transformers_that_cannot_count_gets_the_callback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model("llama")
+    kind = transformers.PreTrainedModel
+
+    def old(self: Any, activation_checkpointing_kwargs: Any = None) -> None: ...
+
+    monkeypatch.setattr(kind, "activation_checkpointing_enable", old)
+    assert plain_checkpointing(every(model, 2)) is None
+    assert plain_checkpointing(every(model, 1)) is not None
+
+
+def test_pure_bf16_needs_the_callback_where_loading_is_not_enough() -> None:
+    model = tiny_model("llama")
+    plan = every(model, 2, precision="bf16")
+    assert plain_checkpointing(plan) is not None
+    assert plain_checkpointing(replace(plan, adapter=adapter("lora"))) is None
+    batch = {**plan.model.batch, "pixel_values": ((2, 3, 8, 8), "torch.float32")}
+    seen = replace(plan, model=replace(plan.model, batch=batch))
+    assert plain_checkpointing(seen) is None
+
+
+def test_an_optimizer_of_the_plans_own_needs_the_plan() -> None:
+    model = tiny_model("llama")
+    plan = every(model, 0, optimizer_in_backward=True, gradient_accumulation_steps=1)
+    text = trainer_module.export_text(plan, "plan.json")
+    assert plain_checkpointing(plan) is None
+    assert "optimizers=(plan.make_optimizer(" in text
+    assert plain_module.MOST_SLOWER == 0.01
