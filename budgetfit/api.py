@@ -17,7 +17,6 @@ from budgetfit.arguments import (
     parse_request,
 )
 from budgetfit.comparing import compare
-from budgetfit.core.plan import TEXT, Estimate, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
 from budgetfit.planning.candidates import check_batch, precisions
@@ -26,12 +25,6 @@ from budgetfit.planning.fallback import fallback
 from budgetfit.planning.make_plan import (
     make_estimate,
     make_plan,
-)
-from budgetfit.reporting.text import (
-    render_estimate,
-    render_plan,
-    render_verification,
-    render_why,
 )
 from budgetfit.tracing.undisturbed import undisturbed
 
@@ -42,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from budgetfit.core.plan import Estimate, Plan
     from budgetfit.planning.subject import Subject
 
     Model = nn.Module | PretrainedConfig | str
@@ -289,11 +283,3 @@ def _as_it_is(subject: Subject, batch_size: int, optimizer: str) -> Recipe:
         optimizer=optimizer,
         segments=every_block(subject.own_checkpointing()),
     )
-
-
-TEXT.update(
-    Plan=render_plan,
-    Estimate=render_estimate,
-    Verification=render_verification,
-    BlockRow=render_why,
-)

@@ -99,7 +99,7 @@ class Verification:
     fresh_process: bool = False
 
     def __str__(self) -> str:
-        return text_of(self)
+        return text_of(self, "render_verification")
 
     @property
     def allocated_error(self) -> float | None:

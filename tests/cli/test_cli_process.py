@@ -11,6 +11,7 @@ import pytest
 
 from budgetfit.cli import main
 from budgetfit.cli_answers import ignore_odd_width
+from tests.reporting.sample_plans import sample_plan
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "scipy")
@@ -69,17 +70,25 @@ def test_a_width_that_can_be_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ["COLUMNS"] == "100"
 
 
-def test_loading_a_plan_does_not_import_torch() -> None:
+def test_loading_and_printing_a_plan_does_not_import_torch(tmp_path: Path) -> None:
+    sample_plan().save(tmp_path / "plan.json")
     result = python(
-        """
-import sys
+        f"""
+import random, sys
 import budgetfit
 budgetfit.Plan, budgetfit.Recipe, budgetfit.InputError
+state = random.getstate()
+plan = budgetfit.Plan.load({str(tmp_path / "plan.json")!r})
+print(plan, plan.estimate)
 assert "torch" not in sys.modules
+assert random.getstate() == state
 """
     )
 
     assert result.returncode == 0, result.stderr
+    assert "RECOMMENDED" in result.stdout
+    assert "Plan(" not in result.stdout
+    assert "Estimate(" not in result.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
