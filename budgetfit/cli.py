@@ -4,7 +4,6 @@ Where output goes and what the exit codes mean is in ``cli_answers``. Modules th
 torch are imported inside the commands, so that ``--help`` and ``gpus`` answer at once.
 """
 
-import importlib
 import importlib.metadata
 import os
 import sys
@@ -20,17 +19,19 @@ from budgetfit.cli_answers import (
     INTERRUPTED,
     answering,
     api,
+    exit_if_lost,
     exit_unless_fits,
     ignore_odd_width,
     in_json,
     in_text,
+    load,
     working,
-    write,
 )
 from budgetfit.cli_compare import compare
 from budgetfit.cli_doctor import doctor
 from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
+from budgetfit.cli_save import write
 from budgetfit.core.errors import InputError
 
 # What `export --to` can write, and the module whose `export_text` does.
@@ -127,7 +128,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     traceback: options.Traceback = False,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
-    with answering(as_json=as_json, traceback=traceback, vram=vram):
+    with answering(as_json=as_json, traceback=traceback, vram=vram, save=save):
         with working() as progress:
             made = api().plan(
                 model,
@@ -154,15 +155,15 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 progress=progress,
             )
             document = in_json().plan_json(made) if save or as_json else ""
-        if save is not None:
-            write(save, document + "\n")
+        lost = write(save, document + "\n")
         if why is not None:
             typer.echo(in_json().why_json(made.row(why)) if as_json else made.why(why))
         elif as_json:
             typer.echo(document)
         else:
-            saved_as = str(save) if save else None
+            saved_as = str(save) if save and not lost else None
             in_text().print_plan(made, saved_as=saved_as, work=working)
+        exit_if_lost(lost)
         exit_unless_fits(fits=made.fits)
 
 
@@ -294,7 +295,7 @@ def export(
     traceback: options.Traceback = False,
 ) -> None:
     """Write a plan as another library's configuration."""
-    with answering(as_json=as_json, traceback=traceback):
+    with answering(as_json=as_json, traceback=traceback, save=save):
         if to not in EXPORTS:
             raise InputError(
                 f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "
@@ -302,14 +303,14 @@ def export(
             )
         made = _load(plan_file)
         with working():  # what a library prints when it is imported is no answer
-            module = importlib.import_module(EXPORTS[to])
+            module = load(EXPORTS[to])
             text = module.export_text(made, str(plan_file))
-        if save is not None:
-            write(save, text)
+        lost = write(save, text)
         if as_json:
             typer.echo(in_json().export_json(to, text))
-        elif save is None:
+        elif save is None or lost:
             typer.echo(text, nl=False)
+        exit_if_lost(lost)
 
 
 @app.command()

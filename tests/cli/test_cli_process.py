@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from budgetfit.cli import main
-from budgetfit.cli_answers import ignore_odd_width
+from budgetfit.cli_answers import api, ignore_odd_width
 from tests.reporting.sample_plans import sample_plan
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +113,34 @@ def test_an_ascii_terminal_can_show_every_table() -> None:
 
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_interruption_that_an_import_swallows_ends_the_program() -> None:
+    result = python(
+        """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Swallows:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:  # as numpy's and torch's modules in C do
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+            raise ImportError("cannot load module more than once per process")
+sys.meta_path.insert(0, Swallows())
+sys.argv = ["budgetfit", "plan", "gpt2", "--gpu", "t4"]
+from budgetfit.cli import main
+main()
+"""
+    )
+
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interruptions_are_python_s_again_once_torch_is_loaded() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    api()
+    assert signal.getsignal(signal.SIGINT) is before
