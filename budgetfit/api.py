@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.adapter_arguments import find_adapter, loading_notes
 from budgetfit.apply_and_verify import apply, verify
-from budgetfit.applying.optimizer import qualified_name
 from budgetfit.arguments import (
     check_objective,
     check_recipe,
@@ -17,6 +16,7 @@ from budgetfit.arguments import (
     parse_request,
 )
 from budgetfit.comparing import compare
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
 from budgetfit.planning.candidates import check_batch, precisions

@@ -10,12 +10,12 @@ from torch import nn
 
 from budgetfit.adapter_arguments import model_to_trace
 from budgetfit.applying.compiled import plain_module
-from budgetfit.applying.optimizer import qualified_name
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.counts import whole_number
 from budgetfit.core.cuda_context import CudaContext
 from budgetfit.core.errors import InputError
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.units import parse_bytes

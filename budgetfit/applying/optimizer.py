@@ -88,14 +88,6 @@ def runs_as_on_cuda(parameters: list[torch.nn.Parameter], device_type: str) -> b
     return device_type == "cuda" or _are_fake(parameters)
 
 
-def qualified_name(function: Callable[..., object]) -> str:
-    """Return ``module.qualname``; a partial is named after its function."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
 def _are_fake(parameters: list[Any]) -> bool:
     return any(isinstance(parameter, FakeTensor) for parameter in parameters)
 
