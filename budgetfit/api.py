@@ -163,7 +163,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     made = make_plan(
         subject,
         budget,
-        parse_request(checkpointing, objective, batch_size, subject.blocks),
+        parse_request(checkpointing, objective, batch_size, subject),
         precisions=chosen,
         optimizer=name,
         effective_batch_size=effective_batch_size,
@@ -267,7 +267,9 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     )
     return make_estimate(
         subject,
-        _as_it_is(subject, source.batch_size, name) if recipe is None else recipe,
+        _as_it_is(subject, source.batch_size, name)
+        if recipe is None
+        else subject.with_full_names(recipe),
         card.budget(headroom),
         context_bytes=card.context_bytes,
         keep_own_checkpointing=recipe is None,

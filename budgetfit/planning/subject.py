@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from budgetfit.applying.packed_linear import parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
+from budgetfit.core.recipe import Recipe
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
@@ -60,6 +61,30 @@ class Subject:
     def with_found_blocks(self) -> Subject:
         """Look for the repeated blocks of the model."""
         return replace(self, blocks=find_blocks(self.model))
+
+    def full_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return module paths for names that may be the end of a block's path.
+
+        So are the base model's own names once peft has wrapped it. What is the end of
+        no block, or of several, stays as it is.
+        """
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+
+        def full(name: str) -> str:
+            ends = [block for block in self.blocks if block.endswith(f".{name}")]
+            return ends[0] if name not in modules and len(ends) == 1 else name
+
+        return tuple(full(each) if isinstance(each, str) else each for each in names)
+
+    def with_full_names(self, recipe: Recipe) -> Recipe:
+        """Return a recipe with ``full_names`` in its segments."""
+        return replace(
+            recipe,
+            segments=tuple(
+                replace(segment, blocks=self.full_names(segment.blocks))
+                for segment in recipe.segments
+            ),
+        )
 
     def own_checkpointing(self) -> tuple[str, ...]:
         """Return the blocks that the model itself recomputes as it is now.
