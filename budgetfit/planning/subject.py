@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,10 +13,12 @@ from torch import nn
 from budgetfit.applying.packed_linear import parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
-from budgetfit.core.recipe import Recipe
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
+
+if TYPE_CHECKING:
+    from budgetfit.core.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,11 +39,11 @@ def test_the_base_models_names_in_a_recipe_mean_peft_s(name: str) -> None:
     assert estimated(name).recipe.wrapped_blocks == (UNDER_PEFT,)
 
 
-@pytest.mark.parametrize("name", [OF_THE_BASE, UNDER_PEFT])
-def test_the_base_models_names_are_a_checkpointing_too(name: str) -> None:
+def test_the_base_models_names_are_a_checkpointing_too() -> None:
     pytest.importorskip("peft")
-    plan = budgetfit.plan(CONFIG, checkpointing=[name], batch_size=2, **SETTINGS)
-    found, _ = estimate_settings(CONFIG, checkpointing=[name], **SETTINGS)
+    asked: dict[str, Any] = {"checkpointing": [OF_THE_BASE], "batch_size": 2}
+    plan = budgetfit.plan(CONFIG, **asked, **SETTINGS)
+    found, _ = estimate_settings(CONFIG, **asked, **SETTINGS)
 
     assert plan.recipe.wrapped_blocks == (UNDER_PEFT,)
     assert found.recipe.wrapped_blocks == (UNDER_PEFT,)
