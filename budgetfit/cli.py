@@ -5,7 +5,6 @@ torch are imported inside the commands, so that ``--help`` and ``gpus`` answer a
 """
 
 import importlib.metadata
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,6 +30,7 @@ from budgetfit.cli_compare import compare
 from budgetfit.cli_doctor import doctor
 from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
+from budgetfit.cli_quiet import quiet_libraries
 from budgetfit.cli_save import write
 from budgetfit.core.errors import InputError
 
@@ -64,10 +64,9 @@ def main() -> None:
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
     ignore_odd_width()
-    # The library's remarks on configs are for its own users; errors still come.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        app()
+        with quiet_libraries():
+            app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

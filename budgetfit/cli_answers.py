@@ -70,8 +70,15 @@ def answering(
         answer = isinstance(error, DoesNotFitError) and not as_json
         if answer and vram is not None:
             _echo_limit(vram)
-        typer.echo(_message(error), err=not answer)
+        typer.echo(_as_options(_message(error)), err=not answer)
         raise typer.Exit(_exit_code(error)) from None
+
+
+def _as_options(text: str) -> str:
+    from budgetfit.cli import app  # noqa: PLC0415 - which imports this module
+    from budgetfit.cli_words import in_options  # noqa: PLC0415 - for errors only
+
+    return in_options(text, app)
 
 
 def _echo_limit(vram: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from budgetfit.cli import main
 from budgetfit.cli_answers import api, ignore_odd_width
+from budgetfit.cli_quiet import quiet_libraries
 from tests.reporting.sample_plans import sample_plan
 
 ROOT = Path(__file__).parents[2]
@@ -144,3 +147,52 @@ def test_interruptions_are_python_s_again_once_torch_is_loaded() -> None:
     before = signal.getsignal(signal.SIGINT)
     api()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+REMARKS = """
+import logging, warnings
+import platformdirs
+import budgetfit.cli as cli
+
+def remark(where, category=UserWarning):
+    warnings.warn_explicit(f"{{category.__name__}} in {{where}}", category, where, 1)
+
+def speak(*_):
+    logging.getLogger("a.library").warning("a kernel was not loaded")
+    logging.getLogger("a.library").error("a real error")
+    remark(platformdirs.__file__)
+    remark("<frozen importlib>")
+    remark(logging.__file__)
+    remark(cli.__file__, DeprecationWarning)
+    remark(cli.__file__)
+    remark({mine!r})
+
+cli.app = speak
+cli.main()
+"""
+
+
+def test_remarks_of_libraries_are_not_for_those_who_call_budgetfit(
+    tmp_path: Path,
+) -> None:
+    mine = str(tmp_path / "mine.py")
+    result = python(REMARKS.format(mine=mine), PYTHONWARNINGS="")
+
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line[:1] != " "]
+    told = [line.rpartition("/")[2] for line in lines]
+    assert told == ["a real error", "cli.py", "mine.py"]
+
+
+def test_who_asks_for_warnings_gets_them_all(tmp_path: Path) -> None:
+    result = python(REMARKS.format(mine=str(tmp_path)), PYTHONWARNINGS="default")
+
+    assert result.stderr.count("Warning in ") == 6
+
+
+def test_an_own_process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    before = (warnings.showwarning, logging.root.manager.disable)
+    with quiet_libraries():
+        assert (warnings.showwarning, logging.root.manager.disable) != before
+    assert (warnings.showwarning, logging.root.manager.disable) == before
