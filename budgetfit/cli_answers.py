@@ -75,10 +75,10 @@ def answering(
 
 
 def _as_options(text: str) -> str:
-    from budgetfit.cli import app  # noqa: PLC0415 - which imports this module
     from budgetfit.cli_words import in_options  # noqa: PLC0415 - for errors only
 
-    return in_options(text, app)
+    cli = importlib.import_module("budgetfit.cli")  # which imports this module
+    return in_options(text, cli.app)
 
 
 def _echo_limit(vram: str) -> None:
