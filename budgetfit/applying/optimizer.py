@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -108,6 +109,7 @@ def _from_callable(
             "torch.optim.Optimizer. Use for example "
             "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
         )
+    _check_step(made)
     if not _are_fake(trained):
         return made
     for library in (bitsandbytes_optimizers, torchao_optimizers):
@@ -115,6 +117,21 @@ def _from_callable(
         if stand_in is not None:
             return stand_in
     return made
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that computes the step itself, several times (LBFGS).
+
+    Raises:
+        InputError: If its ``step`` cannot be called without a closure.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"{type(optimizer).__name__} needs a closure that runs the model again, as "
+            "often as it likes, so that nothing says what a step takes. Use an "
+            'optimizer that needs none, for example optimizer="adamw_torch_fused".'
+        )
 
 
 def _say_foreach(optimizer: Optimizer) -> None:

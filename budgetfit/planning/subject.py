@@ -20,6 +20,13 @@ from budgetfit.tracing.find_blocks import find_blocks
 if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe
 
+# Of peft: adapters whose trained prefix reaches the blocks as cached keys and values.
+_IN_THE_CACHE = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
+_PREFIX_NOTE = (
+    "nothing is recomputed: prefix tuning hands its tokens to the blocks as cached "
+    "keys and values, which transformers drops where a block is recomputed"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
@@ -61,7 +68,14 @@ class Subject:
         )
 
     def with_found_blocks(self) -> Subject:
-        """Look for the repeated blocks of the model."""
+        """Look for the repeated blocks of the model, if they may be recomputed."""
+        configs = getattr(self.model, "peft_config", None)
+        kinds = {
+            getattr(config, "peft_type", None)
+            for config in (configs.values() if isinstance(configs, dict) else ())
+        }
+        if not kinds.isdisjoint(_IN_THE_CACHE):
+            return replace(self, notes=(*self.notes, _PREFIX_NOTE))
         return replace(self, blocks=find_blocks(self.model))
 
     def full_names(self, names: Sequence[str]) -> tuple[str, ...]:

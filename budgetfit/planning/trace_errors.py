@@ -67,7 +67,8 @@ def _advice(model: nn.Module, error: Exception) -> str:
         return (
             "Batches of 2 and 3 samples are cut from the given one: indices that point "
             "into other samples' rows (edges of a graph) then point outside. Pass a "
-            "batch whose tensors have one row per sample."
+            "batch whose tensors have one row per sample, such as padded graphs; or "
+            "ask budgetfit.estimate(model, batch=...), which takes a batch as it is."
         )
     return (
         "Pass an example batch that the model's forward accepts (batch=...), and a "
