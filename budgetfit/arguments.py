@@ -178,14 +178,6 @@ def _check_trains(model: nn.Module, name: str) -> None:
             f"{name} has no trainable parameter, so there is nothing to "
             "train. Check requires_grad."
         )
-    for path, module in model.named_modules():
-        embeds = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        if embeds and module.sparse and module.weight.requires_grad:
-            raise InputError(
-                f"{path or name} has sparse gradients (sparse=True), which have no "
-                "storage that a trace could follow, and most optimizers refuse them. "
-                "Set sparse=False: its gradient is then as large as its weight."
-            )
 
 
 def _example(

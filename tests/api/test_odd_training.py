@@ -36,15 +36,17 @@ class Words(nn.Module):
         return self.words(words)
 
 
-def test_sparse_gradients_are_refused_by_name_unless_they_are_frozen() -> None:
+def test_sparse_gradients_that_an_optimizer_refuses_are_named() -> None:
     batch = torch.zeros(2, LENGTH, dtype=torch.int64)
     model = nn.Sequential(Words(), nn.Linear(WIDTH, 1))
-    with pytest.raises(InputError, match=r"0\.words has sparse .* Set sparse=False"):
+    with pytest.raises(TraceError, match=r"sparse=True.* Set sparse=False") as refused:
         plan(model, batch=batch)
-    model[0].words.requires_grad_(False)
-    assert plan(model, batch=batch).fits
-    model[0].words.requires_grad_(True).sparse = False
-    assert plan(model, batch=batch).fits
+    assert "example batch" not in str(refused.value)
+    assert plan(model, batch=batch, optimizer=plain_sgd).fits
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+    return torch.optim.SGD(parameters, lr=0.1)
 
 
 class Graph(nn.Module):
