@@ -6,9 +6,9 @@ torch (``budgetfit --help``, ``budgetfit gpus``, reading a plan) starts without 
 
 from __future__ import annotations
 
-import importlib
-import random
 from typing import TYPE_CHECKING, Final
+
+from budgetfit.core.late_import import import_late
 
 if TYPE_CHECKING:
     from budgetfit.api import apply, estimate, plan, verify
@@ -61,11 +61,7 @@ def __getattr__(name: str) -> object:
     """Load a public name when it is first asked for (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    state = random.getstate()  # rich draws while it is imported; a user seeded before
-    try:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    finally:
-        random.setstate(state)
+    value = getattr(import_late(_HOMES[name]), name)
     globals()[name] = value
     return value
 

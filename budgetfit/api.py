@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.adapter_arguments import find_adapter, loading_notes
 from budgetfit.apply_and_verify import apply, verify
-from budgetfit.applying.optimizer import qualified_name
 from budgetfit.arguments import (
     check_recipe,
     find_card,
@@ -17,7 +16,8 @@ from budgetfit.arguments import (
 )
 from budgetfit.comparing import compare
 from budgetfit.core.errors import DoesNotFitError
-from budgetfit.core.plan import TEXT, Estimate, Plan
+from budgetfit.core.function_name import qualified_name
+from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers, with_dtypes
 from budgetfit.planning.candidates import check_batch, check_objective, precisions
@@ -26,12 +26,6 @@ from budgetfit.planning.fallback import fallback
 from budgetfit.planning.make_plan import (
     make_estimate,
     make_plan,
-)
-from budgetfit.reporting.text import (
-    render_estimate,
-    render_plan,
-    render_verification,
-    render_why,
 )
 from budgetfit.tracing.undisturbed import undisturbed
 from budgetfit.what_would_fit import what_would_fit
@@ -43,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from budgetfit.core.plan import Estimate, Plan
     from budgetfit.planning.subject import Subject
 
     Model = nn.Module | PretrainedConfig | str
@@ -180,7 +175,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         made = make_plan(
             subject,
             budget,
-            parse_request(checkpointing, objective, batch_size, subject.blocks),
+            parse_request(checkpointing, objective, batch_size, subject),
             precisions=chosen,
             optimizer=name,
             effective_batch_size=effective_batch_size,
@@ -289,7 +284,9 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     )
     made = make_estimate(
         subject,
-        _as_it_is(subject, source.batch_size, name) if recipe is None else recipe,
+        _as_it_is(subject, source.batch_size, name)
+        if recipe is None
+        else subject.with_full_names(recipe),
         card.budget(headroom, host_ram),
         context_bytes=card.context_bytes,
         keep_own_checkpointing=recipe is None,
@@ -306,11 +303,3 @@ def _as_it_is(subject: Subject, batch_size: int, optimizer: str) -> Recipe:
         optimizer=optimizer,
         segments=every_block(subject.own_checkpointing()),
     )
-
-
-TEXT.update(
-    Plan=render_plan,
-    Estimate=render_estimate,
-    Verification=render_verification,
-    BlockRow=render_why,
-)

@@ -10,12 +10,12 @@ from torch import nn
 
 from budgetfit.adapter_arguments import adapter_as_stored, model_to_trace
 from budgetfit.applying.compiled import plain_module
-from budgetfit.applying.optimizer import qualified_name
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.counts import whole_number
 from budgetfit.core.cuda_context import CudaContext
 from budgetfit.core.errors import InputError
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.torch_builds import builds_note
@@ -300,8 +300,10 @@ def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str
     return qualified_name(optimizer)
 
 
-def parse_checkpointing(wanted: str | Sequence[str]) -> str | tuple[str, ...]:
-    """Return a policy's name, or block names as a tuple."""
+def parse_checkpointing(
+    wanted: str | Sequence[str], subject: Subject
+) -> str | tuple[str, ...]:
+    """Return a policy's name, or module paths of blocks."""
     if isinstance(wanted, str):
         return wanted
     if not isinstance(wanted, (list, tuple)):
@@ -309,23 +311,23 @@ def parse_checkpointing(wanted: str | Sequence[str]) -> str | tuple[str, ...]:
             "checkpointing must be auto, none, full, every-2, sqrt, as-is, or a list "
             f'of block names such as ["model.layers.0"]; got {wanted!r}.'
         )
-    return tuple(wanted)
+    return subject.full_names(wanted)
 
 
 def parse_request(
     checkpointing: str | Sequence[str],
     objective: str,
     batch_size: int | None,
-    blocks: Sequence[str],
+    subject: Subject,
 ) -> Request:
     """Return what a plan is asked for, once the model's blocks are known.
 
     Raises:
         InputError: If a policy or one of the named blocks is not known.
     """
-    policy = parse_checkpointing(checkpointing)
+    policy = parse_checkpointing(checkpointing, subject)
     if policy not in ("auto", "sqrt"):
-        fixed_segments(policy, blocks)
+        fixed_segments(policy, subject.blocks)
     return Request(checkpointing=policy, objective=objective, batch_size=batch_size)  # type: ignore[arg-type]
 
 

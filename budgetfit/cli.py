@@ -4,9 +4,7 @@ Where output goes and what the exit codes mean is in ``cli_answers``. Modules th
 torch are imported inside the commands, so that ``--help`` and ``gpus`` answer at once.
 """
 
-import importlib
 import importlib.metadata
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,12 +18,13 @@ from budgetfit.cli_answers import (
     INTERRUPTED,
     answering,
     api,
+    exit_if_lost,
     exit_unless_fits,
     ignore_odd_width,
     in_json,
     in_text,
+    load,
     working,
-    write,
 )
 from budgetfit.cli_command import Command, Group
 from budgetfit.cli_compare import compare
@@ -34,6 +33,8 @@ from budgetfit.cli_early import check_early
 from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
 from budgetfit.cli_next_command import plan_command
+from budgetfit.cli_quiet import quiet_libraries
+from budgetfit.cli_save import write
 from budgetfit.core.errors import InputError
 
 # What `export --to` can write, and the module whose `export_text` does.
@@ -71,10 +72,9 @@ def main() -> None:
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
     ignore_odd_width()
-    # The library's remarks on configs are for its own users; errors still come.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        app()
+        with quiet_libraries():
+            app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
@@ -140,7 +140,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     traceback: options.Traceback = False,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
-    with answering(as_json=as_json, traceback=traceback, vram=vram):
+    with answering(as_json=as_json, traceback=traceback, vram=vram, save=save):
         check_early(
             model,
             gpus=[gpu],
@@ -179,15 +179,15 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 progress=progress,
             )
             document = in_json().plan_json(made) if save or as_json else ""
-        if save is not None:
-            write(save, document + "\n")
+        lost = write(save, document + "\n")
         if why is not None:
             typer.echo(in_json().why_json(made.row(why)) if as_json else made.why(why))
         elif as_json:
             typer.echo(document)
         else:
-            saved_as = str(save) if save else None
+            saved_as = str(save) if save and not lost else None
             in_text().print_plan(made, saved_as=saved_as, work=working)
+        exit_if_lost(lost)
         exit_unless_fits(fits=made.fits)
 
 
@@ -345,7 +345,7 @@ def export(
     traceback: options.Traceback = False,
 ) -> None:
     """Write a plan as another library's configuration."""
-    with answering(as_json=as_json, traceback=traceback):
+    with answering(as_json=as_json, traceback=traceback, save=save):
         if to not in EXPORTS:
             raise InputError(
                 f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "
@@ -353,14 +353,14 @@ def export(
             )
         made = _load(plan_file)
         with working():  # what a library prints when it is imported is no answer
-            module = importlib.import_module(EXPORTS[to])
+            module = load(EXPORTS[to])
             text = module.export_text(made, str(plan_file))
-        if save is not None:
-            write(save, text)
+        lost = write(save, text)
         if as_json:
             typer.echo(in_json().export_json(to, text))
-        elif save is None:
+        elif save is None or lost:
             typer.echo(text, nl=False)
+        exit_if_lost(lost)
 
 
 @app.command(cls=Command, epilog="Example: budgetfit gpus")

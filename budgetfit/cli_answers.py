@@ -6,14 +6,18 @@ stdout carries the answer, stderr progress and errors. No traceback without --tr
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import typer
 
+from budgetfit.cli_save import check_writable
 from budgetfit.core.errors import BudgetfitError, DoesNotFitError, InputError
 
 ERROR: Final = 1
@@ -39,14 +43,21 @@ def ignore_odd_width() -> None:
 
 @contextlib.contextmanager
 def answering(
-    *, as_json: bool, traceback: bool, vram: str | None = None
+    *,
+    as_json: bool,
+    traceback: bool,
+    vram: str | None = None,
+    save: Path | None = None,
 ) -> Iterator[None]:
     """Turn an error into one message and the exit code that it stands for.
 
     ``vram`` is the limit as it was typed: that it does not fit is told with what the
-    text meant (interface section 5).
+    text meant (interface section 5). That ``save`` cannot be written is told before
+    the work for it.
     """
     try:
+        if save is not None:
+            check_writable(save)
         yield
     except (typer.Exit, BrokenPipeError):
         raise  # an answer already; a reader that has gone (typer ends quietly)
@@ -59,8 +70,15 @@ def answering(
         answer = isinstance(error, DoesNotFitError) and not as_json
         if answer and vram is not None:
             _echo_limit(vram)
-        typer.echo(_message(error), err=not answer)
+        typer.echo(_as_options(_message(error)), err=not answer)
         raise typer.Exit(_exit_code(error)) from None
+
+
+def _as_options(text: str) -> str:
+    from budgetfit.cli_words import in_options  # noqa: PLC0415 - for errors only
+
+    cli = importlib.import_module("budgetfit.cli")  # which imports this module
+    return in_options(text, cli.app)
 
 
 def _echo_limit(vram: str) -> None:
@@ -116,7 +134,31 @@ def working() -> Iterator[Progress | None]:
 
 def api() -> Any:  # noqa: ANN401 - modules, imported late: --help is to answer at once
     """Return what does the work."""
-    return importlib.import_module("budgetfit.api")
+    return load("budgetfit.api")
+
+
+def load(name: str) -> ModuleType:
+    """Import what imports torch; Ctrl-C ends the program there and then.
+
+    Modules written in C swallow an interruption of their import, and fail later with
+    an error that says nothing of it.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        return importlib.import_module(name)
+    signal.signal(signal.SIGINT, _end_now)
+    try:
+        return importlib.import_module(name)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_now(*_: object) -> None:
+    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        os.write(sys.stderr.fileno(), b"\r\x1b[K\x1b[?25h")  # what ``working`` hides
+    os._exit(INTERRUPTED)
 
 
 def in_text() -> Any:  # noqa: ANN401
@@ -129,13 +171,8 @@ def in_json() -> Any:  # noqa: ANN401
     return importlib.import_module("budgetfit.reporting.json")
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file.
-
-    Raises:
-        InputError: If it cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
+def exit_if_lost(trouble: str) -> None:
+    """End with exit code 1, after the answer, where a file could not be written."""
+    if trouble:
+        typer.echo(f"Error: {trouble}", err=True)
+        raise typer.Exit(ERROR)

@@ -80,7 +80,7 @@ def compare(  # noqa: PLR0913 - the arguments of plan
     rows = compare_cards(
         subject,
         [OneCard(card.gpu, card.budget(headroom, host_ram)) for card in cards],
-        parse_request(checkpointing, objective, batch_size, subject.blocks),
+        parse_request(checkpointing, objective, batch_size, subject),
         precision=precision,
         optimizer=optimizer_name(optimizer),
         effective_batch_size=effective_batch_size,

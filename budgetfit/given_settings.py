@@ -96,7 +96,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     )
     size = batch_size or source.batch_size
     check_batch(size, effective_batch_size)
-    policy = parse_checkpointing(checkpointing)
+    policy = parse_checkpointing(checkpointing, subject)
     setting = Setting(
         precision=chosen,
         optimizer=optimizer,

@@ -99,7 +99,7 @@ def _least(given: Arguments) -> Estimate | None:
             given["checkpointing"],
             given["objective"],
             given["batch_size"],
-            subject.blocks,
+            subject,
         ),
         precision=chosen[0],
         optimizer=optimizer_name(given["optimizer"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -89,14 +90,6 @@ def runs_as_on_cuda(parameters: list[torch.nn.Parameter], device_type: str) -> b
     return device_type == "cuda" or _are_fake(parameters)
 
 
-def qualified_name(function: Callable[..., object]) -> str:
-    """Return ``module.qualname``; a partial is named after its function."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
 def _are_fake(parameters: list[Any]) -> bool:
     return any(isinstance(parameter, FakeTensor) for parameter in parameters)
 
@@ -117,6 +110,7 @@ def _from_callable(
             "torch.optim.Optimizer. Use for example "
             "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
         )
+    _check_step(made)
     if not _are_fake(trained):
         return made
     for library in (bitsandbytes_optimizers, torchao_optimizers):
@@ -124,6 +118,21 @@ def _from_callable(
         if stand_in is not None:
             return stand_in
     return made
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that computes the step itself, several times (LBFGS).
+
+    Raises:
+        InputError: If its ``step`` cannot be called without a closure.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"{type(optimizer).__name__} needs a closure that runs the model again, as "
+            "often as it likes, so that nothing says what a step takes. Use an "
+            'optimizer that needs none, for example optimizer="adamw_torch_fused".'
+        )
 
 
 def _say_foreach(optimizer: Optimizer) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from budgetfit.applying.optimizer import qualified_name
 from budgetfit.core.errors import InputError
+from budgetfit.core.function_name import qualified_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,10 +65,12 @@ def same_optimizer(
     """
     if optimizer is None:
         return name
-    if qualified_name(optimizer) != name:
+    handed_in = qualified_name(optimizer)
+    if handed_in != name:
         raise InputError(
-            f"The recipe was made for the optimizer {name!r}, but "
-            f"{qualified_name(optimizer)!r} was handed in. Hand in the same one."
+            f"The recipe was made for the optimizer {name!r}, but {handed_in!r} was "
+            "handed in. Hand in the same one, or make the recipe with "
+            f"optimizer={handed_in!r}."
         )
     return optimizer
 

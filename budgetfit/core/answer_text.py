@@ -1,16 +1,16 @@
-"""How ``print`` shows an answer: rendering lives at the front door, which sets this."""
+"""How ``print`` shows an answer: by ``reporting``, imported when somebody prints.
+
+As the exports do, it names what these words must not import.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-TEXT: dict[str, Callable[[Any], str]] = {}
+from budgetfit.core.late_import import import_late
 
 
-def text_of(value: Any) -> str:  # noqa: ANN401 - one of the answers
-    """Return the answer as a person reads it, by the name of its class."""
-    render = TEXT.get(type(value).__name__)
-    return repr(value) if render is None else render(value)
+def text_of(value: Any, render: str) -> str:  # noqa: ANN401 - one of the answers
+    """Return the answer as a person reads it, by a function of ``reporting.text``."""
+    text: str = getattr(import_late("budgetfit.reporting.text"), render)(value)
+    return text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from budgetfit.core.adapter import Adapter
-from budgetfit.core.answer_text import TEXT, text_of
+from budgetfit.core.answer_text import text_of
 from budgetfit.core.block_table import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.gpus import Gpu
@@ -25,7 +25,6 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 
 __all__ = [
-    "TEXT",
     "Alternative",
     "CategoryCheck",
     "Estimate",
@@ -112,7 +111,7 @@ class Estimate:
     host_bytes: int = 0
 
     def __str__(self) -> str:
-        return text_of(self)
+        return text_of(self, "render_estimate")
 
     @property
     def samples_per_s(self) -> float:
@@ -213,7 +212,7 @@ class Plan(PlanExports):
         return rows
 
     def __str__(self) -> str:
-        return text_of(self)
+        return text_of(self, "render_plan")
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:
@@ -240,7 +239,7 @@ class Plan(PlanExports):
         Raises:
             InputError: If the plan has no such block, or several.
         """
-        return text_of(self.row(block))
+        return text_of(self.row(block), "render_why")
 
     def row(self, block: str) -> BlockRow:
         """Return the numbers behind ``why``.

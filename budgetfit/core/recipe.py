@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from budgetfit.core.counts import MOST_PER_STEP, whole_number
 from budgetfit.core.errors import InputError
+from budgetfit.core.function_name import qualified_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SegmentMode = Literal["recompute", "selective", "offload"]
+_EXAMPLES = {"optimizer": "adamw_torch_fused", "precision": "bf16-mixed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class Recipe:
     optimizer_in_backward: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse counts below one and blocks that are in two segments."""
+        """Refuse counts below one, no names, and blocks that are in two segments."""
+        self._check_names()
         whole_number("batch_size", self.batch_size)
         whole_number("loss_chunks", self.loss_chunks)
         steps = self.gradient_accumulation_steps
@@ -139,6 +142,24 @@ class Recipe:
             raise InputError(
                 f"Block {min(twice)!r} is in more than one segment. Name each once."
             )
+
+    def _check_names(self) -> None:
+        """Refuse what is no text; of a function, show where it belongs."""
+        optimizer: object = self.optimizer
+        if callable(optimizer):
+            name = qualified_name(optimizer)
+            short = name.rpartition(".")[2]
+            raise InputError(
+                f"A recipe holds the name of its optimizer, and {short} is a function. "
+                "Hand that in beside the recipe: budgetfit.estimate(model, Recipe(..., "
+                f'optimizer="{name}"), optimizer={short}).'
+            )
+        for what, value in (("optimizer", optimizer), ("precision", self.precision)):
+            if not isinstance(value, str):
+                raise InputError(
+                    f"{what} must be a name in a recipe, for example "
+                    f'Recipe(..., {what}="{_EXAMPLES[what]}"); got {value!r:.80}.'
+                )
 
     @property
     def effective_batch_size(self) -> int:

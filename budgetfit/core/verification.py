@@ -102,7 +102,7 @@ class Verification:
     gradient_noise: float | None = None
 
     def __str__(self) -> str:
-        return text_of(self)
+        return text_of(self, "render_verification")
 
     @property
     def allocated_error(self) -> float | None:

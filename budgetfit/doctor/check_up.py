@@ -48,4 +48,11 @@ def _cache(machine: Machine) -> Finding:
             "plan traces anew.",
             "export BUDGETFIT_CACHE=/a/folder/of/yours",
         )
+    if machine.cache_no_key:
+        return note(
+            "cache",
+            "Traces cannot be kept, and every plan traces anew: nothing says what "
+            f"they depend on in {machine.cache_no_key}.",
+            "python -m venv .venv && .venv/bin/pip install budgetfit",
+        )
     return ok("cache", f"Traces are kept in {machine.cache_folder}.")

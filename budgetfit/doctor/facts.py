@@ -114,6 +114,7 @@ class Machine:
         mps: Whether CUDA's Multi-Process Service runs.
         cache_folder: Where traces are kept; empty if nowhere.
         cache_error: Why that folder cannot be written; empty if it can.
+        cache_no_key: What keeps traces from being found again; empty if nothing.
         assumed: Whether ``cards`` is one that the user named and that is not here.
     """
 
@@ -130,4 +131,5 @@ class Machine:
     mps: bool = False
     cache_folder: str = ""
     cache_error: str = ""
+    cache_no_key: str = ""
     assumed: bool = False

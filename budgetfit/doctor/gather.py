@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ from budgetfit.doctor.facts import (
     TorchFacts,
 )
 from budgetfit.doctor.gather_card import cards_on_bus, gather_cards
-from budgetfit.doctor.run_tool import probe_library
+from budgetfit.doctor.run_tool import IMPORT_LIMIT_S, probe_library, run_tool
 from budgetfit.planning.trace_cache import cache_folder
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ LIBRARIES: Final = (
 )
 # These have compiled code for one torch. The others are Python, and slow to import.
 _TRIED: Final = ("torch", "torchvision", "torchaudio", "bitsandbytes")
+_MARK: Final = "budgetfit-cache:"  # of planning.cache_check
 _VARIABLES: Final = ("PYTORCH", "CUDA", "NVIDIA_TF32", "TORCH_ALLOW_TF32", "BNB_")
 
 
@@ -54,6 +56,7 @@ def gather() -> Machine:
     driver, found, processes = gather_cards()
     tried = [name for name in _TRIED if name in present]
     with ThreadPoolExecutor() as pool:
+        no_key = pool.submit(_no_key) if "transformers" in present else None
         answers = dict(zip(tried, pool.map(probe_library, tried), strict=True))
     folder, error = _cache()
     return Machine(
@@ -73,6 +76,7 @@ def gather() -> Machine:
         mps=any("mps-server" in process.name for process in processes),
         cache_folder=folder,
         cache_error=error,
+        cache_no_key=no_key.result() if no_key is not None else "",
     )
 
 
@@ -169,6 +173,14 @@ def _cache() -> tuple[str, str]:
         return str(folder), _unwritable(folder)
     except OSError as error:  # a name too long, a folder that may not be looked into
         return str(folder), f"{error.filename or folder}: {error.strerror}"
+
+
+def _no_key() -> str:
+    """Return why traces cannot be found again; empty if they can, or if it failed."""
+    words = (sys.executable, "-W", "ignore", "-m", "budgetfit.planning.cache_check")
+    lines = run_tool(*words, limit_s=IMPORT_LIMIT_S).text.splitlines()
+    told = (line for line in reversed(lines) if line.startswith(_MARK))
+    return next(told, _MARK).removeprefix(_MARK)
 
 
 def _unwritable(folder: "Path") -> str:

@@ -10,7 +10,7 @@ from budgetfit.doctor import probe
 
 _LIMIT_S: Final = 20.0
 # On a slow disk torch alone takes half a minute, the first time.
-_IMPORT_LIMIT_S: Final = 40.0
+IMPORT_LIMIT_S: Final = 40.0
 
 
 class Output(NamedTuple):
@@ -45,7 +45,7 @@ def probe_library(name: str) -> dict[str, Any]:
     """
     # -P: the probe's own folder must not be searched for the library.
     words = (sys.executable, "-P", str(Path(probe.__file__)), name)
-    output = run_tool(*words, limit_s=_IMPORT_LIMIT_S)
+    output = run_tool(*words, limit_s=IMPORT_LIMIT_S)
     if output.code is None:
         return {"unanswered": output.text}
     for line in reversed(output.text.splitlines()):

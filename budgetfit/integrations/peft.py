@@ -200,12 +200,15 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
             warnings.filterwarnings("ignore", message="fan_in_fan_out")
             # Of fused experts, for which peft itself names them.
             warnings.filterwarnings("ignore", message=".*(rank|alpha)_pattern keys")
-            return peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
+            made = peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
     except ValueError as error:
         raise InputError(
             f"peft cannot adapt the model: {str(error).rstrip('.')}. Name its own "
             'linear layers in target_modules, or leave it at "all-linear".'
         ) from error
+    # The wrapper is new, and so in training mode: a base that was loaded for evaluation
+    # would seem to be kept in it, as one part of a model that trains.
+    return made.train(model.training)
 
 
 def _targets(adapter: Adapter) -> str | list[str]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import re
+import site
 import sys
 import sysconfig
 import types
@@ -23,13 +25,6 @@ if TYPE_CHECKING:
 
 # Libraries even where they run from a working copy: their versions are in the key.
 _LIBRARIES: Final = frozenset({"torch", "numpy", "transformers", "budgetfit", "scipy"})
-_SITE: Final = tuple(
-    {
-        str(Path(path).resolve())
-        for name, path in sysconfig.get_paths().items()
-        if name in ("purelib", "platlib")
-    }
-)
 # Too many files to read; what is not in the version is in their classes' own files.
 _WHOLE_VERSIONS: Final = frozenset({"torch", "budgetfit", *sys.stdlib_module_names})
 # In a class's namespace, but no part of what it does.
@@ -69,12 +64,43 @@ def is_library(module: str) -> bool:
     if root in _LIBRARIES or root in sys.stdlib_module_names or root == "builtins":
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and _installed(file)
+    return file is not None and is_installed(file)
 
 
 @functools.cache
-def _installed(file: str) -> bool:
-    return str(Path(file).resolve()).startswith(_SITE)
+def is_installed(file: str) -> bool:
+    """Whether a file was put where it is by an installer, or came with Python.
+
+    In a folder of packages (an environment's, the system's, the user's), or in any
+    other that is searched for modules and has the installer's record of it: that of
+    ``pip install --target``, or of an HPC module.
+    """
+    path = Path(file).resolve()
+    return any(
+        parent in _package_folders()
+        or path.relative_to(parent).parts[0] in _recorded(parent)
+        for parent in path.parents
+    )
+
+
+@functools.cache
+def _package_folders() -> frozenset[Path]:
+    paths = sysconfig.get_paths()
+    names = ("purelib", "platlib", "stdlib", "platstdlib")
+    found = [*(paths[name] for name in names), *site.getsitepackages()]
+    return frozenset(Path(each).resolve() for each in (*found, site.USER_SITE) if each)
+
+
+@functools.cache
+def _recorded(folder: Path) -> frozenset[str]:
+    """Return the packages and modules of a folder that an installer has recorded."""
+    if folder not in {Path(each).resolve() for each in sys.path if each}:
+        return frozenset()
+    return frozenset(
+        re.split(r"[/,]", line, maxsplit=1)[0]
+        for record in folder.glob("*.dist-info/RECORD")
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
 
 
 def add_function(found: Adds, function: types.FunctionType) -> None:
@@ -208,7 +234,7 @@ def add_loaded_modules(found: Adds, module: str) -> None:
     for name, loaded in sorted(sys.modules.items()):
         if name == root or name.startswith(f"{root}."):
             file = getattr(loaded, "__file__", None)
-            if file is not None and not _installed(file):
+            if file is not None and not is_installed(file):
                 found.add(name, file_digest(file))
 
 
@@ -303,6 +329,6 @@ def is_builtin(value: object) -> bool:
 
 def wrapped(value: object) -> Callable[..., Any] | None:
     """Return what ``functools.cache`` and its kin wrap."""
-    if isinstance(value, type(_installed)):
+    if isinstance(value, type(is_installed)):
         return getattr(value, "__wrapped__", None)
     return None

@@ -24,6 +24,13 @@ def cpu_timeline_if_possible(
     Fake tensors refuse on a CPU what real ones do there and what a card does (a grouped
     product in fp32): gradients were compared all the same, and that is worth telling.
     """
+    parameters = program.model.parameters()
+    if any(hasattr(p, "bnb_quantized") or hasattr(p, "CB") for p in parameters):
+        notes.append(
+            "Live bytes were not compared: bitsandbytes computes quantised layers on a "
+            "CPU otherwise than on a card."
+        )
+        return None
     try:
         return cpu_timeline(plan, program)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is no verdict

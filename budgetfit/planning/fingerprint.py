@@ -69,6 +69,9 @@ _PARTS: Final = (
     (functools.partial, "args"),
     (functools.partial, "keywords"),
     (logging.Logger, "name"),
+    (types.GenericAlias, "__origin__"),
+    (types.GenericAlias, "__args__"),
+    (types.UnionType, "__args__"),
 )
 _MADE_OF_PARTS: Final = tuple({kind for kind, _ in _PARTS})
 _TENSORS: Final = (torch.Tensor, nn.Parameter, nn.Buffer)

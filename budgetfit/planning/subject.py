@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,15 @@ from budgetfit.tracing.find_blocks import find_blocks
 
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _WORTH_NAMING = 0.01  # of the bytes
+if TYPE_CHECKING:
+    from budgetfit.core.recipe import Recipe
+
+# Of peft: adapters whose trained prefix reaches the blocks as cached keys and values.
+_IN_THE_CACHE = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
+_PREFIX_NOTE = (
+    "nothing is recomputed: prefix tuning hands its tokens to the blocks as cached "
+    "keys and values, which transformers drops where a block is recomputed"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +70,39 @@ class Subject:
         )
 
     def with_found_blocks(self) -> Subject:
-        """Look for the repeated blocks of the model."""
+        """Look for the repeated blocks of the model, if they may be recomputed."""
+        configs = getattr(self.model, "peft_config", None)
+        kinds = {
+            getattr(config, "peft_type", None)
+            for config in (configs.values() if isinstance(configs, dict) else ())
+        }
+        if not kinds.isdisjoint(_IN_THE_CACHE):
+            return replace(self, notes=(*self.notes, _PREFIX_NOTE))
         return replace(self, blocks=find_blocks(self.model))
+
+    def full_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return module paths for names that may be the end of a block's path.
+
+        So are the base model's own names once peft has wrapped it. What is the end of
+        no block, or of several, stays as it is.
+        """
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+
+        def full(name: str) -> str:
+            ends = [block for block in self.blocks if block.endswith(f".{name}")]
+            return ends[0] if name not in modules and len(ends) == 1 else name
+
+        return tuple(full(each) if isinstance(each, str) else each for each in names)
+
+    def with_full_names(self, recipe: Recipe) -> Recipe:
+        """Return a recipe with ``full_names`` in its segments."""
+        return replace(
+            recipe,
+            segments=tuple(
+                replace(segment, blocks=self.full_names(segment.blocks))
+                for segment in recipe.segments
+            ),
+        )
 
     def own_checkpointing(self) -> tuple[str, ...]:
         """Return the blocks that the model itself recomputes as it is now.

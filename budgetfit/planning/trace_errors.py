@@ -22,6 +22,8 @@ _HALF_PRECISION = (
     "not implemented for 'BFloat16'",
     "not implemented for 'Half'",
 )
+# Of optimizers that do not take them, and of ops that fakes of them lack.
+_SPARSE = ("sparse gradients", "SparseTensorImpl")
 _NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
 
 
@@ -65,6 +67,16 @@ def _advice(model: nn.Module, error: Exception) -> str:
             "Pass a real batch (batch=...) instead of shapes, or let sizes and loops "
             "follow from shapes and the batch's whole numbers."
         )
+    return _advice_on(error)
+
+
+def _advice_on(error: Exception) -> str:
+    if any(hint in str(error) for hint in _SPARSE):
+        return (
+            "An embedding with sparse=True makes sparse gradients. Set sparse=False: "
+            "its gradient is then as large as its weight; or use an optimizer that "
+            "takes them, such as torch.optim.SparseAdam for it alone."
+        )
     if any(hint in str(error) for hint in _NEEDS_MEMORY):
         return (
             "A custom kernel or numpy reads memory that a trace does not have: wrap it "
@@ -77,7 +89,8 @@ def _advice(model: nn.Module, error: Exception) -> str:
         return (
             "Batches of 2 and 3 samples are cut from the given one: indices that point "
             "into other samples' rows (edges of a graph) then point outside. Pass a "
-            "batch whose tensors have one row per sample."
+            "batch whose tensors have one row per sample, such as padded graphs; or "
+            "ask budgetfit.estimate(model, batch=...), which takes a batch as it is."
         )
     return (
         "Pass an example batch that the model's forward accepts (batch=...), and a "

@@ -13,7 +13,11 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.planning.program import Program
 from budgetfit.planning.trace_cache import TraceCache
 from budgetfit.planning.trace_errors import trace_error
-from budgetfit.planning.trace_key import program_key, subject_key
+from budgetfit.planning.trace_key import (
+    program_key,
+    subject_key,
+    why_not_cacheable,
+)
 from budgetfit.planning.traced_step import traced_step
 from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
@@ -69,7 +73,16 @@ class Traces:
     @property
     def cache_notes(self) -> tuple[str, ...]:
         """What is wrong with the cache on disk, for the user."""
-        trouble = "" if self._cache is None else self._cache[0].trouble
+        if self._cache is None:
+            return ()
+        cache, key = self._cache
+        trouble = cache.trouble
+        if key is None and cache.folder is not None:
+            reason = why_not_cacheable(self.subject)
+            trouble = (
+                "traces of this model cannot be kept, so that every plan makes them "
+                f"again: nothing says what they depend on in {reason}"
+            )
         return (trouble,) if trouble else ()
 
     def on_card(self, gpu: Gpu) -> Traces:

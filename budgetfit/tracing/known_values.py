@@ -37,6 +37,7 @@ from budgetfit.tracing.followed_values import (
 )
 from budgetfit.tracing.log_rows import run_plainly
 from budgetfit.tracing.op_natures import SCALARS, nature_of
+from budgetfit.tracing.places import PLACES, places_of
 from budgetfit.tracing.real_values import REAL_VALUES, is_asked_about, weight_like
 from budgetfit.tracing.unknown_answers import (
     ANSWERS,
@@ -118,6 +119,8 @@ class KnownValues:
         known = values.inputs_known(nature, args, kwargs)
         if nature.asks:
             return self._answer(func, args, kwargs, known=known)
+        if func in PLACES:
+            self._check_places(func, args)
         out = self._run(func, args, kwargs)
         if known and values.everything and self._needs_no_values():
             known = False
@@ -129,6 +132,25 @@ class KnownValues:
         elif values.worth_computing(nature, args, out):
             values.follow(func, args, kwargs, out)
         return out
+
+    def _check_places(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+        """Refuse places outside of a tensor, as a card does; fakes have none.
+
+        Raises:
+            IndexError: Some are outside, and nothing was assumed of them.
+        """
+        for dim, places in places_of(func, args):
+            real = self.value(places)
+            if real is None or not real.numel() or self._values.reasons(places):
+                continue
+            with _disable_current_modes():
+                least, most = (int(x) for x in real.aminmax())
+            size = args[0].shape[dim]
+            if most >= size or least < -size:
+                raise IndexError(
+                    f"index {most if most >= size else least} is out of bounds for "
+                    f"dimension {dim} with size {size}"
+                )
 
     def said(self) -> list[str]:
         """Return the notes, each with where it was first needed."""

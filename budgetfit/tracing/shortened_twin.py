@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.tracing.block_kinds import lists_outside
+from budgetfit.tracing.unit_anchors import NotRepeatedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -52,9 +53,14 @@ class Shortening:
         return tuple(path for path in self.paths.values() if path is not None)
 
     def path(self, name: str) -> str:
-        """Return the twin's path of a module that it has."""
-        path = self.paths[name]
-        assert path is not None, name  # noqa: S101 - callers ask for what is kept
+        """Return the twin's path of a module that it has.
+
+        Raises:
+            NotRepeatedError: If it has none, which the whole model may have.
+        """
+        path = self.paths.get(name)
+        if path is None:
+            raise NotRepeatedError(f"its twin has no {name}")
         return path
 
     def segments(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:

@@ -40,6 +40,12 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     gradients = [tensor.grad for tensor in tensors]
     attributes = attributes_of(model)
+    # bitsandbytes packs 4-bit weights anew where it computes without training on a CPU.
+    scales = [
+        (scale, dict(vars(scale)))
+        for tensor in tensors
+        if (scale := getattr(tensor, "quant_state", None)) is not None
+    ]
     # A forward may put others in their place, or make them when the first batch comes.
     buffers = [(module, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001
     cards = [_index(device)] if device.type == "cuda" else []
@@ -57,8 +63,14 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
             module._buffers.update(own)  # noqa: SLF001
         with torch.no_grad():
             for tensor, value, gradient in zip(tensors, values, gradients, strict=True):
-                tensor.data.copy_(value)
+                if tensor.shape == value.shape:
+                    tensor.data.copy_(value)
+                else:
+                    tensor.data = value.to(tensor.device)
                 tensor.grad = gradient
+        for scale, facts in scales:
+            vars(scale).clear()
+            vars(scale).update(facts)
         put_back_attributes(attributes)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES, qualified_name
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes

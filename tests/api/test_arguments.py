@@ -15,6 +15,7 @@ import budgetfit
 from budgetfit import InputError, Recipe, Segment, TraceError
 from budgetfit.arguments import find_card, optimizer_name, parse_checkpointing
 from budgetfit.core.gpus import find_gpu
+from budgetfit.planning.subject import Subject
 from tests.api.planned import CARD, Fingerprint
 
 without_cuda = pytest.mark.skipif(
@@ -231,5 +232,6 @@ def test_names_of_optimizers_are_kept_and_functions_named() -> None:
 
 
 def test_a_policy_stays_a_word_and_names_become_a_tuple() -> None:
-    assert parse_checkpointing("sqrt") == "sqrt"
-    assert parse_checkpointing(["layers.0"]) == ("layers.0",)
+    subject = Subject(model=nn.Linear(1, 1), batch=None, gpu=find_gpu("t4"))
+    assert parse_checkpointing("sqrt", subject) == "sqrt"
+    assert parse_checkpointing(["layers.0"], subject) == ("layers.0",)

@@ -74,6 +74,20 @@ def test_estimates_and_comparisons_say_so(reason: str) -> None:
     assert all(reason in told(row.warnings)[0] for row in rows)
 
 
+def test_a_model_whose_traces_have_no_key_is_told_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    model = Mebi(3)
+    model.source = torch.Generator()
+    found = budgetfit.estimate(model, gpu="t4", batch=BATCH)
+    assert "in a torch._C.Generator" in "".join(found.notes)
+
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
+    off = budgetfit.estimate(model, gpu="t4", batch=BATCH)
+    assert "traces" not in "".join(off.notes)
+
+
 def test_a_cache_that_works_is_not_mentioned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,11 +12,12 @@ from torch import nn
 from transformers import GPT2Config
 
 import budgetfit
-from budgetfit import Estimate, Recipe, Segment
+from budgetfit import Estimate, InputError, Recipe, Segment
 from tests.api.planned import CARD, SAMPLE_OF_MEBI, Fingerprint, plan_mebi, vram_bytes
 from tests.models import EXAMPLES, LENGTH, MIB, SAMPLES, VOCABULARY, Mebi
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 FP32 = {"precision": "fp32"}
@@ -213,6 +215,29 @@ def test_a_vast_batch_is_predicted_from_small_ones() -> None:
 
     slope = (small[1].allocated_bytes - small[0].allocated_bytes) / 64
     assert vast.allocated_bytes == pytest.approx(slope * (1 << 17), rel=0.05)
+
+
+def test_a_function_in_a_recipe_is_refused_with_the_form_that_works() -> None:
+    def half_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5)
+
+    with pytest.raises(InputError, match=r"Recipe\(..., optimizer=") as refused:
+        Recipe(batch_size=4, optimizer=half_sgd)  # type: ignore[arg-type]
+
+    (name,) = re.findall(r'optimizer="(.*)"\), optimizer=half_sgd', str(refused.value))
+    found = mebi(Recipe(batch_size=4, optimizer=name), optimizer=half_sgd)
+    assert found.recipe.optimizer == name
+
+
+def test_a_function_that_the_recipe_does_not_name_is_refused_with_its_name() -> None:
+    with pytest.raises(InputError, match=r"with optimizer=\S+SGD"):
+        mebi(Recipe(batch_size=4), optimizer=torch.optim.SGD)
+
+
+@pytest.mark.parametrize("what", ["optimizer", "precision"])
+def test_what_is_no_name_is_refused_where_the_recipe_is_made(what: str) -> None:
+    with pytest.raises(InputError, match=f"{what} must be a name"):
+        Recipe(batch_size=4, **{what: None})
 
 
 def test_without_a_recipe_any_optimizer_may_be_asked_about() -> None:

@@ -22,9 +22,9 @@ from budgetfit.applying import (
 from budgetfit.applying.optimizer import (
     OPTIMIZER_NAMES,
     make_optimizer,
-    qualified_name,
 )
 from budgetfit.core.errors import InputError
+from budgetfit.core.function_name import qualified_name
 
 TORCH_NAMES = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad")
 TORCH_NAMES += ("rmsprop",)

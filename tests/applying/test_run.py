@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES, qualified_name
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.precision import PRECISIONS
 from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.live_bytes import LiveBytes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,7 +29,6 @@ from tests.reporting.sample_plans import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from click.testing import Result
 
@@ -153,13 +154,75 @@ def test_a_saved_plan_loads_and_is_named_in_the_next_command(
     assert f"budgetfit verify {path}" in " ".join(result.stdout.split())
 
 
-def test_a_place_that_cannot_be_written_is_a_usage_error(
-    run: Run, tmp_path: Path
+@pytest.mark.parametrize("place", ["no/plan.json", "", "n" * 300, "plan.json/x"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    run: Run, api: FakeApi, saved: Path, place: str
 ) -> None:
-    result = run("plan", "gpt2", "--save", tmp_path / "no" / "plan.json")
+    result = run("plan", "gpt2", "--save", saved.parent / place)
 
     assert result.exit_code == 2
     assert "Cannot write" in result.stderr
+    assert "Name another file" in result.stderr
+    assert (result.stdout, api.calls) == ("", [])
+
+
+def test_an_export_is_not_made_for_a_place_that_cannot_be_written(
+    run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("budgetfit.cli.load", None)
+
+    result = run("export", saved, "--to", "torch", "--save", saved.parent)
+
+    assert result.exit_code == 2
+    assert "Cannot write" in result.stderr
+
+
+def test_looking_at_where_to_save_leaves_no_file_and_keeps_what_is_there(
+    run: Run, api: FakeApi, tmp_path: Path
+) -> None:
+    api.error = DOES_NOT_FIT
+    there, new, link = (tmp_path / name for name in ("there", "new", "link"))
+    there.write_text("as it was")
+    link.symlink_to(tmp_path / "target")
+
+    for path in (there, new, link):
+        assert run("plan", "gpt2", "--save", path).exit_code == 3
+
+    assert sorted(tmp_path.iterdir()) == [link, there]
+    assert there.read_text() == "as it was"
+    assert not link.exists()
+
+
+@pytest.mark.parametrize("words", [("--json",), ()])
+def test_an_answer_that_cannot_be_saved_after_all_is_printed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    expected = run("plan", "gpt2", *words).stdout
+    monkeypatch.setattr(Path, "write_text", full_disk)
+
+    result = run("plan", "gpt2", *words, "--save", tmp_path / "plan.json")
+
+    assert result.exit_code == 1
+    assert result.stdout == expected
+    assert "plan.json': No space left on device" in result.stderr
+
+
+def test_an_export_that_cannot_be_saved_after_all_is_printed(
+    run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("export", saved, "--to", "torch")
+    expected = run(*words).stdout
+    monkeypatch.setattr(Path, "write_text", full_disk)
+
+    result = run(*words, "--save", saved.parent / "train.py")
+
+    assert result.exit_code == 1
+    assert result.stdout == expected
+    assert "No space left on device" in result.stderr
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_plan_that_does_not_fit_ends_with_3(run: Run, api: FakeApi) -> None:

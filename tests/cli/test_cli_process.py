@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from budgetfit.cli import main
-from budgetfit.cli_answers import ignore_odd_width
+from budgetfit.cli_answers import api, ignore_odd_width
+from budgetfit.cli_quiet import quiet_libraries
+from tests.reporting.sample_plans import sample_plan
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "scipy")
@@ -111,17 +116,25 @@ def test_a_width_that_can_be_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ["COLUMNS"] == "100"
 
 
-def test_loading_a_plan_does_not_import_torch() -> None:
+def test_loading_and_printing_a_plan_does_not_import_torch(tmp_path: Path) -> None:
+    sample_plan().save(tmp_path / "plan.json")
     result = python(
-        """
-import sys
+        f"""
+import random, sys
 import budgetfit
 budgetfit.Plan, budgetfit.Recipe, budgetfit.InputError
+state = random.getstate()
+plan = budgetfit.Plan.load({str(tmp_path / "plan.json")!r})
+print(plan, plan.estimate)
 assert "torch" not in sys.modules
+assert random.getstate() == state
 """
     )
 
     assert result.returncode == 0, result.stderr
+    assert "RECOMMENDED" in result.stdout
+    assert "Plan(" not in result.stdout
+    assert "Estimate(" not in result.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
@@ -145,3 +158,83 @@ def test_an_ascii_terminal_can_show_every_table() -> None:
 
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_interruption_that_an_import_swallows_ends_the_program() -> None:
+    result = python(
+        """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Swallows:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:  # as numpy's and torch's modules in C do
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+            raise ImportError("cannot load module more than once per process")
+sys.meta_path.insert(0, Swallows())
+sys.argv = ["budgetfit", "plan", "gpt2", "--gpu", "t4"]
+from budgetfit.cli import main
+main()
+"""
+    )
+
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interruptions_are_python_s_again_once_torch_is_loaded() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    api()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+REMARKS = """
+import logging, warnings
+import platformdirs
+import budgetfit.cli as cli
+
+def remark(where, category=UserWarning):
+    warnings.warn_explicit(f"{{category.__name__}} in {{where}}", category, where, 1)
+
+def speak(*_):
+    logging.getLogger("a.library").warning("a kernel was not loaded")
+    logging.getLogger("a.library").error("a real error")
+    remark(platformdirs.__file__)
+    remark("<frozen importlib>")
+    remark(logging.__file__)
+    remark(cli.__file__, DeprecationWarning)
+    remark(cli.__file__)
+    remark({mine!r})
+
+cli.app = speak
+cli.main()
+"""
+
+
+def test_remarks_of_libraries_are_not_for_those_who_call_budgetfit(
+    tmp_path: Path,
+) -> None:
+    mine = str(tmp_path / "mine.py")
+    result = python(REMARKS.format(mine=mine), PYTHONWARNINGS="")
+
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line[:1] != " "]
+    told = [line.rpartition("/")[2] for line in lines]
+    assert told == ["a real error", "cli.py", "mine.py"]
+
+
+def test_who_asks_for_warnings_gets_them_all(tmp_path: Path) -> None:
+    result = python(REMARKS.format(mine=str(tmp_path)), PYTHONWARNINGS="default")
+
+    assert result.stderr.count("Warning in ") == 6
+
+
+def test_an_own_process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    before = (warnings.showwarning, logging.root.manager.disable)
+    with quiet_libraries():
+        assert (warnings.showwarning, logging.root.manager.disable) != before
+    assert (warnings.showwarning, logging.root.manager.disable) == before

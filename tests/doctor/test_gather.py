@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +15,7 @@ from budgetfit.doctor import gather, gather_card, probe, run_tool
 from budgetfit.doctor.facts import CardFacts
 from tests.doctor.machines import GOOD, MIB
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[2]
 SMI = """#!{python}
 import sys
 words = " ".join(sys.argv[1:])
@@ -113,7 +113,7 @@ def test_a_library_that_hangs_is_given_up(
 ) -> None:
     (tmp_path / "torchaudio.py").write_text("import time; time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(run_tool, "_IMPORT_LIMIT_S", 0.3)
+    monkeypatch.setattr(run_tool, "IMPORT_LIMIT_S", 0.3)
     answer = run_tool.probe_library("torchaudio")
     assert answer == {"unanswered": "no answer within 0 s"}
     assert gather._library("torchaudio", "2.11", answer).unanswered  # noqa: SLF001
@@ -182,6 +182,19 @@ def test_a_cache_below_a_file_is_an_error_that_is_told(
     assert gather._cache() == (str(tmp_path / "new" / "traces"), "")  # noqa: SLF001
     monkeypatch.setenv("BUDGETFIT_CACHE", "off")
     assert gather._cache() == ("", "")  # noqa: SLF001
+
+
+def test_it_is_told_what_keeps_traces_from_having_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gather._no_key() == ""  # noqa: SLF001
+    # A copy of ours that is edited while it runs; what runs must not be trusted.
+    shutil.copytree(ROOT / "budgetfit", tmp_path / "budgetfit")
+    late = time.time() + 3600
+    os.utime(tmp_path / "budgetfit" / "api.py", (late, late))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert "just changed" in gather._no_key()  # noqa: SLF001
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other limits")

@@ -281,6 +281,12 @@ def test_a_cache_that_cannot_be_written_is_a_problem() -> None:
     assert only(GOOD, cache_folder="").verdict == "note"
 
 
+def test_traces_that_nothing_can_find_again_are_told() -> None:
+    finding = only(GOOD, cache_no_key="a library of no version")
+    assert (finding.topic, finding.verdict) == ("cache", "note")
+    assert "a library of no version" in finding.meaning
+
+
 def test_a_card_that_is_named_is_judged_in_place_of_this_machines() -> None:
     named = {"cards": (machines.V100,), "driver": DriverFacts(), "assumed": True}
     topics = {finding.topic for finding in bad(GOOD, **named)}

@@ -8,11 +8,18 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import budgetfit
+from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.integrations import peft as adapters
-from budgetfit.integrations.peft import adapted_on_meta, code, to_trace, with_adapters
+from budgetfit.integrations.peft import (
+    adapted_on_meta,
+    adapters_on,
+    code,
+    to_trace,
+    with_adapters,
+)
 from budgetfit.planning.lora_twin import LoraLinear, lora_twin
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
@@ -68,6 +75,17 @@ def test_llama_8b_trains_the_parameters_that_are_known_of_it() -> None:
         big = LlamaForCausalLM(big_config)
     model, _ = adapted_on_meta(big, adapter(lora_r=16))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 41_943_040
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_base_loaded_for_evaluation_trains_as_a_whole(*, trains: bool) -> None:
+    model = base().train(trains)
+    with adapters_on(model, adapter()) as adapted:
+        modes = {module.training for module in adapted.modules()}
+        assert modes == {trains}
+        with Run(adapted, Recipe(batch_size=2)) as run:
+            assert all(module.training for module in run.model.modules())
+    assert {module.training for module in model.modules()} == {trains}
 
 
 def test_the_base_is_not_changed_by_planning() -> None:

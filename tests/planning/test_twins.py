@@ -22,7 +22,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from budgetfit.applying.optimizer import qualified_name
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.planning.chains import every_block

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from budgetfit.applying.optimizer import qualified_name
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda_semantics.target import CudaTarget

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,29 @@ from budgetfit.verifying.kept_model import kept_as_it_was
 from tests.applying.small_models import batch_for, make
 
 CPU = torch.device("cpu")
+
+
+class Scales:
+    """As bitsandbytes keeps them beside a weight."""
+
+    def __init__(self) -> None:
+        self.factors = torch.ones(2)
+        self.nested = object()
+
+
+def test_a_weight_that_was_packed_anew_is_as_before() -> None:
+    layer = nn.Linear(4, 2, bias=False)
+    weight: Any = layer.weight
+    weight.quant_state = Scales()
+    values, scales = weight.detach().clone(), dict(vars(weight.quant_state))
+    with kept_as_it_was(layer, CPU):
+        weight.data = torch.zeros(8, 1)  # as bitsandbytes does on some CPUs
+        weight.quant_state.factors = None
+        weight.quant_state.packed = True
+        del weight.quant_state.nested
+    assert layer.weight is weight
+    assert torch.equal(weight, values)
+    assert vars(weight.quant_state) == scales
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

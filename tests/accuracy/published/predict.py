@@ -6,8 +6,8 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from budgetfit.applying.optimizer import qualified_name
 from budgetfit.core.budget import plan_budget
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.memory.replay import ENDLESS_BYTES, replay

@@ -1,0 +1,47 @@
+"""Errors as the command line says them: its options, where Python has arguments."""
+
+import re
+import shlex
+from typing import Any, Final
+
+import typer
+
+_STRING = r"""(?:"[^"]*"|'[^']*')"""
+# A call stays as it is: what is in it is Python.
+_CALL = r"[\w.]+\([^()]*(?:\([^()]*\)[^()]*)*\)"
+_VALUE = rf"{_STRING}|\[{_STRING}(?:, {_STRING})*\]|True|False|\d[\w.]*|\.\.\."
+_ARGUMENT: Final = re.compile(rf"{_CALL}|(?<![\w.-])(\w+)=({_VALUE}|(?=[\s,.;:)]|$))")
+
+
+def in_options(text: str, app: typer.Typer) -> str:
+    """Return a text with ``--max-length 512`` where it says ``max_length=512``.
+
+    An argument that has no option stays as it is, and so does one whose option the text
+    names, too.
+    """
+    options = _options(app)
+
+    def option(found: re.Match[str]) -> str:
+        on, off = options.get(found[1] or "", ("", ""))
+        if any(each and re.search(rf"{each}(?![\w-])", text) for each in (on, off)):
+            return found[0]
+        value = found[2]
+        if value in ("True", "False"):
+            return (on if value == "True" else off) or found[0]
+        words = ",".join(each[1:-1] for each in re.findall(_STRING, value or ""))
+        if words:
+            value = shlex.quote(words)
+        return f"{on} {value}".rstrip() if on else found[0]
+
+    return _ARGUMENT.sub(option, text)
+
+
+def _options(app: typer.Typer) -> dict[str, tuple[str, str]]:
+    """Return by argument what switches an option on, or takes its value, and off."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return {
+        each.name: ("".join(each.opts[:1]), "".join(each.secondary_opts[:1]))
+        for command in commands.values()
+        for each in command.params
+        if any(word.startswith("--") for word in (*each.opts, *each.secondary_opts))
+    }

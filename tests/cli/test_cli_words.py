@@ -1,0 +1,76 @@
+"""Errors are told in the options of the command line, where there are any."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from budgetfit.cli import app
+from budgetfit.cli_words import in_options
+from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    from tests.cli.fake_api import FakeApi
+
+
+@pytest.mark.parametrize(
+    ("python", "options"),
+    [
+        ("vram= takes a size instead", "--vram takes a size instead"),
+        ("leave max_length= out.", "leave --max-length out."),
+        ("max_length=512, or less", "--max-length 512, or less"),
+        ('Use optimizer="sgd".', "Use --optimizer sgd."),
+        ("precision='bf16' needs", "--precision bf16 needs"),
+        ('gpu="RTX 4090"', "--gpu 'RTX 4090'"),
+        ('precision=["fp32", "bf16"] is', "--precision fp32,bf16 is"),
+        ("(prepare_for_kbit=False)", "(--no-prepare-for-kbit)"),
+        ("trust_remote_code=True.", "--trust-remote-code."),
+        ("lora_r=8 or vram=...", "--lora-r 8 or --vram ..."),
+    ],
+)
+def test_arguments_become_options(python: str, options: str) -> None:
+    assert in_options(python, app) == options
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'vram="24GB" (--vram 24GB)',
+        "(prepare_for_kbit=False, --no-prepare-for-kbit)",
+        "batch={...} and no_option=3",
+        "loss=lambda outputs, batch: outputs.mean()",
+        "double_quantization=True",
+        'plan(model, vram="24GB")',
+        'budgetfit.estimate(model, Recipe(optimizer="sgd"), gpu="t4")',
+        "objective batch_size, a==b, x = y",
+    ],
+)
+def test_what_has_no_option_or_is_python_stays_as_it_is(text: str) -> None:
+    assert in_options(text, app) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (InputError("Use max_length=16."), "Error: Use --max-length 16."),
+        (
+            DoesNotFitError(
+                needed_bytes=2,
+                usable_bytes=1,
+                largest=("activations", 1),
+                suggestions=(Suggestion('optimizer="adamw_bnb_8bit"', None, 1),),
+            ),
+            "  --optimizer adamw_bnb_8bit: peak",
+        ),
+    ],
+)
+def test_an_error_is_told_so(
+    run: Callable[..., Result], api: FakeApi, error: Exception, told: str
+) -> None:
+    api.error = error
+    assert told in run("plan", "gpt2").output

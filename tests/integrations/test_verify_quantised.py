@@ -1,0 +1,35 @@
+"""A quantised model is verified on a CPU, and is as it was afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import budgetfit
+from budgetfit.integrations.bitsandbytes import quantise
+from tests.integrations.adapters import QUIET, adapter, base, batch
+
+pytest.importorskip("bitsandbytes")
+pytest.importorskip("peft")
+pytestmark = QUIET
+
+
+def test_a_model_that_was_loaded_for_evaluation_is_as_before() -> None:
+    model = base()
+    quantise(model, adapter(method="qlora"), "cpu")
+    model.eval()  # as from_pretrained leaves it; some CPUs then pack weights anew
+    before = [(p, p.detach().clone(), p.requires_grad) for p in model.parameters()]
+    asked = {"gpu": "t4", "batch": batch(), "batch_size": 2, "method": "qlora"}
+    plan = budgetfit.plan(model, checkpointing="full", **asked)  # type: ignore[arg-type]
+
+    check = budgetfit.verify(plan, device="cpu")
+
+    assert check.passed
+    assert check.gradients_match
+    assert "bitsandbytes computes quantised layers" in check.notes[-1]
+    after = list(model.parameters())
+    assert all(now is then for now, (then, _, _) in zip(after, before, strict=True))
+    for parameter, values, requires_grad in before:
+        assert torch.equal(parameter, values)
+        assert parameter.requires_grad is requires_grad
+    assert not any(module.training for module in model.modules())
