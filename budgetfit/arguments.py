@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.peft import with_adapter
+from budgetfit.integrations.python_factory import load_batch, load_loss
 from budgetfit.live_program import PlanSource
 from budgetfit.planning.calibration import card_of, known_context
 from budgetfit.planning.lengths import LengthSummary, summarize
@@ -28,12 +30,13 @@ from budgetfit.planning.loss_modules import loss_notes
 from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.subject import Subject
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
-from budgetfit.tracing.made_batch import batch_dimension, make_batch
+from budgetfit.tracing.made_batch import MadeBatch, batch_dimension, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from budgetfit.core.adapter import Adapter
+    from budgetfit.core.counts import ImageSize
 
 OBJECTIVES = ("throughput", "batch_size", "memory")
 
@@ -113,8 +116,10 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     *,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
     max_length: int | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
     lengths: LengthSummary | None = None,
-    loss: Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
     optimizer: str | Callable[..., torch.optim.Optimizer],
     adapter: Adapter | None = None,
     trust_remote_code: bool = False,
@@ -127,24 +132,35 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     """
     if max_length is not None:
         whole_number("max_length", max_length, example=1024)
-    if loss is not None and not callable(loss):
-        raise InputError(
-            "loss must be a function: loss(outputs, batch) -> scalar; for example "
-            "loss=lambda outputs, batch: outputs.mean()."
-        )
     if progress is not None:
         progress("reading the model")
     plain = plain_module(model) if isinstance(model, nn.Module) else model
     resolved = resolve_model(plain, trust_remote_code=trust_remote_code)
     live = resolved.model
+    batch = load_batch(batch) if isinstance(batch, str) else batch
+    batch = resolved.batch if batch is None else batch
+    if batch is not None and (image_size is not None or text_only):
+        raise InputError(
+            "image_size= and text_only= are for a batch that is made. Leave them out "
+            "where a batch is given, or leave the batch out."
+        )
+    loss = parse_loss(loss) or resolved.loss
     traced, adapter_notes = model_to_trace(live, adapter)
     _check_trains(traced, resolved.name)
     notes = [*card.notes, *resolved.notes, *adapter_notes]
     if plain is not model:
         notes.append("planned, and trained by apply(), without torch.compile")
-    batch, batch_dim, batch_notes = _example(live, batch, max_length, lengths, loss)
+    longest = max_length if lengths is None else lengths.planned
+    make = partial(
+        make_batch,
+        max_length=longest,
+        image_size=image_size,
+        text_only=text_only,
+    )
+    batch, batch_dim, batch_notes = _example(live, batch, make, loss)
     notes += [*batch_notes, *loss_notes(loss, live)]
     if lengths is not None:
+        _check_holds(batch, lengths.planned)
         notes += lengths.notes()
     function = None if isinstance(optimizer, str) else optimizer
     subject = Subject(
@@ -183,8 +199,7 @@ def _check_trains(model: nn.Module, name: str) -> None:
 def _example(
     model: nn.Module,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
-    max_length: int | None,
-    lengths: LengthSummary | None,
+    make: Callable[[nn.Module], MadeBatch],
     loss: Callable[..., Any] | None,
 ) -> tuple[Any, int, tuple[str, ...]]:
     """Return the batch that was given or is made, where it counts samples, and notes.
@@ -194,8 +209,7 @@ def _example(
     """
     notes: tuple[str, ...] = ()
     if batch is None:
-        longest = max_length if lengths is None else lengths.planned
-        made = make_batch(model, max_length=longest)
+        made = make(model)
         batch, batch_dim, notes = made.batch, made.batch_dim, made.notes
         if loss is None and not made.returns_loss:
             notes += (
@@ -207,9 +221,23 @@ def _example(
     else:
         batch_dim = batch_dimension(model)
         batch_size_of(batch, batch_dim=batch_dim)
-    if lengths is not None:
-        _check_holds(batch, lengths.planned)
     return batch, batch_dim, notes
+
+
+def parse_loss(loss: object) -> Callable[..., Any] | None:
+    """Return the loss that was given, or that a text names.
+
+    Raises:
+        InputError: If it is no function.
+    """
+    if isinstance(loss, str):
+        return load_loss(loss)
+    if loss is not None and not callable(loss):
+        raise InputError(
+            "loss must be a function: loss(outputs, batch) -> scalar; for example "
+            "loss=lambda outputs, batch: outputs.mean()."
+        )
+    return loss
 
 
 def parse_lengths(

@@ -27,12 +27,14 @@ _DEEPEST: Final = 24  # a plan has 7
 # -1 is the step before the first; what another treatment adds may be less than nothing.
 _MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
 _MODES: Final = ("keep", *get_args(SegmentMode))
-_ASKED: Final[dict[str, type | tuple[type, ...]]] = {
-    "model": str,
+_ASKED: Final[dict[str, tuple[type, ...]]] = {
+    "model": (str,),
     "vram": (int, str),
-    "gpu": str,
-    "max_length": int,
-    "loss": str,
+    "gpu": (str,),
+    "max_length": (int,),
+    "image_size": (str,),
+    "text_only": (bool,),
+    "loss": (str,),
 }
 
 
@@ -200,9 +202,9 @@ def _check_asked(asked: object) -> None:
         return
     if not isinstance(asked, dict):
         raise damaged("provenance.asked", "an object is expected")
-    for name, kind in _ASKED.items():
+    for name, kinds in _ASKED.items():
         value = asked.get(name)
-        if isinstance(value, bool) or not isinstance(value, (kind, type(None))):
+        if value is not None and type(value) not in kinds:  # True is no number here
             raise damaged(f"provenance.asked.{name}", f"{value!r:.60} was not asked")
 
 

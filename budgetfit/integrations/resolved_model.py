@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
@@ -32,6 +33,8 @@ class ResolvedModel:
         materialise: Builds it with random weights; None where the module that was
             handed in is what is trained.
         notes: What was assumed, in plain words.
+        batch, loss: The example batch, on the CPU, and the loss that a factory returned
+            beside the model.
     """
 
     model: nn.Module
@@ -39,3 +42,5 @@ class ResolvedModel:
     source: str
     materialise: Materialise | None = None
     notes: tuple[str, ...] = ()
+    batch: Any = None
+    loss: Callable[..., Any] | None = None
