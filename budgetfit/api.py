@@ -21,6 +21,7 @@ from budgetfit.core.counts import size_as_text
 from budgetfit.core.plan import TEXT, Estimate, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers
+from budgetfit.longest_context import plan_longest
 from budgetfit.planning.candidates import check_batch, precisions
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.fallback import fallback
@@ -121,7 +122,9 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         batch_size: Samples per micro-batch; solved for if left out.
         effective_batch_size: Samples per optimizer step; never changed.
         checkpointing: ``auto``, ``none``, ``full``, ``sqrt``, ``as-is`` or block names.
-        objective: ``throughput``, ``batch_size`` or ``memory``.
+        objective: ``throughput``, ``batch_size`` or ``memory``; or ``length``: the plan
+            for the longest samples that fit, at most ``max_length`` tokens, at batch 1
+            unless ``batch_size`` is given.
         headroom: Kept free on top of the predicted process.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
             them. The other arguments of adapters are those of peft's ``LoraConfig``.
@@ -145,6 +148,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         DoesNotFitError: No settings fit; says what is needed and what would help.
         TraceError: The model cannot run on fake tensors.
     """
+    if objective == "length":
+        return plan_longest(plan, locals())
     check_objective(objective)
     check_batch(batch_size, effective_batch_size)
     card = find_card(vram, gpu)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.counts import ImageSize
 
-OBJECTIVES = ("throughput", "batch_size", "memory")
+OBJECTIVES = ("throughput", "batch_size", "memory", "length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

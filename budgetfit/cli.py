@@ -31,6 +31,9 @@ from budgetfit.cli_compare import compare
 from budgetfit.cli_doctor import doctor
 from budgetfit.cli_explain import explain
 from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
+from budgetfit.cli_show import show
+from budgetfit.cli_tables import gpus, layers
+from budgetfit.core.counts import check_samples
 from budgetfit.core.errors import InputError
 
 # What `export --to` can write, and the module whose `export_text` does.
@@ -105,6 +108,10 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     gpu: options.Gpu = None,
     headroom: options.Headroom = None,
     max_length: options.MaxLength = None,
+    image_size: options.ImageSize = None,
+    text_only: options.TextOnly = False,
+    batch: options.Batch = None,
+    loss: options.Loss = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
     effective_batch_size: options.EffectiveBatchSize = None,
@@ -121,6 +128,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     double_quantization: options.DoubleQuantization = True,
     prepare_for_kbit: options.PrepareForKbit = True,
     trust_remote_code: options.TrustRemoteCode = False,
+    samples: options.Samples = None,
     why: options.Why = None,
     save: options.SavePlan = None,
     as_json: options.AsJson = False,
@@ -128,12 +136,17 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
     with answering(as_json=as_json, traceback=traceback, vram=vram):
+        check_samples(samples)
         with working() as progress:
             made = api().plan(
                 model,
                 vram,
                 gpu=gpu,
                 max_length=max_length,
+                image_size=image_size,
+                text_only=text_only,
+                batch=batch,
+                loss=loss,
                 lengths=read_lengths(lengths),
                 precision=one_or_list(precision),
                 optimizer=optimizer,
@@ -153,7 +166,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
-            document = in_json().plan_json(made) if save or as_json else ""
+            document = in_json().plan_json(made, samples) if save or as_json else ""
         if save is not None:
             write(save, document + "\n")
         if why is not None:
@@ -162,7 +175,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
             typer.echo(document)
         else:
             saved_as = str(save) if save else None
-            in_text().print_plan(made, saved_as=saved_as, work=working)
+            in_text().print_plan(made, saved_as=saved_as, samples=samples, work=working)
         exit_unless_fits(fits=made.fits)
 
 
@@ -174,6 +187,10 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     gpu: options.Gpu = None,
     headroom: options.Headroom = None,
     max_length: options.MaxLength = None,
+    image_size: options.ImageSize = None,
+    text_only: options.TextOnly = False,
+    batch: options.Batch = None,
+    loss: options.Loss = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
     effective_batch_size: options.EffectiveBatchSize = None,
@@ -189,11 +206,13 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     double_quantization: options.DoubleQuantization = True,
     prepare_for_kbit: options.PrepareForKbit = True,
     trust_remote_code: options.TrustRemoteCode = False,
+    samples: options.Samples = None,
     as_json: options.AsJson = False,
     traceback: options.Traceback = False,
 ) -> None:
     """Predict the memory of given settings; decide nothing."""
     with answering(as_json=as_json, traceback=traceback):
+        check_samples(samples)
         with working() as progress:
             found, summary = api().estimate_settings(
                 model,
@@ -201,6 +220,10 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 gpu=gpu,
                 headroom=headroom,
                 max_length=max_length,
+                image_size=image_size,
+                text_only=text_only,
+                batch=batch,
+                loss=loss,
                 lengths=read_lengths(lengths),
                 batch_size=batch_size,
                 effective_batch_size=effective_batch_size,
@@ -219,9 +242,11 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 progress=progress,
             )
         if as_json:
-            typer.echo(in_json().estimate_json(found))
+            typer.echo(in_json().estimate_json(found, samples))
         else:
-            text = in_text().estimate_text(found, model=summary, vram=vram, gpu=gpu)
+            text = in_text().estimate_text(
+                found, model=summary, vram=vram, gpu=gpu, samples=samples
+            )
             in_text().show(text)
         exit_unless_fits(fits=found.fits is not False)
 
@@ -229,28 +254,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
 app.command()(compare)
 
 
-@app.command()
-def layers(
-    model: options.Model,
-    *,
-    max_length: options.MaxLength = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    as_json: options.AsJson = False,
-    traceback: options.Traceback = False,
-) -> None:
-    """List what each layer takes under each precision."""
-    with answering(as_json=as_json, traceback=traceback):
-        with working() as progress:
-            rows = api().layers(
-                model,
-                max_length=max_length,
-                trust_remote_code=trust_remote_code,
-                progress=progress,
-            )
-        if as_json:
-            typer.echo(in_json().layers_json(rows))
-        else:
-            in_text().show(in_text().layers_text(rows), width=in_text().WIDE)
+app.command()(layers)
 
 
 @app.command()
@@ -258,6 +262,8 @@ def verify(  # noqa: PLR0913 - what a user may choose
     plan_file: options.PlanFile,
     *,
     model: options.OtherModel = None,
+    batch: options.Batch = None,
+    loss: options.Loss = None,
     steps: options.Steps = 3,
     device: options.Device = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -270,6 +276,8 @@ def verify(  # noqa: PLR0913 - what a user may choose
             check = api().verify(
                 _load(plan_file),
                 model,
+                batch=batch,
+                loss=loss,
                 steps=steps,
                 device=device,
                 trust_remote_code=trust_remote_code,
@@ -282,6 +290,9 @@ def verify(  # noqa: PLR0913 - what a user may choose
         exit_unless_fits(fits=check.out_of_memory is None)
         if not check.passed:
             raise typer.Exit(ERROR)
+
+
+app.command()(show)
 
 
 @app.command()
@@ -312,20 +323,7 @@ def export(
             typer.echo(text, nl=False)
 
 
-@app.command()
-def gpus(
-    *, as_json: options.AsJson = False, traceback: options.Traceback = False
-) -> None:
-    """List the cards that --gpu knows."""
-    with answering(as_json=as_json, traceback=traceback):
-        from budgetfit.core.gpus import all_gpus  # noqa: PLC0415 - keeps --help fast
-
-        if as_json:
-            typer.echo(in_json().gpus_json(all_gpus()))
-        else:
-            in_text().show(in_text().gpus_text(all_gpus()), width=in_text().WIDE)
-
-
+app.command()(gpus)
 app.command()(doctor)
 app.command()(explain)
 

@@ -40,6 +40,16 @@ def whole_number(
     return value
 
 
+def check_samples(samples: int | None) -> None:
+    """Refuse a number of samples that a pass over data cannot have.
+
+    Raises:
+        InputError: If it is no whole number of at least 1.
+    """
+    if samples is not None:
+        whole_number("samples", samples, example=50_000, most=MOST_PER_STEP)
+
+
 def parse_image_size(value: Any) -> tuple[int, int]:  # noqa: ANN401
     """Return height and width in pixels of ``448``, ``(336, 448)`` or ``"336x448"``.
 

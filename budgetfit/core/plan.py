@@ -12,7 +12,7 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.answer_text import TEXT, text_of
 from budgetfit.core.block_table import BlockRow, find_block
 from budgetfit.core.budget import Budget
-from budgetfit.core.counts import MOST_PER_STEP, whole_number
+from budgetfit.core.counts import check_samples
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan_exports import PlanExports
@@ -125,8 +125,8 @@ class Estimate:
         Raises:
             InputError: If ``samples`` is no whole number of at least 1.
         """
-        count = whole_number("samples", samples, example=50_000, most=MOST_PER_STEP)
-        return count / self.samples_per_s / SECONDS_PER_HOUR
+        check_samples(samples)
+        return samples / self.samples_per_s / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

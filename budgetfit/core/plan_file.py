@@ -27,6 +27,7 @@ _DEEPEST: Final = 24  # a plan has 7
 # -1 is the step before the first; what another treatment adds may be less than nothing.
 _MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
 _RATE: Final = "samples_per_s"
+_TIMES: Final = ("samples", "hours")  # of `--json --samples N`
 _MODES: Final = ("keep", *get_args(SegmentMode))
 _ASKED: Final[dict[str, tuple[type, ...]]] = {
     "model": (str,),
@@ -97,7 +98,7 @@ def parse_document(text: str, plan_format: int) -> dict[str, Any]:
 
 
 def add_rates(document: dict[str, Any], plan: Plan) -> None:
-    """Add ``samples_per_s`` to each estimate, for who reads the document otherwise."""
+    """Add ``samples_per_s`` to each estimate, for other readers of the document."""
     pairs = [(document["estimate"], plan.estimate)]
     pairs += [
         (row["estimate"], known.estimate)
@@ -108,7 +109,9 @@ def add_rates(document: dict[str, Any], plan: Plan) -> None:
 
 
 def drop_rates(document: dict[str, Any]) -> None:
-    """Take out what ``add_rates`` added: it follows from the other fields."""
+    """Take out what follows from other fields: what ``add_rates`` added, hours."""
+    for name in _TIMES:
+        document.pop(name, None)
     rows = document.get("alternatives")
     for holder in (document, *(rows if isinstance(rows, list) else ())):
         estimate = holder.get("estimate") if isinstance(holder, dict) else None

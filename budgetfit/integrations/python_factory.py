@@ -116,7 +116,9 @@ def _batch(made: Any, text: str) -> Any:  # noqa: ANN401 - any nesting of tensor
     try:
         batch_size_of(made)
     except InputError as error:
-        raise InputError(f"{text} gave no batch. {error}") from None
+        raise InputError(
+            f"{text} gave no batch. {error} Make it return what the model is called with."
+        ) from None
     return on_cpu(made)
 
 

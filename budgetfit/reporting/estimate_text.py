@@ -13,7 +13,7 @@ from budgetfit.core.gpus import find_gpu, generic_gpu
 from budgetfit.core.units import parse_bytes
 from budgetfit.reporting.header import card_notes, card_text, model_lines, origin_line
 from budgetfit.reporting.layout import WIDTH, Bar, bullets, lines, section, verdict
-from budgetfit.reporting.words import blocks_text, rate_text, time_text
+from budgetfit.reporting.words import blocks_text, hours_text, rate_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,7 @@ def estimate_text(
     model: ModelSummary | None = None,
     vram: str | None = None,
     gpu: str | None = None,
+    samples: int | None = None,
 ) -> RenderableType:
     """Render the memory of given settings.
 
@@ -39,12 +40,13 @@ def estimate_text(
         model: What it belongs to; without it, segments cannot be put in words.
         vram: The limit as it was typed, to echo what it means.
         gpu: The card as it was typed.
+        samples: How many samples one pass is to be timed for.
     """
     blocks = model.blocks if model else ()
     body = lines(
         [
             *recipe_lines(estimate.recipe, blocks),
-            time_line(estimate),
+            *time_lines(estimate, samples),
             *peak_lines(estimate),
         ]
     )
@@ -119,14 +121,17 @@ def process_text(estimate: Estimate) -> str:
     return format_range(*estimate.process_range_bytes)
 
 
-def time_line(estimate: Estimate) -> str:
-    """Step time and throughput, marked for what they are."""
+def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
+    """Step time, throughput and the time of a pass, marked for what they are."""
     measured = estimate.time_factor != 1
     how = f"roofline x {estimate.time_factor:.2f}" if measured else "roofline estimate"
-    return (
-        f"step {time_text(estimate.step_ms)}, "
-        f"{rate_text(estimate.samples_per_s)} samples/s ({how})"
-    )
+    rate = rate_text(estimate.samples_per_s)
+    texts = [f"step {time_text(estimate.step_ms)}, {rate} samples/s ({how})"]
+    if samples is not None:
+        texts.append(
+            f"{samples:,} samples: {hours_text(estimate.hours(samples))} ({how})"
+        )
+    return texts
 
 
 def memory_section(estimate: Estimate) -> RenderableType:
