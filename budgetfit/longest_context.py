@@ -81,7 +81,9 @@ def _lengths(resolved: ResolvedModel, asked: dict[str, Any]) -> Sequence[int]:
     Of models that read images too, those that leave room for one.
     """
     model = resolved.model
-    longest = asked["max_length"] or most_positions(model) or NO_LIMIT
+    longest = asked["max_length"]
+    if longest is None:
+        longest = most_positions(model) or NO_LIMIT
     lengths = lengths_up_to(whole_number("max_length", longest, example=1024))
     make = partial(
         make_batch,

@@ -117,7 +117,7 @@ def _batch(made: Any, text: str) -> Any:  # noqa: ANN401 - any nesting of tensor
         batch_size_of(made)
     except InputError as error:
         raise InputError(
-            f"{text} gave no batch. {error} Make it return what the model is called with."
+            f"{text} gave no batch. {error} Make it return such tensors."
         ) from None
     return on_cpu(made)
 
