@@ -107,12 +107,16 @@ def _lengths(resolved: ResolvedModel, asked: dict[str, Any]) -> Sequence[int]:
             f"samples of {resolved.name} have no length. Use another objective, for "
             'example "throughput".'
         )
-    if found.keys() == shortest.keys():
-        return lengths
-    first = bisect_left(
-        lengths, x=True, key=lambda length: shapes(length).keys() == found.keys()
-    )
-    return lengths[first:]
+
+    def is_whole(length: int) -> bool:
+        """Whether a row of so many tokens holds all that the usual one does."""
+        there = shapes(length)
+        return there.keys() == found.keys() and any(
+            length in shape for shape, _ in there.values()
+        )
+
+    first = bisect_left(lengths, x=True, key=is_whole)
+    return lengths[first:] or lengths
 
 
 def _needs(resolved: ResolvedModel, asked: dict[str, Any]) -> Callable[[int], Need]:
