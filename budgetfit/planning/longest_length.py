@@ -52,7 +52,7 @@ def longest_that_fits(
     """Return the longest of ``lengths`` that fits; the next one does not.
 
     Memory grows about linearly or quadratically with the length, so what is needed at
-    the lengths that were tried says where the limit is met: about six tries, where a
+    the lengths that were tried says where the limit is met: about four tries, where a
     search by halves takes ten.
 
     Args:

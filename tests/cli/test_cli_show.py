@@ -7,6 +7,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
+from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan
 from tests.reporting.sample_plans import sample_plan
 
@@ -53,3 +56,21 @@ def test_torch_is_not_imported_for_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "RECOMMENDED" in done.stdout
+
+
+@pytest.mark.parametrize("length", ["11264", True, 0, 1.5])
+def test_a_length_that_is_none_is_named(length: object) -> None:
+    document = json.loads(sample_plan().to_json())
+    document["provenance"]["longest_length"] = length
+    with pytest.raises(InputError, match=r"provenance.longest_length|below zero"):
+        Plan.from_json(json.dumps(document))
+
+
+def test_the_longest_context_is_the_first_thing_that_is_said(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    provenance = {"longest_length": 11_264, "longest_looked_at": 131_072}
+    sample_plan(provenance=provenance).save(path)
+    answer = run("show", path).stdout.partition("RECOMMENDED")[2].splitlines()
+    assert answer[1].strip() == "longest context that fits: 11,264 tokens"

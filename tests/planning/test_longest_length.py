@@ -82,8 +82,8 @@ def test_lines_and_parabolas_take_few_tries() -> None:
         assert found == max((n for n in lengths if check(n).fits), default=None)
         assert len(tried) == len(set(tried))
         counts.append(len(tried))
-    assert max(counts) <= 10
-    assert sum(counts) / len(counts) < 5
+    assert max(counts) <= 6
+    assert sum(counts) / len(counts) < 4
 
 
 def test_any_monotone_need_is_answered_whatever_its_bytes_say() -> None:
