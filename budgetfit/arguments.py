@@ -151,13 +151,11 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     if plain is not model:
         notes.append("planned, and trained by apply(), without torch.compile")
     longest = max_length if lengths is None else lengths.planned
-    make = partial(
-        make_batch,
-        max_length=longest,
-        image_size=image_size,
-        text_only=text_only,
+    make = partial(make_batch, image_size=image_size, text_only=text_only)
+    given = batch is not None
+    batch, batch_dim, batch_notes = _example(
+        live, batch, partial(make, max_length=longest), loss
     )
-    batch, batch_dim, batch_notes = _example(live, batch, make, loss)
     notes += [*batch_notes, *loss_notes(loss, live)]
     if lengths is not None:
         _check_holds(batch, lengths.planned)
@@ -176,6 +174,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         else f"{resolved.source}; {adapter.describe()}",
         notes=tuple(notes),
         cudnn=torch.backends.cudnn.enabled,
+        remake=None if given else make,
     ).with_found_blocks()
     source = PlanSource(
         model=live if isinstance(model, nn.Module) else None,

@@ -99,7 +99,10 @@ def load_loss(text: str) -> Callable[..., Any]:
 def _imported(text: str) -> Iterator[Any]:
     """Give what a text names; what fails in the context leaves nothing behind."""
     if not is_factory_text(text):
-        raise InputError(f"{text!r:.80} names no function. {_EXAMPLE}")
+        raise InputError(
+            f"{text!r:.80} names nothing in Python code. {_EXAMPLE} A loss must be a "
+            "function: loss(outputs, batch) -> scalar; a batch holds tensors."
+        )
     place, _, attribute = text.rpartition(":")
     with (
         _undone_on_failure(place),

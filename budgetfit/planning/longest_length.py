@@ -7,12 +7,15 @@ from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from budgetfit.core.errors import DoesNotFitError
+from budgetfit.core.errors import DoesNotFitError, InputError
+from budgetfit.tracing.batch_shapes import describe_batch
+from budgetfit.tracing.made_batch import most_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.core.plan import Plan
+    from budgetfit.planning.subject import Subject
 
 FIRST: Final = 1024  # tokens that are tried first: what a made batch has unasked
 # Up to each length in multiples of its step; longer ones in multiples of the last.
@@ -20,6 +23,10 @@ STEPS: Final = ((128, 8), (1024, 16))
 LAST_STEP: Final = 128
 _GROWTH: Final = 4  # from try to try, where nothing says how far there is to go
 _GUESSES: Final = 8  # after so many what is needed is no guide: the rest goes by halves
+
+
+# Where neither the model nor the user names a limit; few look for more.
+NO_LIMIT: Final = 2**17
 
 
 class Need(NamedTuple):
@@ -44,6 +51,44 @@ def lengths_up_to(longest: int) -> list[int]:
         found += range(below + step, min(last, longest) + 1, step)
         below = max(below, last)
     return found if found and found[-1] == longest else [*found, longest]
+
+
+def lengths_of(subject: Subject, longest: int | None = None) -> list[int]:
+    """Return the lengths of samples that a subject can be trained on.
+
+    Of a model that reads images too, those that leave room for one.
+
+    Args:
+        subject: Its batch is a made one, of a usual length.
+        longest: Of interest; None for the positions that the model has.
+
+    Raises:
+        InputError: If ``max_length`` decides nothing about its batch.
+    """
+    if longest is None:
+        longest = most_positions(subject.model) or NO_LIMIT
+    lengths = lengths_up_to(longest)
+    usual = describe_batch(subject.batch)
+
+    def shapes(length: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        try:
+            return describe_batch(subject.at_length(length).batch)
+        except InputError:  # it has no room for an image of the size asked for
+            return {}
+
+    def is_whole(length: int) -> bool:
+        """Whether a row of so many tokens holds all that the usual one does."""
+        there = shapes(length)
+        return there.keys() == usual.keys() and any(
+            length in shape for shape, _ in there.values()
+        )
+
+    if subject.remake is None or (len(lengths) > 1 and shapes(lengths[0]) == usual):
+        raise InputError(
+            f"No length decides about the samples of {subject.name}: its batch was "
+            'given or holds no text. Use another objective, for example "throughput".'
+        )
+    return lengths[bisect_left(lengths, x=True, key=is_whole) :] or lengths
 
 
 def longest_that_fits(

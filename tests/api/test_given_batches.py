@@ -136,7 +136,7 @@ def test_what_is_no_batch_and_no_loss_is_refused(
 def test_text_that_names_no_function_is_refused() -> None:
     model = torch.nn.Linear(4, 4)
     for asked in ({"batch": "batch.py"}, {"loss": "mse"}):
-        with pytest.raises(budgetfit.InputError, match="names no function"):
+        with pytest.raises(budgetfit.InputError, match="names nothing in Python code"):
             planned(model, **asked)
 
 

@@ -93,6 +93,7 @@ def test_where_not_even_the_shortest_fits_it_is_the_usual_error() -> None:
         ({"lengths": [512]}, "Leave lengths= out"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"max_length": 0}, "max_length must be a whole number"),
+        ({"max_length": 10**9}, "max_length can be"),
     ],
 )
 def test_what_leaves_no_question_is_refused(
@@ -103,7 +104,7 @@ def test_what_leaves_no_question_is_refused(
 
 
 def test_samples_without_a_length_are_refused() -> None:
-    with pytest.raises(budgetfit.InputError, match="samples of Linear have no length"):
+    with pytest.raises(budgetfit.InputError, match="the samples of Linear"):
         budgetfit.plan(torch.nn.Linear(4, 4), gpu="t4", objective="length")
 
 
