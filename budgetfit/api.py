@@ -15,11 +15,12 @@ from budgetfit.arguments import (
     parse_request,
 )
 from budgetfit.comparing import compare
+from budgetfit.core.counts import size_as_text
 from budgetfit.core.errors import DoesNotFitError
 from budgetfit.core.function_name import qualified_name
-from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers, with_dtypes
+from budgetfit.longest_context import plan_longest
 from budgetfit.planning.candidates import check_batch, check_objective, precisions
 from budgetfit.planning.chains import every_block
 from budgetfit.planning.fallback import fallback
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from budgetfit.core.counts import ImageSize
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.planning.subject import Subject
 
@@ -65,8 +67,10 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     gpu: str | None = None,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
     max_length: int | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
     lengths: Lengths | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     precision: str | Sequence[str] = "auto",
     optimizer: Optimizer = "adamw_torch_fused",
     batch_size: int | None = None,
@@ -94,14 +98,20 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     Args:
         model: Any ``torch.nn.Module`` (on CPU, CUDA or meta), a transformers config, or
             text: a hub id, a folder or ``config.json``, ``package.module:factory`` or
-            ``file.py:factory``. Text never downloads weights.
+            ``file.py:factory``, which may return ``(model, batch, loss)``, too. Text
+            never downloads weights.
         vram: Bytes, or text such as ``"24GB"`` (10^9) or ``"24GiB"`` (2^30).
         gpu: A card, for example ``"rtx-4090"``; see ``budgetfit gpus``.
-        batch: An example batch of any batch size; made from the model if left out.
+        batch: An example batch of any batch size, or ``file.py:function`` that makes
+            one; made from the model if left out.
         max_length: Sequence length of a made text batch.
+        image_size: Pixels of the images of a made batch: ``448``, or height and width.
+        text_only: Whether a made batch leaves out images and sound, for models that
+            read text alone as well.
         lengths: Lengths of the samples, or samples by length: planned for the longest,
             with a warning that says what padding to it costs.
-        loss: ``loss(outputs, batch) -> scalar``; the model's own if left out.
+        loss: ``loss(outputs, batch) -> scalar``, or ``file.py:function``; the model's
+            own if left out.
         precision: ``auto`` (16-bit autocast; fp32 if the model cannot run in it),
             ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``, ``bf16``, ``as-is``, or
             a list of them to compare.
@@ -110,7 +120,9 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         effective_batch_size: Samples per optimizer step; never changed.
         checkpointing: ``auto``, ``none``, ``full``, ``every-2`` (or another number),
             ``sqrt``, ``as-is`` or block names.
-        objective: ``throughput``, ``batch_size`` or ``memory``.
+        objective: ``throughput``, ``batch_size`` or ``memory``; or ``length``: the plan
+            for the longest samples that fit, at most ``max_length`` tokens, at batch 1
+            unless ``batch_size`` is given.
         headroom: Kept free on top of the predicted process.
         host_ram: Most pinned host memory that offloading may use; left out: what is
             free where this machine has the card, else 16 GiB.
@@ -139,6 +151,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         TraceError: The model cannot run on fake tensors.
     """
     given = dict(locals())
+    if objective == "length":
+        return plan_longest(plan, given)
     check_objective(objective)
     check_batch(batch_size, effective_batch_size)
     card = find_card(vram, gpu)
@@ -163,6 +177,8 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         card,
         batch=batch,
         max_length=max_length,
+        image_size=image_size,
+        text_only=text_only,
         lengths=known,
         loss=loss,
         optimizer=optimizer,
@@ -193,26 +209,29 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         warnings=(*made.warnings, *rates, *loading_notes(subject.model, made.estimate)),
         provenance={
             **made.provenance,
-            "asked": _asked(model, vram=vram, gpu=gpu, max_length=longest, loss=loss),
+            "asked": _asked(
+                model,
+                loss or source.loss,
+                vram=vram,
+                gpu=gpu,
+                max_length=longest,
+                image_size=None if image_size is None else size_as_text(image_size),
+                text_only=text_only,
+            ),
         },
     )
 
 
 def _asked(
     model: Model,
-    *,
-    vram: int | str | None,
-    gpu: str | None,
-    max_length: int | None,
-    loss: Loss | None,
+    loss: Loss | str | None,
+    **settings: object,
 ) -> dict[str, object]:
     """Return what was asked for, as far as a file can hold it, to verify it later."""
     return {
         "model": model if isinstance(model, str) else None,
-        "vram": vram,
-        "gpu": gpu,
-        "max_length": max_length,
-        "loss": None if loss is None else qualified_name(loss),
+        **settings,
+        "loss": qualified_name(loss) if callable(loss) else loss,
     }
 
 
@@ -225,8 +244,10 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     vram: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
     max_length: int | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
     lengths: Lengths | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     optimizer: Optimizer | None = None,
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
@@ -274,6 +295,8 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         card,
         batch=batch,
         max_length=max_length,
+        image_size=image_size,
+        text_only=text_only,
         lengths=parse_lengths(lengths, max_length),
         loss=loss,
         optimizer=optimizer,

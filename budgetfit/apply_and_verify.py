@@ -79,7 +79,7 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
     model: nn.Module | str | None = None,
     *,
     batch: Any = None,  # noqa: ANN401
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     steps: int = 3,
     device: str | None = None,
@@ -99,8 +99,8 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
         model: Needed where the plan has none.
         batch: The batch to run; the planned one, with the longest samples, if left out.
             Of several (a data loader, a list of batches) the longest runs first and is
-            measured, then some of the others.
-        loss: As for ``apply``; so is ``optimizer``.
+            measured, then some of the others. ``file.py:function`` makes one.
+        loss: As for ``apply``, or ``file.py:function``.
         optimizer: The function that ``plan.recipe.optimizer`` names.
         steps: Optimizer steps, at least 3.
         device: ``"cuda"`` or ``"cpu"``; CUDA if left out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from budgetfit.core.torch_builds import builds_note
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
 from budgetfit.integrations.peft import with_adapter
+from budgetfit.integrations.python_factory import load_batch, load_loss
 from budgetfit.live_program import PlanSource
 from budgetfit.planning.calibration import card_of, known_context
 from budgetfit.planning.lengths import LengthSummary, summarize
@@ -29,13 +31,14 @@ from budgetfit.planning.loss_modules import loss_notes
 from budgetfit.planning.search import Request, fixed_segments
 from budgetfit.planning.subject import Subject
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
-from budgetfit.tracing.made_batch import batch_dimension, make_batch
+from budgetfit.tracing.made_batch import MadeBatch, batch_dimension, make_batch
 from budgetfit.verifying.host_memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from budgetfit.core.adapter import Adapter
+    from budgetfit.core.counts import ImageSize
 
 # Pinned memory that is planned for where the machine with the card is not this one.
 ASSUMED_HOST_RAM_BYTES = 16 * 2**30
@@ -147,8 +150,10 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     *,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
     max_length: int | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
     lengths: LengthSummary | None = None,
-    loss: Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
     optimizer: str | Callable[..., torch.optim.Optimizer],
     adapter: Adapter | None = None,
     keeps_dtypes: bool = False,
@@ -164,18 +169,21 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     """
     if max_length is not None:
         whole_number("max_length", max_length, example=1024)
-    if loss is not None and not callable(loss):
-        raise InputError(
-            "loss must be a function: loss(outputs, batch) -> scalar; for example "
-            "loss=lambda outputs, batch: outputs.mean()."
-        )
     if progress is not None:
         progress("reading the model")
     plain = plain_module(model) if isinstance(model, nn.Module) else model
     resolved = resolve_model(plain, trust_remote_code=trust_remote_code)
     live = resolved.model
-    given = isinstance(model, nn.Module)
-    adapter, stored_notes = adapter_as_stored(resolved, adapter, given=given)
+    is_live = isinstance(model, nn.Module)
+    adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
+    batch = load_batch(batch) if isinstance(batch, str) else batch
+    batch = resolved.batch if batch is None else batch
+    if batch is not None and (image_size is not None or text_only):
+        raise InputError(
+            "image_size= and text_only= are for a batch that is made. Leave them out "
+            "where a batch is given, or leave the batch out."
+        )
+    loss = parse_loss(loss) or resolved.loss
     traced, adapter_notes = model_to_trace(live, adapter)
     _check_trains(traced, resolved.name)
     notes = [*card.notes, *resolved.notes, *stored_notes, *adapter_notes]
@@ -183,9 +191,15 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         notes += resolved.dtype_notes
     if plain is not model:
         notes.append("planned, and trained by apply(), without torch.compile")
-    batch, batch_dim, batch_notes = _example(live, batch, max_length, lengths, loss)
+    longest = max_length if lengths is None else lengths.planned
+    make = partial(make_batch, image_size=image_size, text_only=text_only)
+    given = batch is not None
+    batch, batch_dim, batch_notes = _example(
+        live, batch, partial(make, max_length=longest), loss
+    )
     notes += [*batch_notes, *loss_notes(loss, live)]
     if lengths is not None:
+        _check_holds(batch, lengths.planned)
         notes += lengths.notes()
     function = None if isinstance(optimizer, str) else optimizer
     subject = Subject(
@@ -201,9 +215,10 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         else f"{resolved.source}; {adapter.describe()}",
         notes=tuple(notes),
         cudnn=torch.backends.cudnn.enabled,
+        remake=None if given else make,
     ).with_found_blocks()
     source = PlanSource(
-        model=live if given else None,
+        model=live if is_live else None,
         adapter=adapter,
         materialise=with_adapter(resolved.materialise, adapter),
         batch=batch,
@@ -225,8 +240,7 @@ def _check_trains(model: nn.Module, name: str) -> None:
 def _example(
     model: nn.Module,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
-    max_length: int | None,
-    lengths: LengthSummary | None,
+    make: Callable[[nn.Module], MadeBatch],
     loss: Callable[..., Any] | None,
 ) -> tuple[Any, int, tuple[str, ...]]:
     """Return the batch that was given or is made, where it counts samples, and notes.
@@ -236,8 +250,7 @@ def _example(
     """
     notes: tuple[str, ...] = ()
     if batch is None:
-        longest = max_length if lengths is None else lengths.planned
-        made = make_batch(model, max_length=longest)
+        made = make(model)
         batch, batch_dim, notes = made.batch, made.batch_dim, made.notes
         if loss is None and not made.returns_loss:
             notes += (
@@ -249,9 +262,23 @@ def _example(
     else:
         batch_dim = batch_dimension(model)
         batch_size_of(batch, batch_dim=batch_dim)
-    if lengths is not None:
-        _check_holds(batch, lengths.planned)
     return batch, batch_dim, notes
+
+
+def parse_loss(loss: object) -> Callable[..., Any] | None:
+    """Return the loss that was given, or that a text names.
+
+    Raises:
+        InputError: If it is no function.
+    """
+    if isinstance(loss, str):
+        return load_loss(loss)
+    if loss is not None and not callable(loss):
+        raise InputError(
+            "loss must be a function: loss(outputs, batch) -> scalar; for example "
+            "loss=lambda outputs, batch: outputs.mean()."
+        )
+    return loss
 
 
 def parse_lengths(

@@ -35,6 +35,9 @@ from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
 from budgetfit.cli_next_command import plan_command
 from budgetfit.cli_quiet import quiet_libraries
 from budgetfit.cli_save import write
+from budgetfit.cli_show import show
+from budgetfit.cli_tables import gpus, layers
+from budgetfit.core.counts import check_samples
 from budgetfit.core.errors import InputError
 
 # What `export --to` can write, and the module whose `export_text` does.
@@ -117,6 +120,10 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     headroom: options.Headroom = None,
     host_ram: options.HostRam = None,
     max_length: options.MaxLength = None,
+    image_size: options.ImageSize = None,
+    text_only: options.TextOnly = False,
+    batch: options.Batch = None,
+    loss: options.Loss = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
     effective_batch_size: options.EffectiveBatchSize = None,
@@ -134,6 +141,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     double_quantization: options.DoubleQuantization = True,
     prepare_for_kbit: options.PrepareForKbit = True,
     trust_remote_code: options.TrustRemoteCode = False,
+    samples: options.Samples = None,
     why: options.Why = None,
     save: options.SavePlan = None,
     as_json: options.AsJson = False,
@@ -151,12 +159,17 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
             batch_size=batch_size,
             effective_batch_size=effective_batch_size,
         )
+        check_samples(samples)
         with working() as progress:
             made = api().plan(
                 model,
                 vram,
                 gpu=gpu,
                 max_length=max_length,
+                image_size=image_size,
+                text_only=text_only,
+                batch=batch,
+                loss=loss,
                 lengths=read_lengths(lengths),
                 precision=one_or_list(precision),
                 optimizer=optimizer,
@@ -178,7 +191,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
-            document = in_json().plan_json(made) if save or as_json else ""
+            document = in_json().plan_json(made, samples) if save or as_json else ""
         lost = write(save, document + "\n")
         if why is not None:
             typer.echo(in_json().why_json(made.row(why)) if as_json else made.why(why))
@@ -186,7 +199,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
             typer.echo(document)
         else:
             saved_as = str(save) if save and not lost else None
-            in_text().print_plan(made, saved_as=saved_as, work=working)
+            in_text().print_plan(made, saved_as=saved_as, samples=samples, work=working)
         exit_if_lost(lost)
         exit_unless_fits(fits=made.fits)
 
@@ -204,6 +217,10 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     headroom: options.Headroom = None,
     host_ram: options.HostRam = None,
     max_length: options.MaxLength = None,
+    image_size: options.ImageSize = None,
+    text_only: options.TextOnly = False,
+    batch: options.Batch = None,
+    loss: options.Loss = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
     effective_batch_size: options.EffectiveBatchSize = None,
@@ -219,6 +236,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     double_quantization: options.DoubleQuantization = True,
     prepare_for_kbit: options.PrepareForKbit = True,
     trust_remote_code: options.TrustRemoteCode = False,
+    samples: options.Samples = None,
     as_json: options.AsJson = False,
     traceback: options.Traceback = False,
 ) -> None:
@@ -233,6 +251,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
             batch_size=batch_size,
             effective_batch_size=effective_batch_size,
         )
+        check_samples(samples)
         with working() as progress:
             found, summary = api().estimate_settings(
                 model,
@@ -241,6 +260,10 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 headroom=headroom,
                 host_ram=host_ram,
                 max_length=max_length,
+                image_size=image_size,
+                text_only=text_only,
+                batch=batch,
+                loss=loss,
                 lengths=read_lengths(lengths),
                 batch_size=batch_size,
                 effective_batch_size=effective_batch_size,
@@ -259,10 +282,15 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 progress=progress,
             )
         if as_json:
-            typer.echo(in_json().estimate_json(found))
+            typer.echo(in_json().estimate_json(found, samples))
         else:
             text = in_text().estimate_text(
-                found, model=summary, vram=vram, gpu=gpu, then=plan_command(context)
+                found,
+                model=summary,
+                vram=vram,
+                gpu=gpu,
+                samples=samples,
+                then=plan_command(context),
             )
             in_text().show(text)
         exit_unless_fits(fits=found.fits is not False)
@@ -274,29 +302,9 @@ app.command(
 )(compare)
 
 
-@app.command(cls=Command, epilog="Example: budgetfit layers openai-community/gpt2")
-def layers(
-    model: options.Model,
-    *,
-    max_length: options.MaxLength = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    as_json: options.AsJson = False,
-    traceback: options.Traceback = False,
-) -> None:
-    """List what each layer takes under each precision."""
-    with answering(as_json=as_json, traceback=traceback):
-        check_early(model)
-        with working() as progress:
-            rows = api().layers(
-                model,
-                max_length=max_length,
-                trust_remote_code=trust_remote_code,
-                progress=progress,
-            )
-        if as_json:
-            typer.echo(in_json().layers_json(rows))
-        else:
-            in_text().show(in_text().layers_text(rows), width=in_text().WIDE)
+app.command(cls=Command, epilog="Example: budgetfit layers openai-community/gpt2")(
+    layers
+)
 
 
 @app.command(cls=Command, epilog="Example: budgetfit verify plan.json")
@@ -304,6 +312,8 @@ def verify(  # noqa: PLR0913 - what a user may choose
     plan_file: options.PlanFile,
     *,
     model: options.OtherModel = None,
+    batch: options.Batch = None,
+    loss: options.Loss = None,
     steps: options.Steps = 3,
     device: options.Device = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -318,6 +328,8 @@ def verify(  # noqa: PLR0913 - what a user may choose
             check = api().verify(
                 made,
                 model,
+                batch=batch,
+                loss=loss,
                 steps=steps,
                 device=device,
                 trust_remote_code=trust_remote_code,
@@ -330,6 +342,9 @@ def verify(  # noqa: PLR0913 - what a user may choose
         exit_unless_fits(fits=check.out_of_memory is None)
         if not check.passed:
             raise typer.Exit(ERROR)
+
+
+app.command(cls=Command, epilog="Example: budgetfit show plan.json")(show)
 
 
 @app.command(
@@ -363,20 +378,7 @@ def export(
         exit_if_lost(lost)
 
 
-@app.command(cls=Command, epilog="Example: budgetfit gpus")
-def gpus(
-    *, as_json: options.AsJson = False, traceback: options.Traceback = False
-) -> None:
-    """List the cards that --gpu knows."""
-    with answering(as_json=as_json, traceback=traceback):
-        from budgetfit.core.gpus import all_gpus  # noqa: PLC0415 - keeps --help fast
-
-        if as_json:
-            typer.echo(in_json().gpus_json(all_gpus()))
-        else:
-            in_text().show(in_text().gpus_text(all_gpus()), width=in_text().WIDE)
-
-
+app.command(cls=Command, epilog="Example: budgetfit gpus")(gpus)
 app.command(cls=Command, epilog="Example: budgetfit doctor --gpu rtx-4090")(doctor)
 app.command(cls=Command, epilog="Example: budgetfit explain oom.txt")(explain)
 

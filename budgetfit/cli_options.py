@@ -18,7 +18,8 @@ Model = Annotated[
     str,
     typer.Argument(
         help="A hub id, a folder or config.json, or package.module:factory or "
-        "file.py:factory that returns a module. Weights are never downloaded.",
+        "file.py:factory that returns a module, or (module, batch, loss). Weights are "
+        "never downloaded.",
         metavar="MODEL",
     ),
 ]
@@ -39,6 +40,45 @@ OtherModel = Annotated[
 MaxLength = Annotated[
     int | None,
     typer.Option(help="Tokens in one text sample.", rich_help_panel=_MODEL),
+]
+ImageSize = Annotated[
+    str | None,
+    typer.Option(
+        help="Pixels of one image, 448, or height and width, 336x448.",
+        show_default="as the model was configured",
+        rich_help_panel=_MODEL,
+    ),
+]
+TextOnly = Annotated[
+    bool,
+    typer.Option(
+        "--text-only",
+        help="Samples without images and sound, for models that read text too.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(
+        help="Example batch, or a function that makes one: file.py:make_batch.",
+        show_default="made from the model",
+        rich_help_panel=_MODEL,
+    ),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        help="Function loss(outputs, batch): file.py:loss.",
+        show_default="the model's own",
+        rich_help_panel=_MODEL,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        help="Say how long one pass over so many samples takes.",
+        rich_help_panel=_ANSWER,
+    ),
 ]
 TrustRemoteCode = Annotated[
     bool,
@@ -144,7 +184,8 @@ Checkpointing = Annotated[
 Objective = Annotated[
     str,
     typer.Option(
-        help="throughput (fastest), batch_size (largest) or memory (lowest peak).",
+        help="throughput (fastest), batch_size (largest), memory (lowest peak) or "
+        "length (longest samples that fit, at batch 1).",
         rich_help_panel=_SETTINGS,
     ),
 ]
@@ -161,7 +202,14 @@ _ADAPTERS = "Adapters (peft)"
 Method = Annotated[
     str | None,
     typer.Option(
-        help="lora or qlora: train adapters on the frozen model, not its weights.",
+        help="lora or qlora: train adapters on the frozen model; full: its weights.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Methods to compare, with commas: full,lora,qlora.",
         rich_help_panel=_ADAPTERS,
     ),
 ]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from budgetfit.core.counts import ImageSize
     from budgetfit.core.plan import Estimate, Layer, ModelSummary
     from budgetfit.planning.subject import Subject
 
@@ -44,7 +45,11 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     gpu: str | None = None,
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
+    batch: Any = None,  # noqa: ANN401
     max_length: int | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
+    loss: Loss | str | None = None,
     lengths: Lengths | None = None,
     batch_size: int | None = None,
     effective_batch_size: int | None = None,
@@ -86,7 +91,11 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     subject, source = make_subject(
         model,
         card,
+        batch=batch,
         max_length=max_length,
+        image_size=image_size,
+        text_only=text_only,
+        loss=loss,
         lengths=parse_lengths(lengths, max_length),
         optimizer=optimizer,
         adapter=adapter,
@@ -132,7 +141,9 @@ def layers(  # noqa: PLR0913 - the options of the command line
     gpu: str | None = None,
     batch: Any = None,  # noqa: ANN401
     max_length: int | None = None,
-    loss: Loss | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
+    loss: Loss | str | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Layer, ...]:
@@ -150,6 +161,8 @@ def layers(  # noqa: PLR0913 - the options of the command line
         card,
         batch=batch,
         max_length=max_length,
+        image_size=image_size,
+        text_only=text_only,
         loss=loss,
         optimizer="adamw_torch_fused",
         trust_remote_code=trust_remote_code,

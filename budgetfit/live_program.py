@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,12 +16,16 @@ from budgetfit.core.plan import Plan
 from budgetfit.integrations.model_source import as_torch_module, resolve_model
 from budgetfit.integrations.model_text import is_factory_text
 from budgetfit.integrations.peft import with_adapter
+from budgetfit.integrations.python_factory import load_batch, load_loss
 from budgetfit.planning.chosen_batch import choose_batch
 from budgetfit.planning.real_program import RealProgram
 from budgetfit.planning.same_model import check_same_model
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
 from budgetfit.verifying.real_step import find_device
+
+if TYPE_CHECKING:
+    from budgetfit.integrations.resolved_model import ResolvedModel
 
 Loss = Callable[..., Any]
 Optimizer = Callable[..., torch.optim.Optimizer]
@@ -71,16 +75,20 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
 
 def functions_of(
     plan: Plan,
-    loss: Loss | None,
+    loss: Loss | str | None,
     optimizer: Optimizer | None,
 ) -> tuple[Loss | None, Optimizer | None]:
     """Return the loss and the optimizer function that a plan was made with.
+
+    A loss may be named by text: ``file.py:function``.
 
     A saved plan has only their names: training without them would be another training.
 
     Raises:
         InputError: If the plan needs one that is not there.
     """
+    if isinstance(loss, str):
+        loss = load_loss(loss)
     if isinstance(plan.source, PlanSource):
         loss = loss if loss is not None else plan.source.loss
         optimizer = optimizer if optimizer is not None else plan.source.optimizer
@@ -92,8 +100,9 @@ def functions_of(
         if given is None and needed is not None:
             raise InputError(
                 f"The plan was made with {what}={needed}, a function that a saved plan "
-                f"only names. Hand it in again, in Python: apply(plan, model, "
-                f"{what}=...) or verify(plan, model, {what}=...)."
+                f"only names. Hand it in again: apply(plan, model, {what}=...) or "
+                f"verify(plan, model, {what}=...)"
+                + (" (--loss file.py:function)." if what == "loss" else ".")
             )
     return loss, optimizer
 
@@ -103,7 +112,7 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
     model: nn.Module | str | None,
     *,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
-    loss: Loss | None,
+    loss: Loss | str | None,
     optimizer: Optimizer | None,
     device: str | None,
     trust_remote_code: bool,
@@ -117,8 +126,12 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
     """
     _check_plan(plan)
     chosen = find_device(_device(device))
+    resolved = _resolved(plan, model, trust_remote_code=trust_remote_code)
+    if resolved is not None:  # a factory may bring its batch and its loss
+        batch = resolved.batch if batch is None else batch
+        loss = resolved.loss if loss is None else loss
     loss, optimizer = functions_of(plan, loss, optimizer)
-    live = _live_model(plan, model, chosen, trust_remote_code=trust_remote_code)
+    live = _live_model(plan, model, chosen, resolved)
     check_same_model(plan, live)
     if any(parameter.is_meta for parameter in live.parameters()):
         raise InputError(
@@ -127,10 +140,18 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
         )
     source = plan.source if isinstance(plan.source, PlanSource) else None
     batch_dim = source.batch_dim if source is not None else batch_dimension(live)
+    if isinstance(batch, str):
+        batch = load_batch(batch)
     if batch is None and source is not None:
         batch = source.batch
     if batch is None:
-        batch = make_batch(live, max_length=_asked(plan).get("max_length")).batch
+        asked = _asked(plan)
+        batch = make_batch(
+            live,
+            max_length=asked.get("max_length"),
+            image_size=asked.get("image_size"),
+            text_only=asked.get("text_only") or False,
+        ).batch
         _check_same_batch(plan, batch, batch_dim)
     several = choose_batch(plan, batch, batch_dim=batch_dim)
     return RealProgram(
@@ -175,18 +196,25 @@ def model_as_text(
     return text
 
 
+def _resolved(
+    plan: Plan, model: nn.Module | str | None, *, trust_remote_code: bool
+) -> ResolvedModel | None:
+    """Return what a text names: the one handed in, else the planned one."""
+    if model is None and not isinstance(plan.source, PlanSource):
+        model = _planned_text(_asked(plan).get("model"))
+    if not isinstance(model, str):
+        return None
+    return resolve_model(model, trust_remote_code=trust_remote_code)
+
+
 def _live_model(
     plan: Plan,
     model: nn.Module | str | None,
     device: torch.device,
-    *,
-    trust_remote_code: bool,
+    resolved: ResolvedModel | None,
 ) -> nn.Module:
     source = plan.source if isinstance(plan.source, PlanSource) else None
-    if model is None and source is None:
-        model = _planned_text(_asked(plan).get("model"))
-    if isinstance(model, str):
-        resolved = resolve_model(model, trust_remote_code=trust_remote_code)
+    if resolved is not None:
         make = with_adapter(resolved.materialise, plan.adapter)
         return resolved.model if make is None else make(device)
     if model is None and source is not None:
@@ -218,8 +246,8 @@ def _check_same_batch(plan: Plan, batch: Any, batch_dim: int) -> None:  # noqa: 
         )
         raise InputError(
             f"The plan was made for a batch of {planned}, which is not what would be "
-            "made from the model. Hand it in, in Python: "
-            "verify(plan, model, batch=...)."
+            "made from the model. Hand it in: verify(plan, model, batch=...) "
+            "(--batch file.py:function)."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.adapter_arguments import find_adapter
@@ -12,10 +13,14 @@ from budgetfit.arguments import (
     parse_lengths,
     parse_request,
 )
+from budgetfit.core.budget import Budget
 from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.gpus import all_gpus
 from budgetfit.planning.candidates import precisions
-from budgetfit.planning.make_plan import least_plan
+from budgetfit.planning.least_need import least_plan
+from budgetfit.planning.longest_length import Need, lengths_of, longest_that_fits
+from budgetfit.planning.search import Request
+from budgetfit.planning.subject import Subject
 from budgetfit.planning.what_if import suggestion
 
 if TYPE_CHECKING:
@@ -26,15 +31,14 @@ if TYPE_CHECKING:
 
 Arguments = dict[str, Any]  # of ``plan``, by name
 
-SUBJECT_ARGUMENTS: Final = ("batch", "loss", "optimizer", "trust_remote_code")
+# What decides on the model and its batch.
+SUBJECT_ARGUMENTS: Final = (
+    *("model", "batch", "max_length", "image_size", "text_only", "loss"),
+    *("optimizer", "trust_remote_code", "progress"),
+)
 ADAPTER_ARGUMENTS: Final = (
-    "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "target_modules",
-    "quantization",
-    "double_quantization",
-    "prepare_for_kbit",
+    *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),
+    *("quantization", "double_quantization", "prepare_for_kbit"),
 )
 
 
@@ -49,11 +53,18 @@ def what_would_fit(
     """
     for change in _changes(given, error):
         try:
-            found = _least({**given, **change})
+            found = _Question.of({**given, **change}).least()
         except (InputError, TraceError):
             continue  # the model cannot run that way, so it is no advice
         if found is not None and found.fits:
             yield suggestion(change, found)
+    if given["lengths"] is None and not error.proven:
+        try:
+            length, found = _Question.of(given).longest()
+        except (InputError, TraceError):
+            return  # its batch was given, or has no length
+        if found is not None and found.fits:
+            yield suggestion({"max_length": length}, found)
 
 
 def _changes(given: Mapping[str, Any], error: DoesNotFitError) -> Iterator[Arguments]:
@@ -73,36 +84,77 @@ def _changes(given: Mapping[str, Any], error: DoesNotFitError) -> Iterator[Argum
         yield {"gpu": min(larger, key=lambda gpu: gpu.total_bytes).name, "vram": None}
 
 
-def _least(given: Arguments) -> Estimate | None:
-    """Return something that fits, or the lowest peak; None if nothing can fit."""
-    card = find_card(given["vram"], given["gpu"])
-    chosen = precisions(given["precision"], card.gpu)
-    adapter = find_adapter(
-        given["method"],
-        card.gpu,
-        chosen,
-        **{name: given[name] for name in ADAPTER_ARGUMENTS},
-    )
-    subject, _ = make_subject(
-        given["model"],
-        card,
-        max_length=given["max_length"],
-        lengths=parse_lengths(given["lengths"], given["max_length"]),
-        adapter=adapter,
-        progress=given["progress"],
-        **{name: given[name] for name in SUBJECT_ARGUMENTS},
-    )
-    return least_plan(
-        subject,
-        card.budget(given["headroom"], given["host_ram"]),
-        parse_request(
-            given["checkpointing"],
-            given["objective"],
-            given["batch_size"],
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What ``plan`` would be asked, turned into values."""
+
+    subject: Subject
+    budget: Budget
+    request: Request
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> _Question:
+        """Parse the arguments of ``plan``.
+
+        Raises:
+            InputError: If they cannot be what was meant.
+        """
+        card = find_card(given["vram"], given["gpu"])
+        chosen = precisions(given["precision"], card.gpu)
+        adapter = find_adapter(
+            given["method"],
+            card.gpu,
+            chosen,
+            **{name: given[name] for name in ADAPTER_ARGUMENTS},
+        )
+        subject, _ = make_subject(
+            card=card,
+            lengths=parse_lengths(given["lengths"], given["max_length"]),
+            adapter=adapter,
+            keeps_dtypes="as-is" in chosen,
+            **{name: given[name] for name in SUBJECT_ARGUMENTS},
+        )
+        return cls(
             subject,
-        ),
-        precision=chosen[0],
-        optimizer=optimizer_name(given["optimizer"]),
-        effective_batch_size=given["effective_batch_size"],
-        progress=given["progress"],
-    )
+            card.budget(given["headroom"], given["host_ram"]),
+            parse_request(
+                given["checkpointing"],
+                given["objective"],
+                given["batch_size"],
+                subject,
+            ),
+            {
+                "precision": chosen[0],
+                "optimizer": optimizer_name(given["optimizer"]),
+                "effective_batch_size": given["effective_batch_size"],
+                "progress": given["progress"],
+            },
+        )
+
+    def least(self) -> Estimate | None:
+        """Return something that fits, or the lowest peak; None if nothing can fit."""
+        return least_plan(self.subject, self.budget, self.request, **self.settings)
+
+    def longest(self) -> tuple[int, Estimate | None]:
+        """Return the longest samples that fit, and something that fits with them.
+
+        Raises:
+            InputError: No length decides about the batch, or none fits.
+        """
+        found: dict[int, Estimate | None] = {}
+
+        def need_at(length: int) -> Need:
+            shorter = replace(self, subject=self.subject.at_length(length))
+            found[length] = estimate = shorter.least()
+            most = self.budget.total_bytes
+            return Need(
+                needed_bytes=most if estimate is None else estimate.reserved_bytes,
+                limit_bytes=self.budget.usable_bytes,
+                fits=bool(estimate and estimate.fits),
+            )
+
+        longest = longest_that_fits(need_at, lengths_of(self.subject))
+        if longest is None:
+            raise InputError("No length fits. Use another method or optimizer.")
+        return longest, found[longest]

@@ -17,6 +17,7 @@ Quantization = Literal["nf4", "int8"]
 ComputeDtype = Literal["fp32", "fp16", "bf16"]
 
 METHODS: Final = ("lora", "qlora")
+FULL: Final = "full"  # all weights are trained, as without a method
 QUANTIZATIONS: Final = ("nf4", "int8")
 ALL_LINEAR: Final = "all-linear"
 INT8_THRESHOLD: Final = 6.0  # transformers' llm_int8_threshold
@@ -73,12 +74,12 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
     prepare_for_kbit: bool = True,
     compute_dtype: ComputeDtype = "bf16",
 ) -> Adapter | None:
-    """Return the adapter that was asked for; None without a method.
+    """Return the adapter that was asked for; None where all weights are trained.
 
     Raises:
         InputError: If something cannot be what was meant, or would change nothing.
     """
-    if method is None:
+    if method in (None, FULL):
         if quantization is not None:
             raise InputError(
                 f"quantization={quantization!r} is for a frozen base: quantised "
@@ -96,7 +97,7 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
     if quantization is not None:
         stored = _one_of("quantization", quantization, QUANTIZATIONS)
     return Adapter(
-        method=_one_of("method", method, METHODS),
+        method=_one_of("method", method, (*METHODS, FULL)),
         r=whole_number("lora_r", lora_r, example=16),
         alpha=whole_number("lora_alpha", lora_alpha, example=32),
         dropout=_share("lora_dropout", lora_dropout),

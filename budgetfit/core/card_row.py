@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from budgetfit.core.adapter import FULL
 from budgetfit.core.budget import Budget
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import Estimate
@@ -20,6 +21,7 @@ class CardRow:
         problem: Why it cannot; empty otherwise.
         blocks: Blocks of the model that could be recomputed.
         warnings: What was done otherwise than asked.
+        method: ``full``, ``lora`` or ``qlora``: what is trained.
     """
 
     gpu: Gpu
@@ -28,6 +30,7 @@ class CardRow:
     problem: str = ""
     blocks: int = 0
     warnings: tuple[str, ...] = ()
+    method: str = FULL
 
     @property
     def fits(self) -> bool:

@@ -12,12 +12,15 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.answer_text import text_of
 from budgetfit.core.block_table import BlockRow, find_block
 from budgetfit.core.budget import Budget
+from budgetfit.core.counts import check_samples
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.plan_file import (
+    add_rates,
     check_fields,
     damaged,
+    drop_rates,
     parse_document,
     read_plan_text,
 )
@@ -36,6 +39,7 @@ __all__ = [
     "Verification",
 ]
 
+SECONDS_PER_HOUR = 3600
 FORMAT = 1  # of a saved plan; raised when a field changes its meaning
 
 
@@ -117,6 +121,15 @@ class Estimate:
     def samples_per_s(self) -> float:
         """Samples per second of the roofline estimate."""
         return self.recipe.effective_batch_size / (self.step_ms / 1000)
+
+    def hours(self, samples: int) -> float:
+        """Return how long one pass over so many samples takes, by the estimate.
+
+        Raises:
+            InputError: If ``samples`` is no whole number of at least 1.
+        """
+        check_samples(samples)
+        return samples / self.samples_per_s / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +243,20 @@ class Plan(PlanExports):
         """Whether the judge let the recipe pass."""
         return bool(self.estimate.fits)
 
+    @property
+    def longest_length(self) -> int | None:
+        """Tokens in the longest sample that fits; None where that was not asked."""
+        length: int | None = self.provenance.get("longest_length")
+        return length
+
+    def hours(self, samples: int) -> float:
+        """Return how long one pass over so many samples takes, by the estimate.
+
+        Raises:
+            InputError: If ``samples`` is no whole number of at least 1.
+        """
+        return self.estimate.hours(samples)
+
     def why(self, block: str) -> str:
         """Say why a block is treated as it is, with what each other treatment would do.
 
@@ -256,6 +283,7 @@ class Plan(PlanExports):
         plain = TypeAdapter(Plan).dump_python(
             replace(self, source=None), mode="json", exclude={"source", "later"}
         )
+        add_rates(plain, self)
         return json.dumps({"format": FORMAT, **plain}, indent=1)
 
     @classmethod
@@ -269,6 +297,7 @@ class Plan(PlanExports):
         from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
 
         data = parse_document(text, FORMAT)
+        drop_rates(data)
         try:
             # As JSON: lists are tuples there, and nothing else is anything else.
             plan = TypeAdapter(cls).validate_json(

@@ -26,13 +26,17 @@ _LARGEST_NUMBER: Final = 2**63
 _DEEPEST: Final = 24  # a plan has 7
 # -1 is the step before the first; what another treatment adds may be less than nothing.
 _MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
+_RATE: Final = "samples_per_s"
+_TIMES: Final = ("samples", "hours")  # of `--json --samples N`
 _MODES: Final = ("keep", *get_args(SegmentMode))
-_ASKED: Final[dict[str, type | tuple[type, ...]]] = {
-    "model": str,
+_ASKED: Final[dict[str, tuple[type, ...]]] = {
+    "model": (str,),
     "vram": (int, str),
-    "gpu": str,
-    "max_length": int,
-    "loss": str,
+    "gpu": (str,),
+    "max_length": (int,),
+    "image_size": (str,),
+    "text_only": (bool,),
+    "loss": (str,),
 }
 
 
@@ -91,6 +95,28 @@ def parse_document(text: str, plan_format: int) -> dict[str, Any]:
         if why:
             raise damaged(".".join(where), why)
     return data
+
+
+def add_rates(document: dict[str, Any], plan: Plan) -> None:
+    """Add ``samples_per_s`` to each estimate, for other readers of the document."""
+    pairs = [(document["estimate"], plan.estimate)]
+    pairs += [
+        (row["estimate"], known.estimate)
+        for row, known in zip(document["alternatives"], plan.alternatives, strict=True)
+    ]
+    for estimate, known in pairs:
+        estimate[_RATE] = known.samples_per_s
+
+
+def drop_rates(document: dict[str, Any]) -> None:
+    """Take out what follows from other fields: what ``add_rates`` added, hours."""
+    for name in _TIMES:
+        document.pop(name, None)
+    rows = document.get("alternatives")
+    for holder in (document, *(rows if isinstance(rows, list) else ())):
+        estimate = holder.get("estimate") if isinstance(holder, dict) else None
+        if isinstance(estimate, dict):
+            estimate.pop(_RATE, None)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -165,6 +191,9 @@ def check_fields(plan: Plan) -> None:
                     f"{each.mode!r:.60} is none of {', '.join(_MODES)}",
                 )
     _check_asked(plan.provenance.get("asked"))
+    length = plan.provenance.get("longest_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise damaged("provenance.longest_length", "a whole number is expected")
     for name in ("solver", "certificate"):
         if not isinstance(plan.provenance.get(name, ""), str):
             raise damaged(f"provenance.{name}", "a text is expected")
@@ -200,9 +229,9 @@ def _check_asked(asked: object) -> None:
         return
     if not isinstance(asked, dict):
         raise damaged("provenance.asked", "an object is expected")
-    for name, kind in _ASKED.items():
+    for name, kinds in _ASKED.items():
         value = asked.get(name)
-        if isinstance(value, bool) or not isinstance(value, (kind, type(None))):
+        if value is not None and type(value) not in kinds:  # True is no number here
             raise damaged(f"provenance.asked.{name}", f"{value!r:.60} was not asked")
 
 

@@ -122,7 +122,12 @@ def _built(resolved: ResolvedModel) -> ResolvedModel:
         model: nn.Module = as_torch_module(make(device, dtype))
         return model
 
-    return replace(_keras(resolved.model), materialise=materialise)
+    return replace(
+        _keras(resolved.model),
+        materialise=materialise,
+        batch=resolved.batch,
+        loss=resolved.loss,
+    )
 
 
 def _is_config(model: object) -> TypeIs[PreTrainedConfig]:

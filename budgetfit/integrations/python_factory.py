@@ -1,4 +1,7 @@
-"""A model out of a user's own code: ``package.module:factory``, ``file.py:factory``."""
+"""A user's own code: ``package.module:name`` or ``file.py:name``.
+
+A model, with its batch and loss if it returns them; or a batch or a loss alone.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,14 @@ import torch
 from torch import nn
 
 from budgetfit.core.errors import InputError
-from budgetfit.integrations.model_text import FACTORY_EXAMPLE, check_factory_file
+from budgetfit.integrations.model_text import (
+    FACTORY_EXAMPLE,
+    check_factory_file,
+    is_factory_text,
+)
 from budgetfit.integrations.resolved_model import ResolvedModel
+from budgetfit.tracing.batch_shapes import batch_size_of
+from budgetfit.tracing.made_batch import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,16 +45,15 @@ def load_factory(text: str) -> ResolvedModel:
         text: ``package.module:factory`` or ``path/file.py:factory``. The name may be
             that of a function, a class, or a module that exists already.
 
+    It may also return ``(model, batch)`` or ``(model, batch, loss)``. Tensors of a
+    batch that are on ``meta`` get values; a batch that needs its own can be a function
+    without arguments, which is called on the CPU.
+
     Raises:
         InputError: No such file, module or name; the code raises, or returns no module.
     """
-    place, _, attribute = text.rpartition(":")
-    with (
-        _undone_on_failure(place),
-        redirect_stdout(sys.stderr),
-        torch.random.fork_rng(devices=[]),
-    ):
-        factory = _attribute(_import(place), attribute, place)
+    with _imported(text) as factory:
+        attribute = text.rpartition(":")[2]
         if isinstance(factory, nn.Module):
             return ResolvedModel(
                 model=factory, name=attribute, source=f"the module {text}"
@@ -58,6 +66,62 @@ def load_factory(text: str) -> ResolvedModel:
         return _called(factory, text)
 
 
+def load_batch(text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
+    """Return the example batch that a text names, or that the named function makes.
+
+    Raises:
+        InputError: As ``load_factory``, or it is no batch.
+    """
+    with _imported(text) as found:
+        return _batch(found, text)
+
+
+def load_loss(text: str) -> Callable[..., Any]:
+    """Return the loss function that a text names.
+
+    Raises:
+        InputError: As ``load_factory``, or it is no function.
+    """
+    with _imported(text) as found:
+        if not callable(found):
+            raise InputError(
+                f"{text} is a {type(found).__name__}; a loss must be a function: "
+                "loss(outputs, batch) -> scalar."
+            )
+        loss: Callable[..., Any] = found
+        return loss
+
+
+@contextmanager
+def _imported(text: str) -> Iterator[Any]:
+    """Give what a text names; what fails in the context leaves nothing behind."""
+    if not is_factory_text(text):
+        raise InputError(
+            f"{text!r:.80} names nothing in Python code. {FACTORY_EXAMPLE} A loss must "
+            "be a function: loss(outputs, batch) -> scalar; a batch holds tensors."
+        )
+    place, _, attribute = text.rpartition(":")
+    with (
+        _undone_on_failure(place),
+        redirect_stdout(sys.stderr),
+        torch.random.fork_rng(devices=[]),
+    ):
+        yield _attribute(_import(place), attribute, place)
+
+
+def _batch(made: Any, text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
+    """Call a function that makes a batch, and insist on tensors with values."""
+    if callable(made):
+        made = _result(made, text)
+    try:
+        batch_size_of(made)
+    except InputError as error:
+        raise InputError(
+            f"{text} gave no batch. {error} Make it return such tensors."
+        ) from None
+    return on_cpu(made)
+
+
 def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
     """Call a factory where nothing is allocated, else where it works."""
 
@@ -65,44 +129,68 @@ def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         with redirect_stdout(sys.stderr):
-            model = _module(factory, text)
+            model, *_ = _parts(_result(factory, text), text)
         return model.to(device=device, dtype=dtype)
 
     try:
         with torch.device("meta"):
-            model = factory()
-        why = "" if isinstance(model, nn.Module) else "it returns no module"
+            model, batch, loss = _parts(factory(), text)
+        why = ""
+    except InputError:
+        why = "it returns no module"
     except (Exception, SystemExit) as error:  # noqa: BLE001, the CPU decides
         why = f"it raises {type(error).__name__}"
     if why:
-        model = _module(factory, text)
+        model, batch, loss = _parts(_result(factory, text), text)
     return ResolvedModel(
         model=model,
         name=type(model).__name__,
         source=f"from {text}, {'built on the CPU' if why else 'no weights allocated'}",
         materialise=materialise,
         notes=(f"{text} was called on the CPU: on meta {why}",) if why else (),
+        batch=None if batch is None else _batch(batch, text),
+        loss=loss,
     )
 
 
-def _module(factory: Callable[[], Any], text: str) -> nn.Module:
-    """Call a factory and insist on a module.
+def _result(factory: Callable[[], Any], text: str) -> Any:  # noqa: ANN401
+    """Call a function.
 
     Raises:
         InputError: With the exception's own words, in one line.
     """
     try:
-        model = factory()
+        return factory()
     except (Exception, SystemExit) as error:
         raise InputError(
             f"{text} is called without arguments and raised {_one_line(error)}{_ALONE}"
         ) from error
-    if not isinstance(model, nn.Module):
+
+
+def _parts(
+    made: Any,  # noqa: ANN401 - whatever a user's code returns
+    text: str,
+) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
+    """Return the model, and the batch and the loss where they were returned with it.
+
+    Raises:
+        InputError: There is no model, or what should be the loss is no function.
+    """
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):  # noqa: PLR2004
+        kinds = ", ".join(type(part).__name__ for part in parts[:4])
         raise InputError(
-            f"{text} returned a {type(model).__name__}; it must return one "
-            f"torch.nn.Module. {FACTORY_EXAMPLE}"
+            f"{text} returned a {f'tuple of {kinds}' if parts is made else kinds}; it "
+            "must return one torch.nn.Module, (model, batch) or (model, batch, loss). "
+            f"{FACTORY_EXAMPLE}"
         )
-    return model
+    model, batch, loss = (*parts, None, None)[:3]
+    if loss is not None and not callable(loss):
+        raise InputError(
+            f"{text} returned a {type(loss).__name__} as its loss; it must be a "
+            "function: loss(outputs, batch) -> scalar."
+        )
+    return model, batch, loss
 
 
 def _import(place: str) -> ModuleType:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
@@ -36,6 +37,8 @@ class ResolvedModel:
             all of them are converted to train.
         stored_in: The quantisation that its weights are stored in, of a method that
             is undone as they are loaded; empty for none.
+        batch, loss: The example batch, on the CPU, and the loss that a factory returned
+            beside the model.
     """
 
     model: nn.Module
@@ -45,3 +48,5 @@ class ResolvedModel:
     notes: tuple[str, ...] = ()
     dtype_notes: tuple[str, ...] = ()
     stored_in: str = ""
+    batch: Any = None
+    loss: Callable[..., Any] | None = None

@@ -34,7 +34,6 @@ from budgetfit.planning.traces import Traces
 from budgetfit.planning.what_if import (
     decisive_rows,
     does_not_fit,
-    least_of,
     smallest,
 )
 from budgetfit.planning.why import block_table
@@ -169,33 +168,6 @@ def _least(
     """Return the lowest judged peak there is, and the chains that it is of."""
     tried = [(chains, smallest(chains, request, budget)) for chains in candidates]
     return min(tried, key=lambda pair: (not pair[1].fits, pair[1].reserved_bytes))
-
-
-def least_plan(  # noqa: PLR0913 - one value each, all needed
-    subject: Subject,
-    budget: Budget,
-    request: Request,
-    *,
-    precision: str,
-    optimizer: str,
-    effective_batch_size: int | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Estimate | None:
-    """Return something that fits, or the lowest peak; None if nothing can fit.
-
-    Without an effective batch size: with one micro-batch per optimizer step.
-
-    Raises:
-        TraceError: If the model cannot be traced.
-    """
-    setting = Setting(
-        precision=precision,
-        optimizer=optimizer,
-        effective_batch_size=effective_batch_size,
-        host_ram_bytes=budget.host_ram_bytes,
-    )
-    (chains,) = chains_of_each(subject, [precision], setting, None, progress)
-    return least_of(chains, request, budget)
 
 
 def _provenance(

@@ -16,6 +16,7 @@ from budgetfit.core.plan import ModelSummary
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
+from budgetfit.tracing.made_batch import MadeBatch
 
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _WORTH_NAMING = 0.01  # of the bytes
@@ -46,6 +47,8 @@ class Subject:
         name, source: What the model is called and where it came from.
         cudnn: Whether cuDNN may run: torch's switch, as it is when planning.
         notes: What was assumed on the way here.
+        remake: ``make_batch`` with all but the model and ``max_length``; None where the
+            batch was given.
     """
 
     model: nn.Module
@@ -59,6 +62,7 @@ class Subject:
     source: str = ""
     cudnn: bool = True
     notes: tuple[str, ...] = ()
+    remake: Callable[..., MadeBatch] | None = None
 
     @property
     def target(self) -> CudaTarget:
@@ -68,6 +72,16 @@ class Subject:
             torch_version=installed_torch_version(),
             cudnn=self.cudnn,
         )
+
+    def at_length(self, max_length: int) -> Subject:
+        """Return the same with samples of another length; only of a made batch.
+
+        Raises:
+            InputError: If the model has no positions for it.
+        """
+        assert self.remake is not None  # noqa: S101 - who asks has looked
+        made = self.remake(self.model, max_length=max_length)
+        return replace(self, batch=made.batch)
 
     def with_found_blocks(self) -> Subject:
         """Look for the repeated blocks of the model, if they may be recomputed."""

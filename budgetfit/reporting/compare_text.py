@@ -1,4 +1,4 @@
-"""A comparison of cards as text: the answer, then one line for each card."""
+"""A comparison of cards and methods as text: the answer, then a line for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.reporting.header import model_lines
 from budgetfit.reporting.layout import bullets, lines, section, table
-from budgetfit.reporting.words import rate_text
+from budgetfit.reporting.words import hours_text, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import ModelSummary
 
 GIB = 2**30
-_COLUMNS = ("card", "fits", "batch", "precision", "peak, GiB", "redone", "per s", "")
+_COLUMNS = ("fits", "batch", "precision", "peak, GiB", "redone", "per s", "")
 _LEGEND = (
     "batch: micro-batch x accumulation. peak: reserved, of what is usable. redone: "
     "blocks not simply kept. per s: samples, a roofline estimate; against the slowest "
@@ -27,15 +27,39 @@ _LEGEND = (
 )
 
 
-def compare_text(rows: Sequence[CardRow], model: ModelSummary) -> RenderableType:
-    """Render the cards in the order in which they were named."""
-    fitting = [row for row in rows if row.fits]
-    slowest = min((_speed(row) for row in fitting), default=0.0)
+def compare_text(
+    rows: Sequence[CardRow], model: ModelSummary, samples: int | None = None
+) -> RenderableType:
+    """Render a line for each row, in their order.
+
+    Args:
+        rows: Cards in the order in which they were named, each with its methods.
+        model: What is trained.
+        samples: How many samples one pass is to be timed for.
+    """
+    slowest = min((_speed(row) for row in rows if row.fits), default=0.0)
+    methods = list(dict.fromkeys(row.method for row in rows))
+    several = len(methods) > 1
+    columns, legend = [*_COLUMNS], _LEGEND
+    if samples is not None:
+        columns.append("time")
+        legend += f" time: of one pass over {samples:,} samples."
+    body = [
+        (
+            *((row.gpu.name, row.method) if several else (row.gpu.name,)),
+            *_line(row, slowest),
+            *((_time(row, samples),) if samples is not None else ()),
+        )
+        for row in rows
+    ]
+    names = ("card", "method") if several else ("card",)
+    left = (*range(len(names) + 1), len(names) + 2)
+    question = "WHICH CARD AND METHOD" if several else "WHICH CARD"
     parts = [
         lines([*model_lines(model), ""]),
-        section("WHICH CARD", lines(_answer(fitting, rows))),
-        table(_COLUMNS, [_line(row, slowest) for row in rows], left=(0, 1, 3)),
-        Text(_LEGEND, style="dim"),
+        section(question, lines(_answers(rows, methods))),
+        table((*names, *columns), body, left=left),
+        Text(legend, style="dim"),
     ]
     said = [text for row in rows for text in (row.problem, *row.warnings) if text]
     if said:
@@ -43,13 +67,27 @@ def compare_text(rows: Sequence[CardRow], model: ModelSummary) -> RenderableType
     return Group(*parts)
 
 
-def _answer(fitting: Sequence[CardRow], rows: Sequence[CardRow]) -> list[str]:
+def _answers(rows: Sequence[CardRow], methods: Sequence[str]) -> list[str]:
+    if len(methods) == 1:
+        return _answer(rows)
+    of_each = {
+        method: [row for row in rows if row.method == method] for method in methods
+    }
+    return [f"{method}: {' '.join(_answer(of_each[method]))}" for method in methods]
+
+
+def _answer(rows: Sequence[CardRow]) -> list[str]:
+    """Say which card is needed for one method."""
+    fitting = [row for row in rows if row.fits]
     if not fitting:
         needs = [row.estimate for row in rows if row.estimate is not None]
         if not needs:
             return ["None of these cards can run what was asked for."]
-        least = min(estimate.reserved_bytes for estimate in needs)
-        return [f"It fits on none of these: at least {format_bytes(least)} are needed."]
+        least = format_bytes(min(estimate.reserved_bytes for estimate in needs))
+        where = "It does not fit" if len(rows) == 1 else "It fits on none of these"
+        return [f"{where}: at least {least} are needed."]
+    if len(rows) == 1:
+        return [f"It fits: {rate_text(_speed(rows[0]))} samples/s."]
     smallest = min(fitting, key=lambda row: row.gpu.total_bytes)
     fastest = max(fitting, key=_speed)
     if smallest is fastest:
@@ -68,11 +106,10 @@ def _speed(row: CardRow) -> float:
 def _line(row: CardRow, slowest: float) -> tuple[str, ...]:
     usable = f"of {row.budget.usable_bytes / GIB:.2f}"
     if row.estimate is None:
-        return (row.gpu.name, "no", "-", "-", f"- {usable}", "-", "-", "")
+        return ("no", "-", "-", f"- {usable}", "-", "-", "")
     recipe = row.estimate.recipe
     fits = row.fits
     return (
-        row.gpu.name,
         "yes" if fits else "no",
         f"{recipe.batch_size} x {recipe.gradient_accumulation_steps}",
         recipe.precision,
@@ -81,3 +118,9 @@ def _line(row: CardRow, slowest: float) -> tuple[str, ...]:
         rate_text(_speed(row)) if fits else "-",
         f"{_speed(row) / slowest:.3g}x" if fits else "",
     )
+
+
+def _time(row: CardRow, samples: int) -> str:
+    if row.estimate is None or not row.fits:
+        return "-"
+    return hours_text(row.estimate.hours(samples))

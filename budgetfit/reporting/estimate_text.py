@@ -21,7 +21,7 @@ from budgetfit.reporting.layout import (
     section,
     verdict,
 )
-from budgetfit.reporting.words import blocks_text, rate_text, time_text
+from budgetfit.reporting.words import blocks_text, hours_text, rate_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,13 +33,14 @@ _CRUMB = 0.002  # of the process: categories below share a row
 _MOST_LAYERS = 3  # of the largest layers in one line
 
 
-def estimate_text(
+def estimate_text(  # noqa: PLR0913 - what may be shown
     estimate: Estimate,
     *,
     model: ModelSummary | None = None,
     vram: str | None = None,
     gpu: str | None = None,
     then: str = "",
+    samples: int | None = None,
 ) -> RenderableType:
     """Render the memory of given settings.
 
@@ -49,13 +50,14 @@ def estimate_text(
         vram: The limit as it was typed, to echo what it means.
         gpu: The card as it was typed.
         then: The command that finds settings, where these do not fit.
+        samples: How many samples one pass is to be timed for.
     """
     blocks = model.blocks if model else ()
     body = lines(
         [
             *as_is_lines(estimate),
             *recipe_lines(estimate.recipe, blocks),
-            time_line(estimate),
+            *time_lines(estimate, samples),
             *peak_lines(estimate),
         ]
     )
@@ -164,14 +166,17 @@ def process_text(estimate: Estimate) -> str:
     return format_range(*estimate.process_range_bytes)
 
 
-def time_line(estimate: Estimate) -> str:
-    """Step time and throughput, marked for what they are."""
+def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
+    """Step time, throughput and the time of a pass, marked for what they are."""
     measured = estimate.time_factor != 1
     how = f"roofline x {estimate.time_factor:.2f}" if measured else "roofline estimate"
-    return (
-        f"step {time_text(estimate.step_ms)}, "
-        f"{rate_text(estimate.samples_per_s)} samples/s ({how})"
-    )
+    rate = rate_text(estimate.samples_per_s)
+    texts = [f"step {time_text(estimate.step_ms)}, {rate} samples/s ({how})"]
+    if samples is not None:
+        texts.append(
+            f"{samples:,} samples: {hours_text(estimate.hours(samples))} ({how})"
+        )
+    return texts
 
 
 def memory_section(estimate: Estimate) -> RenderableType:

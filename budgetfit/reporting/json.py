@@ -22,29 +22,45 @@ if TYPE_CHECKING:
     from budgetfit.explain.explanation import Explanation
 
 
-def plan_json(plan: Plan) -> str:
-    """The document that ``--save`` writes, so that it can be verified and exported."""
-    return plan.to_json()
+def plan_json(plan: Plan, samples: int | None = None) -> str:
+    """The document that ``--save`` writes, so that it can be verified and exported.
+
+    With the ``hours`` that so many samples take, where they are given.
+    """
+    if samples is None:
+        return plan.to_json()
+    return _document({**json.loads(plan.to_json()), **_hours(plan.estimate, samples)})
 
 
-def estimate_json(estimate: Estimate) -> str:
-    """The estimate's fields and ``samples_per_s``."""
-    return _document(
-        {**dataclasses.asdict(estimate), "samples_per_s": estimate.samples_per_s}
-    )
+def estimate_json(estimate: Estimate, samples: int | None = None) -> str:
+    """The estimate's fields, ``samples_per_s`` and ``hours`` for so many samples."""
+    fields = dataclasses.asdict(estimate)
+    rate = {"samples_per_s": estimate.samples_per_s}
+    return _document({**fields, **rate, **_hours(estimate, samples)})
 
 
-def compare_json(rows: Sequence[CardRow]) -> str:
-    """``{"cards": [...]}``: each row's fields, ``fits`` and ``samples_per_s``."""
+def compare_json(rows: Sequence[CardRow], samples: int | None = None) -> str:
+    """``{"cards": [...]}``: each row's fields, ``fits`` and ``samples_per_s``.
+
+    With ``hours`` for so many samples, where they are given.
+    """
     cards = [
         {
             **dataclasses.asdict(row),
             "fits": row.fits,
             "samples_per_s": row.estimate.samples_per_s if row.estimate else None,
+            **_hours(row.estimate, samples),
         }
         for row in rows
     ]
     return _document({"cards": cards})
+
+
+def _hours(estimate: Estimate | None, samples: int | None) -> dict[str, Any]:
+    if samples is None:
+        return {}
+    hours = estimate.hours(samples) if estimate is not None else None
+    return {"samples": samples, "hours": hours}
 
 
 def why_json(row: BlockRow) -> str:

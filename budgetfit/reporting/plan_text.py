@@ -12,7 +12,7 @@ from budgetfit.reporting.estimate_text import (
     memory_section,
     peak_lines,
     recipe_lines,
-    time_line,
+    time_lines,
 )
 from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.layout import bullets, lines, section, table, verdict
@@ -24,20 +24,25 @@ if TYPE_CHECKING:
 _VERSIONS = ("budgetfit", "torch", "transformers")
 
 
-def plan_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
+def plan_text(
+    plan: Plan, *, saved_as: str | None = None, samples: int | None = None
+) -> RenderableType:
     """Render a plan.
 
     Args:
         plan: What to show.
         saved_as: Path that the plan was saved to, for the command that comes next.
+        samples: How many samples one pass is to be timed for.
     """
-    return Group(answer_text(plan), context_text(plan, saved_as=saved_as))
+    return Group(answer_text(plan, samples), context_text(plan, saved_as=saved_as))
 
 
-def answer_text(plan: Plan) -> RenderableType:
+def answer_text(plan: Plan, samples: int | None = None) -> RenderableType:
     """Render what is known before the alternatives are worked out."""
     return Group(
-        lines([*plan_header(plan), ""]), _answer(plan), memory_section(plan.estimate)
+        lines([*plan_header(plan), ""]),
+        _answer(plan, samples),
+        memory_section(plan.estimate),
     )
 
 
@@ -52,18 +57,33 @@ def context_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
     return Group(*parts)
 
 
-def _answer(plan: Plan) -> RenderableType:
+def _answer(plan: Plan, samples: int | None) -> RenderableType:
     estimate = plan.estimate
     side = Text(
         f"reserved {format_bytes(estimate.reserved_bytes)} "
         f"of {format_bytes(plan.budget.usable_bytes)}   "
     )
     side.append_text(verdict(plan.fits))
-    texts = [*recipe_lines(plan.recipe, plan.model.blocks), time_line(estimate)]
+    texts = [
+        *_longest(plan),
+        *recipe_lines(plan.recipe, plan.model.blocks),
+        *time_lines(estimate, samples),
+    ]
     proof = [_gain(plan), plan.provenance.get("certificate")]
     if any(proof):
         texts.append("; ".join(filter(None, proof)))
     return section("RECOMMENDED", lines([*texts, *peak_lines(estimate)]), side)
+
+
+def _longest(plan: Plan) -> list[str]:
+    """The answer where the longest samples were asked for."""
+    length = plan.longest_length
+    if length is None:
+        return []
+    text = f"longest context that fits: {length:,} tokens"
+    if length == plan.provenance.get("longest_looked_at"):
+        text += " (longer ones were not looked at)"
+    return [text]
 
 
 def _gain(plan: Plan) -> str | None:

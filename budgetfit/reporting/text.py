@@ -9,7 +9,7 @@ from budgetfit.reporting.compare_text import compare_text
 from budgetfit.reporting.doctor_text import doctor_text
 from budgetfit.reporting.estimate_text import estimate_text
 from budgetfit.reporting.explain_text import explain_text
-from budgetfit.reporting.layout import WIDE, make_console, render, show
+from budgetfit.reporting.layout import WIDE, WIDTH, make_console, render, show
 from budgetfit.reporting.plan_text import answer_text, context_text, plan_text
 from budgetfit.reporting.tables import gpus_text, layers_text
 from budgetfit.reporting.verification_text import verification_text
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WIDE",
+    "WIDTH",
     "compare_text",
     "doctor_text",
     "estimate_text",
@@ -71,6 +72,7 @@ def print_plan(
     console: Console | None = None,
     *,
     saved_as: str | None = None,
+    samples: int | None = None,
     work: Callable[[], AbstractContextManager[Callable[[str], None] | None]] = (
         nullcontext
     ),
@@ -82,9 +84,11 @@ def print_plan(
     """
     console = console or make_console()
     if console.is_terminal:
-        show(answer_text(plan), console)
+        show(answer_text(plan, samples), console)
     with work() as progress:
         if progress is not None:
             progress("judging the alternatives")
         rest = context_text(plan, saved_as=saved_as)
-    show(rest if console.is_terminal else plan_text(plan, saved_as=saved_as), console)
+    if not console.is_terminal:
+        rest = plan_text(plan, saved_as=saved_as, samples=samples)
+    show(rest, console)

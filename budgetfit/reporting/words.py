@@ -45,6 +45,19 @@ def time_text(milliseconds: float) -> str:
     return f"{milliseconds:,.{digits}f} ms"
 
 
+def hours_text(hours: float) -> str:
+    """Write how long a training takes: in hours, and days where they are many.
+
+    >>> hours_text(0.001), hours_text(0.25), hours_text(10.52), hours_text(312)
+    ('3.6 s', '15 min', '10.5 h', '312 h (13.0 days)')
+    """
+    if hours < 1:
+        minutes = 60 * hours
+        return f"{minutes:.2g} min" if minutes >= 1 else f"{60 * minutes:.2g} s"
+    text = f"{hours:,.1f} h" if hours < 100 else f"{hours:,.0f} h"  # noqa: PLR2004
+    return text if hours < 72 else f"{text} ({hours / 24:,.1f} days)"  # noqa: PLR2004
+
+
 def rate_text(samples_per_s: float) -> str:
     """Write samples per second with three digits."""
     if samples_per_s >= 100:  # noqa: PLR2004

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from budgetfit.core.counts import parse_image_size
 from budgetfit.core.errors import InputError
+from budgetfit.tracing import made_batch_shapes, made_batch_text
 from budgetfit.tracing.batch_shapes import (
     Batch,
     batch_size_of,
     change_tensors,
+    describe_batch,
     resize_batch,
 )
 from budgetfit.tracing.made_batch_layers import (
@@ -20,7 +23,13 @@ from budgetfit.tracing.made_batch_layers import (
 from budgetfit.tracing.made_batch_request import BatchRequest, unwrap_model
 from budgetfit.tracing.made_batch_transformers import make_transformers_batch
 
-__all__ = ["MadeBatch", "batch_dimension", "make_batch"]
+__all__ = [
+    "MadeBatch",
+    "batch_dimension",
+    "make_batch",
+    "most_positions",
+    "on_cpu",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,12 @@ class MadeBatch:
 
 
 def make_batch(
-    model: nn.Module, *, batch_size: int = 2, max_length: int | None = None
+    model: nn.Module,
+    *,
+    batch_size: int = 2,
+    max_length: int | None = None,
+    image_size: object = None,
+    text_only: bool = False,
 ) -> MadeBatch:
     """Make a batch of valid values that the model can be trained on.
 
@@ -55,9 +69,13 @@ def make_batch(
         batch_size: Samples in the batch.
         max_length: Sequence length of a text batch; left out, the model's positions, at
             most 1024.
+        image_size: Pixels of made images, as ``parse_image_size`` reads them; left out,
+            what the model was configured for.
+        text_only: Leave out images and sound, for models that read text as well.
 
     Raises:
-        InputError: Nothing in the model says what it reads, or a size is impossible.
+        InputError: Nothing in the model says what it reads, a size is impossible, or a
+            wish means nothing to the model.
 
     >>> make_batch(nn.Linear(16, 4)).batch.shape
     torch.Size([2, 16])
@@ -66,14 +84,48 @@ def make_batch(
         raise InputError(f"A batch needs at least 1 sample, not {batch_size}.")
     if max_length is not None and max_length < 1:
         raise InputError(f"max_length must be at least 1, not {max_length}.")
-    request = BatchRequest(unwrap_model(model), batch_size, max_length)
+    request = BatchRequest(
+        unwrap_model(model),
+        batch_size,
+        max_length,
+        None if image_size is None else parse_image_size(image_size),
+        text_only,
+    )
     batch, returns_loss = _make(request)
+    _check_wishes(request, batch)
     return MadeBatch(
         batch=batch,
         notes=tuple(dict.fromkeys(request.notes)),
         returns_loss=returns_loss,
         batch_dim=batch_dimension(request.model),
     )
+
+
+def most_positions(model: nn.Module) -> int | None:
+    """Return the tokens that one row of a made text batch can have; None: no limit."""
+    model = unwrap_model(model)
+    if _is_transformers_model(model):
+        return made_batch_text.most_positions(model)
+    return made_batch_shapes.most_positions(model)
+
+
+def _check_wishes(request: BatchRequest, batch: Batch) -> None:
+    """Refuse wishes that changed nothing: the batch is not what was meant."""
+    name = type(request.model).__name__
+    if request.image_size is not None and "image_size" not in request.used:
+        raise InputError(
+            f"image_size= changes nothing in a batch made for {name}: it holds no "
+            "images whose size can be chosen. Leave it out, or pass batch=."
+        )
+    if not request.text_only:
+        return
+    tensors = describe_batch(batch).items()
+    others = [path for path, (_, dtype) in tensors if "float" in dtype]
+    if others:
+        raise InputError(
+            f"text_only= is for models that also read text alone: {name} needs "
+            f"{', '.join(others)}. Leave it out, or pass batch=."
+        )
 
 
 def _make(request: BatchRequest) -> tuple[Batch, bool]:
@@ -103,7 +155,9 @@ def _declared_batch(request: BatchRequest) -> Batch | None:
     if example is not None:
         return _resized(request, example, "example_input_array")
     if (shape := _timm_shape(model)) is not None:
-        request.notes.append(f"images of {list(shape)}, from pretrained_cfg")
+        shape = (shape[0], *request.sides_of_images(shape[1:]))
+        source = "as asked for" if request.image_size else "from pretrained_cfg"
+        request.notes.append(f"images of {list(shape)}, {source}")
         return request.floats((request.batch_size, *shape))
     dummies = getattr(model, "dummy_inputs", None)
     if dummies is not None:
@@ -120,23 +174,28 @@ def _resized(request: BatchRequest, example: Batch, source: str) -> Batch:
         raise cannot_make(request.model, f"its {source} holds no tensor") from error
     if size != request.batch_size:
         example = resize_batch(example, request.batch_size)
-    return _on_cpu(example, request)
+    return on_cpu(example)
 
 
-def _on_cpu(example: Batch, request: BatchRequest) -> Batch:
-    """Copy an example to real CPU tensors; one on meta has no values to copy."""
+def on_cpu(example: Batch) -> Batch:
+    """Copy an example to real CPU tensors; one on meta has no values to copy.
+
+    Whole numbers are then zeros, others those of a normal distribution.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def moved(tensor: Tensor) -> Tensor:
         if not tensor.is_meta:
             return tensor.detach().to("cpu", copy=True)
         if tensor.is_floating_point():
-            return request.floats(tensor.shape).to(tensor.dtype)
+            made = torch.randn(tensor.shape, generator=generator, device="cpu")
+            return made.to(tensor.dtype)
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     return change_tensors(example, moved)
 
 
-def _timm_shape(model: nn.Module) -> tuple[int, ...] | None:
+def _timm_shape(model: nn.Module) -> tuple[int, int, int] | None:
     """Return ``input_size`` of timm's ``pretrained_cfg``: channels, height, width."""
     settings = getattr(model, "pretrained_cfg", None)
     if settings is None:
@@ -145,4 +204,4 @@ def _timm_shape(model: nn.Module) -> tuple[int, ...] | None:
         shape = settings.get("input_size")
     else:
         shape = getattr(settings, "input_size", None)
-    return tuple(shape) if shape else None
+    return tuple(shape) if shape and len(shape) == 3 else None  # noqa: PLR2004

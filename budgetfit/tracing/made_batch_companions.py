@@ -50,7 +50,8 @@ def _beside_text(
     if kinds and "token_type_ids" in missing:  # TAPAS: column, row, rank, ...
         shape = (*ids.shape, len(kinds))
         batch["token_type_ids"] = torch.zeros(shape, dtype=torch.int64, device="cpu")
-    if "pixel_values" in missing and _looks_at_images(config):
+    wanted = "pixel_values" in missing and not request.text_only
+    if wanted and _looks_at_images(config):
         batch["pixel_values"] = made_batch_images.images(request, config)
 
 

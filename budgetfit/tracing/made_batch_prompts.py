@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from budgetfit.core.errors import InputError
 from budgetfit.tracing import made_batch_audio, made_batch_images, made_batch_text
+from budgetfit.tracing.batch_shapes import change_tensors
 from budgetfit.tracing.made_batch_request import BatchRequest, forward_arguments
 from budgetfit.tracing.made_batch_text import first_field
 
@@ -42,8 +44,16 @@ def has_placeholders(config: object) -> bool:
 def prompt_inputs(request: BatchRequest) -> Arguments:
     """Return ``input_ids`` and the images or sound that they have placeholders for.
 
-    Text alone, with a note, where it cannot be told how many placeholders fit.
+    Text alone where that was asked for and, with a note, where it cannot be told how
+    many placeholders fit.
+
+    Raises:
+        InputError: Images of the size that was asked for are none that the model reads.
     """
+    if request.text_only:
+        request.notes.append("text only, as asked for")
+        ids = _text(request)["input_ids"]
+        return {"input_ids": ids, **_token_types(request, torch.zeros_like(ids))}
     for kind, candidates in (("image", _images), ("audio", _sounds)):
         placeholder = first_field(request.model.config, *_KINDS[kind])
         if not isinstance(placeholder, int):
@@ -55,6 +65,8 @@ def prompt_inputs(request: BatchRequest) -> Arguments:
                 request.notes.append(f"{count} of a row's tokens stand for its {kind}")
                 return {**inputs, **_text_around(request, count, placeholder)}
             request.notes[:] = notes
+        if kind == "image" and request.image_size is not None:
+            raise _no_such_images(request)
         request.notes.append(
             f"text only: pass batch= with {kind} inputs to plan for {kind} tokens"
         )
@@ -87,15 +99,30 @@ def _text_around(request: BatchRequest, count: int, placeholder: int) -> Argumen
     if (missing := count + _TEXT_BESIDE - ids.shape[1]) > 0:
         more = made_batch_text.token_ids(request, missing)
         ids = torch.cat([more, ids], dim=1)
+        request.notes.append(f"rows of {ids.shape[1]} tokens, to hold all of those")
     opening = first_field(config, "vision_start_token_id")
     if isinstance(opening, int):  # Qwen counts positions of what follows it
         ids[:, 0] = opening
     ids[:, 1 : count + 1] = placeholder
-    batch = {"input_ids": ids}
+    types = (ids == placeholder).to(torch.int64)
+    return {"input_ids": ids, **_token_types(request, types)}
+
+
+def _token_types(request: BatchRequest, types: Tensor) -> Arguments:
+    """Return which tokens stand for images, under the names that the model takes."""
     takes, _ = forward_arguments(request.model)
-    for name in {"token_type_ids", "mm_token_type_ids"} & takes:
-        batch[name] = (ids == placeholder).to(torch.int64)
-    return batch
+    return dict.fromkeys({"token_type_ids", "mm_token_type_ids"} & takes, types)
+
+
+def _no_such_images(request: BatchRequest) -> InputError:
+    height, width = request.image_size or (0, 0)
+    config = made_batch_images.vision_config(request.model.config)
+    usual = made_batch_images.usual_sides(config)
+    return InputError(
+        f"{type(request.model).__name__} reads no images of {height} x {width} pixels "
+        f"in rows of {request.max_length or 'the usual number of'} tokens. Use the "
+        f"size that it was configured for, image_size={usual}, or a larger max_length."
+    )
 
 
 def _images(request: BatchRequest) -> Iterator[Arguments]:
@@ -110,6 +137,7 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
     pixels = made_batch_images.images(request, config)
     height, width = pixels.shape[-2:]
     note = request.notes[-1:]
+    others = made_batch_images.interpolation(request, takes)
     sizes = torch.tensor([[height, width]] * rows, device="cpu")
     tiles = request.floats((rows, _TILES, *pixels.shape[1:]))
     forms: list[Arguments] = [{"pixel_values": pixels}]
@@ -120,7 +148,7 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
         forms.insert(0, _patch_rows(request, pixels))
     for form in forms:
         request.notes.extend(note)
-        yield form
+        yield {**form, **others}
 
 
 def _packed_patches(request: BatchRequest) -> Arguments:
@@ -129,14 +157,27 @@ def _packed_patches(request: BatchRequest) -> Arguments:
     patch = first_field(vision, "patch_size") or 14
     frames = first_field(vision, "temporal_patch_size") or 1
     channels = made_batch_images.channels(vision)
-    side = _GRID_PATCHES
-    grid = torch.tensor([[1, side, side]] * request.batch_size, device="cpu")
-    rows = request.batch_size * side * side
-    request.notes.append(f"images of {side * patch} x {side * patch} pixels")
+    high, wide = _patches(request, vision, patch, (_GRID_PATCHES,) * 2)
+    grid = torch.tensor([[1, high, wide]] * request.batch_size, device="cpu")
+    rows = request.batch_size * high * wide
+    request.notes.append(f"images of {high * patch} x {wide * patch} pixels")
     return {
         "pixel_values": request.floats((rows, channels * frames * patch * patch)),
         "image_grid_thw": grid,
     }
+
+
+def _patches(
+    request: BatchRequest, vision: object, patch: int, usual: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the patches along each side, as many as are merged into a token at least.
+
+    Processors round an image to whole tokens, so its patches are multiples of them.
+    """
+    sides = request.sides_of_images((usual[0] * patch, usual[1] * patch))
+    merged = first_field(vision, "spatial_merge_size", "merge_size") or 1
+    high, wide = (max(round(s / patch / merged), 1) * merged for s in sides)
+    return high, wide
 
 
 def _patch_rows(request: BatchRequest, pixels: Tensor) -> Arguments:
@@ -144,14 +185,14 @@ def _patch_rows(request: BatchRequest, pixels: Tensor) -> Arguments:
     vision = made_batch_images.vision_config(request.model.config)
     patch = first_field(vision, "patch_size")
     positions = first_field(vision, "num_patches") or 256
-    side = math.isqrt(positions)
+    high, wide = _patches(request, vision, patch, (math.isqrt(positions),) * 2)
     rows = request.batch_size
     width = pixels.shape[1] * patch * patch
     return {
-        "pixel_values": request.floats((rows, side * side, width)),
-        "spatial_shapes": torch.tensor([[side, side]] * rows, device="cpu"),
+        "pixel_values": request.floats((rows, high * wide, width)),
+        "spatial_shapes": torch.tensor([[high, wide]] * rows, device="cpu"),
         "pixel_attention_mask": torch.ones(
-            (rows, side * side), dtype=torch.int64, device="cpu"
+            (rows, high * wide), dtype=torch.int64, device="cpu"
         ),
     }
 
@@ -184,7 +225,7 @@ def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
     arguments = {name: value for name, value in inputs.items() if name in known}
     try:
         with torch.no_grad():
-            features = getter(**{k: _on_meta(v) for k, v in arguments.items()})
+            features = getter(**change_tensors(arguments, _on_meta))
     except Exception:  # noqa: BLE001 - a form that this model does not read
         return 0
     features = getattr(features, "pooler_output", features)

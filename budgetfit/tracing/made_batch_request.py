@@ -19,6 +19,9 @@ class BatchRequest:
         model: The model that the batch is made for; only read.
         batch_size: Samples in the batch.
         max_length: Sequence length that the user asked for.
+        image_size: Height and width in pixels that the user asked for.
+        text_only: Whether images and sound are left out.
+        used: Names of wishes that had a say.
         notes: What was assumed, in plain words.
         generator: A generator of its own, so that the global one stays untouched.
     """
@@ -26,10 +29,18 @@ class BatchRequest:
     model: nn.Module
     batch_size: int
     max_length: int | None
+    image_size: tuple[int, int] | None = None
+    text_only: bool = False
+    used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     generator: torch.Generator = field(
         default_factory=lambda: torch.Generator("cpu").manual_seed(_SEED)
     )
+
+    def sides_of_images(self, usual: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width that were asked for, else the usual ones."""
+        self.used.add("image_size")
+        return self.image_size or usual
 
     def integers(self, shape: Sequence[int], low: int, high: int) -> Tensor:
         """Return CPU int64 values in ``[low, high)``; ``high`` is at least low + 1."""

@@ -76,6 +76,13 @@ def _tokens(
     return [(length,) for length in _lengths(request, likely, *flat)]
 
 
+def most_positions(model: nn.Module) -> int | None:
+    """Return the positions that a plain model has a table for; None without one."""
+    tokens = (part for part in model.modules() if isinstance(part, nn.Embedding))
+    first = next(tokens, None)
+    return None if first is None else _positions(model, first) or None
+
+
 def _positions(model: nn.Module, tokens: nn.Module) -> int:
     """Return the rows of the smallest table of positions in the model; 0: none."""
     tables = [
@@ -114,6 +121,9 @@ def _lengths(request: BatchRequest, *likely: int) -> Iterator[int]:
 
 
 def _image(request: BatchRequest, layer: nn.Conv2d) -> Iterable[Shape]:
+    if request.image_size is not None:
+        request.used.add("image_size")
+        return [(layer.in_channels, *request.image_size)]
     sides = dict.fromkeys(_declared_sides(request.model, layer))
     sides |= dict.fromkeys([(_PIXELS[0],) * 2])
     sides |= dict.fromkeys(_sides_of_patches(request.model, layer))

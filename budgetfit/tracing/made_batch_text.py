@@ -63,6 +63,11 @@ def text_length(request: BatchRequest, config: object) -> int:
     return request.max_length
 
 
+def most_positions(model: nn.Module) -> int | None:
+    """Return how many positions a transformers model has for text; None: no limit."""
+    return _positions(model, text_config(model))[0]
+
+
 def token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
     """Return int64 ``[rows or batch_size, length]`` of ordinary tokens.
 

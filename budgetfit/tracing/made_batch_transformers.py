@@ -159,6 +159,8 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
         return {**_text_inputs(request), **_SOURCES["input_features"](request, task)}
     if has_placeholders(model.config) and "input_ids" in takes:
         return prompt_inputs(request)
+    if request.text_only and "input_ids" in takes:
+        return _words(request, task)
     main = model.main_input_name
     main = main[0] if isinstance(main, (list, tuple)) else main
     if main == "inputs":  # whatever its encoder reads; an alias names it
@@ -215,11 +217,12 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
         and "num_frames" in vars(made_batch_images.vision_config(config))
     )
     if is_video:
-        batch = {"pixel_values": made_batch_images.videos(request, config)}
+        batch: Arguments = {"pixel_values": made_batch_images.videos(request, config)}
     else:
         for_masks = task == "semantic segmentation"
         pixels = made_batch_images.images(request, config, for_masks=for_masks)
         batch = {"pixel_values": pixels}
+    batch.update(made_batch_images.interpolation(request, takes))
     if "bool_masked_pos" in needs:
         batch["bool_masked_pos"] = made_batch_images.masked_patches(request, config)
     reads_text = task is None or task == "image and text LM"

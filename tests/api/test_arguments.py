@@ -95,7 +95,7 @@ def plan(**options: Any) -> budgetfit.Plan:
         ),
         ({"loss": lambda out, _: out.detach().mean()}, "nothing would train"),
         ({"batch": {}}, 'for example batch={"input_ids":'),
-        ({"batch": "x"}, "holds no tensor"),
+        ({"batch": "x"}, "a batch holds tensors"),
         ({"batch": torch.zeros(0, 8)}, "The batch is empty"),
         ({"model": Net}, "make one: Net(...)"),
         ({"model": None}, "A model is expected, not a NoneType"),

@@ -63,6 +63,15 @@ def frozen():
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).requires_grad_(False)
 
 
+def batch():
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    return {"input_ids": ids, "labels": ids}
+
+
+def own_loss(outputs, batch):
+    return outputs.loss
+
+
 def small():
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 """

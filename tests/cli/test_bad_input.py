@@ -115,7 +115,7 @@ def test_neither_card_nor_limit_is_told_with_both_spellings(place: Path) -> None
         ("factories.py:raises", "raised ValueError: the weights are not here"),
         ("factories.py:returns_three", "it must return one torch.nn.Module"),
         ("factories.py:needs_an_argument", "is called without arguments"),
-        ("factories.py:gone", "has no gone. It defines Odd, frozen"),
+        ("factories.py:gone", "has no gone. It defines Odd, batch"),
         ("missing.py:build", "There is no file"),
         ("factories.py:Odd", "No batch can be made for Odd"),
         ("factories.py:Odd", "batch=torch.zeros("),

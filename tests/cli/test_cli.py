@@ -62,6 +62,12 @@ def test_plan_prints_the_plan_and_ends_with_0(run: Run) -> None:
     assert result.stdout == render_plan(sample_plan()) + "\n"
 
 
+MADE_FROM_THE_MODEL = {
+    "image_size": None,
+    "text_only": False,
+    "batch": None,
+    "loss": None,
+}
 ADAPTER_DEFAULTS = {
     "lora_r": 16,
     "lora_alpha": 32,
@@ -91,6 +97,7 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
         "host_ram": "8GiB",
         "optimizer_in_backward": False,
         "max_length": 512,
+        **MADE_FROM_THE_MODEL,
         "lengths": None,
         "batch_size": 4,
         "effective_batch_size": 64,
@@ -121,6 +128,7 @@ def test_plan_left_alone_asks_for_the_defaults_of_the_interface(
         "objective": "throughput",
         "optimizer_in_backward": False,
         **ADAPTER_DEFAULTS,
+        "text_only": False,
         "trust_remote_code": False,
     }
 
@@ -321,6 +329,7 @@ def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None
         "optimizer": "adamw_torch_fused",
         "checkpointing": "as-is",
         **ADAPTER_DEFAULTS,
+        "text_only": False,
         "trust_remote_code": False,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,3 +81,50 @@ def test_a_line_that_is_no_length_is_named(line: str, tmp_path: Path) -> None:
 def test_a_file_of_lengths_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Cannot read lengths"):
         read_lengths(tmp_path / "no.txt")
+
+
+def test_compare_hands_methods_and_adapters_to_the_api(run: Run, api: FakeApi) -> None:
+    words = "--gpus t4 --methods full,lora --lora-r 8 --image-size 64 --text-only"
+    assert run("compare", "m", *words.split()).exit_code == 0
+    [(_, _, kwargs)] = api.calls
+    assert kwargs["methods"] == ["full", "lora"]
+    assert (kwargs["method"], kwargs["lora_r"]) == (None, 8)
+    assert (kwargs["image_size"], kwargs["text_only"]) == ("64", True)
+
+
+def test_a_table_of_methods_may_have_100_columns(run: Run, api: FakeApi) -> None:
+    rows = tuple(
+        replace(row, method=method)
+        for row in sample_cards()
+        for method in ("full", "qlora")
+    )
+    api.answers["compare"] = (rows, sample_model())
+    words = ("compare", "m", "--gpus", "t4", "--methods", "full,qlora")
+    lines = run(*words, "--samples", 10**8).stdout.splitlines()
+    assert 80 < max(map(len, lines)) <= 100
+    assert any("2,778 h (115.7 days)" in line for line in lines)
+
+
+def test_hours_are_told_for_a_number_of_samples(run: Run) -> None:
+    # The sample plan makes 10 samples in a second.
+    said = "36,000 samples: 1.0 h (roofline estimate)"
+    assert said in run("plan", "m", "--samples", 36_000).stdout
+    assert said in run("estimate", "m", "--samples", 36_000).stdout
+    for words in (("plan", "m"), ("estimate", "m")):
+        document = json.loads(run(*words, "--samples", 36_000, "--json").stdout)
+        assert (document["samples"], document["hours"]) == (36_000, 1.0)
+    words = ("compare", "m", "--gpus", "t4", "--samples", 36_000, "--json")
+    cards = json.loads(run(*words).stdout)["cards"]
+    assert [card["hours"] for card in cards][2:] == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    "words", ["plan m", "estimate m", "compare m --gpus t4", "show plan.json"]
+)
+def test_a_number_of_samples_that_is_none_is_refused_before_the_work(
+    run: Run, api: FakeApi, words: str
+) -> None:
+    result = run(*words.split(), "--samples", 0)
+    assert result.exit_code == 2
+    assert "samples must be a whole number of at least 1" in result.stderr
+    assert not api.calls

@@ -8,7 +8,12 @@ from budgetfit.cli import app
 
 COMMON = {"--help", "-h", "--json", "--traceback"}
 CARD = {"--vram", "--gpu", "--headroom", "--host-ram"}
-MODEL = {"MODEL", "--max-length", "--trust-remote-code"}
+GIVEN = {"--batch", "--loss"}
+MODEL = {
+    *("MODEL", "--max-length", "--image-size", "--text-only", "--trust-remote-code"),
+    *GIVEN,
+}
+SAMPLES = {"--samples"}
 LENGTHS = {"--lengths"}
 SETTINGS = {
     "--batch-size",
@@ -34,16 +39,21 @@ OPTIONS = {
     | CARD
     | SETTINGS
     | ADAPTERS
+    | SAMPLES
     | {"--objective", "--optimizer-in-backward", "--save", "--why"},
-    "estimate": COMMON | MODEL | LENGTHS | CARD | SETTINGS | ADAPTERS,
+    "estimate": COMMON | MODEL | LENGTHS | CARD | SETTINGS | ADAPTERS | SAMPLES,
     "compare": COMMON
     | MODEL
     | LENGTHS
     | SETTINGS
-    | {"--gpus", "--headroom", "--host-ram", "--objective"},
+    | ADAPTERS
+    | SAMPLES
+    | {"--gpus", "--methods", "--headroom", "--host-ram", "--objective"},
     "layers": COMMON | MODEL,
     "verify": COMMON
+    | GIVEN
     | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},
+    "show": COMMON | SAMPLES | {"PLAN.json"},
     "export": COMMON | {"PLAN.json", "--to", "--save"},
     "doctor": COMMON | {"--gpu"},
     "explain": COMMON | {"OOM.txt"},

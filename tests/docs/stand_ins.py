@@ -38,11 +38,19 @@ HUB = {
     "openai-community/gpt2": "gpt2",
 }
 FACTORY = """
-from tests.docs.stand_ins import small_model
+from tests.docs.stand_ins import small_model, tokens
 
 
 def build_model():
     return small_model("HuggingFaceTB/SmolLM2-360M")
+
+
+def make_batch():
+    return tokens(2, 16)
+
+
+def loss(outputs, batch):
+    return outputs.loss
 """
 SHORT = 16  # tokens in a sample of the steps that are really run
 SMALL: dict[str, Any] = {

@@ -23,7 +23,9 @@ ANY = frozenset({FITS, ERROR, USAGE, DOES_NOT_FIT})
 # How a command ends whose words are right; the others answer that it does not fit.
 ANSWERS = {
     "doctor": frozenset({FITS, ERROR}),  # error: it found a problem
-    **dict.fromkeys(("explain", "info", "clear", "gpus", "layers"), frozenset({FITS})),
+    **dict.fromkeys(
+        ("explain", "info", "clear", "gpus", "layers", "show"), frozenset({FITS})
+    ),
 }
 # These read what they are handed, or refuse it; nothing else may go wrong.
 READERS = ("explain", "info", "clear", "gpus")
@@ -40,6 +42,7 @@ PAIRS = (
     ("batch_size", "effective_batch_size"),
     ("vram", "headroom"),
     ("max_length", "lengths"),
+    ("method", "methods"),
 )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from budgetfit.reporting.json import compare_json, why_json
 from budgetfit.reporting.text import compare_text, render
@@ -51,3 +52,33 @@ def test_the_documents_hold_every_field() -> None:
     row = json.loads(why_json(sample_row()))
     assert row["headroom_bytes"] == row["limit_bytes"] - row["peak_bytes"]
     assert [choice["mode"] for choice in row["choices"]] == ["keep", "recompute"]
+
+
+def test_methods_are_answered_one_by_one_and_stand_in_a_column() -> None:
+    rows = [
+        replace(row, method=method)
+        for row in (ROWS[1], ROWS[2])
+        for method in ("full", "lora")
+    ]
+    text = render(compare_text(rows, sample_model()), width=100)
+    assert "WHICH CARD AND METHOD" in text
+    assert "full: l4 is the smallest that fits. rtx-4090 is the fastest: 1.25" in text
+    assert [line.split()[:2] for line in text.splitlines() if "yes" in line] == [
+        [card, method] for card in ("l4", "rtx-4090") for method in ("full", "lora")
+    ]
+
+
+def test_one_card_is_not_called_the_smallest() -> None:
+    rows = [replace(ROWS[2], method="lora"), replace(ROWS[0], method="full")]
+    text = render(compare_text(rows, sample_model()), width=100)
+    assert "lora: It fits: 10 samples/s." in text
+    assert "full: It does not fit: at least 22.00 GiB are needed." in text
+    assert "It fits: 10 samples/s." in text_of(2)
+
+
+def test_a_pass_over_samples_is_timed_where_it_fits() -> None:
+    text = render(compare_text(ROWS, sample_model(), 36_000), width=100)
+    assert "time: of one pass over 36,000 samples." in " ".join(text.split())
+    rows = {row.split()[0]: row for row in text.splitlines() if row}
+    assert rows["rtx-4090"].endswith("1.0 h")
+    assert rows["t4"].endswith("-")

@@ -107,3 +107,12 @@ def test_an_export_is_named_with_its_text() -> None:
         "to": "torch",
         "text": "x = 1\n",
     }
+
+
+def test_every_estimate_of_a_plan_says_its_rate() -> None:
+    plan = sample_plan()
+    document = json.loads(plan_json(plan))
+
+    assert document["estimate"]["samples_per_s"] == plan.estimate.samples_per_s
+    for row, known in zip(document["alternatives"], plan.alternatives, strict=True):
+        assert row["estimate"]["samples_per_s"] == known.estimate.samples_per_s

@@ -1,0 +1,76 @@
+"""compare: cards and methods in one table."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+
+from budgetfit.comparing import compare
+from budgetfit.core.errors import InputError
+from tests.integrations.adapters import QUIET
+
+CARDS = ["t4", "rtx-4090"]
+
+
+def gpt2() -> transformers.PreTrainedModel:
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64}
+    config = transformers.GPT2Config(vocab_size=128, **sizes)  # type: ignore[arg-type]
+    return transformers.GPT2LMHeadModel(config)
+
+
+@QUIET
+def test_each_card_is_asked_for_each_method() -> None:
+    pytest.importorskip("peft")
+    rows, model = compare(
+        gpt2(), CARDS, methods=["full", "lora"], lora_r=4, batch_size=2
+    )
+    assert [(row.gpu.name, row.method) for row in rows] == [
+        (card, method) for card in CARDS for method in ("full", "lora")
+    ]
+    assert model.trainable_count == model.parameter_count
+    for full, lora in (rows[:2], rows[2:]):
+        assert full.estimate is not None
+        assert lora.estimate is not None
+        assert full.estimate.recipe.precision == lora.estimate.recipe.precision
+        states = [
+            row.estimate.at_peak_bytes.get("optimizer_state", 0)
+            for row in (full, lora)
+            if row.estimate is not None
+        ]
+        assert states[1] < states[0]
+    # Settings of adapters are the lora's alone: full refuses none of them.
+    (alone,) = compare(gpt2(), CARDS[:1], method="lora", lora_r=4, batch_size=2)[0]
+    assert alone == rows[1]
+    (as_always,) = compare(gpt2(), CARDS[:1], batch_size=2)[0]
+    assert as_always == rows[0]
+
+
+@QUIET
+def test_a_method_that_the_model_cannot_be_trained_with_is_a_row_that_says_why() -> (
+    None
+):
+    pytest.importorskip("peft")
+    asked = {"target_modules": ["no_such_layer"], "batch_size": 2}
+    (full, lora), _ = compare(gpt2(), CARDS[:1], methods=["full", "lora"], **asked)  # type: ignore[arg-type]
+    assert full.fits
+    assert lora.estimate is None
+    assert "no_such_layer" in lora.problem
+    with pytest.raises(InputError, match="no_such_layer"):
+        compare(gpt2(), CARDS[:1], methods=["lora"], **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"methods": []}, r'\["full", "lora"\] \(--methods full,lora\)'),
+        ({"methods": "lora"}, "methods must be some of full, lora, qlora"),
+        ({"methods": ["lora", "dora"]}, "methods must be some of full, lora, qlora"),
+        ({"method": "lora", "methods": ["full"]}, "either method= or methods="),
+        ({"method": "full", "lora_r": 4}, "lora_r is a setting of adapters"),
+    ],
+)
+def test_methods_that_cannot_be_are_refused(
+    asked: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        compare(gpt2(), CARDS, **asked)  # type: ignore[arg-type]

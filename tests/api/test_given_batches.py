@@ -1,0 +1,246 @@
+"""Batches and losses out of files, sizes of images, and text alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers
+
+import budgetfit
+from budgetfit.given_settings import estimate_settings, layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILE = """
+import torch
+from torch import nn
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(4, 8)
+
+    def forward(self, image, when):
+        return self.first(image) * self.second(when)
+
+
+def model():
+    return Pair()
+
+
+def make_batch():
+    return {"image": torch.rand(3, 6), "when": torch.rand(3, 4)}
+
+
+def loss(outputs, batch):
+    return outputs.square().mean()
+
+
+def model_and_batch():
+    return Pair(), make_batch()
+
+
+def everything():
+    return Pair(), make_batch, loss
+
+
+def empty():
+    return {}
+
+
+def no_loss():
+    return Pair(), make_batch(), 3
+
+
+ready = {"image": torch.rand(2, 6), "when": torch.rand(2, 4)}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    path = list(sys.path)
+    written = tmp_path / "mine.py"
+    written.write_text(FILE)
+    yield written
+    sys.path[:] = path
+    sys.modules.pop("budgetfit_factory_mine", None)
+
+
+def planned(model: object, **asked: Any) -> budgetfit.Plan:  # noqa: ANN401
+    return budgetfit.plan(model, gpu="t4", batch_size=2, precision="fp32", **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("model", {"batch": "make_batch", "loss": "loss"}),
+        ("model", {"batch": "ready", "loss": "loss"}),
+        ("model_and_batch", {"loss": "loss"}),
+        ("everything", {}),
+    ],
+)
+def test_a_batch_and_a_loss_come_from_a_file(
+    file: Path, model: str, asked: dict[str, str]
+) -> None:
+    named = {name: f"{file}:{text}" for name, text in asked.items()}
+    plan = planned(f"{file}:{model}", **named)
+    assert [shape[1:] for shape, _ in plan.model.batch.values()] == [(6,), (4,)]
+    assert not any("returns no loss" in text for text in plan.warnings)
+    assert budgetfit.verify(plan, device="cpu").passed
+
+
+def test_a_saved_plan_wants_the_batch_and_the_loss_again(
+    file: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    planned(f"{file}:everything").save(path)
+    plan = budgetfit.Plan.load(path)
+    with pytest.raises(budgetfit.InputError, match=r"--loss file.py:function"):
+        budgetfit.verify(plan, f"{file}:model", device="cpu")
+    assert budgetfit.verify(plan, f"{file}:everything", device="cpu").passed
+    other = budgetfit.verify(
+        plan,
+        f"{file}:model",
+        batch=f"{file}:make_batch",
+        loss=f"{file}:loss",
+        device="cpu",
+    )
+    assert other.passed
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "message"),
+    [
+        ("no_loss", {}, "returned a int as its loss; it must be a function"),
+        ("model", {"batch": "empty"}, "empty gave no batch. The batch holds no tensor"),
+        ("model", {"batch": "nothing"}, "has no nothing. It defines Pair, empty"),
+        ("model", {"batch": "make_batch", "loss": "ready"}, "a loss must be a functio"),
+    ],
+)
+def test_what_is_no_batch_and_no_loss_is_refused(
+    file: Path, model: str, asked: dict[str, str], message: str
+) -> None:
+    named = {name: f"{file}:{text}" for name, text in asked.items()}
+    with pytest.raises(budgetfit.InputError, match=message) as error:
+        planned(f"{file}:{model}", **named)
+    assert "\n" not in str(error.value)
+
+
+def test_text_that_names_no_function_is_refused() -> None:
+    model = torch.nn.Linear(4, 4)
+    for asked in ({"batch": "batch.py"}, {"loss": "mse"}):
+        with pytest.raises(budgetfit.InputError, match="names nothing in Python code"):
+            planned(model, **asked)
+
+
+def test_estimate_and_layers_take_them_too(file: Path) -> None:
+    asked = {"batch": f"{file}:make_batch", "loss": f"{file}:loss"}
+    whole = budgetfit.estimate(f"{file}:model", gpu="t4", **asked)  # type: ignore[arg-type]
+    named, _ = estimate_settings(f"{file}:model", gpu="t4", **asked)  # type: ignore[arg-type]
+    assert whole.recipe.batch_size == 3
+    assert named.allocated_bytes == whole.allocated_bytes
+    assert layers(f"{file}:model", **asked)  # type: ignore[arg-type]
+
+
+def vit() -> transformers.PreTrainedModel:
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def gemma() -> transformers.PreTrainedModel:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    vision = {"num_attention_heads": 4, "image_size": 56, "patch_size": 14}
+    config = transformers.Gemma3Config(
+        text_config={**sizes, **text, "vocab_size": 256},  # type: ignore[arg-type]
+        vision_config={**sizes, **vision},  # type: ignore[arg-type]
+        mm_tokens_per_image=4,
+        image_token_index=255,
+        boi_token_index=254,
+        eoi_token_index=253,
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def test_images_are_as_large_as_asked_also_for_a_saved_plan(tmp_path: Path) -> None:
+    model = vit()
+    usual, large = planned(model), planned(model, image_size=64)
+    assert large.model.batch["pixel_values"][0][1:] == (3, 64, 64)
+    assert large.estimate.allocated_bytes > usual.estimate.allocated_bytes
+    large.save(tmp_path / "plan.json")
+    loaded = budgetfit.Plan.load(tmp_path / "plan.json")
+    check = budgetfit.verify(loaded, model, device="cpu")
+    assert check.passed
+    assert check.allocated_error is not None
+    assert abs(check.allocated_error) < 0.02
+
+
+def test_a_model_with_towers_is_planned_on_text_alone(tmp_path: Path) -> None:
+    model = gemma()
+    both = planned(model, max_length=64)
+    text = planned(model, max_length=64, text_only=True)
+    assert "pixel_values" in both.model.batch
+    assert "pixel_values" not in text.model.batch
+    assert text.estimate.allocated_bytes < both.estimate.allocated_bytes
+    # The tower does not run, so that nothing of it can be recomputed.
+    assert all("vision" not in name for name in text.model.blocks)
+    assert any("text only" in note for note in text.warnings)
+    text.save(tmp_path / "plan.json")
+    loaded = budgetfit.Plan.load(tmp_path / "plan.json")
+    assert budgetfit.verify(loaded, model, device="cpu").passed
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"image_size": 0}, "image_size must be pixels, for example 448"),
+        ({"image_size": "64x"}, "image_size must be pixels"),
+        ({"image_size": True}, "image_size must be pixels"),
+        ({"image_size": 2**20}, "image_size must be pixels"),
+        ({"text_only": True}, "needs pixel_values. Leave it out"),
+        (
+            {"image_size": 64, "batch": torch.zeros(2, 3, 64, 64)},
+            "are for a batch that is made",
+        ),
+    ],
+)
+def test_wishes_that_cannot_be_are_refused(
+    asked: dict[str, object], message: str
+) -> None:
+    with pytest.raises(budgetfit.InputError, match=message):
+        planned(vit(), **asked)
+
+
+def test_a_wish_that_would_change_nothing_is_refused() -> None:
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16}
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=32, **sizes)
+    )  # type: ignore[arg-type]
+    with pytest.raises(budgetfit.InputError, match="image_size= changes nothing"):
+        planned(model, image_size=64)
+    with pytest.raises(budgetfit.InputError, match=r"reads no images of 112 x 112.*56"):
+        planned(gemma(), image_size=112)
+
+
+def test_a_damaged_wish_in_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    planned(vit(), image_size=64).save(path)
+    for name, value in (("image_size", 64), ("text_only", 1), ("max_length", True)):
+        document = json.loads(path.read_text())
+        document["provenance"]["asked"][name] = value
+        with pytest.raises(budgetfit.InputError, match=f"provenance.asked.{name}"):
+            budgetfit.Plan.from_json(json.dumps(document))

@@ -1,0 +1,113 @@
+"""objective="length": the longest samples that fit, on a model of two small blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import budgetfit
+from budgetfit.comparing import compare
+from budgetfit.core.plan import Plan
+from budgetfit.planning.longest_length import lengths_up_to
+
+POSITIONS = 65_536
+
+
+def llama() -> transformers.PreTrainedModel:
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=512,
+        max_position_embeddings=POSITIONS,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def own_loss(outputs: Any, _: Any) -> torch.Tensor:  # noqa: ANN401
+    """The model's own loss, which is then not cut into parts."""
+    loss: torch.Tensor = outputs.loss
+    return loss
+
+
+ASKED: dict[str, Any] = {
+    "gpu": "rtx-4090",
+    "vram": "700MiB",
+    "headroom": 0,
+    "precision": "fp32",
+    "loss": own_loss,
+}
+
+
+def test_the_longest_context_is_found_with_few_traces(tmp_path: Any) -> None:  # noqa: ANN401
+    said: list[str] = []
+    plan = budgetfit.plan(llama(), objective="length", progress=said.append, **ASKED)
+    length = plan.longest_length
+    lengths = lengths_up_to(POSITIONS)
+    assert length is not None
+    assert 1024 < length < POSITIONS
+    assert length % 128 == 0
+    assert plan.fits
+    assert plan.recipe.batch_size == 1
+    assert plan.model.batch["input_ids"][0][1] == length
+    assert f"longest context that fits: {length:,} tokens" in str(plan)
+    tried = [text for text in said if "looking for the longest" in text]
+    assert len(tried) <= 8
+    # It is the plan for that length, and the next one has none.
+    same = budgetfit.plan(llama(), max_length=length, batch_size=1, **ASKED)
+    assert same.recipe == plan.recipe
+    assert same.estimate == plan.estimate
+    following = lengths[lengths.index(length) + 1]
+    with pytest.raises(budgetfit.DoesNotFitError):
+        budgetfit.plan(llama(), max_length=following, batch_size=1, **ASKED)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").longest_length == length
+
+
+def test_a_given_batch_size_and_a_longest_length_of_interest_are_kept() -> None:
+    plan = budgetfit.plan(
+        llama(), objective="length", batch_size=2, max_length=300, **ASKED
+    )
+    assert plan.longest_length == 300
+    assert plan.recipe.batch_size == 2
+    assert "300 tokens (longer ones were not looked at)" in str(plan)
+
+
+def test_where_not_even_the_shortest_fits_it_is_the_usual_error() -> None:
+    asked = {**ASKED, "headroom": "184MiB"}
+    with pytest.raises(budgetfit.DoesNotFitError):
+        budgetfit.plan(llama(), objective="length", max_length=64, **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"batch": torch.zeros(2, 8, dtype=torch.long)}, "Leave batch= out"),
+        ({"lengths": [512]}, "Leave lengths= out"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"max_length": 0}, "max_length must be a whole number"),
+        ({"max_length": 10**9}, "max_length can be"),
+    ],
+)
+def test_what_leaves_no_question_is_refused(
+    asked: dict[str, object], message: str
+) -> None:
+    with pytest.raises(budgetfit.InputError, match=message):
+        budgetfit.plan(llama(), gpu="t4", objective="length", **asked)  # type: ignore[arg-type]
+
+
+def test_samples_without_a_length_are_refused() -> None:
+    with pytest.raises(budgetfit.InputError, match="the samples of Linear"):
+        budgetfit.plan(torch.nn.Linear(4, 4), gpu="t4", objective="length")
+
+
+def test_a_comparison_has_no_longest_context() -> None:
+    with pytest.raises(budgetfit.InputError, match="question to one card at a time"):
+        compare(llama(), ["t4", "l4"], objective="length")
