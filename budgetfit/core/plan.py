@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 SECONDS_PER_HOUR = 3600
+# The label of the row that says what a plan takes where gradients are accumulated.
+ACCUMULATING = "accumulating"
 FORMAT = 1  # of a saved plan; raised when a field changes its meaning
 
 

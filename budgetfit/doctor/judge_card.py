@@ -44,6 +44,13 @@ def judge_card(machine: Machine) -> Iterator[Finding]:
             "Sysmem Fallback.",
             "NVIDIA Control Panel > Manage 3D settings > Sysmem Fallback Policy",
         )
+    if machine.wsl and machine.cards:
+        yield note(
+            "host memory",
+            "WSL2 pins little host memory, often 1 to 2 GB of all that is there: plan "
+            "offloading with less.",
+            "budgetfit plan MODEL --host-ram 1GiB",
+        )
 
 
 def _visible(machine: Machine) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.plan import Alternative
+from budgetfit.core.plan import ACCUMULATING, Alternative
 from budgetfit.planning.chains import Chains
 from budgetfit.planning.search import judged
 
@@ -63,7 +63,7 @@ def without_accumulation(
         "no effective batch size was given: any gradient_accumulation_steps fits, with "
         f"{reserved} reserved from 2 on"
     )
-    row = Alternative(label="accumulating", estimate=estimate, fits=True)
+    row = Alternative(label=ACCUMULATING, estimate=estimate, fits=True)
     return once, (row,), (note,)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from budgetfit.core.byte_text import format_bytes
+from budgetfit.core.plan import ACCUMULATING
 from budgetfit.reporting.estimate_text import (
     memory_section,
     peak_lines,
@@ -61,7 +63,7 @@ def _answer(plan: Plan, samples: int | None) -> RenderableType:
     estimate = plan.estimate
     side = Text(
         f"reserved {format_bytes(estimate.reserved_bytes)} "
-        f"of {format_bytes(plan.budget.usable_bytes)}   "
+        f"of {format_bytes(plan.budget.usable_bytes)}{_host(plan)}   "
     )
     side.append_text(verdict(plan.fits))
     texts = [
@@ -73,6 +75,15 @@ def _answer(plan: Plan, samples: int | None) -> RenderableType:
     if any(proof):
         texts.append("; ".join(filter(None, proof)))
     return section("RECOMMENDED", lines([*texts, *peak_lines(estimate)]), side)
+
+
+def _host(plan: Plan) -> str:
+    """The pinned host memory, where a plan uses some: of how much."""
+    used, limit = plan.estimate.host_bytes, plan.budget.host_ram_bytes
+    if not used:
+        return ""
+    of_limit = "" if limit is None else f" of {format_bytes(limit)}"
+    return f", host {format_bytes(used)}{of_limit}"
 
 
 def _longest(plan: Plan) -> list[str]:
@@ -91,8 +102,23 @@ def _gain(plan: Plan) -> str | None:
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None
-    ratio = plan.estimate.samples_per_s / full.samples_per_s - 1
+    ratio = _comparable(plan).samples_per_s / full.samples_per_s - 1
     return f"{percent_text(ratio)} over checkpointing every block"
+
+
+def _comparable(plan: Plan) -> Estimate:
+    """The plan with as many micro-batches per step as the rows below it."""
+    for row in plan.judged_alternatives:
+        if _is_the_plan(row, plan):
+            return row.estimate
+    return plan.estimate
+
+
+def _is_the_plan(row: Alternative, plan: Plan) -> bool:
+    """Whether a row has the plan's settings, whatever it accumulates."""
+    steps = plan.recipe.gradient_accumulation_steps
+    recipe = replace(row.estimate.recipe, gradient_accumulation_steps=steps)
+    return recipe == plan.recipe and not row.changes_training
 
 
 def _full_checkpointing(plan: Plan) -> Estimate | None:
@@ -135,7 +161,9 @@ def _levers(plan: Plan) -> RenderableType:
 
 
 def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
-    if row.estimate.recipe == plan.recipe and not row.changes_training:
+    if row.estimate.recipe == plan.recipe or (
+        _is_the_plan(row, plan) and row.label != ACCUMULATING
+    ):
         return (row.label, "", "", "", "", "this plan")
     return _lever(row.label, row.estimate, row.fits)
 
