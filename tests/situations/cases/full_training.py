@@ -54,7 +54,7 @@ CASES = (
             effective=32,
         ),
         "3.2127 B x 2 bytes: weights 5.98, gradients 5.98; two states of 1 byte and "
-        "4 for each 256: 5.98 x (1 + 1/64) = 6.08. Known, with the loss in 8 parts: 21.26.",
+        "4 for each 256: 5.98 x (1 + 1/64) = 6.08. Known: 21.26, loss in 8 parts.",
     ),
     Case(
         "llama-1b-as-loaded",

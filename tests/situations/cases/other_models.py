@@ -147,8 +147,8 @@ CASES = (
     Case(
         "own-missing",
         "plan modules:block --gpu t4",
-        OneLine(says=("block", "blocks", "cnn")),
-        "No such factory: the answer lists those that there are.",
+        OneLine(says=("has no block", "blocks")),
+        "No such factory: the answer names the nearest.",
         4,
     ),
     Case(
