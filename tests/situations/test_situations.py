@@ -1,4 +1,4 @@
-"""The questions that are quick to answer; ``python -m tests.situations.run`` asks all."""
+"""The quick questions; ``python -m tests.situations.run`` asks all."""
 
 from __future__ import annotations
 

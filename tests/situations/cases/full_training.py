@@ -101,8 +101,8 @@ CASES = (
         "plan flan-t5-xl --gpu rtx-4090 --max-length 512 --effective-batch-size 16",
         Refused(floor_gib=31.11, known_gib=49.02, suggests=("8bit", "lora")),
         "2.784 B parameters (transformers ties the head): 12 bytes 31.11, 16 bytes "
-        "41.48. Known: 49.02, every block recomputed, inputs on the host; bf16 with 8-bit "
-        "AdamW 17.86.",
+        "41.48. Known: 49.02, every block recomputed, inputs on the host; bf16 with "
+        "8-bit AdamW 17.86.",
         90,
     ),
     Case(
