@@ -11,6 +11,9 @@ from tests.situations.answer import DOES_NOT_FIT, FITS, GIB, Answer
 DEFAULT_HOST_GIB = 16.0  # of plans made where the card is not
 ROUNDING_GIB = 0.01  # of figures that are written with two digits
 NEAR = 0.01  # share by which bytes may differ from those by hand
+# Beyond that: copies that autocast keeps, and the ends of the allocator's blocks, which
+# PyTorch counts as allocated (up to 1 MiB for each tensor).
+MORE_GIB = 0.03
 
 
 class Expectation(Protocol):
@@ -65,7 +68,10 @@ class Fits:
             ("optimizer_state", self.states_gib),
         ):
             gib = at_peak[name] / GIB
-            if by_hand is not None and abs(gib - by_hand) > NEAR * by_hand + 0.001:
+            if by_hand is None:
+                continue
+            least, most = (1 - NEAR) * by_hand, (1 + NEAR) * by_hand + MORE_GIB
+            if not least <= gib <= most:
                 yield f"{name} {gib:.3f} GiB, by hand {by_hand:.3f}"
         reserved = estimate["reserved_bytes"] / GIB
         least, most = self.reserved_gib
