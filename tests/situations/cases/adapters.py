@@ -93,8 +93,8 @@ CASES = (
         f"plan Llama-3.3-70B --gpu rtx-4090 --method qlora {LONG}",
         Refused(floor_gib=43.80, known_gib=48.56),
         "68.451 B in nf4 31.88, 2.103 B in fp32 7.83, adapters 0.77: 40.48; scales "
-        "1.01, gradients 0.77, states 1.54: 43.80. Loss in 64 parts, inputs on the host: "
-        "48.56.",
+        "1.01, gradients 0.77, states 1.54: 43.80. Loss in 64 parts, inputs on "
+        "the host: 48.56.",
         70,
     ),
     Case(
