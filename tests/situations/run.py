@@ -1,7 +1,7 @@
 """Ask real questions and hold each answer to what was worked out by hand.
 
 python -m tests.situations.run                # all, about an hour of processor time
-python -m tests.situations.run qlora vit-t4   # names, or parts of names
+python -m tests.situations.run vit-t4 qlora   # names, or parts of names
 python -m tests.situations.run --most 10      # those of at most about 10 s
 """
 
@@ -31,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = parser.parse_args(arguments)
     rows = []
     for case in all_cases():
-        named = not wanted.names or any(name in case.name for name in wanted.names)
-        if named and case.seconds <= wanted.most:
+        if _is_wanted(case.name, wanted.names) and case.seconds <= wanted.most:
             print(f"asking {case.name}", file=sys.stderr)
             rows.append(_row(case, case.answer()))
     rows.sort(key=lambda row: row[0] != WRONG)
@@ -41,6 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = sum(verdict == WRONG for verdict, _ in rows)
     print(f"{len(rows) - wrong} of {len(rows)} right or honestly refused")
     return int(wrong > 0)
+
+
+def _is_wanted(name: str, words: Sequence[str]) -> bool:
+    whole = {case.name for case in all_cases()}
+    return not words or any(
+        name == word or (word in name and word not in whole) for word in words
+    )
 
 
 def _row(case: Case, answer: Answer) -> tuple[str, str]:
