@@ -6,13 +6,20 @@ from tests.situations.expectation import Fits, OneLine
 SMALL = "--batch-size 1 --max-length 128 --precision fp32"
 GPT2 = Fits(parameters_gib=0.464, states_gib=0.927, reserved_gib=(1.39, 5.0))
 GPT2_WHY = "124.4 M parameters: 0.46, AdamW 0.93."
-OWNED = ("rtx-4070-ti", "rtx-5060-ti", "RTX 4090 Laptop", "gtx 1080 ti")
-HONEST = ("--gpus 2", "--fsdp", "--compile")
+OWNED = ("rtx-4070-ti", "rtx-5060-ti-16gb", "RTX 4090 Laptop", "gtx 1080 ti")
+HONEST = {"--gpus 2": "several GPUs", "--fsdp": "one GPU", "--compile": "compile"}
 
 CASES = (
     *(
         Case(f"card-{card}", f"estimate gpt2 --gpu '{card}' {SMALL}", GPT2, GPT2_WHY, 6)
         for card in OWNED
+    ),
+    Case(
+        "card-rtx-5060-ti",
+        f"estimate gpt2 --gpu rtx-5060-ti {SMALL}",
+        OneLine(says=("rtx-5060-ti-8gb", "rtx-5060-ti-16gb")),
+        "Sold with 8 and with 16 GB: which one is asked.",
+        1,
     ),
     Case(
         "card-mi300x",
@@ -25,11 +32,11 @@ CASES = (
         Case(
             f"option {option}",
             f"plan gpt2 --gpu t4 {option}",
-            OneLine(says=("one GPU",) if option != "--compile" else ("compile",)),
+            OneLine(says=(said,)),
             "Not built: one honest line, and no 'No such option'.",
             1,
         )
-        for option in HONEST
+        for option, said in HONEST.items()
     ),
     Case(
         "gpt2-hours",
