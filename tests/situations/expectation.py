@@ -136,9 +136,15 @@ class Refused:
             yield f"{needed:.2f} GiB needed, below {self.floor_gib:.2f} by hand"
         if answer.error["needed_bytes"] <= usable_bytes:
             yield f"{needed:.2f} GiB needed, which is usable"
+        proven = answer.error.get("floor_bytes", 0) / GIB
+        if proven > min(needed, self.known_gib) + ROUNDING_GIB:
+            yield f"nothing below {proven:.2f} GiB, it says; {needed:.2f} needed"
         for each in answer.suggestions:
             if each["peak_bytes"] > usable_bytes:
                 yield f"suggested: {each['text']!r}, which does not fit"
+            host = each.get("host_bytes", 0) / GIB
+            if host > DEFAULT_HOST_GIB:
+                yield f"suggested: {each['text']!r}, which pins {host:.2f} GiB"
         texts = " | ".join(each["text"] for each in answer.suggestions).lower()
         for word in self.suggests:
             if word.lower() not in texts:
@@ -240,8 +246,8 @@ def _rows(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _row_name(row: Mapping[str, Any]) -> str:
-    card, method = row["gpu"]["name"], row.get("method")
-    return f"{card} {method}" if method else str(card)
+    card, method = row["gpu"]["name"], row.get("method", "full")
+    return f"{card} {method}"
 
 
 def _error(answer: Answer) -> str:

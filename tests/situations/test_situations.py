@@ -133,10 +133,10 @@ def test_a_wrong_refusal_is_found(answer: Answer, problem: str) -> None:
 def test_wrong_rows_and_lines_are_found() -> None:
     card = {"gpu": {"name": "t4"}, "fits": True}
     answer = Answer(0, {"cards": [card]}, "", 0.0, 0.0)
-    assert not list(Rows(fits={"t4": True}).wrong(answer))
-    assert list(Rows(fits={"t4": False, "l4": True}).wrong(answer)) == [
-        "t4: fits is True, not False",
-        "l4: fits is None, not True",
+    assert not list(Rows(fits={"t4 full": True}).wrong(answer))
+    assert list(Rows(fits={"t4 full": False, "l4 full": True}).wrong(answer)) == [
+        "t4 full: fits is True, not False",
+        "l4 full: fits is None, not True",
     ]
     mistake = Answer(2, {}, "Error: no such card.", 0.0, 0.0)
     assert not list(OneLine(says=("no such card",)).wrong(mistake))

@@ -237,7 +237,11 @@ CASES = (
     Case(
         "qwen-8b-24gb",
         "plan Qwen3-8B --vram 24gb --max-length 2048",
-        Refused(floor_gib=91.54, known_gib=150.0, suggests=("lora", "qlora")),
+        Refused(
+            floor_gib=91.54,
+            known_gib=150.0,
+            suggests=('method="lora"', 'method="qlora"'),
+        ),
         "8.191 B x 12 bytes = 91.54, with gradients 122.05. LoRA and QLoRA fit on a "
         "card of 24 GB: qwen-8b-lora-4090, qwen-8b-qlora-4090.",
         80,

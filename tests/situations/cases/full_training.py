@@ -23,7 +23,12 @@ CASES = (
         "compare Llama-3.2-1B --gpus t4,rtx-4090,a100-40gb,h100-80gb "
         "--max-length 2048 --effective-batch-size 32",
         Rows(
-            fits={"t4": False, "rtx-4090": True, "a100-40gb": True, "h100-80gb": True}
+            fits={
+                "t4 full": False,
+                "rtx-4090 full": True,
+                "a100-40gb full": True,
+                "h100-80gb full": True,
+            }
         ),
         "18.41 GiB of weights, gradients and states: not in the 14.44 GiB that a T4 "
         "leaves; llama-1b-4090 fits on the rtx-4090, the others are larger.",
@@ -35,7 +40,7 @@ CASES = (
         Refused(
             floor_gib=35.90,
             known_gib=56.42,
-            suggests=("8bit", "lora", "qlora"),
+            suggests=("adamw_bnb_8bit", 'method="lora"', 'method="qlora"'),
         ),
         "3.2127 B parameters: weights 11.97, AdamW 23.94; 35.90 even where gradients "
         "are used up in the backward pass, 47.87 otherwise. Loss in 64 parts, every "
@@ -74,7 +79,11 @@ CASES = (
     Case(
         "gemma-1b-t4",
         "plan gemma-3-1b-it --gpu t4 --max-length 512",
-        Refused(floor_gib=14.90, known_gib=18.78, suggests=("8bit", "lora")),
+        Refused(
+            floor_gib=14.90,
+            known_gib=18.78,
+            suggests=("adamw_bnb_8bit", 'method="lora"'),
+        ),
         "0.9999 B x 16 bytes = 14.90 GiB; the T4 leaves 14.44. Known: 18.78, "
         "loss in 64 parts, inputs on the host. With 8-bit AdamW 13.07 "
         "is known; LoRA: 1.86 GiB in 16 bits.",
@@ -99,7 +108,11 @@ CASES = (
     Case(
         "flan-t5-xl-4090",
         "plan flan-t5-xl --gpu rtx-4090 --max-length 512 --effective-batch-size 16",
-        Refused(floor_gib=31.11, known_gib=49.02, suggests=("8bit", "lora")),
+        Refused(
+            floor_gib=31.11,
+            known_gib=49.02,
+            suggests=("adamw_bnb_8bit", 'method="lora"'),
+        ),
         "2.784 B parameters (transformers ties the head): 12 bytes 31.11, 16 bytes "
         "41.48. Known: 49.02, every block recomputed, inputs on the host; bf16 with "
         "8-bit AdamW 17.86.",

@@ -43,7 +43,11 @@ CASES = (
     Case(
         "whisper-large-4090",
         "plan whisper-large-v3 --gpu rtx-4090 --effective-batch-size 16",
-        Refused(floor_gib=23.0, known_gib=28.16, suggests=("8bit", "lora")),
+        Refused(
+            floor_gib=23.0,
+            known_gib=28.16,
+            suggests=("adamw_bnb_8bit", 'method="lora"'),
+        ),
         "1.5435 B x 16 bytes = 23.00 GiB, 22.90 are usable. 8-bit AdamW is known to "
         "do with 19.12.",
         60,
