@@ -128,19 +128,25 @@ class Refused:
         if answer.code != DOES_NOT_FIT or "needed_bytes" not in answer.error:
             yield f"exit {answer.code}, not refused: {_error(answer)}"
             return
+        yield from self._bytes(answer)
+        yield from self._advice(answer)
+        yield from missing_words(self.says, answer)
+
+    def _bytes(self, answer: Answer) -> Iterator[str]:
         needed = answer.error["needed_bytes"] / GIB
-        usable_bytes = answer.error["usable_bytes"]
         if needed > self.known_gib + ROUNDING_GIB:
             yield f"{needed:.2f} GiB needed, {self.known_gib:.2f} is known to do"
         if needed < self.floor_gib - ROUNDING_GIB:
             yield f"{needed:.2f} GiB needed, below {self.floor_gib:.2f} by hand"
-        if answer.error["needed_bytes"] <= usable_bytes:
+        if answer.error["needed_bytes"] <= answer.error["usable_bytes"]:
             yield f"{needed:.2f} GiB needed, which is usable"
         proven = answer.error.get("floor_bytes", 0) / GIB
         if proven > min(needed, self.known_gib) + ROUNDING_GIB:
             yield f"nothing below {proven:.2f} GiB, it says; {needed:.2f} needed"
+
+    def _advice(self, answer: Answer) -> Iterator[str]:
         for each in answer.suggestions:
-            if each["peak_bytes"] > usable_bytes:
+            if each["peak_bytes"] > answer.error["usable_bytes"]:
                 yield f"suggested: {each['text']!r}, which does not fit"
             host = each.get("host_bytes", 0) / GIB
             if host > DEFAULT_HOST_GIB:
@@ -149,7 +155,6 @@ class Refused:
         for word in self.suggests:
             if word.lower() not in texts:
                 yield f"{word!r} is not suggested: {texts or 'nothing is'}"
-        yield from missing_words(self.says, answer)
 
     def in_short(self) -> str:
         """Return itself for a table."""
