@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from budgetfit.core.gpus import find_gpu
 from tests.situations.answer import DOES_NOT_FIT, FITS, GIB, Answer
 
 DEFAULT_HOST_GIB = 16.0  # of plans made where the card is not
@@ -146,7 +147,11 @@ class Refused:
 
     def _advice(self, answer: Answer) -> Iterator[str]:
         for each in answer.suggestions:
-            if each["peak_bytes"] > answer.error["usable_bytes"]:
+            card = (each.get("arguments") or {}).get("gpu")
+            limit_bytes = answer.error["usable_bytes"]
+            if card is not None:  # another card than the one that was asked about
+                limit_bytes = find_gpu(card).total_bytes
+            if each["peak_bytes"] > limit_bytes:
                 yield f"suggested: {each['text']!r}, which does not fit"
             host = each.get("host_bytes", 0) / GIB
             if host > DEFAULT_HOST_GIB:
