@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,13 +240,14 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:  # noqa: 
     found: Any = module
     for name in attribute.split("."):
         if not hasattr(found, name):
-            here = sorted(
+            here = [
                 name
                 for name, value in vars(module).items()
                 if callable(value)
                 and getattr(value, "__module__", "") == module.__name__
-            )
-            hint = f" It defines {', '.join(here[:8])}." if here else ""
+            ]
+            nearest = sorted(get_close_matches(name, here, n=8, cutoff=0.0))
+            hint = f" It defines {', '.join(nearest)}." if here else ""
             raise InputError(f"{place} has no {attribute}.{hint}")
         found = getattr(found, name)
     return found

@@ -12,7 +12,7 @@ from budgetfit.core.precision import automatic_precision, find_precision
 if TYPE_CHECKING:
     from budgetfit.core.gpus import Gpu
 
-OBJECTIVES = ("throughput", "batch_size", "memory")
+OBJECTIVES = ("throughput", "batch_size", "memory", "length")
 
 
 def precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
