@@ -167,16 +167,17 @@ class DoesNotFitError(BudgetfitError):
         )
         if self.proven:
             reason = (
-                "weights, gradients and optimizer states take "
+                "Does not fit: weights, gradients and optimizer states take "
                 f"{format_bytes(self.floor_bytes)} in the optimizer step, whatever is "
                 f"recomputed, and {usable} are usable."
             )
         else:
             reason = (
-                f"the lowest peak that was found is {needed}, and {usable} are usable."
+                f"Does not fit: the lowest peak that was found is {needed}, and "
+                f"{usable} are usable."
             )
         lines = [
-            f"Does not fit: {reason}",
+            reason,
             f"Largest part: {name.replace('_', ' ')}, {format_bytes(largest_bytes)}.",
         ]
         if self.suggestions:

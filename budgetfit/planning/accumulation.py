@@ -47,8 +47,8 @@ def without_accumulation(
         return estimate, (), ()
     if setting.accumulation is None:
         note = (
-            "no room to accumulate: gradients that outlive a micro-batch would not "
-            "fit, so gradient_accumulation_steps has to stay 1"
+            "gradient_accumulation_steps has to stay 1: with gradients that outlive a "
+            "micro-batch it would not fit, or cannot be traced"
         )
         return estimate, (), (note,)
     once = judged(chains, replace(recipe, gradient_accumulation_steps=1), budget)

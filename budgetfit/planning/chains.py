@@ -94,6 +94,7 @@ class Chains:
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._probe_segments: list[tuple[Segment, ...]] | None = None
         self._accumulated: Chains | None = None
+        self._in_parts: dict[int, Chains] = {}
         self._least: dict[Same, int] = {}
 
     def kept(self, batch_size: int) -> StepTrace:
@@ -158,8 +159,12 @@ class Chains:
 
     def with_loss_chunks(self, loss_chunks: int) -> Chains:
         """Return the chains of the same programs with the loss in so many parts."""
-        setting = replace(self.setting, loss_chunks=loss_chunks)
-        return Chains(self.traces, setting, self.levers, whole_loss=self)
+        if loss_chunks not in self._in_parts:
+            setting = replace(self.setting, loss_chunks=loss_chunks)
+            self._in_parts[loss_chunks] = Chains(
+                self.traces, setting, self.levers, whole_loss=self
+            )
+        return self._in_parts[loss_chunks]
 
     def at(self, batch_size: int, *, tails: bool = True) -> ChainProfile:
         """Return the chain at a batch size; ``tails`` as in ``LiveCurve.of``."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.errors import InputError
+from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.memory.chain_peak import optimizer_step_bytes
 from budgetfit.planning.accumulation import (
@@ -80,7 +80,17 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
         optimizer_in_backward=optimizer_in_backward,
         host_ram_bytes=budget.host_ram_bytes,
     )
-    candidates = chains_of_each(subject, precisions, setting, instead, progress)
+    try:
+        candidates = chains_of_each(subject, precisions, setting, instead, progress)
+    except TraceError as error:
+        if setting.accumulation is None:
+            raise
+        # Sparse gradients, for one, cannot be traced where they are added up.
+        once = replace(setting, accumulation=None)
+        try:
+            candidates = chains_of_each(subject, precisions, once, instead, progress)
+        except TraceError:
+            raise error from None
     traces = candidates[0].traces
     subject = traces.subject
     if request.checkpointing == "as-is":

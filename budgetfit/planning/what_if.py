@@ -45,10 +45,15 @@ OBJECTIVES: tuple[tuple[str, Objective], ...] = (
 OBJECTIVE_ROUNDS = 2  # recipes that are judged for each other objective
 # Levers that change training: only suggested, with what each would need.
 OPTIMIZERS = ("adamw_bnb_8bit", OFFLOADED, "adafactor", "sgd")
+# What a change of an argument can free at most.
+FREES: Final = {
+    "optimizer": "optimizer_state",
+    "optimizer_in_backward": "gradients",
+}
 # What the formula finds this close to its lowest peak may reserve less; so many of them
 # are judged.
 NEARLY_LOWEST: Final = 1.05
-MOST_JUDGED: Final = 8
+MOST_JUDGED: Final = 6
 
 
 def alternatives(
@@ -227,7 +232,7 @@ def does_not_fit(
         usable_bytes=budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
         floor_bytes=least.phase_peaks_bytes["optimizer"],
-        suggestions=tuple(suggestions(chains, request, budget)),
+        suggestions=tuple(suggestions(chains, request, budget, least)),
         notes=chains.traces.subject.notes,
     )
 
@@ -242,10 +247,17 @@ class Change(NamedTuple):
 
 
 def suggestions(
-    chains: Chains, request: Request, budget: Budget
+    chains: Chains, request: Request, budget: Budget, least: Estimate
 ) -> Iterator[Suggestion]:
-    """Yield what would fit of what was not allowed, each solved for itself."""
+    """Yield what would fit of what was not allowed, each solved for itself.
+
+    What frees less than ``least`` is too large by is not tried.
+    """
+    missing = least.reserved_bytes - budget.usable_bytes
     for change in _changes(chains, request, budget):
+        frees = FREES.get(next(iter(change.arguments)))
+        if frees is not None and least.at_peak_bytes.get(frees, 0) < missing:
+            continue
         try:
             found = least_of(change.chains, change.request, change.budget)
         except (InputError, TraceError) as error:

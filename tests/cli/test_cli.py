@@ -346,7 +346,7 @@ def test_an_estimate_that_does_not_fit_ends_in_the_plan_of_what_was_typed(
 ) -> None:
     api.answers["estimate_settings"] = (sample_estimate(fits=False), sample_model())
     words = (
-        *("estimate", "my model", "--gpu", "RTX 4090", "--max-length", "2048"),
+        *("estimate", "gpt2", "--gpu", "RTX 4090", "--max-length", "2048"),
         *("--method", "qlora", "--no-prepare-for-kbit", "--lora-r", "64"),
         *("--target-modules", "q_proj,v_proj", "--trust-remote-code"),
     )
@@ -356,7 +356,7 @@ def test_an_estimate_that_does_not_fit_ends_in_the_plan_of_what_was_typed(
 
     command = next(line for line in result.stdout.splitlines() if "plan " in line)
     typed = shlex.split(command)
-    assert typed[:3] == ["budgetfit", "plan", "my model"]
+    assert typed[:3] == ["budgetfit", "plan", "gpt2"]
     assert sorted(typed[3:]) == sorted([*words[2:], "--precision", "bf16-mixed"])
     # It is a command: plan takes it as it stands.
     assert run(*typed[1:]).exit_code == 0

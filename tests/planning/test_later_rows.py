@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ADA = find_gpu("rtx-4090")
 LABELS = [
+    "accumulating",
     "everything kept",
     "every block recomputed",
     "Chen's sqrt(n) segments",
@@ -56,9 +57,9 @@ def labels(plan: Plan) -> list[str]:
 def test_only_what_decides_is_judged_before_somebody_looks() -> None:
     said: list[str] = []
     plan = made(Mebi(6), progress=said.append)
-    assert [row.label for row in plan.judged_alternatives] == LABELS[:2]
+    assert [row.label for row in plan.judged_alternatives] == LABELS[:3]
     assert "judging the alternatives" not in said
-    assert labels(plan)[:5] == LABELS
+    assert labels(plan)[:6] == LABELS
     assert "judging the alternatives" in said
     assert plan.judged_alternatives == plan.alternatives
 
@@ -98,7 +99,7 @@ def test_a_loss_with_modules_has_them_worked_out_at_once() -> None:
     said: list[str] = []
     plan = made(Mebi(6), loss, said.append)
     assert "judging the alternatives" in said
-    assert labels(plan)[:5] == LABELS
+    assert labels(plan)[:6] == LABELS
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_what_leaves_the_process_has_them(through: Callable[[Plan], Plan]) -> No
     plan = made(Mebi(6))
     copied = through(plan)
     assert copied == plan
-    assert labels(copied)[:5] == LABELS
+    assert labels(copied)[:6] == LABELS
 
 
 def test_a_missing_attribute_is_still_an_error() -> None:

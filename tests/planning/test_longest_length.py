@@ -153,5 +153,5 @@ def test_where_nothing_fits_the_error_is_that_of_the_shortest() -> None:
         assert length == 8
         raise no_fit()
 
-    with pytest.raises(DoesNotFitError, match=r"2 MiB are needed"):
+    with pytest.raises(DoesNotFitError, match=r"found is 2 MiB"):
         longest_plan(plan_at, curve(4000, 1.7, 0, 4001, []), lengths_up_to(512))

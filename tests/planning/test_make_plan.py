@@ -159,6 +159,8 @@ def test_what_cannot_fit_says_what_is_needed_and_what_would_help(
     assert error.largest[1] <= error.needed_bytes
     assert error.suggestions
     for suggestion in error.suggestions:
+        if "method" in suggestion.arguments:
+            continue  # of another model: with adapters
         recipe = suggestion.recipe
         assert isinstance(recipe, Recipe)
         estimate = make_estimate(subject, recipe, budget(120), context_bytes=0)
@@ -175,7 +177,11 @@ def test_checkpointing_that_was_not_allowed_is_suggested_where_it_helps(
     request = Request(batch_size=16, checkpointing="none")
     with pytest.raises(DoesNotFitError, match=r"checkpointing=.auto.") as caught:
         plan(subject, 200, request)
-    assert caught.value.suggestions[0].recipe.segments  # type: ignore[attr-defined]
+    free = next(
+        row for row in caught.value.suggestions if "checkpointing" in row.arguments
+    )
+    assert free.arguments == {"checkpointing": "auto"}
+    assert free.recipe.segments  # type: ignore[attr-defined]
 
 
 def test_a_plan_tells_how_its_numbers_came_about(subject: Subject) -> None:

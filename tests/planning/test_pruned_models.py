@@ -53,7 +53,7 @@ def live_bytes(recipe: Recipe) -> list[tuple[str, int]]:
         with log:
             for tensor in (*model.parameters(), *model.buffers()):
                 log.born(tensor)
-            run = Run(model, recipe, on_phase=begin)
+            run = Run(model, recipe, on_phase=begin, determinism_check="default")
             begin("forward")
             run.step(BATCH.clone())
             begin("end")

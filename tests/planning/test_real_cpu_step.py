@@ -80,7 +80,7 @@ def real(name: str, recipe: Recipe) -> list[Measured]:
         with log:
             for tensor in (*model.parameters(), *model.buffers()):
                 log.born(tensor)
-            run = Run(model, recipe, on_phase=begin)
+            run = Run(model, recipe, on_phase=begin, determinism_check="default")
             for step in range(STEPS):  # noqa: B007 - ``begin`` reads it
                 for micro_step in range(micro_steps):  # noqa: B007 - so here
                     begin("forward")
