@@ -112,7 +112,7 @@ def test_a_nested_segment_peaks_lower_than_one_that_runs_again_at_once() -> None
     for is_nested in (True, False):
         model = make("stack")
         segments = [Segment(CHAIN["stack"], nested=is_nested)]
-        apply_segments(model, segments, random_blocks=())
+        apply_segments(model, segments, random_blocks=(), determinism_check="default")
         x = torch.randn(512, 16, requires_grad=True)
         labels = torch.zeros(512, dtype=torch.int64)
         peaks.append(kept_and_peak(lambda m=model, x=x, y=labels: m(x, y))[1])  # type: ignore[misc]

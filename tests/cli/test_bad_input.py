@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("--gpu t4 --headroom lots", "'lots' is not a memory size"),
         ("--gpu t4 --precision bf17", "Use one of: auto, fp32, tf32, fp16-mixed"),
         ("--gpu t4 --precision bf16", "Tesla T4 has 7.5: it would only be emulated"),
-        ("--gpu t4 --precision fp32,bf16-mixed", 'Use --precision fp16-mixed'),
+        ("--gpu t4 --precision fp32,bf16-mixed", "Use --precision fp16-mixed"),
         ("--gpu t4 --optimizer adamx", "'adamx' is not an optimizer. Did you mean"),
         (
             "--gpu t4 --optimizer lomo",

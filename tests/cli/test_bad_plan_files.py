@@ -127,7 +127,7 @@ def test_verify_without_a_card_says_what_can_be_done(
     assert saved
     result = run("verify", place / "plan.json")
 
-    assert_one_line(result, 2, 'or say device="cpu"')
+    assert_one_line(result, 2, "or say --device cpu")
 
 
 @pytest.mark.parametrize(
