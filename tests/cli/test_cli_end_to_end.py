@@ -86,7 +86,7 @@ def test_a_batch_that_cannot_fit_ends_with_3_and_what_is_needed(config: str) -> 
     assert result.exit_code == 3, result.output
     assert "Does not fit: the lowest peak that was found is" in result.stdout
     assert "Largest part:" in result.stdout
-    assert "batch_size=1: peak" in result.stdout
+    assert "--batch-size 1: peak" in result.stdout
 
 
 @pytest.mark.parametrize(
