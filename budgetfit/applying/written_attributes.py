@@ -130,5 +130,7 @@ def _to_put_back(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, tuple) and all(isinstance(item, _VALUES) for item in value):
         return value
     if isinstance(value, torch.Tensor):
-        return value if value.grad_fn is None else value.detach()
+        # One with a graph was computed by a forward, which computes it again; kept, it
+        # would take memory until backward.
+        return value if value.grad_fn is None else _OTHER
     return _OTHER

@@ -54,7 +54,7 @@ class Pictures(nn.Module):
 
 
 def tutorial() -> dict[str, Any]:
-    return {"torch": torch, "net": Pictures(), "loader": loader(2)}
+    return {"torch": torch, "net": Pictures(), "loader": loader(1)}
 
 
 def weighty() -> dict[str, Any]:
