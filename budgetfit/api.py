@@ -12,7 +12,6 @@ from budgetfit.arguments import (
     make_subject,
     optimizer_name,
     parse_lengths,
-    parse_request,
 )
 from budgetfit.comparing import compare
 from budgetfit.core.counts import size_as_text
@@ -21,9 +20,8 @@ from budgetfit.core.function_name import qualified_name
 from budgetfit.core.recipe import Recipe
 from budgetfit.given_settings import estimate_settings, layers, with_dtypes
 from budgetfit.longest_context import plan_longest
-from budgetfit.planning.candidates import check_batch, check_objective, precisions
+from budgetfit.plan_arguments import PlanArguments
 from budgetfit.planning.chains import every_block
-from budgetfit.planning.fallback import fallback
 from budgetfit.planning.make_plan import (
     make_estimate,
     make_plan,
@@ -153,60 +151,23 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     given = dict(locals())
     if objective == "length":
         return plan_longest(plan, given)
-    check_objective(objective)
-    check_batch(batch_size, effective_batch_size)
-    card = find_card(vram, gpu)
-    budget = card.budget(headroom, host_ram)
-    chosen = precisions(precision, card.gpu)
-    adapter = find_adapter(
-        method,
-        card.gpu,
-        chosen,
-        lora_r=lora_r,
-        lora_alpha=lora_alpha,
-        lora_dropout=lora_dropout,
-        target_modules=target_modules,
-        quantization=quantization,
-        double_quantization=double_quantization,
-        prepare_for_kbit=prepare_for_kbit,
-    )
-    name = optimizer_name(optimizer)
-    known = parse_lengths(lengths, max_length)
-    subject, source = make_subject(
-        model,
-        card,
-        batch=batch,
-        max_length=max_length,
-        image_size=image_size,
-        text_only=text_only,
-        lengths=known,
-        loss=loss,
-        optimizer=optimizer,
-        adapter=adapter,
-        keeps_dtypes="as-is" in chosen,
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-    )
+    asked = PlanArguments.of(given)
+    source, known = asked.source, asked.lengths
     try:
-        made = make_plan(
-            subject,
-            budget,
-            parse_request(checkpointing, objective, batch_size, subject),
-            precisions=chosen,
-            optimizer=name,
-            effective_batch_size=effective_batch_size,
-            optimizer_in_backward=optimizer_in_backward,
-            instead=fallback(precision) if adapter is None else None,
-            progress=progress,
-        )
+        made = make_plan(asked.subject, asked.budget, asked.request, **asked.settings)
     except DoesNotFitError as error:
-        raise error.with_suggestions(tuple(what_would_fit(given, error))) from None
+        more = tuple(what_would_fit(given, asked, error))
+        raise error.with_suggestions(more) from None
     longest = max_length if known is None else known.planned
     rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
     return made.changed(
         source=source,
         adapter=source.adapter,
-        warnings=(*made.warnings, *rates, *loading_notes(subject.model, made.estimate)),
+        warnings=(
+            *made.warnings,
+            *rates,
+            *loading_notes(asked.subject.model, made.estimate),
+        ),
         provenance={
             **made.provenance,
             "asked": _asked(

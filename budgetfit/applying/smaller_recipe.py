@@ -105,14 +105,16 @@ def _predicted(recipe: Recipe, plan: Plan) -> Estimate | None:
 def _alternative(
     recipe: Recipe, plan: Plan, limit: int, growth: float
 ) -> SmallerRecipe | None:
+    samples = recipe.effective_batch_size
     fitting = [
-        (other.estimate.samples_per_s, other.estimate)
+        (estimate.samples_per_s, estimate)
         for other in plan.judged_alternatives
         if other.fits
         and not other.is_suggestion
-        and _trains_the_same(other.estimate.recipe, recipe)
-        and other.estimate.recipe != recipe
-        and _scaled(other.estimate, growth) <= limit
+        and (estimate := other.estimate.with_samples(samples)) is not None
+        and _trains_the_same(estimate.recipe, recipe)
+        and estimate.recipe != recipe
+        and _scaled(estimate, growth) <= limit
     ]
     if not fitting:
         return None
@@ -125,11 +127,7 @@ def _alternative(
 
 
 def _trains_the_same(one: Recipe, other: Recipe) -> bool:
-    return (
-        one.precision == other.precision
-        and one.optimizer == other.optimizer
-        and one.effective_batch_size == other.effective_batch_size
-    )
+    return one.precision == other.precision and one.optimizer == other.optimizer
 
 
 def _split(

@@ -119,6 +119,28 @@ class Estimate:
     def __str__(self) -> str:
         return text_of(self, "render_estimate")
 
+    def with_samples(self, samples: int) -> Estimate | None:
+        """Return what this is with so many samples per optimizer step.
+
+        What was judged with several micro-batches bounds what one takes, whose
+        gradients come and go. The rate is taken to stay.
+
+        Args:
+            samples: The effective batch size.
+
+        Returns:
+            None where neither its micro-batches nor one of them make it up.
+        """
+        steps, rest = divmod(samples, self.recipe.batch_size)
+        judged = self.recipe.gradient_accumulation_steps
+        if rest or steps not in {1, judged}:
+            return None
+        return replace(
+            self,
+            recipe=replace(self.recipe, gradient_accumulation_steps=steps),
+            step_ms=self.step_ms * steps / judged,
+        )
+
     @property
     def samples_per_s(self) -> float:
         """Samples per second of the roofline estimate."""
@@ -239,6 +261,12 @@ class Plan(PlanExports):
         if self.later is not None:
             fields["alternatives"] = ()
         return replace(self, **fields)
+
+    @property
+    def comparable(self) -> Estimate:
+        """The estimate to hold the alternatives against: as many micro-batches."""
+        rows = (row for row in self.judged_alternatives if row.label == ACCUMULATING)
+        return next((row.estimate for row in rows), self.estimate)
 
     @property
     def fits(self) -> bool:

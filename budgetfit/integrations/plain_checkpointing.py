@@ -76,22 +76,23 @@ def plain_checkpointing(
 
 def _candidates(plan: Plan) -> Iterator[Estimate]:
     yield plan.estimate
-    rows = [row.estimate for row in plan.alternatives if _replaces(plan, row)]
+    samples = plan.recipe.effective_batch_size
+    rows = [
+        estimate
+        for row in plan.alternatives
+        if _replaces(plan, row)
+        and (estimate := row.estimate.with_samples(samples)) is not None
+    ]
     yield from sorted(rows, key=lambda row: -row.samples_per_s)
 
 
 def _replaces(plan: Plan, row: Alternative) -> bool:
-    mine, other = plan.estimate, row.estimate
-    return (
-        row.fits
-        and not row.is_suggestion
-        and other.recipe.effective_batch_size == mine.recipe.effective_batch_size
-        and other.samples_per_s * (1 + MOST_SLOWER) >= mine.samples_per_s
-    )
+    slowest = plan.comparable.samples_per_s / (1 + MOST_SLOWER)
+    return row.fits and not row.is_suggestion and row.estimate.samples_per_s >= slowest
 
 
 def _remark(plan: Plan, estimate: Estimate, every: int) -> str:
-    slower = plan.estimate.samples_per_s / estimate.samples_per_s - 1
+    slower = plan.comparable.samples_per_s / estimate.samples_per_s - 1
     what = "every block" if every == 1 else f"every {ordinal(every)} block"
     return (
         f"Not the plan's own choice, but simpler, judged to fit too and {slower:+.1%} "

@@ -56,27 +56,28 @@ def nearest(
     settings = _said(plan.recipe, blocks, say)
     if settings is not None:
         return Written(plan, settings)
+    samples = plan.recipe.effective_batch_size
     rows = [
-        (row, settings)
+        (row, estimate, settings)
         for row in plan.alternatives
         if not row.is_suggestion
-        and row.estimate.recipe.effective_batch_size == plan.recipe.effective_batch_size
-        and (settings := _said(row.estimate.recipe, blocks, say)) is not None
+        and (estimate := row.estimate.with_samples(samples)) is not None
+        and (settings := _said(estimate.recipe, blocks, say)) is not None
     ]
-    fitting = [pair for pair in rows if pair[0].fits]
+    fitting = [each for each in rows if each[0].fits]
     cannot = f"It cannot be told this: {_treatment(plan)}."
     if fitting:
-        row, settings = max(fitting, key=lambda pair: pair[0].estimate.samples_per_s)
+        row, estimate, settings = max(fitting, key=lambda each: each[1].samples_per_s)
         found = (
             f"Below is the nearest that was judged to fit: {row.label}, "
-            f"{_numbers(row.estimate)}; the plan: {_numbers(plan.estimate)}."
+            f"{_numbers(estimate)}; the plan: {_numbers(plan.comparable)}."
         )
-        other = plan.changed(recipe=row.estimate.recipe, estimate=row.estimate)
+        other = plan.changed(recipe=estimate.recipe, estimate=estimate)
         return Written(other, settings, (cannot, found))
     tried = [
         f"{row.label} needs {format_bytes(row.estimate.reserved_bytes)} and "
         f"{format_bytes(plan.budget.usable_bytes)} are usable"
-        for row, _ in rows
+        for row, *_ in rows
     ]
     known = "; ".join(tried) or "no setting that it has was judged for this plan"
     said = f"Below is the nearest, every block recomputed. It may not fit: {known}."

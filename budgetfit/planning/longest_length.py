@@ -14,7 +14,7 @@ from budgetfit.tracing.made_batch import most_positions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from budgetfit.core.plan import Plan
+    from budgetfit.core.plan import Estimate, Plan
     from budgetfit.planning.subject import Subject
 
 FIRST: Final = 1024  # tokens that are tried first: what a made batch has unasked
@@ -33,11 +33,13 @@ class Need(NamedTuple):
     """What a length needs, at least; ``limit_bytes`` are usable.
 
     ``fits`` says it where bytes alone do not: the allocator may have had to retry.
+    ``estimate`` is of what needs so much, where one was made.
     """
 
     needed_bytes: int
     limit_bytes: int
     fits: bool
+    estimate: Estimate | None = None
 
 
 def lengths_up_to(longest: int) -> list[int]:

@@ -162,22 +162,20 @@ def _best_of(
     # for the judge to say.
     accumulates = candidates[0].setting.accumulation is not None
     if hopeful or not accumulates:
-        chains, least = _least(hopeful or candidates, request, budget)
+        tried = [
+            (each, smallest(each, request, budget)) for each in hopeful or candidates
+        ]
+        chains, least = min(
+            tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
+        )
         if least.fits:
             return chains, Found(
                 estimate=least, explanation="The lowest that was found"
             )
         if not accumulates:
-            raise does_not_fit(chains, request, least, budget)
+            floor_bytes = min(row.phase_peaks_bytes["optimizer"] for _, row in tried)
+            raise does_not_fit(chains, request, least, budget, floor_bytes)
     return _best_of(one_micro_batch(candidates), request, budget)
-
-
-def _least(
-    candidates: Sequence[Chains], request: Request, budget: Budget
-) -> tuple[Chains, Estimate]:
-    """Return the lowest judged peak there is, and the chains that it is of."""
-    tried = [(chains, smallest(chains, request, budget)) for chains in candidates]
-    return min(tried, key=lambda pair: (not pair[1].fits, pair[1].reserved_bytes))
 
 
 def _provenance(

@@ -224,14 +224,26 @@ def _segments_to_try(chains: Chains, request: Request) -> list[tuple[Segment, ..
 
 
 def does_not_fit(
-    chains: Chains, request: Request, least: Estimate, budget: Budget
+    chains: Chains,
+    request: Request,
+    least: Estimate,
+    budget: Budget,
+    floor_bytes: int,
 ) -> DoesNotFitError:
-    """Return the error: what is needed, what is largest and what would help."""
+    """Return the error: what is needed, what is largest and what would help.
+
+    Args:
+        chains: What the lowest peak was found on.
+        request: As it was asked for.
+        least: The lowest peak.
+        budget: What it had to fit into.
+        floor_bytes: As in the error: the least optimizer step of all that was tried.
+    """
     return DoesNotFitError(
         needed_bytes=least.reserved_bytes,
         usable_bytes=budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
-        floor_bytes=least.phase_peaks_bytes["optimizer"],
+        floor_bytes=floor_bytes,
         suggestions=tuple(suggestions(chains, request, budget, least)),
         notes=chains.traces.subject.notes,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -102,23 +101,8 @@ def _gain(plan: Plan) -> str | None:
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None
-    ratio = _comparable(plan).samples_per_s / full.samples_per_s - 1
+    ratio = plan.comparable.samples_per_s / full.samples_per_s - 1
     return f"{percent_text(ratio)} over checkpointing every block"
-
-
-def _comparable(plan: Plan) -> Estimate:
-    """The plan with as many micro-batches per step as the rows below it."""
-    for row in plan.judged_alternatives:
-        if _is_the_plan(row, plan):
-            return row.estimate
-    return plan.estimate
-
-
-def _is_the_plan(row: Alternative, plan: Plan) -> bool:
-    """Whether a row has the plan's settings, whatever it accumulates."""
-    steps = plan.recipe.gradient_accumulation_steps
-    recipe = replace(row.estimate.recipe, gradient_accumulation_steps=steps)
-    return recipe == plan.recipe and not row.changes_training
 
 
 def _full_checkpointing(plan: Plan) -> Estimate | None:
@@ -161,7 +145,8 @@ def _levers(plan: Plan) -> RenderableType:
 
 
 def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
-    if _is_the_plan(row, plan) and row.label != ACCUMULATING:
+    same = row.estimate.recipe == plan.comparable.recipe and not row.changes_training
+    if same and row.label != ACCUMULATING:
         return (row.label, "", "", "", "", "this plan")
     return _lever(row.label, row.estimate, row.fits)
 

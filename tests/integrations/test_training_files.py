@@ -317,6 +317,28 @@ def test_other_samples_per_step_are_no_substitute(program: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
+def test_a_row_judged_while_accumulating_stands_in_for_one_micro_batch(
+    program: ModuleType,
+) -> None:
+    plan = plan_of(
+        UNSAYABLE["some"], rows=(row("every block recomputed", singles(EVERY)),)
+    )
+    once = replace(plan.recipe, gradient_accumulation_steps=1)
+    plan = replace(plan, recipe=once, estimate=replace(plan.estimate, recipe=once))
+    (full,) = plan.alternatives
+    size = once.batch_size
+    twice = replace(
+        full.estimate.recipe, batch_size=size, gradient_accumulation_steps=2
+    )
+    full = replace(full, estimate=replace(full.estimate, recipe=twice))
+
+    values, comments = read(program, replace(plan, alternatives=(full,)))
+
+    assert values["gradient_accumulation_steps"] == 1
+    assert "Below is the nearest that was judged to fit" in comments
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_loss_in_parts_is_said_to_be_missing(program: ModuleType) -> None:
     rows = (row("every block recomputed", singles(EVERY)),)
     _, comments = read(program, plan_of(singles(EVERY), loss_chunks=8, rows=rows))
