@@ -18,7 +18,7 @@ from budgetfit.applying.written_attributes import (
     attributes_as_before,
 )
 from budgetfit.applying.written_buffers import WrittenBuffers, buffers_as_before
-from budgetfit.core.generators import HostGenerators
+from budgetfit.core.random_generators import HostGenerators
 
 if TYPE_CHECKING:
     from collections.abc import Callable

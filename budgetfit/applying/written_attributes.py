@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from budgetfit.core.generators import (
+from budgetfit.core.random_generators import (
     generator_state,
     is_generator,
     set_generator_state,

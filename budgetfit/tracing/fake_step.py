@@ -59,12 +59,16 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class RawTrace:
-    """What one run at one batch size logged, before two of them become a StepTrace."""
+    """What one run at one batch size logged, before two of them become a StepTrace.
+
+    ``ops_before_update`` counts the ops before the first optimizer step.
+    """
 
     batch_size: int
     log: StorageLog
     layers: list[str]
     step_start: int = 0
+    ops_before_update: int = 0
     blocks: list[int] = field(default_factory=list)
     joined: list[bool] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
@@ -96,6 +100,8 @@ class _PhaseClock:
             self._tracker.start_forward()
         elif name == "backward":
             self._tracker.start_backward()
+        if name == "optimizer" and not self._raw.ops_before_update:
+            self._raw.ops_before_update = len(self._log.ops)
         position = len(self._log.events)
         self._open = Phase(name, self.step, self.micro_step, position, position)  # type: ignore[arg-type]
         self._log.start_phase(name)

@@ -37,13 +37,14 @@ class Accumulated(NamedTuple):
     Attributes:
         storage: Where it came from backward.
         kept: Where the parameter has it.
-        event: Events before it was there.
+        event: Events before it was there; ``ops`` the same of ops.
         op: What adding it to one that is there already takes.
     """
 
     storage: int
     kept: int
     event: int
+    ops: int
     op: OpRow
 
 
@@ -90,7 +91,7 @@ class GradientLog:
         event = len(self.log.events)
         layer = self.log.current_layer()
         op = OpRow(op_name(_ADD), event, layer, rate, flops, moved)
-        self.rows.append(Accumulated(incoming, kept, event, op))
+        self.rows.append(Accumulated(incoming, kept, event, len(self.log.ops), op))
 
 
 def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
@@ -105,8 +106,8 @@ def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
     log.events += [_of_twin(event, second.waiting) for event in after]
     shift = len(second.events)
 
-    behind = [op for op in log.ops if op.event > end]
-    log.ops[len(log.ops) - len(behind) :] = [
+    behind = log.ops[raw.ops_before_update :]
+    log.ops[raw.ops_before_update :] = [
         *_second_ops(raw, gradients, second, begin, inside),
         *(op._replace(event=op.event + shift) for op in behind),
     ]
@@ -228,39 +229,34 @@ def _second_ops(
     inside: list[int],
 ) -> list[OpRow]:
     """Return the second micro-batch's ops: the first's, and each gradient's adding."""
-    log, twins = raw.log, second.twins
-    added = _adding(gradients, second, begin)
+    twins, waiting = second.twins, list(gradients.rows)
+    freed: dict[int, int] = defaultdict(int)  # gradients, by the event they came at
     ops: list[OpRow] = []
-    end, position = begin + len(inside), begin
-    for op in log.ops:
-        if not begin < op.event <= end:
+    position = begin
+
+    def place(event: int) -> int:
+        return second.ended[event - begin] + freed[event]
+
+    def add_those_before(number: int) -> None:
+        while waiting and waiting[0].ops <= number:
+            row = waiting.pop(0)
+            ops.append(row.op._replace(event=place(row.event)))
+            freed[row.event] += row.storage == row.kept  # before the next is added
+
+    for number, op in enumerate(raw.log.ops[: raw.ops_before_update]):
+        if op.event <= begin:
             continue
-        event = second.ended[op.event - begin]
-        while added and added[0].event < event:
-            ops.append(added.pop(0))
-        born = [storage - 1 for storage in inside[position - begin : op.event - begin]]
+        add_those_before(number)
+        born = inside[position - begin : op.event - begin]
         position = op.event
-        made = [storage for storage in born if storage >= 0]
+        made = [event - 1 for event in born if event > 0]
         if not made or any(storage in twins for storage in made):
             touched = tuple(
                 (tuple(twins.get(n, n) for n in storages), moved_bytes)
                 for storages, moved_bytes in op.touched
             )
-            ops.append(op._replace(event=event, touched=touched))
-    return ops + added
-
-
-def _adding(gradients: GradientLog, second: _Second, begin: int) -> list[OpRow]:
-    """Return the op that adds each new gradient; those that arrive together in order.
-
-    One is freed before the next is added.
-    """
-    freed: dict[int, int] = defaultdict(int)
-    ops = []
-    for row in gradients.rows:
-        event = second.ended[row.event - begin] + freed[row.event]
-        ops.append(row.op._replace(event=event))
-        freed[row.event] += row.storage == row.kept
+            ops.append(op._replace(event=place(op.event), touched=touched))
+    add_those_before(raw.ops_before_update)
     return ops
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
-from budgetfit.core.generators import (
+from budgetfit.core.random_generators import (
+    HostGenerators,
     generator_state,
     is_generator,
     set_generator_state,
@@ -49,15 +48,14 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
     # A forward may put others in their place, or make them when the first batch comes.
     buffers = [(module, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001
     cards = [_index(device)] if device.type == "cuda" else []
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
+    generators = HostGenerators.now()  # speech models mask with numpy's
     for tensor in tensors:
         tensor.grad = None
     try:
         with torch.random.fork_rng(devices=cards):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - speech models mask with it
+        generators.restore()
         for module, own in buffers:
             module._buffers.clear()  # noqa: SLF001
             module._buffers.update(own)  # noqa: SLF001
