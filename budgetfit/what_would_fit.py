@@ -9,7 +9,7 @@ from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.gpus import all_gpus
 from budgetfit.plan_arguments import PlanArguments
 from budgetfit.planning.longest_length import lengths_of, longest_that_fits
-from budgetfit.planning.what_if import suggestion
+from budgetfit.planning.refusal import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,10 +16,10 @@ from budgetfit.planning.candidates import precisions
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.fallback import fallback
 from budgetfit.planning.garbage import old_objects_left_alone
+from budgetfit.planning.least_plan import smallest
 from budgetfit.planning.loss_parts import search_with_loss_parts
 from budgetfit.planning.practices import best, best_of_policy
 from budgetfit.planning.settled_traces import chains_of_each
-from budgetfit.planning.what_if import smallest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

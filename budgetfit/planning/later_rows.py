@@ -15,9 +15,9 @@ from budgetfit.applying.nested import map_tensors
 from budgetfit.applying.weightless_copy import weightless_copy
 from budgetfit.core.errors import TraceError
 from budgetfit.core.plan import LaterRows
+from budgetfit.planning.alternatives import further_rows
 from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.loss_modules import modules_of
-from budgetfit.planning.what_if import further_rows
 from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:

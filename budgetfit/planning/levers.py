@@ -32,19 +32,21 @@ if TYPE_CHECKING:
     from budgetfit.planning.search import Request
 
 EIGHT_BIT = "adamw_bnb_8bit"
+HALF = "bf16"
 ADAMW = ("adamw_torch", "adamw_torch_fused")
 LEVER_ROUNDS: Final = 3  # recipes that are judged for each
 WORTH_A_ROW = 0.01  # of the plan's speed or memory
 
 
 class Lever(NamedTuple):
-    """A change that only the user can decide on.
+    """A change that only the user can decide on: ``arguments`` of ``plan``.
 
     ``chains`` makes the chains with it, and returns None where the model has no place
     for it.
     """
 
     label: str
+    arguments: dict[str, object]
     chains: Callable[[], Chains | None]
     note: str
     changes_training: bool = True
@@ -83,10 +85,11 @@ def levers(chains: Chains) -> Iterator[Lever]:
     """Yield the levers that are not pulled yet and that the card has hardware for."""
     setting = replace(chains.setting, loss_chunks=1)
     subject = chains.traces.subject
-    if can_step_in_backward(setting):
+    if _can_step_in_backward(setting):
         yield Lever(
             "optimizer in backward",
-            lambda: Chains(chains.traces, stepping(setting)),
+            {"optimizer_in_backward": True},
+            lambda: Chains(chains.traces, _stepping(setting)),
             "the same updates, each weight's as soon as its gradient is complete: "
             "optimizer_in_backward=True; no accumulation, no clipping, no GradScaler",
             changes_training=False,
@@ -95,33 +98,41 @@ def levers(chains: Chains) -> Iterator[Lever]:
         eight_bit = replace(setting, optimizer=EIGHT_BIT)
         yield Lever(
             "with 8-bit optimizer",
+            {"optimizer": EIGHT_BIT},
             lambda: Chains(chains.traces, eight_bit),
             f'optimizer="{EIGHT_BIT}"',
         )
-    half = PRECISIONS["bf16"]
-    has_bf16 = subject.gpu.compute_capability >= half.needs_capability
-    if has_bf16 and setting.precision not in (half.name, "as-is"):
-        pure = replace(setting, precision=half.name)
+    if has_half(chains) and setting.precision != "as-is":
+        pure = replace(setting, precision=HALF)
         yield Lever(
             "with pure bf16",
+            {"precision": HALF},
             lambda: Chains(chains.traces, pure),
-            f'precision="{half.name}"',
+            f'precision="{HALF}"',
         )
     if all(parameter.requires_grad for parameter in subject.model.parameters()):
         yield Lever(
             f"with LoRA r={RANK}",
-            lambda: with_lora(chains),
+            {"method": "lora"},
+            lambda: _with_lora(chains),
             'method="lora" (needs peft): frozen base, adapters on every linear layer '
             "of the blocks",
         )
 
 
-def stepping(setting: Setting) -> Setting:
+def has_half(chains: Chains) -> bool:
+    """Whether the card computes in bf16, and the weights are not planned in it yet."""
+    capability = chains.traces.subject.gpu.compute_capability
+    able = capability >= PRECISIONS[HALF].needs_capability
+    return able and chains.setting.precision != HALF
+
+
+def _stepping(setting: Setting) -> Setting:
     """Return the setting with the optimizer's step in the backward pass."""
     return replace(setting, optimizer_in_backward=True, accumulation=None)
 
 
-def can_step_in_backward(setting: Setting) -> bool:
+def _can_step_in_backward(setting: Setting) -> bool:
     """Whether nothing that was asked for needs the gradients of all weights at once."""
     return (
         not setting.optimizer_in_backward
@@ -131,17 +142,17 @@ def can_step_in_backward(setting: Setting) -> bool:
     )
 
 
-def with_lora(chains: Chains) -> Chains | None:
+def _with_lora(chains: Chains) -> Chains | None:
     """Return chains of the model with adapters, its base in 16 bits unless in fp32.
 
     Frozen weights need no fp32 copy, so a base under autocast is loaded in 16 bits.
     """
     subject = chains.traces.subject
     policy = find_precision(chains.setting.precision)
-    half = policy.autocast is not None or policy.weights == "bf16"
+    half = policy.autocast is not None or policy.weights == HALF
     base = None
     if half:
-        capable = subject.gpu.compute_capability >= PRECISIONS["bf16"].needs_capability
+        capable = subject.gpu.compute_capability >= PRECISIONS[HALF].needs_capability
         base = torch.bfloat16 if capable else torch.float16
     twin = lora_twin(subject, base)
     if twin is None:

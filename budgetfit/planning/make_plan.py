@@ -18,6 +18,7 @@ from budgetfit.planning.accumulation import (
     one_micro_batch,
     without_accumulation,
 )
+from budgetfit.planning.alternatives import decisive_rows
 from budgetfit.planning.calibration import times_source
 from budgetfit.planning.certificate import certificate
 from budgetfit.planning.chains import Chains, Setting
@@ -27,15 +28,12 @@ from budgetfit.planning.judge import judge
 from budgetfit.planning.last_batch import last_batch_warnings
 from budgetfit.planning.later_rows import later_rows
 from budgetfit.planning.layer_table import layer_table
+from budgetfit.planning.least_plan import smallest
 from budgetfit.planning.loss_parts import search_with_loss_parts
+from budgetfit.planning.refusal import does_not_fit
 from budgetfit.planning.search import Found, Request, policy_segments, rank
 from budgetfit.planning.settled_traces import chains_of_each
 from budgetfit.planning.traces import Traces
-from budgetfit.planning.what_if import (
-    decisive_rows,
-    does_not_fit,
-    smallest,
-)
 from budgetfit.planning.why import block_table
 
 if TYPE_CHECKING:

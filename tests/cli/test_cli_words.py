@@ -63,7 +63,13 @@ def test_what_has_no_option_or_is_python_stays_as_it_is(text: str) -> None:
                 needed_bytes=2,
                 usable_bytes=1,
                 largest=("activations", 1),
-                suggestions=(Suggestion('optimizer="adamw_bnb_8bit"', None, 1),),
+                suggestions=(
+                    Suggestion(
+                        arguments={"optimizer": "adamw_bnb_8bit"},
+                        recipe=None,
+                        peak_bytes=1,
+                    ),
+                ),
             ),
             "  --optimizer adamw_bnb_8bit: peak",
         ),

@@ -248,8 +248,10 @@ def test_who_holds_the_card_is_told_with_a_plan_for_the_rest() -> None:
 def test_slices_sharing_and_paging_are_told() -> None:
     assert only(GOOD, cards=(replace(machines.RTX_4090, mig=True),)).topic == "MIG"
     assert only(GOOD, mps=True).topic == "MPS"
-    for changes in ({"wsl": True}, {"system": "Windows"}):
-        assert "Sysmem Fallback" in only(GOOD, **changes).meaning
+    assert "Sysmem Fallback" in only(GOOD, system="Windows").meaning
+    paging, pinning = bad(GOOD, wsl=True)
+    assert "Sysmem Fallback" in paging.meaning
+    assert "WSL2 pins little host memory" in pinning.meaning
     assert bad(NO_CARD, system="Windows") == []
 
 

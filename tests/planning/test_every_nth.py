@@ -14,6 +14,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.planning.alternatives import alternatives
 from budgetfit.planning.chains import Chains, Setting, every_block
 from budgetfit.planning.every_nth import (
     every_nth,
@@ -25,7 +26,6 @@ from budgetfit.planning.every_nth import (
 from budgetfit.planning.search import Request, fixed_segments, judged, search
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
-from budgetfit.planning.what_if import alternatives
 from budgetfit.solvers.problem import Problem
 from tests.integrations.tiny_training import KINDS, blocks_of, tiny_model
 from tests.models import MIB, Mebi

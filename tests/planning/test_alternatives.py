@@ -12,13 +12,13 @@ import torch
 from budgetfit.core.budget import Budget
 from budgetfit.core.gpus import find_gpu
 from budgetfit.memory.chain_peak import chain_time_ns
+from budgetfit.planning.alternatives import alternatives
 from budgetfit.planning.chains import Chains, Setting, every_block
 from budgetfit.planning.levers import lever_rows, levers
 from budgetfit.planning.practices import Batches, best_of_policy
 from budgetfit.planning.search import Request, judged, rank, search
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
-from budgetfit.planning.what_if import alternatives
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:
