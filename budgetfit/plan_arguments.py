@@ -21,7 +21,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.live_program import PlanSource
 from budgetfit.planning.candidates import check_batch, check_objective, precisions
 from budgetfit.planning.fallback import fallback
-from budgetfit.planning.least_plan import least_plan
+from budgetfit.planning.least_plan import Least, least_plan
 from budgetfit.planning.lengths import LengthSummary
 from budgetfit.planning.longest_length import Need
 from budgetfit.planning.search import Request
@@ -29,8 +29,6 @@ from budgetfit.planning.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from budgetfit.core.plan import Estimate
 
 # What decides on the model and its batch.
 SUBJECT_ARGUMENTS: Final = (
@@ -101,8 +99,8 @@ class PlanArguments:
         }
         return cls(subject, source, budget, request, lengths, settings)
 
-    def least(self) -> Estimate | None:
-        """Return something that fits, or the lowest peak; None if nothing can fit.
+    def least(self) -> Least:
+        """Return something that fits, or what would be needed.
 
         Raises:
             TraceError: If the model cannot be traced.
@@ -123,10 +121,9 @@ class PlanArguments:
         if progress is not None:
             progress(f"looking for the longest samples: {length:,} tokens")
         found = self.at_length(length).least()
-        most = self.budget.total_bytes
         return Need(
-            needed_bytes=most if found is None else found.reserved_bytes,
+            needed_bytes=found.needed_bytes,
             limit_bytes=self.budget.usable_bytes,
-            fits=bool(found and found.fits),
-            estimate=found,
+            fits=found.fits,
+            estimate=found.estimate,
         )

@@ -8,14 +8,19 @@ from budgetfit.arguments import find_card
 from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.gpus import all_gpus
 from budgetfit.plan_arguments import PlanArguments
-from budgetfit.planning.longest_length import lengths_of, longest_that_fits
+from budgetfit.planning.longest_length import (
+    FIRST,
+    Need,
+    at_distances,
+    lengths_of,
+    longest_that_fits,
+)
 from budgetfit.planning.refusal import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from budgetfit.core.errors import DoesNotFitError, Suggestion
-    from budgetfit.planning.longest_length import Need
 
 Arguments = dict[str, Any]  # of ``plan``, by name
 
@@ -32,17 +37,27 @@ def what_would_fit(
     """
     for change in _changes(given, error):
         try:
-            found = PlanArguments.of({**given, **change}).least()
+            found = PlanArguments.of({**given, **change}).least().estimate
         except (InputError, TraceError):
             continue  # the model cannot run that way, so it is no advice
         if found is not None and found.fits:
             yield suggestion(change, found)
     if given["lengths"] is None and not error.proven:
-        yield from _shorter(asked)
+        yield from _shorter(given, asked, error)
 
 
-def _shorter(asked: PlanArguments) -> Iterator[Suggestion]:
-    """Yield the longest samples that fit; none where the batch has no length."""
+def _shorter(
+    given: Mapping[str, Any], asked: PlanArguments, error: DoesNotFitError
+) -> Iterator[Suggestion]:
+    """Yield about the longest samples that fit; none where the batch has no length.
+
+    Weights and the like are needed at any length; the refusal says what this one needs.
+    """
+    usable = error.usable_bytes
+    at_none, at_this = (
+        Need(needed_bytes=needed, limit_bytes=usable, fits=needed <= usable)
+        for needed in (error.floor_bytes, error.needed_bytes)
+    )
     tried: dict[int, Need] = {}
 
     def need_at(length: int) -> Need:
@@ -50,7 +65,11 @@ def _shorter(asked: PlanArguments) -> Iterator[Suggestion]:
         return tried[length]
 
     try:
-        length = longest_that_fits(need_at, lengths_of(asked.subject))
+        lengths = lengths_of(asked.subject)
+        this = given["max_length"] or min(FIRST, lengths[-1])
+        shorter = at_distances([n for n in lengths if n < this])
+        known = [(0, at_none), (this, at_this)]
+        length = longest_that_fits(need_at, shorter, known=known) if shorter else None
     except (InputError, TraceError):
         return
     found = None if length is None else tried[length].estimate

@@ -113,7 +113,8 @@ class DoesNotFitError(BudgetfitError):
         largest: Name and bytes of the largest part at that peak.
         suggestions: Changes that were evaluated and fit, best first.
         floor_bytes: What no plan is below: weights, gradients and optimizer states in
-            the optimizer step, whatever is recomputed or offloaded.
+            the optimizer step, or weights while they are converted, whatever is
+            recomputed or offloaded.
         notes: What explains a surprising size.
     """
 
@@ -168,8 +169,8 @@ class DoesNotFitError(BudgetfitError):
         if self.proven:
             reason = (
                 "Does not fit: weights, gradients and optimizer states take "
-                f"{format_bytes(self.floor_bytes)} in the optimizer step, whatever is "
-                f"recomputed, and {usable} are usable."
+                f"{format_bytes(self.floor_bytes)}, whatever is recomputed, and "
+                f"{usable} are usable."
             )
         else:
             reason = (

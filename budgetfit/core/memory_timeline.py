@@ -62,3 +62,13 @@ class MemoryTimeline:
                 known = peaks.get(point.phase, 0)
                 peaks[point.phase] = max(known, point.allocated_bytes)
         return peaks
+
+    @property
+    def floor_bytes(self) -> int:
+        """What no batch size and no segments change: setup and optimizer step."""
+        fixed = [
+            point.reserved_bytes if point.phase == "setup" else point.allocated_bytes
+            for point in self.points
+            if point.phase in {"setup", "optimizer"}
+        ]
+        return max(fixed, default=0)

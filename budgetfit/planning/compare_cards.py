@@ -129,9 +129,8 @@ def _best_on(
         chains = next(chains for chains, each in rated if each is found)
         return without_accumulation(chains, found, budget)[0]
     least = min((each for _, each in rated), key=lambda each: each.reserved_bytes)
-    floor_bytes = least.phase_peaks_bytes["optimizer"]
     accumulates = any(each.setting.accumulation is not None for each in candidates)
-    if accumulates and floor_bytes <= budget.usable_bytes:
+    if accumulates and least.timeline.floor_bytes <= budget.usable_bytes:
         return _best_on(one_micro_batch(candidates), request, budget)
     return least
 

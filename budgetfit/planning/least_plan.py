@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
-from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.core.errors import InputError, TraceError
-from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.memory.chain_peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning.chains import Setting, every_block
-from budgetfit.planning.fastest import lowest_of_all, without_host
+from budgetfit.planning.fastest import LONGEST_SEGMENT, lowest_of_all, without_host
 from budgetfit.planning.garbage import old_objects_left_alone
 from budgetfit.planning.loss_parts import with_fewer_logits
-from budgetfit.planning.practices import PRACTICES
 from budgetfit.planning.search import judged, policy_segments
 from budgetfit.planning.settled_traces import chains_of_each
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.uniform_segments import every_uniform_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Segment
+    from budgetfit.core.recipe import Recipe, Segment
     from budgetfit.planning.chains import Chains
     from budgetfit.planning.search import Request
     from budgetfit.planning.subject import Subject
@@ -33,6 +34,23 @@ if TYPE_CHECKING:
 # are judged.
 NEARLY_LOWEST: Final = 1.05
 MOST_JUDGED: Final = 6
+# The loss is not cut further to save less than this share of the peak.
+LEAST_SAVED: Final = 0.002
+NEXT_CUT: Final = 1 / 7  # 8 to 64 parts save this share of what 1 to 8 do, or less
+# The formula is within so much of what is allocated.
+FORMULA_ERROR: Final = 0.01
+
+
+class Least(NamedTuple):
+    """The least that was found: ``estimate`` None where nothing was worth judging."""
+
+    needed_bytes: int
+    estimate: Estimate | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether something does."""
+        return self.estimate is not None and bool(self.estimate.fits)
 
 
 @old_objects_left_alone()
@@ -47,8 +65,8 @@ def least_plan(  # noqa: PLR0913 - as make_plan
     optimizer_in_backward: bool = False,
     instead: str | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Estimate | None:
-    """Return something that fits, or the lowest peak; None if nothing can fit.
+) -> Least:
+    """Return something that fits, or what would be needed.
 
     At the request's batch size or at batch 1; without an effective batch size, with one
     micro-batch per optimizer step. The arguments are those of ``make_plan``, which
@@ -64,32 +82,38 @@ def least_plan(  # noqa: PLR0913 - as make_plan
         optimizer_in_backward=optimizer_in_backward,
         host_ram_bytes=budget.host_ram_bytes,
     )
-    found: list[Estimate] = []
+    found: list[Least] = []
     for chains in chains_of_each(subject, precisions, setting, instead, progress):
         if request.checkpointing == "as-is":
             own = chains.traces.subject.own_checkpointing()
             request = replace(request, checkpointing=own)
-        least = least_of(chains, request, budget)
-        if least is not None and least.fits:
+        least = something_that_fits(chains, request, budget)
+        if least.fits:
             return least
-        found += [] if least is None else [least]
-    return min(found, key=lambda each: each.reserved_bytes, default=None)
+        found.append(least)
+    return min(found, key=lambda each: each.needed_bytes)
 
 
-def least_of(chains: Chains, request: Request, budget: Budget) -> Estimate | None:
-    """Return something that fits, or the lowest peak; None if nothing can fit.
+def something_that_fits(chains: Chains, request: Request, budget: Budget) -> Least:
+    """Return a recipe that fits, or else the least that would be needed.
 
-    Every block recomputed is one program, and says what the optimizer step takes.
+    What the formula says is too large is not judged; then ``needed_bytes`` is its word,
+    which knows nothing of what the allocator reserves.
     """
+    usable = budget.usable_bytes
     if request.checkpointing == "auto":
+        # One program, which also says what no choice of segments is below.
         recompute_all = every_block(chains.traces.subject.blocks)
         recipe = chains.setting.recipe(request.batch_size or 1, recompute_all)
         full = judged(chains, recipe, budget)
-        if full.fits:
-            return full
-        if full.phase_peaks_bytes["optimizer"] > budget.usable_bytes:
-            return None
-    return smallest(chains, request, budget)
+        if full.fits or full.timeline.floor_bytes > usable:
+            return Least(full.reserved_bytes, full)
+    rated = _lowest_by_formula(chains, request)
+    most = usable * (1 + FORMULA_ERROR)
+    least = _least_judged([row for row in rated if row.peak_bytes <= most], budget)
+    if least is None:
+        return Least(rated[0].peak_bytes, None)
+    return Least(least.reserved_bytes, least)
 
 
 def smallest(chains: Chains, request: Request, budget: Budget) -> Estimate:
@@ -99,24 +123,37 @@ def smallest(chains: Chains, request: Request, budget: Budget) -> Estimate:
     and in parts, because the allocator may reserve less for one that is live with a
     little more. The first that fits ends the search.
     """
-    tried = _lowest_by_formula(chains, request)
-    least: Estimate | None = None
-    for of_one_loss, segments in tried:
-        recipe = of_one_loss.setting.recipe(request.batch_size or 1, segments)
-        found = judged(of_one_loss, recipe, budget)
-        if found.fits:
-            return found
-        if least is None or found.reserved_bytes < least.reserved_bytes:
-            least = found
+    least = _least_judged(_lowest_by_formula(chains, request), budget)
     assert least is not None  # noqa: S101 - nothing recomputed is always among them
     return least
 
 
-def _lowest_by_formula(
-    chains: Chains, request: Request
-) -> list[tuple[Chains, tuple[Segment, ...]]]:
-    """Return chains and segments of the lowest peaks, in their order."""
-    rated: list[tuple[int, int, Chains, tuple[Segment, ...]]] = []
+class _Rated(NamedTuple):
+    """Segments, the chains that they are of, and the peak that the formula knows."""
+
+    peak_bytes: int
+    chains: Chains
+    recipe: Recipe
+
+
+def _least_judged(rated: Sequence[_Rated], budget: Budget) -> Estimate | None:
+    """Return the lowest judged peak, or the first that fits; None of nothing."""
+    least: Estimate | None = None
+    for row in rated:
+        if least is not None and row.peak_bytes >= least.reserved_bytes:
+            break
+        found = judged(row.chains, row.recipe, budget)
+        if found.fits:
+            return found
+        if least is None or found.reserved_bytes < least.reserved_bytes:
+            least = found
+    return least
+
+
+def _lowest_by_formula(chains: Chains, request: Request) -> list[_Rated]:
+    """Return the recipes of the lowest peaks, in their order."""
+    rated: list[_Rated] = []
+    lowest = sys.maxsize
     for of_one_loss in with_fewer_logits(chains, request):
         size = request.batch_size or 1
         try:
@@ -126,16 +163,21 @@ def _lowest_by_formula(
                 raise
             chains.traces.log.append(f"the loss is not cut into parts: {error}")
             break
-        lowest = [
-            (chain_peak_bytes(chain, segments), len(rated) + number, segments)
-            for number, segments in enumerate(_segments_to_try(of_one_loss, request))
+        found = [
+            _Rated(
+                chain_peak_bytes(chain, segments),
+                of_one_loss,
+                of_one_loss.setting.recipe(size, segments),
+            )
+            for segments in _segments_to_try(of_one_loss, request)
         ]
-        if rated and min(lowest)[0] >= min(rated)[0]:
-            break  # what head and loss hold is not the peak any more
-        rated += [(peak, number, of_one_loss, each) for peak, number, each in lowest]
-    most = min(rated)[0] * NEARLY_LOWEST
-    ordered = [row[2:] for row in sorted(rated, key=itemgetter(0, 1)) if row[0] <= most]
-    return ordered[:MOST_JUDGED]
+        rated += found
+        before, lowest = lowest, min(row.peak_bytes for row in rated)
+        if (before - lowest) * NEXT_CUT < LEAST_SAVED * lowest:
+            break
+    rated.sort(key=attrgetter("peak_bytes"))  # the loss in fewer parts first
+    most = lowest * NEARLY_LOWEST
+    return [row for row in rated if row.peak_bytes <= most][:MOST_JUDGED]
 
 
 def _segments_to_try(chains: Chains, request: Request) -> list[tuple[Segment, ...]]:
@@ -149,6 +191,36 @@ def _segments_to_try(chains: Chains, request: Request) -> list[tuple[Segment, ..
         lowest_of_all(problem).segments,
         lowest_of_all(on_device).segments,
         lowest_peak(on_device).segments,
-        *(policy_segments(chains, name, size) for _, name in PRACTICES),
+        *_equal_segments(problem),
+        *(policy_segments(chains, name, size) for name in ("none", "full")),
     ]
     return list(dict.fromkeys(each for each in tried if each is not None))
+
+
+def _equal_segments(problem: Problem) -> Iterator[tuple[Segment, ...]]:
+    """Yield the length of lowest peak of each kind of equal segments.
+
+    The solver mixes kinds and lengths for what is live with a little less; equal ones
+    leave the allocator fewer gaps.
+    """
+    longer = replace(problem, max_segment=LONGEST_SEGMENT)
+    plans = [plan for _, plan in every_uniform_length(longer)]
+    for nested, on_host in itertools.product((False, True), repeat=2):
+        rated = []
+        for number, plan in enumerate(plans):
+            kind = tuple(
+                replace(
+                    row, nested=nested and len(row.blocks) > 1, input_on_host=on_host
+                )
+                for row in plan
+            )
+            try:
+                host_bytes = chain_host_bytes(problem.chain, kind)
+                peak_bytes = chain_peak_bytes(problem.chain, kind)
+            except InputError:  # not an option of all blocks
+                continue
+            limit = problem.chain.host_limit_bytes
+            if limit is None or host_bytes <= limit:
+                rated.append((peak_bytes, number, kind))
+        if rated:
+            yield min(rated)[-1]

@@ -21,6 +21,7 @@ FIRST: Final = 1024  # tokens that are tried first: what a made batch has unaske
 # Up to each length in multiples of its step; longer ones in multiples of the last.
 STEPS: Final = ((128, 8), (1024, 16))
 LAST_STEP: Final = 128
+WORTH_TELLING: Final = 0.01
 _GROWTH: Final = 4  # from try to try, where nothing says how far there is to go
 _GUESSES: Final = 8  # after so many what is needed is no guide: the rest goes by halves
 
@@ -53,6 +54,19 @@ def lengths_up_to(longest: int) -> list[int]:
         found += range(below + step, min(last, longest) + 1, step)
         below = max(below, last)
     return found if found and found[-1] == longest else [*found, longest]
+
+
+def at_distances(lengths: Sequence[int]) -> list[int]:
+    """Return the lengths that are worth telling apart, in ascending order.
+
+    >>> at_distances([1024, 1152, 131072, 131200, 133248])
+    [1024, 1152, 131072, 133248]
+    """
+    found: list[int] = []
+    for length in lengths:
+        if not found or length >= found[-1] * (1 + WORTH_TELLING):
+            found.append(length)
+    return found
 
 
 def lengths_of(subject: Subject, longest: int | None = None) -> list[int]:
@@ -94,7 +108,10 @@ def lengths_of(subject: Subject, longest: int | None = None) -> list[int]:
 
 
 def longest_that_fits(
-    need_at: Callable[[int], Need], lengths: Sequence[int], *, first: int = FIRST
+    need_at: Callable[[int], Need],
+    lengths: Sequence[int],
+    *,
+    known: Sequence[tuple[int, Need]] = (),
 ) -> int | None:
     """Return the longest of ``lengths`` that fits; the next one does not.
 
@@ -105,14 +122,16 @@ def longest_that_fits(
     Args:
         need_at: What a length needs; called once for each length that is tried.
         lengths: In ascending order.
-        first: What is tried first: the nearest of ``lengths`` that is no longer.
+        known: What other lengths need, which need not be among ``lengths``. Without
+            any, the usual length is tried first.
 
     Returns:
         None where not even the shortest fits.
     """
     low, high = -1, len(lengths)  # the longest that fits, the shortest that does not
-    points: list[tuple[int, Need]] = []
-    at = max(bisect_right(lengths, first) - 1, 0)
+    points = list(known)
+    at = _guess(points, lengths) if points else _at_most(lengths, FIRST)
+    at = min(max(at, 0), high - 1)
     while high - low > 1:
         need = need_at(lengths[at])
         points.append((lengths[at], need))

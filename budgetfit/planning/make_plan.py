@@ -171,7 +171,7 @@ def _best_of(
                 estimate=least, explanation="The lowest that was found"
             )
         if not accumulates:
-            floor_bytes = min(row.phase_peaks_bytes["optimizer"] for _, row in tried)
+            floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
             raise does_not_fit(chains, request, least, budget, floor_bytes)
     return _best_of(one_micro_batch(candidates), request, budget)
 

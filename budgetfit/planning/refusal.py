@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from budgetfit.applying.offloaded_optimizer import NAME as OFFLOADED
 from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion, TraceError
 from budgetfit.planning.chains import Chains
-from budgetfit.planning.least_plan import least_of
+from budgetfit.planning.least_plan import something_that_fits
 from budgetfit.planning.levers import EIGHT_BIT, HALF, has_half, levers
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def suggestions(
         if frees is not None and least.at_peak_bytes.get(frees, 0) < missing:
             continue
         try:
-            found = least_of(change.chains, change.request, change.budget)
+            found = something_that_fits(
+                change.chains, change.request, change.budget
+            ).estimate
         except (InputError, TraceError) as error:
             chains.traces.log.append(f"{change.arguments} is no advice: {error}")
             continue

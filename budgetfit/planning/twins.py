@@ -100,7 +100,7 @@ class Twins:
         try:
             return self._trace(kind, runs, batch_sizes, tracer)
         except NotRepeatedError as error:
-            if kind not in self._proven:  # else it is about this program alone
+            if not self._is_proven(kind):  # else it is about this program alone
                 self._failed[kind] = str(error)
             raise
 
@@ -130,7 +130,7 @@ class Twins:
         short = self._shortening(runs, KEPT_PERIODS)
         counts = [len(run.periods) - KEPT_PERIODS for run in runs]
         raws = [tracer(batch_sizes[0], short)]
-        if kind not in self._proven and len(batch_sizes) > 1:
+        if not self._is_proven(kind) and len(batch_sizes) > 1:
             try:
                 flat = self._line_and_proof(
                     runs, short, raws[0], batch_sizes[1], tracer
@@ -141,7 +141,7 @@ class Twins:
                 self._proven.add(kind)
                 return self._longer(flat, runs, counts).to_trace(names)
         raws += [tracer(size, short) for size in batch_sizes[1:]]
-        if kind not in self._proven:
+        if not self._is_proven(kind):
             self._prove(runs, short, raws[0], tracer)
             self._proven.add(kind)
         trace = (
@@ -151,6 +151,10 @@ class Twins:
         )
         flat = flat_trace(trace, raws[0], short, names)
         return self._longer(flat, runs, counts).to_trace(names)
+
+    def _is_proven(self, kind: Kind) -> bool:
+        """Whether it is, or its like that accumulates: that contains all it runs."""
+        return not self._proven.isdisjoint({kind, kind._replace(accumulates=True)})
 
     def _line_and_proof(
         self,
