@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.core.errors import InputError, TraceError
@@ -30,10 +29,12 @@ if TYPE_CHECKING:
     from budgetfit.planning.search import Request
     from budgetfit.planning.subject import Subject
 
-# What the formula finds this close to its lowest peak may reserve less; so many of them
-# are judged.
+# What the formula finds this close to its lowest peak may reserve less. So many of them
+# are judged, and more while their traces are short.
 NEARLY_LOWEST: Final = 1.05
+ALIKE: Final = 0.01  # of the peak: of such the simplest comes first
 MOST_JUDGED: Final = 6
+MOST_EVENTS: Final = 100_000
 # The loss is not cut further to save less than this share of the peak.
 LEAST_SAVED: Final = 0.002
 NEXT_CUT: Final = 1 / 7  # 8 to 64 parts save this share of what 1 to 8 do, or less
@@ -135,23 +136,33 @@ class _Rated(NamedTuple):
     chains: Chains
     recipe: Recipe
 
+    @property
+    def kinds(self) -> int:
+        """In how many ways blocks are treated: more leave the allocator more gaps."""
+        rows = self.recipe.segments
+        return len({replace(row, blocks=("",) * len(row.blocks)) for row in rows})
+
 
 def _least_judged(rated: Sequence[_Rated], budget: Budget) -> Estimate | None:
     """Return the lowest judged peak, or the first that fits; None of nothing."""
     least: Estimate | None = None
-    for row in rated:
-        if least is not None and row.peak_bytes >= least.reserved_bytes:
+    events = 0
+    for number, row in enumerate(rated):
+        if number >= MOST_JUDGED and events > MOST_EVENTS:
             break
+        if least is not None and row.peak_bytes >= least.reserved_bytes:
+            continue
         found = judged(row.chains, row.recipe, budget)
         if found.fits:
             return found
         if least is None or found.reserved_bytes < least.reserved_bytes:
             least = found
+        events += len(row.chains.traces.exact(row.recipe).events)
     return least
 
 
 def _lowest_by_formula(chains: Chains, request: Request) -> list[_Rated]:
-    """Return the recipes of the lowest peaks, in their order."""
+    """Return the recipes of about the lowest peak, those to judge first."""
     rated: list[_Rated] = []
     lowest = sys.maxsize
     for of_one_loss in with_fewer_logits(chains, request):
@@ -175,9 +186,9 @@ def _lowest_by_formula(chains: Chains, request: Request) -> list[_Rated]:
         before, lowest = lowest, min(row.peak_bytes for row in rated)
         if (before - lowest) * NEXT_CUT < LEAST_SAVED * lowest:
             break
-    rated.sort(key=attrgetter("peak_bytes"))  # the loss in fewer parts first
-    most = lowest * NEARLY_LOWEST
-    return [row for row in rated if row.peak_bytes <= most][:MOST_JUDGED]
+    nearly = [row for row in rated if row.peak_bytes <= lowest * NEARLY_LOWEST]
+    step = max(1, round(lowest * ALIKE))
+    return sorted(nearly, key=lambda row: (row.peak_bytes // step, row.kinds))
 
 
 def _segments_to_try(chains: Chains, request: Request) -> list[tuple[Segment, ...]]:

@@ -140,7 +140,7 @@ def longest_that_fits(
             at = (low + high) // 2
         elif low < 0:
             at = 0 if len(points) == 1 else _guess(points, lengths)
-        elif high == len(lengths):
+        elif all(need.fits for _, need in points):
             at = _further(points, lengths)
         else:
             at = _guess(points, lengths)

@@ -68,6 +68,17 @@ def test_a_worked_example(  # noqa: PLR0913, PLR0917 - a curve and its answer
     assert len(tried) <= most
 
 
+def test_what_is_known_of_other_lengths_saves_tries() -> None:
+    tried: list[int] = []
+    need = curve(4000, 1.7, 0, 23_000, tried)
+    lengths = [n for n in lengths_up_to(131_072) if n < 65_536]
+    known = [(0, need(0)), (65_536, need(65_536))]
+    tried.clear()
+    assert longest_that_fits(need, lengths, known=known) == 11_136
+    assert len(tried) == 2  # it, and the next
+    assert longest_that_fits(need, lengths[:1], known=known) == 8
+
+
 def test_lines_and_parabolas_take_few_tries() -> None:
     rng = random.Random(0)  # noqa: S311 - no secret
     counts = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -261,6 +261,11 @@ def test_one_proof_is_enough_for_a_kind_of_program() -> None:
     ]
     traces.once(Recipe(batch_size=2, optimizer="sgd"))
     assert [line.rpartition(" ")[2] for line in traces.log[-2:]] == ["4", "5"]
+    # Two micro-batches contain all that one runs.
+    two = Recipe(batch_size=2, optimizer="adafactor", gradient_accumulation_steps=2)
+    traces.once(two)
+    traces.once(replace(two, gradient_accumulation_steps=1))
+    assert [line.rpartition(" ")[2] for line in traces.log[-3:]] == ["4", "5", "4"]
 
 
 class Odd(Mebi):

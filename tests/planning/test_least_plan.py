@@ -1,0 +1,127 @@
+"""What needs least: which recipes are tried, and which need no trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.gpus import find_gpu
+from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
+from budgetfit.memory.chain_peak import chain_host_bytes
+from budgetfit.planning import least_plan
+from budgetfit.planning.chains import Chains, Setting, every_block
+from budgetfit.planning.least_plan import smallest, something_that_fits
+from budgetfit.planning.search import Request, judged
+from budgetfit.planning.subject import Subject
+from budgetfit.planning.traces import Traces
+from tests.models import MIB, Mebi
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Recipe
+
+SETTING = Setting(precision="fp32", optimizer="sgd")
+
+
+def budget(mib: int, host_mib: int | None = None) -> Budget:
+    host = None if host_mib is None else host_mib * MIB
+    found = Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
+    return replace(found, host_ram_bytes=host)
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    """Eight blocks; a sample is 1 MiB, and so is each block's input."""
+    made = Subject(
+        model=Mebi(8), batch=torch.zeros(2, 512, 512), gpu=find_gpu("rtx-4090")
+    )
+    return made.with_found_blocks()
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """Which recipes were judged."""
+    recipes: list[Recipe] = []
+
+    def spy(chains: Chains, recipe: Recipe, *rest: Any) -> Estimate:  # noqa: ANN401
+        recipes.append(recipe)
+        return judged(chains, recipe, *rest)
+
+    monkeypatch.setattr(least_plan, "judged", spy)
+    return recipes
+
+
+@pytest.mark.parametrize("host_mib", [0, 3, 64])
+def test_the_least_is_below_every_usual_practice_and_within_the_host(
+    subject: Subject, host_mib: int, tried: list[Recipe]
+) -> None:
+    setting = replace(SETTING, host_ram_bytes=host_mib * MIB)
+    chains = Chains(Traces(subject), setting)
+    nothing_fits = budget(1, host_mib)
+    least = smallest(chains, Request(), nothing_fits)
+    for segments in ((), every_block(subject.blocks)):
+        usual = judged(chains, setting.recipe(1, segments), nothing_fits)
+        assert least.reserved_bytes <= usual.reserved_bytes
+    for recipe in tried:
+        host_bytes = chain_host_bytes(chains.at(1), recipe.segments)
+        assert host_bytes <= host_mib * MIB
+    on_host = [
+        recipe
+        for recipe in tried
+        if recipe.segments and all(row.input_on_host for row in recipe.segments)
+    ]
+    assert bool(on_host) == (host_mib > 0)
+
+
+def test_what_the_formula_rules_out_is_not_judged(
+    subject: Subject, tried: list[Recipe]
+) -> None:
+    chains = Chains(Traces(subject), SETTING)
+    full = judged(chains, SETTING.recipe(1, every_block(subject.blocks)), budget(1))
+    above = full.timeline.floor_bytes // MIB + 1
+    least = something_that_fits(chains, Request(), budget(above))
+    assert not least.fits
+    assert least.estimate is None
+    assert least.needed_bytes > above * MIB
+    assert len(tried) == 1  # every block recomputed, which tells the floor
+
+
+def test_the_first_that_fits_ends_the_search(
+    subject: Subject, tried: list[Recipe]
+) -> None:
+    chains = Chains(Traces(subject), SETTING)
+    least = something_that_fits(chains, Request(), budget(200))
+    assert least.fits
+    assert least.estimate is not None
+    assert least.needed_bytes == least.estimate.reserved_bytes
+    assert len(tried) == 1
+
+
+def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:
+    def timeline(*points: tuple[str, int, int]) -> MemoryTimeline:
+        return MemoryTimeline(
+            points=tuple(
+                TimelinePoint(
+                    step=0,
+                    micro_step=0,
+                    phase=phase,
+                    block="",
+                    allocated_bytes=allocated,
+                    reserved_bytes=reserved,
+                )
+                for phase, allocated, reserved in points
+            ),
+            allocated_bytes=0,
+            reserved_bytes=0,
+            at_peak_bytes={},
+        )
+
+    passes = (("forward", 50, 60), ("backward", 90, 99))
+    # What is reserved in the optimizer step was reserved for the passes before it.
+    assert timeline(*passes, ("optimizer", 40, 99)).floor_bytes == 40
+    converting = (("setup", 70, 80), *passes, ("optimizer", 40, 99))
+    assert timeline(*converting).floor_bytes == 80
