@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if _is_wanted(case.name, wanted.names) and case.seconds <= wanted.most:
             print(f"asking {case.name}", file=sys.stderr)
             rows.append(_row(case, case.answer()))
+            print(f"  {' '.join(rows[-1])}", file=sys.stderr)
     rows.sort(key=lambda row: row[0] != WRONG)
     for verdict, lines in rows:
         print(f"{verdict:16}  {lines}")
