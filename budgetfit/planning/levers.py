@@ -24,6 +24,8 @@ from budgetfit.planning.traces import Traces
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch import nn
+
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Recipe
@@ -110,7 +112,7 @@ def levers(chains: Chains) -> Iterator[Lever]:
             lambda: Chains(chains.traces, pure),
             f'precision="{HALF}"',
         )
-    if all(parameter.requires_grad for parameter in subject.model.parameters()):
+    if _is_mostly_trained(subject.model):
         yield Lever(
             f"with LoRA r={RANK}",
             {"method": "lora"},
@@ -118,6 +120,13 @@ def levers(chains: Chains) -> Iterator[Lever]:
             'method="lora" (needs peft): frozen base, adapters on every linear layer '
             "of the blocks",
         )
+
+
+def _is_mostly_trained(model: nn.Module) -> bool:
+    """Whether a model is no adapter's: some keep a table of positions fixed."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(x.numel() for x in model.parameters() if x.requires_grad)
+    return trained > total / 2
 
 
 def has_half(chains: Chains) -> bool:

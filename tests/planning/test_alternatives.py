@@ -130,6 +130,18 @@ def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
     assert "with 8-bit optimizer" not in offered(chains(), optimizer="sgd")
 
 
+@pytest.mark.parametrize(("frozen", "offered"), [(0, True), (2, True), (4, False)])
+def test_adapters_are_offered_where_most_of_the_model_is_trained(
+    frozen: int, *, offered: bool
+) -> None:
+    model = Mebi(6)
+    for block in model.blocks[:frozen]:
+        block.requires_grad_(requires_grad=False)
+    subject = Subject(model=model, batch=torch.zeros(2, 512, 512), gpu=ADA)
+    found = levers(Chains(Traces(subject.with_found_blocks()), SETTING))
+    assert ("with LoRA r=16" in [each.label for each in found]) == offered
+
+
 def test_an_optimizer_in_backward_is_never_chosen_for_the_user() -> None:
     row = table(Request())["optimizer in backward"]
     assert row.is_suggestion

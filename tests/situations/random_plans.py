@@ -44,7 +44,7 @@ RECIPES: Final = 200
 CHECKED: Final = 0.05  # of the recipes that the formula alone rules out
 FORMULA_ERROR: Final = 0.01
 ACCUMULATIONS: Final = (2, 4, 16)
-PARTS: Final = (1, 2, 8, 32, 256)
+PARTS: Final = (*(1, 2, 4, 8, 16) * 4, 64, 256)  # of the loss; many take long to trace
 MIB: Final = 2**20
 
 
