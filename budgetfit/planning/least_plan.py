@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from budgetfit.planning.search import Request
     from budgetfit.planning.subject import Subject
 
-# What the formula finds this close to its lowest peak may reserve less. So many of them
-# are judged, and more while their traces are short.
-NEARLY_LOWEST: Final = 1.05
+# What has a little more alive may reserve less. So many are judged, and more while
+# their traces are short.
 ALIKE: Final = 0.01  # of the peak: of such the simplest comes first
 MOST_JUDGED: Final = 6
 MOST_EVENTS: Final = 100_000
@@ -162,7 +161,7 @@ def _least_judged(rated: Sequence[_Rated], budget: Budget) -> Estimate | None:
 
 
 def _lowest_by_formula(chains: Chains, request: Request) -> list[_Rated]:
-    """Return the recipes of about the lowest peak, those to judge first."""
+    """Return recipes, the lowest peaks first, of about equal ones the simplest."""
     rated: list[_Rated] = []
     lowest = sys.maxsize
     for of_one_loss in with_fewer_logits(chains, request):
@@ -186,9 +185,8 @@ def _lowest_by_formula(chains: Chains, request: Request) -> list[_Rated]:
         before, lowest = lowest, min(row.peak_bytes for row in rated)
         if (before - lowest) * NEXT_CUT < LEAST_SAVED * lowest:
             break
-    nearly = [row for row in rated if row.peak_bytes <= lowest * NEARLY_LOWEST]
     step = max(1, round(lowest * ALIKE))
-    return sorted(nearly, key=lambda row: (row.peak_bytes // step, row.kinds))
+    return sorted(rated, key=lambda row: (row.peak_bytes // step, row.kinds))
 
 
 def _segments_to_try(chains: Chains, request: Request) -> list[tuple[Segment, ...]]:
@@ -209,7 +207,7 @@ def _segments_to_try(chains: Chains, request: Request) -> list[tuple[Segment, ..
 
 
 def _equal_segments(problem: Problem) -> Iterator[tuple[Segment, ...]]:
-    """Yield the length of lowest peak of each kind of equal segments.
+    """Yield the two lengths of lowest peak of each kind of equal segments.
 
     The solver mixes kinds and lengths for what is live with a little less; equal ones
     leave the allocator fewer gaps.
@@ -233,5 +231,4 @@ def _equal_segments(problem: Problem) -> Iterator[tuple[Segment, ...]]:
             limit = problem.chain.host_limit_bytes
             if limit is None or host_bytes <= limit:
                 rated.append((peak_bytes, number, kind))
-        if rated:
-            yield min(rated)[-1]
+        yield from (kind for *_, kind in sorted(rated)[:2])
