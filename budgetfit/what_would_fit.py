@@ -51,28 +51,26 @@ def _shorter(
 ) -> Iterator[Suggestion]:
     """Yield about the longest samples that fit; none where the batch has no length.
 
-    Weights and the like are needed at any length; the refusal says what this one needs.
+    The shortest are tried first: often it is not the length that is too much.
     """
-    usable = error.usable_bytes
-    at_none, at_this = (
-        Need(needed_bytes=needed, limit_bytes=usable, fits=needed <= usable)
-        for needed in (error.floor_bytes, error.needed_bytes)
-    )
     tried: dict[int, Need] = {}
 
     def need_at(length: int) -> Need:
         tried[length] = asked.need_at(length)
         return tried[length]
 
+    needed, usable = error.needed_bytes, error.usable_bytes
     try:
         lengths = lengths_of(asked.subject)
         this = given["max_length"] or min(FIRST, lengths[-1])
-        shorter = at_distances([n for n in lengths if n < this])
-        known = [(0, at_none), (this, at_this)]
-        length = longest_that_fits(need_at, shorter, known=known) if shorter else None
+        shortest, *longer = at_distances([n for n in lengths if n < this]) or [this]
+        if shortest == this or not need_at(shortest).fits:
+            return
+        known = [(shortest, tried[shortest]), (this, Need(needed, usable, fits=False))]
+        length = longest_that_fits(need_at, longer, known=known) or shortest
     except (InputError, TraceError):
         return
-    found = None if length is None else tried[length].estimate
+    found = tried[length].estimate
     if found is not None:
         yield suggestion({"max_length": length}, found)
 

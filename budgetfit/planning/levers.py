@@ -193,9 +193,7 @@ def _best(
     changed = Chains(changed.traces, changed.setting, options_of(plan.recipe))
     _, found = search_with_loss_parts(changed, request, budget, LEVER_ROUNDS)
     tried = [] if found.estimate is None else [found.estimate]
-    keeps_all = bool(tried) and not tried[0].recipe.segments
-    free = request.checkpointing == "auto" and not keeps_all
-    if free and changed.traces.subject.blocks:
+    if request.checkpointing == "auto" and changed.traces.subject.blocks:
         tried.append(best_of_policy(changed, "full", request, budget))
     fastest = best(tried, request)
     if fastest is None:

@@ -16,10 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from budgetfit.core.block_profile import BlockProfile, ChainProfile
+    from budgetfit.core.recipe import Segment
 
 # How much of the limit may go to the options that take most (whole blocks); the rest is
 # for those that take least (a block's input).
 SHARES: Final = (1.0, 0.5, 0.0)
+
+
+def host_holds(chain: ChainProfile, segments: Sequence[Segment]) -> bool:
+    """Whether what segments offload is within the chain's limit.
+
+    Raises:
+        InputError: If a block has no such option.
+    """
+    limit_bytes = chain.host_limit_bytes
+    return limit_bytes is None or chain_host_bytes(chain, segments) <= limit_bytes
 
 
 def within_host_limit(
@@ -36,9 +47,11 @@ def within_host_limit(
     """
     found = solve(problem)
     limit_bytes = problem.chain.host_limit_bytes
-    if limit_bytes is None or found.segments is None:
-        return found
-    if chain_host_bytes(problem.chain, found.segments) <= limit_bytes:
+    if (
+        limit_bytes is None
+        or found.segments is None
+        or host_holds(problem.chain, found.segments)
+    ):
         return found
     tried = [
         solve(replace(problem, chain=chain))

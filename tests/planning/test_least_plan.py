@@ -11,7 +11,7 @@ import torch
 from budgetfit.core.budget import Budget
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.memory.chain_peak import chain_host_bytes
+from budgetfit.memory.chain_peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning import least_plan
 from budgetfit.planning.chains import Chains, Setting, every_block
 from budgetfit.planning.least_plan import smallest, something_that_fits
@@ -77,13 +77,38 @@ def test_the_least_is_below_every_usual_practice_and_within_the_host(
     assert bool(on_host) == (host_mib > 0)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw_torch"])
+def test_of_equal_peaks_the_simplest_comes_first_and_then_what_pins_least(
+    subject: Subject, tried: list[Recipe], optimizer: str
+) -> None:
+    # With AdamW all peak in its step.
+    chains = Chains(Traces(subject), replace(SETTING, optimizer=optimizer))
+    smallest(chains, Request(), budget(1))
+    chain = chains.at(1)
+    peaks = [chain_peak_bytes(chain, recipe.segments) for recipe in tried]
+    step = round(min(peaks) * least_plan.ALIKE)
+    kinds = [
+        len(
+            {
+                (x.mode, x.nested, x.input_on_host, x.saved_ops, len(x.blocks))
+                for x in recipe.segments
+            }
+        )
+        for recipe in tried
+    ]
+    hosts = [chain_host_bytes(chain, recipe.segments) for recipe in tried]
+    keys = [(a // step, b, c) for a, b, c in zip(peaks, kinds, hosts, strict=True)]
+    assert len(keys) > 2
+    assert keys == sorted(keys)
+
+
 def test_what_the_formula_rules_out_is_not_judged(
     subject: Subject, tried: list[Recipe]
 ) -> None:
     chains = Chains(Traces(subject), SETTING)
-    full = judged(chains, SETTING.recipe(1, every_block(subject.blocks)), budget(1))
+    full = judged(chains, SETTING.recipe(64, every_block(subject.blocks)), budget(1))
     above = full.timeline.floor_bytes // MIB + 1
-    least = something_that_fits(chains, Request(), budget(above))
+    least = something_that_fits(chains, Request(batch_size=64), budget(above))
     assert not least.fits
     assert least.estimate is None
     assert least.needed_bytes > above * MIB
@@ -99,6 +124,21 @@ def test_the_first_that_fits_ends_the_search(
     assert least.estimate is not None
     assert least.needed_bytes == least.estimate.reserved_bytes
     assert len(tried) == 1
+
+
+def test_of_those_that_are_judged_the_first_that_fits_is_the_last(
+    subject: Subject, tried: list[Recipe]
+) -> None:
+    chains = Chains(Traces(subject), SETTING)
+    least = smallest(chains, Request(), budget(1))
+    all_of_them = list(tried)
+    tried.clear()
+    enough = replace(budget(1), total_bytes=least.reserved_bytes)
+    found = smallest(chains, Request(), enough)
+    assert found.fits
+    assert tried[-1] == found.recipe
+    assert tried == all_of_them[: len(tried)]
+    assert len(tried) < len(all_of_them)
 
 
 def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:

@@ -7,8 +7,8 @@ that ``estimate`` accepts at batch 1 may fit where a plan is refused. A plan tha
 without an effective batch size must fit with any accumulation, and within the host
 memory that was given.
 
-Recipes whose live bytes alone are more than the budget need no trace: the formula of
-the solver says so. One in 20 of them is estimated all the same.
+Recipes whose live bytes alone are clearly more than the budget need no trace: the
+formula of the solver says so. One in 20 of them is estimated all the same.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest import mock
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -32,6 +33,7 @@ from budgetfit.plan_arguments import PlanArguments
 from budgetfit.planning import refusal
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.judge import judge
+from budgetfit.planning.least_plan import FORMULA_ERROR
 from budgetfit.planning.make_plan import make_plan
 from budgetfit.planning.settled_traces import settled
 from budgetfit.planning.traces import Traces
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
 RECIPES: Final = 200
 CHECKED: Final = 0.05  # of the recipes that the formula alone rules out
-FORMULA_ERROR: Final = 0.01
 ACCUMULATIONS: Final = (2, 4, 16)
 PARTS: Final = (*(1, 2, 4, 8, 16) * 4, 64, 256)  # of the loss; many take long to trace
 MIB: Final = 2**20
@@ -185,20 +186,21 @@ def random_recipe(draw: random.Random, subject: Subject, base: Recipe) -> Recipe
     )
 
 
-def plan_within(subject: Subject, vram: int | str) -> Plan:
-    """Plan through the public arguments; a refusal comes without suggestions."""
+def arguments_of(subject: Subject, vram: int | None = None) -> PlanArguments:
+    """Return the arguments of ``budgetfit.plan`` as values."""
     parameters = inspect.signature(budgetfit.plan).parameters
     given = {name: each.default for name, each in parameters.items()}
-    given |= {"model": subject.model, "vram": vram, **subject.arguments}
-    asked = PlanArguments.of(given)
+    return PlanArguments.of(
+        {**given, "model": subject.model, "vram": vram, **subject.arguments}
+    )
+
+
+def plan_within(subject: Subject, usable_bytes: int) -> Plan:
+    """Plan for a card that leaves so much usable; a refusal has no suggestions."""
+    card = find_card(None, subject.arguments["gpu"])
+    asked = arguments_of(subject, card.budget("0").context_bytes + usable_bytes)
     with mock.patch.object(refusal, "suggestions", return_value=()):
         return make_plan(asked.subject, asked.budget, asked.request, **asked.settings)
-
-
-def usable(subject: Subject, usable_bytes: int) -> int:
-    """Return the card's memory that leaves so much usable."""
-    card = find_card(None, subject.arguments["gpu"])
-    return card.budget("0").context_bytes + usable_bytes
 
 
 def tried(seed: int, recipes: int) -> Result:
@@ -206,14 +208,13 @@ def tried(seed: int, recipes: int) -> Result:
     draw = random.Random(seed)  # noqa: S311 - no secret
     subject = random_subject(draw)
     result = Result(f"{seed} {subject.name} {subject.arguments['gpu']}")
-    try:
-        plan_within(subject, usable(subject, 2 * MIB))
-    except DoesNotFitError as refused:
-        error = refused
+    with pytest.raises(DoesNotFitError) as refused:
+        plan_within(subject, 2 * MIB)
+    error = refused.value
     share = draw.uniform(0.85, 1)
     budget = round(error.needed_bytes * share)
     try:
-        plan_within(subject, usable(subject, budget))
+        plan_within(subject, budget)
     except DoesNotFitError:
         result.refused, result.budget = True, share
         _contradict(draw, subject, budget, result, recipes)
@@ -249,7 +250,7 @@ def _plan_that_fits(
 ) -> Plan | None:
     room = round(error.needed_bytes * draw.uniform(1.0, 3.0)) + MIB
     try:
-        return plan_within(subject, usable(subject, room))
+        return plan_within(subject, room)
     except DoesNotFitError:
         return None
 
@@ -292,10 +293,7 @@ class _Known:
     """Recipes of one model, by the solver's formula or as ``estimate`` judges them."""
 
     def __init__(self, subject: Subject, recipe: Recipe) -> None:
-        parameters = inspect.signature(budgetfit.plan).parameters
-        given = {name: each.default for name, each in parameters.items()}
-        given |= {"model": subject.model, **subject.arguments}
-        asked = PlanArguments.of(given)
+        asked = arguments_of(subject)
         setting = Setting(
             precision=recipe.precision,
             optimizer=recipe.optimizer,
@@ -321,9 +319,8 @@ class _Known:
             host_bytes = chain_host_bytes(chain, recipe.segments)
         except (InputError, TraceError):
             return False
-        return host_bytes > self.host_ram_bytes or live_bytes > peak_bytes * (
-            1 + FORMULA_ERROR
-        )
+        most = peak_bytes * (1 + FORMULA_ERROR)
+        return host_bytes > self.host_ram_bytes or live_bytes > most
 
 
 def main() -> None:
