@@ -123,7 +123,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
             unless ``batch_size`` is given.
         headroom: Kept free on top of the predicted process.
         host_ram: Most pinned host memory that offloading may use; left out: what is
-            free where this machine has the card, else 16 GiB.
+            free where this machine has the card, else 16 GiB (8 for a T4).
         optimizer_in_backward: Each weight is updated as soon as its gradient is
             complete, and the gradient freed; takes no accumulation and no clipping.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes

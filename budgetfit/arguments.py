@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.counts import ImageSize
 
-# Pinned memory that is planned for where the machine with the card is not this one.
-ASSUMED_HOST_RAM_BYTES = 16 * 2**30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
@@ -79,7 +76,8 @@ class Card:
             return asked, "given"
         free = free_bytes() if self.is_here else None
         if free is None:
-            return ASSUMED_HOST_RAM_BYTES, "assumed (host_ram=, --host-ram)"
+            assumed = round(self.gpu.host_ram_gib * 2**30)
+            return assumed, "assumed (host_ram=, --host-ram)"
         return free, "free on this machine"
 
     def on(self, gpu: Gpu) -> Card:

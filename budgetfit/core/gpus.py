@@ -56,6 +56,8 @@ class Gpu:
         source: Where the row comes from.
         total_source: Where ``total_bytes`` comes from.
         rates_assumed: Whether rates are another card's, scaled; see ``source``.
+        host_ram_gib: GiB of host memory that may be pinned on a machine with this card
+            of which nothing else is known.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Gpu:
     source: str
     total_source: str = ""
     rates_assumed: bool = False
+    host_ram_gib: float = 16
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from budgetfit.planning.chains import Chains
 from budgetfit.planning.lora_twin import RANK, lora_twin
 from budgetfit.planning.loss_parts import search_with_loss_parts
 from budgetfit.planning.practices import best, best_of_policy
-from budgetfit.planning.search import judged
+from budgetfit.planning.search import judged, search
 from budgetfit.planning.traces import Traces
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ HALF = "bf16"
 ADAMW = ("adamw_torch", "adamw_torch_fused")
 LEVER_ROUNDS: Final = 3  # recipes that are judged for each
 WORTH_A_ROW = 0.01  # of the plan's speed or memory
+FEW_SAMPLES: Final = 8  # with fewer, one more is more than 12 % of the batch
 
 
 class Lever(NamedTuple):
@@ -189,13 +190,7 @@ def _best(
     changed = lever.chains()
     if changed is None:
         return None
-    # What the plan has no use for is not tried again: each option costs traces.
-    changed = Chains(changed.traces, changed.setting, options_of(plan.recipe))
-    _, found = search_with_loss_parts(changed, request, budget, LEVER_ROUNDS)
-    tried = [] if found.estimate is None else [found.estimate]
-    if request.checkpointing == "auto" and changed.traces.subject.blocks:
-        tried.append(best_of_policy(changed, "full", request, budget))
-    fastest = best(tried, request)
+    fastest = best(_solved(changed, request, budget, plan.recipe), request)
     if fastest is None:
         return None
     if fastest.samples_per_s > plan.samples_per_s * (1 + WORTH_A_ROW):
@@ -205,3 +200,30 @@ def _best(
     same = judged(changed, setting.recipe(size, fastest.recipe.segments), budget)
     smaller = same.reserved_bytes < plan.reserved_bytes * (1 - WORTH_A_ROW)
     return same if same.fits and smaller else None
+
+
+def _solved(
+    chains: Chains, request: Request, budget: Budget, plan: Recipe
+) -> list[Estimate]:
+    """Return what may be fastest; each option that the plan has no use for is left out.
+
+    A plan that keeps every block does so with more room as well, but for what is left
+    over where one more sample is much.
+    """
+    if request.checkpointing != "auto":
+        return [best_of_policy(chains, request.checkpointing, request, budget)]
+    tried = []
+    if not plan.segments and plan.loss_chunks == 1:
+        tried = [best_of_policy(chains, "none", request, budget)]
+        if tried[0].fits and tried[0].recipe.batch_size >= FEW_SAMPLES:
+            return tried
+    chains = Chains(chains.traces, chains.setting, options_of(plan))
+    if plan.loss_chunks > 1:
+        _, found = search_with_loss_parts(chains, request, budget, LEVER_ROUNDS)
+    else:
+        found = search(chains, request, budget, most_rounds=LEVER_ROUNDS)
+    if found.estimate is not None:
+        tried.append(found.estimate)
+    if plan.segments and chains.traces.subject.blocks:
+        tried.append(best_of_policy(chains, "full", request, budget))
+    return tried

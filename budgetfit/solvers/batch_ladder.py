@@ -12,12 +12,24 @@ _EVERY_EIGHT_UP_TO: Final = 128
 
 def largest(fits: Callable[[int], bool]) -> int:
     """Return the largest batch size that fits, 0 if none does: doubling, bisection."""
+    fitting, failing = _doubled(fits)
+    return bisect(fits, fitting, failing)
+
+
+def fitting_ladder(fits: Callable[[int], bool]) -> list[int]:
+    """Return those batch sizes worth comparing that fit."""
+    fitting, failing = _doubled(fits)
+    sizes = ladder(failing)
+    between = sizes.index(fitting) if fitting else -1, len(sizes) - 1
+    return sizes[: bisect(lambda index: fits(sizes[index]), *between) + 1]
+
+
+def _doubled(fits: Callable[[int], bool]) -> tuple[int, int]:
+    """Return a power of two, or 0, that fits, and twice as much, which does not."""
     fitting, failing = 0, 1
     while failing <= LARGEST_BATCH_SIZE and fits(failing):
         fitting, failing = failing, failing * 2
-    if failing > LARGEST_BATCH_SIZE:
-        return fitting
-    return bisect(fits, fitting, failing)
+    return fitting, min(failing, LARGEST_BATCH_SIZE + 1)
 
 
 def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:

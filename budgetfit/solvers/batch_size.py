@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.errors import InputError
 from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.batch_ladder import bisect, ladder, largest
+from budgetfit.solvers.batch_ladder import bisect, fitting_ladder, ladder, largest
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
 
 Objective = Literal["throughput", "batch_size", "memory"]
@@ -256,7 +256,7 @@ def _sizes_to_try(
     if before is not None and before.least_ns:
         search.floors.update(before.least_ns)
         return sorted(before.least_ns)
-    return ladder(largest(search.may_fit))
+    return fitting_ladder(search.may_fit)
 
 
 def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:

@@ -163,7 +163,7 @@ CASES = (
             parameters_gib=4.364,
             states_gib=0.287,
             reserved_gib=(4.85, 14.44),
-            host_gib=12.0,
+            host_gib=8.0,
             recipe={"precision": "fp16-mixed"},
             effective=16,
         ),
