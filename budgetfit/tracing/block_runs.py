@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEPT_PERIODS = 4  # the edges, and two in the middle that must be alike
 LONGEST_PERIOD = 6
-FEWEST_PERIODS = 6  # of fewer, the proof costs more than is saved
+FEWEST_PERIODS = 5  # one more than is kept
 
 
 class BlockRun(NamedTuple):

@@ -2,10 +2,11 @@
 
     python -m tests.situations.random_plans --number 300 --seed 0
 
-A budget is drawn a little below the lowest peak that a first refusal names. No recipe
-that ``estimate`` accepts at batch 1 may fit where a plan is refused. A plan that fits
-without an effective batch size must fit with any accumulation, and within the host
-memory that was given.
+Each model is trained in full, with LoRA or with QLoRA. Three budgets are drawn a little
+below the lowest peak that a first refusal names, and three above it. No recipe that
+``estimate`` accepts at batch 1 may fit where a plan is refused; 200 are drawn for each
+model. A plan that fits without an effective batch size must fit with any accumulation,
+and within the host memory that was given.
 
 Recipes whose live bytes alone are clearly more than the budget need no trace: the
 formula of the solver says so. One in 20 of them is estimated all the same.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest import mock
 
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
     from budgetfit import Estimate, Plan
 
 RECIPES: Final = 200
+BUDGETS: Final = 3  # below what is needed, and as many above
 CHECKED: Final = 0.05  # of the recipes that the formula alone rules out
 ACCUMULATIONS: Final = (2, 4, 16)
+METHODS: Final = (None, "lora", "qlora")
 PARTS: Final = (*(1, 2, 4, 8, 16) * 4, 64, 256)  # of the loss; many take long to trace
 MIB: Final = 2**20
 
@@ -54,36 +57,46 @@ class Subject(NamedTuple):
 
     name: str
     model: nn.Module
-    blocks: tuple[str, ...]
     arguments: dict[str, Any]
     has_logits: bool
 
 
 @dataclass(slots=True)
-class Result:
-    """What became of one model.
+class Refusal:
+    """A budget, as a share of the least that is known, and the recipes tried in it.
 
-    ``budget`` is that over the peak that the refusal names, ``lowest`` the lowest
-    peak of the random recipes over it.
+    ``lowest`` is the lowest of their peaks over the budget.
     """
 
-    name: str
-    refused: bool = False
+    share: float
     contradicted: str = ""
-    budget: float = 0.0
     lowest: float = 9.9
-    fits: bool = False
-    not_accumulating: tuple[int, ...] = ()
-    host_bytes: int = 0
-    host_ram: int = 0
     by_formula: int = 0
     estimated: int = 0
+
+
+@dataclass(slots=True)
+class Fitting:
+    """A plan that fits: what it pins, and accumulations with which it does not fit."""
+
+    host_bytes: int
+    host_ram: int
+    too_much: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one model."""
+
+    name: str
+    refusals: list[Refusal] = field(default_factory=list)
+    plans: list[Fitting] = field(default_factory=list)
 
 
 def random_subject(draw: random.Random) -> Subject:
     """Return a small model of a random kind and shape."""
     kind = draw.choice(("llama", "gpt2", "bert", "vit", "plain"))
-    layers, width = draw.randint(2, 7), draw.choice((512, 1024, 2048))
+    layers, width = draw.randint(2, 6), draw.choice((512, 1024, 2048))
     length = draw.choice((512, 2048, 4096))
     vocabulary = draw.choice((512, 32768, 131072))
     gpu = draw.choice(("t4", "rtx-4090", "a100-80gb"))
@@ -100,9 +113,8 @@ def random_subject(draw: random.Random) -> Subject:
     common = {"num_hidden_layers": layers, "hidden_size": width}
     if kind == "plain":
         model: nn.Module = Mebi(layers)
-        names = tuple(f"blocks.{number}" for number in range(layers))
         asked["batch"] = torch.zeros(2, 512, 512)
-        return Subject(kind, model, names, asked, has_logits=False)
+        return Subject(f"plain {layers}", model, asked, has_logits=False)
     if kind == "vit":
         config = transformers.ViTConfig(
             **common,
@@ -110,7 +122,7 @@ def random_subject(draw: random.Random) -> Subject:
             intermediate_size=4 * width,
             num_attention_heads=4,
         )
-        prefix, auto = "vit.layers", transformers.AutoModelForImageClassification
+        auto = transformers.AutoModelForImageClassification
     elif kind == "gpt2":
         config = transformers.GPT2Config(
             n_layer=layers,
@@ -119,7 +131,7 @@ def random_subject(draw: random.Random) -> Subject:
             n_positions=4096,
             vocab_size=vocabulary,
         )
-        prefix, auto = "transformer.h", transformers.AutoModelForCausalLM
+        auto = transformers.AutoModelForCausalLM
     elif kind == "bert":
         config = transformers.BertConfig(
             **common,
@@ -128,7 +140,7 @@ def random_subject(draw: random.Random) -> Subject:
             max_position_embeddings=4096,
             vocab_size=vocabulary,
         )
-        prefix, auto = "bert.encoder.layer", transformers.AutoModelForMaskedLM
+        auto = transformers.AutoModelForMaskedLM
     else:
         config = transformers.LlamaConfig(
             **common,
@@ -138,24 +150,28 @@ def random_subject(draw: random.Random) -> Subject:
             vocab_size=vocabulary,
             tie_word_embeddings=draw.random() < 0.5,
         )
-        prefix, auto = "model.layers", transformers.AutoModelForCausalLM
+        auto = transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config)
     if kind != "vit":
         asked["max_length"] = length
-    modules = dict(model.named_modules())
-    found = [name for name in modules if name.endswith(("layers.0", "h.0", "layer.0"))]
-    stem = found[0].removesuffix("0") if found else f"{prefix}."
-    names = tuple(f"{stem}{number}" for number in range(layers))
+    method = draw.choice(METHODS)
+    if method is not None:
+        asked["method"] = method
     return Subject(
-        f"{kind} {layers} x {width}", model, names, asked, kind in {"llama", "gpt2"}
+        f"{kind} {layers} x {width} {method or 'full'}",
+        model,
+        asked,
+        has_logits=kind in {"llama", "gpt2"},
     )
 
 
-def random_recipe(draw: random.Random, subject: Subject, base: Recipe) -> Recipe:
+def random_recipe(
+    draw: random.Random, blocks: tuple[str, ...], base: Recipe, *, has_logits: bool
+) -> Recipe:
     """Return a recipe of batch 1 that treats blocks at random."""
     segments: list[Segment] = []
-    rest = list(subject.blocks)
+    rest = list(blocks)
     longest = draw.choice((1, 1, 2, 4, 8))
     mostly = draw.choice(("recompute", "mixed", "mixed", "host"))
     while rest:
@@ -176,7 +192,7 @@ def random_recipe(draw: random.Random, subject: Subject, base: Recipe) -> Recipe
         elif kind == "selective":
             op = draw.choice(("aten.mm.default:0", "aten.addmm.default:1"))
             segments.append(Segment(names, mode="selective", saved_ops=(op,)))
-    parts = draw.choice(PARTS) if subject.has_logits else 1
+    parts = draw.choice(PARTS) if has_logits else 1
     return replace(
         base,
         batch_size=1,
@@ -210,27 +226,38 @@ def tried(seed: int, recipes: int) -> Result:
     result = Result(f"{seed} {subject.name} {subject.arguments['gpu']}")
     with pytest.raises(DoesNotFitError) as refused:
         plan_within(subject, 2 * MIB)
-    error = refused.value
-    share = draw.uniform(0.85, 1)
-    budget = round(error.needed_bytes * share)
-    try:
-        plan_within(subject, budget)
-    except DoesNotFitError:
-        result.refused, result.budget = True, share
-        _contradict(draw, subject, budget, result, recipes)
-    made = _plan_that_fits(draw, subject, error)
-    if made is not None:
-        result.fits = True
-        result.host_bytes = made.estimate.host_bytes
-        result.host_ram = made.budget.host_ram_bytes or 0
-        given = {name: subject.arguments[name] for name in ("gpu", "headroom")}
-        rest = {
-            name: subject.arguments[name]
-            for name in ("batch", "max_length", "host_ram")
-            if name in subject.arguments
-        }
-        said = any("has to stay 1" in warning for warning in made.warnings)
-        result.not_accumulating = tuple(
+    needed_bytes = refused.value.needed_bytes
+    known = _Known(subject, draw, recipes)
+    for _ in range(BUDGETS):
+        share = draw.uniform(0.85, 1)
+        budget = round(needed_bytes * share)
+        try:
+            made = plan_within(subject, budget)
+        except DoesNotFitError:
+            result.refusals.append(known.tried_in(budget, share))
+        else:
+            result.plans.append(_accumulated(subject, made))
+    for _ in range(BUDGETS):
+        room = round(needed_bytes * draw.uniform(1.0, 3.0)) + MIB
+        try:
+            made = plan_within(subject, room)
+        except DoesNotFitError:
+            continue
+        result.plans.append(_accumulated(subject, made))
+    return result
+
+
+def _accumulated(subject: Subject, made: Plan) -> Fitting:
+    said = any("has to stay 1" in warning for warning in made.warnings)
+    rest = {
+        name: value
+        for name, value in subject.arguments.items()
+        if name not in {"precision", "optimizer"}
+    }
+    return Fitting(
+        host_bytes=made.estimate.host_bytes,
+        host_ram=made.budget.host_ram_bytes or 0,
+        too_much=tuple(
             steps
             for steps in ACCUMULATIONS
             if not said
@@ -238,69 +265,58 @@ def tried(seed: int, recipes: int) -> Result:
                 subject.model,
                 replace(made.recipe, gradient_accumulation_steps=steps),
                 vram=made.budget.total_bytes,
-                **given,
                 **rest,
             ).fits
-        )
-    return result
-
-
-def _plan_that_fits(
-    draw: random.Random, subject: Subject, error: DoesNotFitError
-) -> Plan | None:
-    room = round(error.needed_bytes * draw.uniform(1.0, 3.0)) + MIB
-    try:
-        return plan_within(subject, room)
-    except DoesNotFitError:
-        return None
-
-
-def _contradict(
-    draw: random.Random,
-    subject: Subject,
-    budget: int,
-    result: Result,
-    recipes: int,
-) -> None:
-    precision = subject.arguments["precision"]
-    if precision == "auto":
-        precision = "fp16-mixed" if subject.arguments["gpu"] == "t4" else "bf16-mixed"
-    base = Recipe(
-        batch_size=1, precision=precision, optimizer=subject.arguments["optimizer"]
+        ),
     )
-    known = _Known(subject, base)
-    for _ in range(recipes):
-        recipe = random_recipe(draw, subject, base)
-        if known.above(recipe, budget) and draw.random() > CHECKED:
-            result.by_formula += 1
-            continue
-        try:
-            estimate = known.estimate(recipe)
-        except (InputError, TraceError):
-            continue  # not a recipe of this model
-        result.estimated += 1
-        if estimate.host_bytes > known.host_ram_bytes:
-            continue
-        result.lowest = min(result.lowest, estimate.reserved_bytes / budget)
-        if estimate.reserved_bytes <= budget:
-            result.contradicted = (
-                f"{estimate.reserved_bytes / MIB:.1f} MiB of "
-                f"{budget / MIB:.1f}: {recipe}"
-            )
 
 
 class _Known:
-    """Recipes of one model, by the solver's formula or as ``estimate`` judges them."""
+    """Random recipes of a model, by the solver's formula or as ``estimate`` judges."""
 
-    def __init__(self, subject: Subject, recipe: Recipe) -> None:
+    def __init__(self, subject: Subject, draw: random.Random, number: int) -> None:
         asked = arguments_of(subject)
         setting = Setting(
-            precision=recipe.precision,
-            optimizer=recipe.optimizer,
+            precision=asked.settings["precisions"][0],
+            optimizer=asked.settings["optimizer"],
             host_ram_bytes=asked.budget.host_ram_bytes,
         )
         self.host_ram_bytes = asked.budget.host_ram_bytes or 0
         self._chains = Chains(settled(Traces(asked.subject), setting), setting)
+        blocks = self._chains.traces.subject.blocks
+        base = setting.recipe(1)
+        self._draw = draw
+        self._recipes = [
+            random_recipe(draw, blocks, base, has_logits=subject.has_logits)
+            for _ in range(number)
+        ]
+        self._estimates: dict[int, Estimate | None] = {}
+
+    def tried_in(self, budget: int, share: float) -> Refusal:
+        """Hold a refusal against the recipes; the formula rules most of them out."""
+        refusal = Refusal(share)
+        for number, recipe in enumerate(self._recipes):
+            if number not in self._estimates:
+                if self.above(recipe, budget) and self._draw.random() > CHECKED:
+                    refusal.by_formula += 1
+                    continue
+                try:
+                    self._estimates[number] = self.estimate(recipe)
+                except (InputError, TraceError):  # not a recipe of this model
+                    self._estimates[number] = None
+            estimate = self._estimates[number]
+            if estimate is None:
+                continue
+            refusal.estimated += 1
+            if estimate.host_bytes > self.host_ram_bytes:
+                continue
+            refusal.lowest = min(refusal.lowest, estimate.reserved_bytes / budget)
+            if estimate.reserved_bytes <= budget:
+                refusal.contradicted = (
+                    f"{estimate.reserved_bytes / MIB:.1f} MiB of "
+                    f"{budget / MIB:.1f}: {recipe}"
+                )
+        return refusal
 
     def estimate(self, recipe: Recipe) -> Estimate:
         """Return what ``budgetfit.estimate`` does, without making the model again."""
@@ -334,28 +350,33 @@ def main() -> None:
     for seed in range(asked.seed, asked.seed + asked.number):
         found = tried(seed, asked.recipes)
         results.append(found)
-        print(
-            f"{found.name}: refused {found.refused} at {found.budget:.3f} of the peak "
-            f"that was known, lowest recipe {found.lowest:.4f} of that budget, of "
-            f"{found.estimated} (and {found.by_formula} by the formula), "
-            f"fits {found.fits}, not accumulating {found.not_accumulating}, host "
-            f"{found.host_bytes} of {found.host_ram}",
-            flush=True,
-        )
-        if found.contradicted:
-            print(f"    {found.contradicted}", flush=True)
-    refused = [each for each in results if each.refused]
-    fitting = [each for each in results if each.fits]
-    print(f"refusals: {len(refused)}, each against {asked.recipes} random recipes")
-    print(f"  of these estimated: {sum(each.estimated for each in refused)}")
-    print(f"  by the formula alone: {sum(each.by_formula for each in refused)}")
-    print(f"  contradicted: {sum(bool(each.contradicted) for each in refused)}")
-    worst = min((each.lowest * each.budget for each in refused), default=1.0)
+        print(found.name, flush=True)
+        for each in found.refusals:
+            print(
+                f"    refused at {each.share:.3f} of the least that is known, lowest "
+                f"recipe {each.lowest:.4f} of that budget, of {each.estimated} "
+                f"(and {each.by_formula} by the formula) {each.contradicted}",
+                flush=True,
+            )
+        for plan in found.plans:
+            print(
+                f"    fits, not accumulating {plan.too_much}, host {plan.host_bytes} "
+                f"of {plan.host_ram}",
+                flush=True,
+            )
+    refusals = [each for found in results for each in found.refusals]
+    plans = [each for found in results for each in found.plans]
+    print(f"models: {len(results)}")
+    print(f"refusals: {len(refusals)}, each against {asked.recipes} random recipes")
+    print(f"  of these estimated: {sum(each.estimated for each in refusals)}")
+    print(f"  by the formula alone: {sum(each.by_formula for each in refusals)}")
+    print(f"  contradicted: {sum(bool(each.contradicted) for each in refusals)}")
+    worst = min((each.lowest * each.share for each in refusals), default=1.0)
     print(f"  lowest recipe over the lowest peak that was known: {worst:.4f}")
-    print(f"plans that fit: {len(fitting)}")
-    bad = sum(bool(each.not_accumulating) for each in fitting)
+    print(f"plans that fit: {len(plans)}")
+    bad = sum(bool(each.too_much) for each in plans)
     print(f"  that do not fit while accumulating: {bad}")
-    over = sum(each.host_bytes > each.host_ram for each in fitting)
+    over = sum(each.host_bytes > each.host_ram for each in plans)
     print(f"  with more host memory than given: {over}")
 
 

@@ -32,7 +32,8 @@ def periods(model: nn.Module, count: int, *segments: Segment) -> list[tuple[int,
 
 def test_equal_blocks_are_one_run() -> None:
     assert periods(Mebi(8), 8) == [(8, 1)]
-    assert periods(Mebi(5), 5) == []  # too few to be worth a twin
+    assert periods(Mebi(5), 5) == [(5, 1)]
+    assert periods(Mebi(4), 4) == []  # as many as a twin keeps
 
 
 @pytest.mark.parametrize(
