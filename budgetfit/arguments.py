@@ -193,7 +193,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     make = partial(make_batch, image_size=image_size, text_only=text_only)
     given = batch is not None
     batch, batch_dim, batch_notes = _example(
-        live, batch, partial(make, max_length=longest), loss
+        live, batch, partial(make, max_length=longest)
     )
     notes += [*batch_notes, *loss_notes(loss, live)]
     if lengths is not None:
@@ -239,7 +239,6 @@ def _example(
     model: nn.Module,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
     make: Callable[[nn.Module], MadeBatch],
-    loss: Callable[..., Any] | None,
 ) -> tuple[Any, int, tuple[str, ...]]:
     """Return the batch that was given or is made, where it counts samples, and notes.
 
@@ -250,13 +249,6 @@ def _example(
     if batch is None:
         made = make(model)
         batch, batch_dim, notes = made.batch, made.batch_dim, made.notes
-        if loss is None and not made.returns_loss:
-            notes += (
-                (
-                    "the model returns no loss: planned with the mean of its float "
-                    "outputs; pass loss= for the real one"
-                ),
-            )
     else:
         batch_dim = batch_dimension(model)
         batch_size_of(batch, batch_dim=batch_dim)

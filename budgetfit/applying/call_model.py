@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 
     Loss = Callable[[Any, Any], torch.Tensor]
 
+LABELS = frozenset({"label", "labels", "label_ids"})
 _BY_POSITION = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
 
 
-def loss_of(model: nn.Module, batch: Any, loss: Loss | None) -> torch.Tensor:  # noqa: ANN401
+def loss_of(
+    model: nn.Module,
+    batch: Any,  # noqa: ANN401
+    loss: Loss | None,
+    *,
+    no_loss: Callable[[], object] | None = None,
+) -> torch.Tensor:
     """Run the model and return a scalar to differentiate; the outputs are dropped.
 
     A mapping fills the model's arguments by name, a tuple or list by position, anything
@@ -33,15 +40,20 @@ def loss_of(model: nn.Module, batch: Any, loss: Loss | None) -> torch.Tensor:  #
     arguments, at least the last one if more came than the model requires.
 
     Without a ``loss``: the output's ``loss`` where it has one, the first element of a
-    tuple from a model that was given ``labels``, the output itself if it is a scalar,
-    and otherwise the mean of its floating-point tensors.
+    tuple from a model that was given ``labels``, or the output itself if it is a
+    scalar. Where there is none of these, a plan can still be made: ``no_loss`` is
+    called, and the mean of all floating-point outputs taken.
 
     Raises:
         InputError: If no scalar can be found, or nothing trainable leads to it.
     """
     args, kwargs = arguments_for(model, batch, for_loss=loss is not None)
     outputs = model(*args, **kwargs)
-    value = loss(outputs, batch) if loss is not None else _own_loss(outputs, kwargs)
+    value = (
+        loss(outputs, batch)
+        if loss is not None
+        else _own_loss(outputs, kwargs, no_loss=no_loss)
+    )
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         got = (
             f"a tensor of shape {tuple(value.shape)}"
@@ -98,8 +110,13 @@ def _taken(model: nn.Module, count: int) -> int:
     return count - 1 if takes_any else min(len(by_position), count - 1)
 
 
-def _own_loss(outputs: Any, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Return the loss that the model computed itself, or a stand-in for one."""
+def _own_loss(
+    outputs: Any,  # noqa: ANN401
+    kwargs: dict[str, Any],
+    *,
+    no_loss: Callable[[], object] | None,
+) -> Any:  # noqa: ANN401
+    """Return the loss that the model computed itself; as ``loss_of`` without one."""
     own = (
         outputs.get("loss")
         if isinstance(outputs, Mapping)
@@ -109,7 +126,7 @@ def _own_loss(outputs: Any, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         own = outputs[0]
     if own is not None:
         return own
-    floats = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
+    floats = _floats_in(outputs)
     if len(floats) == 1 and floats[0].numel() == 1:
         return floats[0]
     if not floats:
@@ -118,8 +135,25 @@ def _own_loss(outputs: Any, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
             "floating-point tensor. Hand in loss=, for example "
             "loss=lambda outputs, batch: outputs.sum()."
         )
-    means = [tensor.mean(dtype=torch.float32) for tensor in floats]
+    if no_loss is None:
+        labels = ", or labels in the batch" if kwargs.keys().isdisjoint(LABELS) else ""
+        raise InputError(
+            f"There is no loss to train on: the model returned {type(outputs).__name__}"
+            f" without one. Hand in loss={labels}; for example "
+            "loss=lambda outputs, batch: cross_entropy(outputs, batch[1])."
+        )
+    no_loss()
+    return mean_of(outputs)
+
+
+def mean_of(outputs: Any) -> torch.Tensor:  # noqa: ANN401
+    """Return the mean of the means of all floating-point outputs."""
+    means = [tensor.mean(dtype=torch.float32) for tensor in _floats_in(outputs)]
     return torch.stack(means).mean()
+
+
+def _floats_in(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
+    return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
 def outputs_of(model: nn.Module, batch: Any, *, for_loss: bool) -> Any:  # noqa: ANN401

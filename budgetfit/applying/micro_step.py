@@ -26,6 +26,7 @@ def forward_backward(  # noqa: PLR0913 - one value each, all needed
     contexts: Iterable[AbstractContextManager[object]],
     scaler: torch.amp.GradScaler | None,
     before_backward: Callable[[], object],
+    no_loss: Callable[[], object] | None = None,
 ) -> torch.Tensor:
     """Add the gradients of a micro-batch's loss / ``divisor`` to the weights'.
 
@@ -37,6 +38,7 @@ def forward_backward(  # noqa: PLR0913 - one value each, all needed
         contexts: Entered around forward and loss, never around backward.
         scaler: Scales the loss; None without one.
         before_backward: Called when the outputs are gone.
+        no_loss: See ``call_model.loss_of``.
 
     Returns:
         The loss as the model computed it, detached.
@@ -46,7 +48,7 @@ def forward_backward(  # noqa: PLR0913 - one value each, all needed
     with ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)
-        value = loss_of(model, batch, loss)
+        value = loss_of(model, batch, loss, no_loss=no_loss)
     # On CUDA some losses come in a storage of the size of their input (mse_loss does):
     # the copy and the division, by 1 too, leave it behind.
     reported = value.detach().clone()

@@ -75,6 +75,7 @@ class Run:
         keep_own_checkpointing: See ``checkpoint.apply_segments``.
         plan: Where the recipe is from: for warnings and reports.
         batch_dim: The dimension of a batch's tensors that counts samples.
+        no_loss: For a trace, which goes on without a loss (``call_model.loss_of``).
 
     Attributes:
         model: The model handed in.
@@ -108,10 +109,12 @@ class Run:
         keep_own_checkpointing: bool = False,
         plan: Plan | None = None,
         batch_dim: int = 0,
+        no_loss: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
         self._precision = find_precision(recipe.precision)
         self._loss = loss
+        self._no_loss = no_loss
         self._on_phase = on_phase or (lambda _: None)
         self._phase = "forward"
         self._batch_dim = batch_dim
@@ -304,6 +307,7 @@ class Run:
             contexts=(self.autocast(), self._blocks.training_call(), watched),
             scaler=self.scaler,
             before_backward=lambda: self._enter("backward"),
+            no_loss=self._no_loss,
         )
         if self.group.is_complete:
             self._update(max_grad_norm)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from budgetfit.tracing.shortened_twin import Shortening
 
 MICRO_STEPS = 2  # a third micro-batch does what the second did
+NO_LOSS = (
+    "there is no loss: planned with the mean of the float outputs; pass loss=, or "
+    "labels in the batch, to plan for the real one and to train"
+)
 
 
 def traced_step(  # noqa: PLR0913 - one value each, all needed
@@ -61,6 +65,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
         Exception: What the model raises on fake tensors.
     """
     loss = FakedLoss(trained.loss, trained.model)
+    assumed: list[str] = []
 
     def program(
         model: nn.Module, on_phase: Callable[[str], None], micro_steps: int
@@ -72,6 +77,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
             optimizer=trained.optimizer,
             on_phase=on_phase,
             keep_own_checkpointing=own_checkpointing,
+            no_loss=lambda: assumed.append(NO_LOSS),
         )
 
     def trace(micro_steps: int = 1) -> RawTrace:
@@ -98,6 +104,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
         else:
             raw = _with_most_blocks(partial(trace, MICRO_STEPS), len(blocks))
     repeat_step(raw)
+    raw.notes.extend(dict.fromkeys(assumed))
     return raw
 
 

@@ -17,7 +17,7 @@ import budgetfit.api  # what is imported on first use may draw random numbers
 from budgetfit.core.cuda_context import context_bytes
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.plan import Plan
-from tests.models import EXAMPLES, MIB, SAMPLES, Mebi
+from tests.models import EXAMPLES, MIB, SAMPLES, Mebi, mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +71,10 @@ KINDS = {
     "t5": Kind("t5", {"checkpointing": "full"}),
     "vit": Kind("vit", {"checkpointing": "none", "optimizer": "sgd"}),
     # 8 samples need 114 MiB if all 3 blocks are kept, and 94 if none is
-    "module list": Kind("mebi", {"batch_size": 8, "vram": vram_bytes(100)}),
-    "sequential": Kind("convolutions", {"checkpointing": "full"}),
+    "module list": Kind(
+        "mebi", {"batch_size": 8, "vram": vram_bytes(100), "loss": mean}
+    ),
+    "sequential": Kind("convolutions", {"checkpointing": "full", "loss": mean}),
     "nn.Transformer": Kind(
         "transformer", {"checkpointing": "full", "loss": squared_error}
     ),

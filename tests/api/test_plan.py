@@ -216,7 +216,7 @@ def test_without_a_batch_one_is_made() -> None:
     plan = budgetfit.plan(model, gpu=CARD, batch_size=2)
 
     assert list(plan.model.batch.values()) == [((2, 16), "float32")]
-    assert any("returns no loss" in text for text in plan.warnings)
+    assert any("there is no loss" in text for text in plan.estimate.notes)
 
 
 def test_a_function_may_make_the_optimizer() -> None:

@@ -27,7 +27,7 @@ from tests.hazards.kinds import (
     Tower,
     start,
 )
-from tests.models import LENGTH, VOCABULARY, Mebi
+from tests.models import LENGTH, VOCABULARY, Mebi, mean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +104,7 @@ def test_a_block_that_saves_nothing_need_not_run_again() -> None:
         model,
         gpu=CARD,
         batch=torch.ones(2, 3, 8, 8),
+        loss=mean,
         batch_size=2,
         precision="fp32",
         checkpointing="full",
@@ -143,7 +144,10 @@ def test_u13_a_fresh_process_verifies_what_text_can_build(
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
         "def build():\n"
-        "    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))\n"
+        "    return Net(*(nn.Linear(64, 64) for _ in range(3)))\n"
+        "class Net(nn.Sequential):\n"
+        "    def forward(self, input):\n"
+        "        return super().forward(input).mean()\n"
     )
     monkeypatch.chdir(tmp_path)
     plan = budgetfit.plan("net.py:build", gpu=CARD, batch_size=2, checkpointing="full")
@@ -265,7 +269,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_loaded_plan_is_verified_with_its_model_and_batch(saved: Path) -> None:
     plan = Plan.load(saved)
 
-    check = budgetfit.verify(plan, Mebi(), batch=torch.zeros(2, 512, 512), device="cpu")
+    batch = torch.zeros(2, 512, 512)
+    check = budgetfit.verify(plan, Mebi(), batch=batch, loss=mean, device="cpu")
 
     assert check.passed
     assert check.allocated_error == 0
@@ -276,12 +281,12 @@ def test_a_loaded_plan_is_not_verified_with_another_batch(saved: Path) -> None:
     with pytest.raises(
         InputError, match=r"batch \[2, 512, 512\].*verify\(plan, model, b"
     ):
-        budgetfit.verify(Plan.load(saved), Mebi(), device="cpu")
+        budgetfit.verify(Plan.load(saved), Mebi(), loss=mean, device="cpu")
 
 
 def test_a_loaded_plan_needs_its_model(saved: Path) -> None:
     with pytest.raises(InputError, match=r"hand it in, verify\(plan, model\)"):
-        budgetfit.verify(Plan.load(saved), device="cpu")
+        budgetfit.verify(Plan.load(saved), loss=mean, device="cpu")
 
 
 def test_a_plan_from_a_config_is_verified_with_random_weights() -> None:
@@ -308,7 +313,7 @@ def test_a_plan_file_runs_no_code_that_it_names(saved: Path, tmp_path: Path) -> 
     evil.write_text(json.dumps(document))
 
     with pytest.raises(InputError, match="no model to verify"):
-        budgetfit.verify(Plan.load(evil), device="cpu")
+        budgetfit.verify(Plan.load(evil), loss=mean, device="cpu")
     assert not (tmp_path / "ran").exists()
 
 
@@ -355,6 +360,6 @@ def test_a_batch_that_is_a_tuple_of_one_mapping_is_one_batch() -> None:
 
     batch = ({"x": torch.ones(2, 4)},)
     model = ReadsAll(4, 3)
-    plan = budgetfit.plan(model, gpu=CARD, batch=batch, batch_size=2)
+    plan = budgetfit.plan(model, gpu=CARD, batch=batch, loss=mean, batch_size=2)
     assert budgetfit.verify(plan, device="cpu").passed
     assert budgetfit.verify(plan, batch=batch, device="cpu").passed

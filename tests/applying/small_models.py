@@ -117,14 +117,21 @@ def stack() -> nn.Module:
     return Stack()
 
 
+class Mean(nn.Module):
+    """What a Sequential has for a loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(dtype=torch.float32)
+
+
 def sequential() -> nn.Module:
-    """A flat Sequential; its blocks are leaves."""
+    """A flat Sequential that ends in a loss; its blocks are leaves."""
     layers = [
         layer
         for _ in range(BLOCKS // 2)
         for layer in (nn.Linear(16, 16), nn.Dropout(0.1))
     ]
-    return nn.Sequential(*layers, nn.Linear(16, 4))
+    return nn.Sequential(*layers, nn.Linear(16, 4), Mean())
 
 
 def text_batch(samples: int = 4, length: int = 16) -> dict[str, torch.Tensor]:

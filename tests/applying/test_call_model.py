@@ -75,13 +75,28 @@ def test_anything_else_is_the_one_argument() -> None:
         (lambda y: (y.sum(), y), {"x": X, "labels": Y}, 12.0),
         (lambda y: y.sum(), X, 12.0),
         (lambda y: (y.sum().double(),), X, 12.0),
-        (lambda y: y, X, 2.0),  # the mean
-        (lambda y: (y, {"a": 2 * y, "b": torch.arange(3)}), X, 3.0),  # of 2 and 4
-        (lambda y: {"loss": None, "logits": y}, {"x": X}, 2.0),
     ],
 )
 def test_the_models_own_loss_is_found(output: Any, batch: Any, expected: float) -> None:
     assert loss_of(Model(output), batch, None).item() == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "batch", "expected"),
+    [
+        (lambda y: y, X, 2.0),
+        (lambda y: (y, {"a": 2 * y, "b": torch.arange(3)}), X, 3.0),  # of 2 and 4
+        (lambda y: {"loss": None, "logits": y}, {"x": X}, 2.0),
+    ],
+)
+def test_without_a_loss_a_plan_takes_the_mean_and_training_is_refused(
+    output: Any, batch: Any, expected: float
+) -> None:
+    asked: list[bool] = []
+    mean = loss_of(Model(output), batch, None, no_loss=lambda: asked.append(True))
+    assert (mean.item(), asked) == (expected, [True])
+    with pytest.raises(InputError, match=r"no loss to train on.* Hand in loss="):
+        loss_of(Model(output), batch, None)
 
 
 def test_outputs_with_a_loss_attribute_are_asked_for_it() -> None:
@@ -104,7 +119,11 @@ def test_a_users_loss_gets_the_outputs_and_the_whole_batch() -> None:
     [
         (lambda y: {"loss": y}, None, r"scalar tensor, got a tensor of shape \(2, 3\)"),
         (lambda y: y, lambda outputs, _: outputs.sum().item(), "got float"),
-        (lambda y: y.detach(), None, "does not depend on any trainable parameter"),
+        (
+            lambda y: y.detach().sum(),
+            None,
+            "does not depend on any trainable parameter",
+        ),
         (lambda _: "text", None, "returned str without a loss"),
     ],
 )

@@ -12,6 +12,7 @@ from budgetfit.verifying.recomputed_blocks import (
     saving_nothing,
 )
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+from tests.models import mean
 
 
 def recomputed(model: nn.Module, name: str, *segments: tuple[str, ...]) -> set[str]:
@@ -116,7 +117,7 @@ def test_a_block_that_calls_none_of_its_inside_is_seen() -> None:
     recipe = Recipe(batch_size=2, precision="fp32", segments=(Segment(("self_attn",)),))
     seen = RecomputedBlocks()
     with (
-        Run(model, recipe, on_phase=seen.on_phase) as run,
+        Run(model, recipe, loss=mean, on_phase=seen.on_phase) as run,
         seen.watching(model, ["self_attn"]),
     ):
         run.step(torch.ones(2, 3, 8))

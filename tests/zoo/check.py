@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 import budgetfit
-from budgetfit.applying.call_model import loss_of
+from budgetfit.applying.call_model import loss_of, mean_of
+from budgetfit.planning.traced_step import NO_LOSS
 from budgetfit.tracing.batch_shapes import batch_size_of, resize_batch
 from budgetfit.verifying.recomputed_blocks import RecomputedBlocks, saving_nothing
 from tests.zoo.state import (
@@ -96,6 +97,7 @@ class _Walk:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
+        self.loss = entry.plan.get("loss")
         self.notes: tuple[str, ...] = ()
 
     def traced(self) -> None:
@@ -112,6 +114,8 @@ class _Walk:
                 self.model, gpu=GPU, batch_size=BATCH_SIZE, **self.entry.plan
             )
         self.notes = self.plan.warnings
+        if NO_LOSS in self.plan.estimate.notes:  # what it was planned with
+            self.loss = lambda outputs, _: mean_of(outputs)
 
     def applied(self) -> None:
         """Every block recomputed, and every other one."""
@@ -136,7 +140,10 @@ class _Walk:
         model = self._settled_model()
         with unchanged(model):
             found = budgetfit.verify(
-                self._with_segments(self._every_block()), model, device="cpu"
+                self._with_segments(self._every_block()),
+                model,
+                loss=self.loss,
+                device="cpu",
             )
         assert found.passed, str(found)
 
@@ -157,7 +164,7 @@ class _Walk:
     def _settled_model(self) -> nn.Module:
         """Build it and run it once: some rebuild parts or config when first called."""
         model = self._real_model()
-        loss_of(model, self.plan.source.batch, self.entry.plan.get("loss"))
+        loss_of(model, self.plan.source.batch, self.loss)
         return model
 
     def _every_block(self) -> tuple[budgetfit.Segment, ...]:
@@ -186,7 +193,7 @@ class _Walk:
         names = [name for item in self._every_block() for name in item.blocks]
         _seed()
         with saving_nothing(model, names, idle):
-            loss = loss_of(model, batch, self.entry.plan.get("loss"))
+            loss = loss_of(model, batch, self.loss)
         loss.backward()
         return loss.detach(), _gradients(model)
 
@@ -200,7 +207,7 @@ class _Walk:
         before = model_state(model) | switches()
         drawn = random_state()
         gradients: Gradients = {}
-        run = budgetfit.apply(self._with_segments(segments), model)
+        run = budgetfit.apply(self._with_segments(segments), model, loss=self.loss)
         assert_same(drawn, random_state())
         run.optimizer.register_step_pre_hook(
             lambda *_: gradients.update(_gradients(model))
