@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.applying.nested import map_tensors, named_tensors_in, tensors_in
+from budgetfit.applying.nested import map_tensors, named_tensors_in
+from budgetfit.core.batch_samples import (
+    all_mappings,
+    count_samples,
+    holds_samples,
+    index_of_samples,
+    rows_of_samples,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +35,16 @@ class LargerTensor:
         return f"{self.name} {list(self.shape)}, planned {list(self.planned)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A tensor of which only the shape is known."""
+
+    shape: Shape
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
 @dataclass(slots=True)
 class PlannedBatch:
     """The shapes of a planned micro-batch; warns of larger ones, once for each size.
@@ -45,8 +61,7 @@ class PlannedBatch:
         cls, example: dict[str, tuple[Shape, str]], batch_size: int, batch_dim: int
     ) -> PlannedBatch:
         """Return the planned shapes: the example's, with ``batch_size`` samples."""
-        sizes = [shape for shape, _ in example.values() if len(shape) > batch_dim]
-        samples = _most_common(shape[batch_dim] for shape in sizes)
+        samples = count_samples(_nested(example), batch_dim)
 
         def resized(shape: Shape) -> Shape:
             if len(shape) <= batch_dim or shape[batch_dim] != samples:
@@ -101,73 +116,86 @@ class PlannedBatch:
         )
 
 
-def samples_in(batch: Any, batch_dim: int = 0) -> int | None:  # noqa: ANN401
-    """Return how many samples a batch holds: the size that most tensors share.
+def _nested(example: dict[str, tuple[Shape, str]]) -> Any:  # noqa: ANN401
+    """Return a batch with these shapes; numbers in paths are places in a list."""
+    top: dict[str, Any] = {}
+    for path, (shape, _) in example.items():
+        *parents, last = path.split(".")
+        place = top
+        for name in parents:
+            place = place.setdefault(name, {})
+        place[last] = _Shape(shape)
 
-    A list with one mapping per sample (detection targets) counts as one size. None
-    where no tensor has the dimension.
-    """
-    return _most_common(_sizes(batch, batch_dim))
+    def listed(part: Any) -> Any:  # noqa: ANN401
+        if not isinstance(part, dict):
+            return part
+        parts = {name: listed(each) for name, each in part.items()}
+        numbered = all(name.isdigit() for name in parts)
+        return list(parts.values()) if numbered else parts
+
+    return listed(top)
+
+
+def samples_in(batch: Any, batch_dim: int = 0) -> int | None:  # noqa: ANN401
+    """Return how many samples a batch holds; None where no part tells."""
+    return count_samples(batch, batch_dim)
 
 
 def parts_of(batch: Any, size: int, batch_dim: int = 0) -> Iterator[Any]:  # noqa: ANN401
     """Cut a batch into parts of ``size`` samples; the last one may be shorter.
 
-    Tensors and lists that do not hold one entry per sample are in every part. A batch
-    that is no larger is handed on as it is.
+    Rows of boxes, nodes or patches go with their sample. Tensors and lists that do not
+    hold entries of samples are in every part. A batch that is no larger is handed on as
+    it is.
     """
     samples = samples_in(batch, batch_dim)
     if samples is None or samples <= size:
         yield batch
         return
     for start in range(0, samples, size):
-        yield _cut(batch, samples, start, min(size, samples - start), batch_dim)
+        taken = range(start, min(start + size, samples))
+        yield _cut(batch, samples, taken, batch_dim, is_top=True)
 
 
-def _cut(batch: Any, samples: int, start: int, size: int, batch_dim: int) -> Any:  # noqa: ANN401
-    """Return ``size`` samples from ``start`` on; tensors are views."""
+def _cut(
+    part: Any,  # noqa: ANN401
+    samples: int,
+    taken: range,
+    batch_dim: int,
+    *,
+    is_top: bool = False,
+) -> Any:  # noqa: ANN401
+    """Return the samples that are taken; tensors are views."""
 
     def cut(tensor: Any) -> Any:  # noqa: ANN401
         if tensor.dim() <= batch_dim or tensor.shape[batch_dim] != samples:
             return tensor
-        return tensor.narrow(batch_dim, start, size)
+        return tensor.narrow(batch_dim, taken.start, len(taken))
 
-    if isinstance(batch, Mapping):
+    if isinstance(part, Mapping):
+        rows = rows_of_samples(part, samples)
+        index = index_of_samples(part)
         return {
-            name: _cut(part, samples, start, size, batch_dim)
-            for name, part in batch.items()
+            name: _cut(each, samples, taken, batch_dim)
+            if name not in rows
+            else _rows(each, rows[name], taken, is_index=name == index)
+            for name, each in part.items()
         }
-    if _holds_samples(batch):
-        return batch[start : start + size] if len(batch) == samples else batch
-    if isinstance(batch, (list, tuple)):
-        parts = [_cut(part, samples, start, size, batch_dim) for part in batch]
-        named = hasattr(batch, "_fields")
-        return type(batch)(*parts) if named else type(batch)(parts)
-    return map_tensors(batch, cut)
+    if holds_samples(part, samples, batch_dim, is_top=is_top):
+        return part[taken.start : taken.stop]
+    if isinstance(part, list) and part and all_mappings(part):
+        return part  # of something else: rows inside are not samples
+    if isinstance(part, (list, tuple)):
+        parts = [_cut(each, samples, taken, batch_dim) for each in part]
+        return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
+    return map_tensors(part, cut)
 
 
-def _sizes(batch: Any, batch_dim: int) -> Iterator[int]:  # noqa: ANN401
-    if _holds_samples(batch):
-        yield len(batch)
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _sizes(part, batch_dim)
-    elif isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from _sizes(part, batch_dim)
-    else:
-        for tensor in tensors_in(batch):
-            if tensor.dim() > batch_dim:
-                yield tensor.shape[batch_dim]
-
-
-def _holds_samples(part: object) -> bool:
-    """Whether this is a list with one mapping per sample."""
-    return (
-        isinstance(part, list)
-        and bool(part)
-        and all(isinstance(sample, Mapping) for sample in part)
-    )
+def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> Any:  # noqa: ANN401
+    """Return the rows of the samples that are taken, numbered from 0 on."""
+    start, count = sum(shares[: taken.start]), sum(shares[taken.start : taken.stop])
+    rows = tensor.narrow(0, start, count)
+    return rows - taken.start if is_index else rows
 
 
 def _shapes(batch: Any) -> dict[str, Shape]:  # noqa: ANN401
@@ -181,8 +209,3 @@ def _exceeds(shape: Shape, planned: Shape) -> bool:
     if len(shape) != len(planned):
         return math.prod(shape) > math.prod(planned)
     return any(size > known for size, known in zip(shape, planned, strict=True))
-
-
-def _most_common(sizes: Any) -> int | None:  # noqa: ANN401 - any iterable of ints
-    counted = Counter(sizes).most_common(1)
-    return counted[0][0] if counted else None

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from budgetfit.core.errors import InputError
+from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.fallback import made_or_instead
 from budgetfit.planning.overwritten_blocks import without_overwriting_blocks
 from budgetfit.planning.traces import TRACED_BATCH_SIZES, Traces
+from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from budgetfit.core.step_trace import StepTrace
     from budgetfit.planning.subject import Subject
 
 
@@ -54,9 +58,14 @@ def settled(traces: Traces, setting: Setting) -> Traces:
 
     Blocks that never run, or several times (shared layers), cannot be wrapped. The
     program is one that the search will ask for in any case.
+
+    Raises:
+        InputError: If nothing in it grows with the batch.
     """
     subject = traces.subject
-    ran = traces.of(setting.recipe(TRACED_BATCH_SIZES[0])).blocks
+    trace = traces.of(setting.recipe(TRACED_BATCH_SIZES[0]))
+    _check_that_it_grows(trace, subject)
+    ran = trace.blocks
     once = tuple(name for name in ran if ran.count(name) == 1)
     if once == subject.blocks:
         return without_overwriting_blocks(traces, setting)
@@ -72,3 +81,23 @@ def settled(traces: Traces, setting: Setting) -> Traces:
         )
     traces = Traces(replace(subject, blocks=once, notes=notes), traces.progress)
     return without_overwriting_blocks(traces, setting)
+
+
+def _check_that_it_grows(trace: StepTrace, subject: Subject) -> None:
+    """Refuse a batch of which other parts than samples were resized.
+
+    Any batch size would fit then, and be said to be fast.
+    """
+    made = trace.bytes_per_sample[trace.category == CATEGORIES.index("activations")]
+    if len(trace.batch_sizes) == 1 or (made > 0).any():
+        return
+    shapes = ", ".join(
+        f"{name} {list(shape)}"
+        for name, (shape, _) in describe_batch(subject.batch).items()
+    )
+    samples = batch_size_of(subject.batch, batch_dim=subject.batch_dim)
+    raise InputError(
+        f"The model makes the same from any batch size: of this batch ({shapes}) the "
+        f"parts with {samples} rows were taken as samples, and those do not matter to "
+        "it. Give a batch whose inputs have one row for each sample."
+    )

@@ -7,7 +7,6 @@ tuples, lists, dataclasses and single tensors are understood; anything else in a
 
 import copy
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -15,6 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from budgetfit.core.batch_samples import (
+    all_mappings,
+    count_samples,
+    holds_samples,
+    index_of_samples,
+    rows_of_samples,
+)
 from budgetfit.core.errors import InputError
 
 # A tensor, or any nesting of containers that hold some.
@@ -22,9 +28,7 @@ Batch: TypeAlias = Any
 
 
 def batch_size_of(batch: Batch, *, batch_dim: int = 0) -> int:
-    """Return how many samples a batch holds: the size that most tensors share.
-
-    Where two sizes are equally frequent, that of the first tensor wins.
+    """Return how many samples a batch holds, as ``count_samples`` does.
 
     Args:
         batch: Batch nesting of tensors; real, meta and fake ones alike.
@@ -34,14 +38,15 @@ def batch_size_of(batch: Batch, *, batch_dim: int = 0) -> int:
     Raises:
         InputError: No tensor has that dimension, or the batch is empty.
     """
-    sizes = Counter(_sizes_in(batch, batch_dim))
-    if not sizes:
+    for _ in _named_tensors(batch):  # refuses what has no batch dimension
+        pass
+    batch_size = count_samples(batch, batch_dim)
+    if batch_size is None:
         raise InputError(
             "The batch holds no tensor with a batch dimension. Pass the tensors that "
             "the model is called with, for example "
             'batch={"input_ids": torch.zeros(2, 128, dtype=torch.long)}.'
         )
-    batch_size = sizes.most_common(1)[0][0]
     if batch_size == 0:
         raise InputError(
             "The batch is empty: its tensors have a batch dimension of 0. Pass one "
@@ -53,15 +58,14 @@ def batch_size_of(batch: Batch, *, batch_dim: int = 0) -> int:
 def resize_batch(batch: Batch, batch_size: int, *, batch_dim: int = 0) -> Batch:
     """Return the same batch with ``batch_size`` samples: rows repeated or cut off.
 
-    Values stay valid, because every row is one of the given rows. Images packed patch
-    by patch (Qwen's processors) move with their sample. Other tensors whose batch
-    dimension differs from the batch's size stay as they are. Resized tensors own
+    Values stay valid, because every row is one of the given rows. Rows of boxes, nodes
+    or patches move with their sample (``core.batch_samples``). Other tensors whose
+    batch dimension differs from the batch's size stay as they are. Resized tensors own
     storages of exactly their size, as those from a data loader do; the given batch is
     not changed.
 
     Args:
-        batch: Batch nesting of tensors; real, meta and fake ones alike. A list with one
-            mapping per sample (detection targets) is repeated as a list.
+        batch: Batch nesting of tensors; real, meta and fake ones alike.
         batch_size: Samples in the result, at least 1.
         batch_dim: The dimension that counts samples.
 
@@ -73,19 +77,23 @@ def resize_batch(batch: Batch, batch_size: int, *, batch_dim: int = 0) -> Batch:
     old_size = batch_size_of(batch, batch_dim=batch_dim)
 
     def resized(part: Batch) -> Batch:
-        if _is_sample_list(part):
-            rows = range(batch_size if len(part) == old_size else len(part))
-            return [copy.copy(part[row % len(part)]) for row in rows]
-        if isinstance(part, Mapping) and (packed := _packed_rows(part, old_size)):
-            others = {name: part[name] for name in part if name not in packed}
-            return _rebuild_mapping(
-                part,
-                _rebuild(others, resized)
-                | {
-                    name: _repeat_shares(part[name], shares, batch_size)
-                    for name, shares in packed.items()
-                },
+        if holds_samples(part, old_size, batch_dim, is_top=part is batch):
+            rows = [part[row % old_size] for row in range(batch_size)]
+            return type(part)(
+                _own(row) if isinstance(row, Tensor) else copy.copy(row) for row in rows
             )
+        if isinstance(part, list) and part and all_mappings(part):
+            return list(part)  # of something else: rows inside are not samples
+        if isinstance(part, Mapping) and (packed := rows_of_samples(part, old_size)):
+            others = {name: part[name] for name in part if name not in packed}
+            moved = {
+                name: _repeat_shares(part[name], shares, batch_size)
+                for name, shares in packed.items()
+            }
+            index = index_of_samples(part)
+            if index in moved:
+                moved[index] = _renumbered(moved[index], packed[index], batch_size)
+            return _rebuild_mapping(part, _rebuild(others, resized) | moved)
         if not isinstance(part, Tensor):
             return _rebuild(part, resized)
         if part.dim() <= batch_dim or part.shape[batch_dim] != old_size:
@@ -116,31 +124,22 @@ def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:
     }
 
 
-def _packed_rows(batch: Mapping[Any, Any], batch_size: int) -> dict[str, list[int]]:
-    """Return how many rows of a packed tensor belong to each sample, by its name.
-
-    ``*_grid_thw`` holds an image's patches in time, height and width; the patches of
-    all images stand below each other, one in a row.
-    """
-    rows: dict[str, list[int]] = {}
-    for kind, name in (("image", "pixel_values"), ("video", "pixel_values_videos")):
-        grid, pixels = batch.get(f"{kind}_grid_thw"), batch.get(name)
-        if not isinstance(grid, Tensor) or not isinstance(pixels, Tensor):
-            continue
-        if grid.is_meta or grid.shape[0] % batch_size:
-            continue
-        patches = grid.prod(dim=-1).view(batch_size, -1).sum(dim=1).tolist()
-        if sum(patches) == pixels.shape[0]:
-            rows[name] = patches
-            rows[f"{kind}_grid_thw"] = [grid.shape[0] // batch_size] * batch_size
-    return rows
-
-
 def _repeat_shares(tensor: Tensor, shares: list[int], batch_size: int) -> Tensor:
     """Return the rows of ``batch_size`` samples, which begin again where they end."""
     parts = tensor.detach().split(shares)
     chosen = [parts[sample % len(parts)] for sample in range(batch_size)]
     return torch.cat(chosen).requires_grad_(tensor.requires_grad)
+
+
+def _renumbered(index: Tensor, shares: list[int], batch_size: int) -> Tensor:
+    """Return an index of samples whose rows begin again where the samples do."""
+    counts = [shares[sample % len(shares)] for sample in range(batch_size)]
+    numbers = [sample for sample, count in enumerate(counts) for _ in range(count)]
+    return torch.tensor(numbers, dtype=index.dtype).view_as(index)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _repeat_rows(tensor: Tensor, batch_size: int, batch_dim: int) -> Tensor:
@@ -157,28 +156,6 @@ def _repeat_rows(tensor: Tensor, batch_size: int, batch_dim: int) -> Tensor:
     if source.shape[batch_dim] != batch_size:
         source = source.narrow(batch_dim, 0, batch_size).clone()
     return source.requires_grad_(tensor.requires_grad)
-
-
-def _is_sample_list(part: Batch) -> bool:
-    """Whether a list holds one mapping per sample, as detection targets do."""
-    return (
-        isinstance(part, list)
-        and len(part) > 0
-        and all(isinstance(sample, Mapping) for sample in part)
-    )
-
-
-def _sizes_in(part: Batch, batch_dim: int) -> Iterator[int]:
-    """Yield what each tensor says the batch size is."""
-    if isinstance(part, Tensor):
-        if part.dim() > batch_dim:
-            yield part.shape[batch_dim]
-    elif _is_sample_list(part):
-        # Inside, a leading dimension counts boxes and not samples.
-        yield len(part)
-    else:
-        for _, child in _children(part) or ():
-            yield from _sizes_in(child, batch_dim)
 
 
 def _children(part: Batch) -> list[tuple[str, Any]] | None:

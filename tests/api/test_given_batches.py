@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import transformers
+from torch import nn
 
 import budgetfit
+from budgetfit import InputError, Recipe
 from budgetfit.given_settings import estimate_settings, layers
+from tests.core.test_batch_samples import boxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,3 +247,48 @@ def test_a_damaged_wish_in_a_file_is_named(tmp_path: Path) -> None:
         document["provenance"]["asked"][name] = value
         with pytest.raises(budgetfit.InputError, match=f"provenance.asked.{name}"):
             budgetfit.Plan.from_json(json.dumps(document))
+
+
+class Detector(nn.Module):
+    """Boxes of all images stand in one tensor, told apart by an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        self.head = nn.Conv2d(3, 4, 1)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        images = batch["img"]
+        for block in self.blocks:
+            images = torch.relu(block(images))
+        found = self.head(images).mean((2, 3))[batch["batch_idx"].long()]
+        return nn.functional.mse_loss(found, batch["bboxes"])
+
+
+def test_boxes_of_all_images_are_no_samples() -> None:
+    batch = ({**boxes(3, 2), "img": torch.zeros(2, 3, 64, 64)},)
+    estimates = [
+        budgetfit.estimate(
+            Detector(),
+            Recipe(batch_size=size, precision="fp32", optimizer="sgd"),
+            batch=batch,
+            gpu="t4",
+        ).allocated_bytes
+        for size in (4, 16)
+    ]
+    assert estimates[1] > 3 * estimates[0]
+    plan = budgetfit.plan(
+        Detector(), gpu="t4", batch=batch, batch_size=3, checkpointing="full"
+    )
+    assert plan.model.batch["0.img"][0][0] == 2
+    assert budgetfit.verify(plan, device="cpu").passed
+
+
+def test_a_batch_of_which_nothing_grows_is_refused() -> None:
+    class First(nn.Linear):
+        def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).sum()
+
+    batch = (torch.zeros(7, 4), torch.zeros(2, 1), torch.zeros(2))
+    with pytest.raises(InputError, match=r"same from any batch size.* 2 rows"):
+        budgetfit.plan(First(4, 4), gpu="t4", batch=batch)

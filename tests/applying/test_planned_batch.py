@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from budgetfit.applying.planned_batch import PlannedBatch, parts_of, samples_in
+from tests.core.test_batch_samples import boxes, masks, patches
 
 # Made with 2 samples of 16 tokens; a plan for micro-batches of 4.
 EXAMPLE = {
@@ -106,6 +107,38 @@ def test_parts_keep_tuples_and_lists_of_samples() -> None:
     first, second = parts_of(pair, 2)
     assert isinstance(first, Pair)
     assert [len(item["boxes"]) for item in (*first.y, *second.y)] == [0, 1, 2]
+
+
+def test_masks_and_classes_go_with_their_image() -> None:
+    # images 2 and 3 were trained on the targets of 0 and 1
+    first, second = parts_of(masks(3, 3, 1, 2), 2)
+    for part, counts in ((first, [3, 3]), (second, [1, 2])):
+        assert len(part["pixel_values"]) == 2
+        assert [len(item) for item in part["mask_labels"]] == counts
+        assert [len(item) for item in part["class_labels"]] == counts
+
+
+def test_boxes_and_patches_go_with_their_image() -> None:
+    whole = boxes(2, 0, 1, 3)
+    first, second = parts_of(whole, 2)
+    assert first["batch_idx"].tolist() == [0, 0]
+    assert second["batch_idx"].tolist() == [0, 1, 1, 1]
+    assert [len(part["bboxes"]) for part in (first, second)] == [2, 4]
+    assert whole["batch_idx"].tolist() == [0, 0, 2, 3, 3, 3]
+    first, second = parts_of(patches((1, 2, 2), (1, 4, 2), (1, 2, 4)), 2)
+    assert [len(part["pixel_values"]) for part in (first, second)] == [12, 8]
+    assert second["image_grid_thw"].tolist() == [[1, 2, 4]]
+
+
+def test_a_plan_for_lists_of_samples_knows_how_many_there_are() -> None:
+    described = {
+        "pixel_values": ((2, 3, 8, 8), "float32"),
+        "class_labels.0": ((5,), "int64"),
+        "class_labels.1": ((5,), "int64"),
+    }
+    planned = PlannedBatch.of(described, batch_size=4, batch_dim=0)
+    assert planned.shapes["pixel_values"] == (4, 3, 8, 8)
+    assert planned.shapes["class_labels.0"] == (5,)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

@@ -17,6 +17,7 @@ from budgetfit.tracing.batch_shapes import (
     describe_batch,
     resize_batch,
 )
+from tests.core.test_batch_samples import boxes, masks
 
 
 class Pair(NamedTuple):
@@ -148,6 +149,30 @@ def test_detection_targets_are_repeated_as_a_list_of_samples() -> None:
     assert batch_size_of(batch) == 2
     resized = resize_batch(batch, 3)["labels"]
     assert [sample["boxes"].shape for sample in resized] == [(3, 4)] * 3
+
+
+def test_lists_of_tensors_are_repeated_sample_by_sample() -> None:
+    found = resize_batch(masks(1, 3), 3)
+    assert found["pixel_values"].shape[0] == 3
+    assert [len(item) for item in found["mask_labels"]] == [1, 3, 1]
+    assert found["mask_labels"][0] is not found["mask_labels"][2]
+    images = (torch.zeros(3, 8, 8), torch.zeros(3, 9, 9))
+    targets = tuple({"boxes": torch.zeros(n, 4)} for n in (3, 3))
+    cut, kept = resize_batch((images, targets), 1)
+    assert (len(cut), len(kept)) == (1, 1)
+
+
+def test_boxes_are_repeated_with_their_image_and_numbered_anew() -> None:
+    found = resize_batch(boxes(1, 2), 4)
+    assert found["img"].shape[0] == 4
+    assert found["batch_idx"].tolist() == [0, 1, 1, 2, 3, 3]
+    assert found["bboxes"].shape == (6, 4)
+    assert resize_batch(boxes(1, 2), 1)["batch_idx"].tolist() == [0]
+
+
+def test_a_list_of_mappings_that_are_no_samples_stays_as_it_is() -> None:
+    batch = {"x": torch.zeros(2, 3), "levels": [{"y": torch.zeros(2, 3)}] * 3}
+    assert resize_batch(batch, 5)["levels"][0]["y"].shape == (2, 3)
 
 
 def test_a_batch_encoding_keeps_its_attribute_access() -> None:
