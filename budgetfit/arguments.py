@@ -11,6 +11,7 @@ from torch import nn
 
 from budgetfit.adapter_arguments import adapter_as_stored, model_to_trace
 from budgetfit.applying.compiled import plain_module
+from budgetfit.applying.training_modes import mode_notes
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.counts import whole_number
@@ -195,7 +196,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     batch, batch_dim, batch_notes = _example(
         live, batch, partial(make, max_length=longest)
     )
-    notes += [*batch_notes, *loss_notes(loss, live)]
+    notes += [*batch_notes, *loss_notes(loss, live), *mode_notes(live)]
     if lengths is not None:
         _check_holds(batch, lengths.planned)
         notes += lengths.notes()

@@ -31,7 +31,7 @@ def forward_backward(  # noqa: PLR0913 - one value each, all needed
     """Add the gradients of a micro-batch's loss / ``divisor`` to the weights'.
 
     Args:
-        model: Put into training mode if an evaluation has left it in another.
+        model: In training mode.
         batch: On the model's device, in its dtypes.
         loss: See ``call_model.loss_of``.
         divisor: How many micro-batches the mean is over, or what stands for it.
@@ -43,8 +43,6 @@ def forward_backward(  # noqa: PLR0913 - one value each, all needed
     Returns:
         The loss as the model computed it, detached.
     """
-    if not model.training:
-        model.train()  # evaluated in between: per-layer flags need it
     with ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)

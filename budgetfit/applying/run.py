@@ -29,11 +29,11 @@ from budgetfit.applying.run_setup import (
     move,
     same_optimizer,
     same_training,
-    start_training_mode,
 )
 from budgetfit.applying.run_state import load_state, save_state
 from budgetfit.applying.step_guard import StepGuard
 from budgetfit.applying.token_mean import with_num_items
+from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.applying.update import WeightUpdate
 from budgetfit.core.errors import InputError
@@ -60,8 +60,7 @@ class Run:
     measured by ``verify`` (applying P6). As a context manager it undoes at the end.
 
     Args:
-        model: Modified in place. It is switched to training mode if it is in evaluation
-            mode; submodules that are in evaluation mode in a training model stay so.
+        model: Modified in place, and put into training mode (``TrainingModes``).
         recipe: What to carry out.
         loss: ``callable(outputs, batch) -> scalar``; None for the model's own
             (``call_model.loss_of``).
@@ -125,7 +124,8 @@ class Run:
             kind = self.device.type
             say_if_emulated(self._precision, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))
-            start_training_mode(model, self._undo)
+            self._modes = TrainingModes(model)
+            self._undo.add(self._modes.undo)
             self._blocks = BlockTreatment(
                 model,
                 loss=loss,
@@ -218,8 +218,7 @@ class Run:
                 batches wait for an update. Nothing is changed then.
         """
         same_training(self.recipe, recipe, waiting=self.group.count)
-        if not self.model.training:
-            self.model.train()
+        self._modes.resume()
         try:
             self._treat_as(recipe)
         except InputError:
@@ -287,6 +286,7 @@ class Run:
         weight: float | None,
         num_items_in_batch: int | torch.Tensor | None,
     ) -> torch.Tensor:
+        self._modes.resume()
         self._enter("forward")
         if weight is None:
             weight = samples_in(batch, self._batch_dim) or 1

@@ -47,14 +47,6 @@ def move(
     return wanted
 
 
-def start_training_mode(model: nn.Module, undo: Undo) -> None:
-    """Put the model into training mode; parts kept in evaluation mode stay in it."""
-    modes = [(module, module.training) for module in model.modules()]
-    undo.add(_restore_modes, modes)
-    if not model.training:
-        model.train()
-
-
 def same_optimizer(
     name: str, optimizer: Callable[..., torch.optim.Optimizer] | None
 ) -> str | Callable[..., torch.optim.Optimizer]:
@@ -93,8 +85,3 @@ def same_training(before: Recipe, after: Recipe, *, waiting: int) -> None:
             f"{waiting} micro-batches wait for an update. Call run.flush() first, or "
             "adopt other settings when run.updated is True."
         )
-
-
-def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        module.training = training

@@ -18,6 +18,7 @@ from budgetfit.applying.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.applying.optimizer_of_run import optimizer_of
 from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
+from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import Precision, find_precision
@@ -65,8 +66,7 @@ class PreparedModel:
         policy = find_precision(plan.recipe.precision)
         with Undo() as self._undo:
             cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
-            if not model.training:
-                model.train()
+            TrainingModes(model)  # stays so, as with every trainer
             self._take_back = apply_segments(model, self._segments)
             self._undo.add(self._take_segments_back)
             chunked: ChunkedLoss | None = None

@@ -1,0 +1,113 @@
+"""Which modules are in training mode: kept or set once, and said."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import budgetfit
+from budgetfit.applying.run import Run
+from budgetfit.applying.training_modes import mode_notes
+from budgetfit.core.recipe import Recipe
+from tests.applying.small_models import CHAIN, batch_for, make
+
+RECIPE = Recipe(batch_size=4, precision="fp32", optimizer="sgd")
+
+
+class Frozen(nn.Module):
+    """A network whose first batch norm is to stay as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+        self.layer = nn.Linear(8, 8)
+        self.first.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.layer(self.first(x))).square().mean()
+
+
+def training_names(model: nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if module.training}
+
+
+def test_a_model_in_evaluation_mode_trains_as_a_whole_and_goes_back() -> None:
+    model = make("gpt2").eval()
+    assert mode_notes(model) == ()
+    with Run(model, RECIPE) as run:
+        run.step(batch_for("gpt2"))
+        assert all(module.training for module in model.modules())
+    assert not training_names(model)
+
+
+def test_frozen_batch_norm_stays_frozen_after_an_evaluation() -> None:
+    model = Frozen()
+    (note,) = mode_notes(model)
+    assert note.startswith("1 BatchNorm1d")
+    with Run(model, RECIPE) as run, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            run.step(torch.randn(4, 8))
+            model.eval()
+        run.step(torch.randn(4, 8))
+        assert training_names(model) == {"", "second", "layer"}
+    assert not model.first.running_mean.any()
+    assert model.second.num_batches_tracked == 3
+
+
+def test_who_thaws_it_is_told_once() -> None:
+    model = Frozen()
+    with Run(model, RECIPE) as run:
+        model.train()
+        with pytest.warns(UserWarning, match="1 BatchNorm1d were in evaluation mode"):
+            run.step(torch.randn(4, 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run.step(torch.randn(4, 8))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft in transformers
+@pytest.mark.parametrize("method", [None, "lora"])
+def test_the_base_of_new_adapters_trains_as_from_pretrained_leaves_it(
+    method: str | None,
+) -> None:
+    peft = pytest.importorskip("peft")
+    base = make("gpt2").eval()
+    model = (
+        base
+        if method
+        else peft.get_peft_model(base, peft.LoraConfig(fan_in_fan_out=True))
+    )
+    plan = budgetfit.plan(
+        model,
+        gpu="t4",
+        batch=batch_for("gpt2"),
+        batch_size=4,
+        precision="fp32",
+        checkpointing="none",
+        method=method,
+    )
+    assert not any("evaluation mode" in note for note in plan.warnings)
+    kept_bytes = plan.estimate.allocated_bytes
+    with budgetfit.apply(plan, model) as run:
+        dropouts = [m for m in run.model.modules() if isinstance(m, nn.Dropout)]
+        run.step(batch_for("gpt2"))
+        assert dropouts
+        assert all(module.training for module in dropouts)
+        run.model.eval()
+        run.step(batch_for("gpt2"))
+        assert all(module.training for module in dropouts)
+    in_training = budgetfit.plan(
+        model.train(),
+        gpu="t4",
+        batch=batch_for("gpt2"),
+        batch_size=4,
+        precision="fp32",
+        checkpointing="none",
+        method=method,
+    )
+    assert in_training.estimate.allocated_bytes == kept_bytes
+    assert CHAIN["gpt2"][0] in dict(base.named_modules())
