@@ -156,26 +156,16 @@ def _floats_in(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
-def outputs_of(model: nn.Module, batch: Any, *, for_loss: bool) -> Any:  # noqa: ANN401
-    """Run the model as an evaluation does, without labels, and return its outputs.
+def evaluated(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any, Any]:  # noqa: ANN401
+    """Run the model as an evaluation does; return its outputs, and the loss if any.
 
-    A decoder that would be fed with the labels reads them as its input: inputs and
-    outputs are as large either way.
+    Labels are in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.
 
     Args:
         model: Called in the mode and the contexts that it is in.
         batch: As for ``loss_of``.
-        for_loss: Whether a user's loss takes the batch's targets in training.
+        loss: As for ``loss_of``.
     """
-    args, kwargs = arguments_for(model, batch, for_loss=for_loss)
-    labels = kwargs.get("labels")
-    kwargs = {name: item for name, item in kwargs.items() if not _is_label(name)}
-    config = getattr(model, "config", None)
-    if labels is not None and getattr(config, "is_encoder_decoder", False):
-        kwargs.setdefault("decoder_input_ids", labels.clamp(min=0))
-    return model(*args, **kwargs)
-
-
-def _is_label(name: str) -> bool:
-    """Say whether an argument is a label, by transformers' own rule for names."""
-    return "label" in name or name in ("start_positions", "end_positions")
+    args, kwargs = arguments_for(model, batch, for_loss=loss is not None)
+    outputs = model(*args, **kwargs)
+    return outputs, loss(outputs, batch) if loss is not None else None

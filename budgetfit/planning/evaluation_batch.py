@@ -1,8 +1,9 @@
 """The largest batch that can be evaluated between training steps.
 
 Evaluation holds no graph, so its batch may be several times the training's; but its
-logits are there in full, and an ordinary loop, ``outputs = model(**batch)``, holds
-those of the batch before until the next ones are made.
+logits are there in full, labels make a loss of them, accelerate returns them in fp32
+where it trains in mixed precision, and an ordinary loop, ``outputs = model(**batch)``,
+holds those of the batch before until the next ones are made.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from budgetfit.applying.call_model import outputs_of
+from budgetfit.applying.call_model import evaluated
+from budgetfit.applying.nested import map_tensors
 from budgetfit.applying.precision import cast_batch
 from budgetfit.applying.run import Run
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.memory.replay import AfterTraining
 from budgetfit.planning.largest_batch import largest_up_to
+from budgetfit.planning.loss_modules import FakedLoss
 from budgetfit.planning.trace_errors import quiet_fakes
 from budgetfit.tracing.evaluation import evaluation_after
 from budgetfit.tracing.fake_step import trace_once
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from budgetfit.applying.call_model import Loss
     from budgetfit.core.budget import Budget
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.planning.traces import Traces
@@ -42,19 +46,18 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
     """Return the largest batch whose evaluation fits while ``recipe`` trains.
 
     Evaluation means: the model in evaluation mode, no gradients kept, the recipe's
-    autocast, no labels, two batches one after the other; weights and optimizer states
+    autocast, labels, two batches one after the other; weights and optimizer states
     stay, gradients are None. It fits when the replay of training steps and then of
     evaluations ends within the budget. The allocator may empty its cache once,
     when evaluation begins, but not at every batch.
 
     Returns:
         Samples; 0 where not even one fits, None where it cannot be told: the model does
-        not run without labels, sizes are on no line, or the training itself does not
-        fit.
+        not run so, sizes are on no line, or the training itself does not fit.
     """
     try:
         evaluation = evaluation_trace(traces, recipe.precision)
-    except Exception as error:  # noqa: BLE001 - any model's own, for want of labels
+    except Exception as error:  # noqa: BLE001 - any model's own, in evaluation mode
         text = " ".join(str(error).split())[:200]
         traces.log.append(f"evaluation is not traced: {type(error).__name__}: {text}")
         return None
@@ -82,23 +85,33 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
 class _Evaluation:
     """Evaluates batch after batch, in the order of an ordinary loop."""
 
-    def __init__(self, run: Run, *, for_loss: bool) -> None:
+    def __init__(self, run: Run, loss: Loss | None) -> None:
         self.optimizer = run.optimizer
         self._run = run
-        self._for_loss = for_loss
+        self._loss = loss
         self._outputs: Any = None
         self._left = BATCHES
 
     def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
         """Evaluate one batch; the outputs of the last one are there meanwhile."""
         run = self._run
-        moved = cast_batch(batch, find_precision(run.recipe.precision), run.device)
+        policy = find_precision(run.recipe.precision)
+        moved = cast_batch(batch, policy, run.device)
         run.model.eval()
-        with torch.no_grad(), run.autocast():
-            self._outputs = outputs_of(run.model, moved, for_loss=self._for_loss)
+        with torch.no_grad():
+            with run.autocast():
+                outputs = evaluated(run.model, moved, self._loss)
+            if policy.autocast is not None:  # as accelerate's ConvertOutputsToFp32
+                outputs = map_tensors(outputs, _in_fp32)
+            self._outputs = outputs
         self._left -= 1
         if not self._left:
             self._outputs = None
+
+
+def _in_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    is_half = tensor.dtype in {torch.float16, torch.bfloat16}
+    return tensor.float() if is_half else tensor
 
 
 def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
@@ -106,14 +119,15 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
 
     Raises:
         NotAffineError: If sizes are on no line.
-        Exception: What the model raises without labels.
+        Exception: What the model raises in evaluation mode.
     """
     subject = traces.subject
+    loss = FakedLoss(subject.loss, subject.model)
 
     def program(model: nn.Module, on_phase: Callable[[str], None]) -> _Evaluation:
         recipe = Recipe(batch_size=2, precision=precision, optimizer="sgd")
         run = Run(model, recipe, on_phase=on_phase)
-        return _Evaluation(run, for_loss=subject.loss is not None)
+        return _Evaluation(run, loss.loss)
 
     def tracer(batch_size: int, short: Shortening | None) -> RawTrace:
         with quiet_fakes():
@@ -127,6 +141,7 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
                 target=subject.target,
                 micro_steps=BATCHES,
                 short=short,
+                beside=loss.fake,
                 real_values=traces.real_values,
                 one_device=traces.one_device,
             )

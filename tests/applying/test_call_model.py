@@ -1,14 +1,13 @@
 # ruff: noqa: ANN401 - any output, any batch
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.call_model import arguments_for, loss_of, outputs_of
+from budgetfit.applying.call_model import arguments_for, evaluated, loss_of
 from budgetfit.core.errors import InputError
 
 X, Y, MASK = torch.ones(2, 3), torch.zeros(2), torch.ones(2)
@@ -134,19 +133,16 @@ def test_what_cannot_be_trained_on_is_refused(
         loss_of(Model(output), X, loss)
 
 
-def test_an_evaluation_gets_no_labels_and_a_decoder_reads_them_as_its_input() -> None:
+def test_an_evaluation_gets_the_labels_and_makes_the_loss() -> None:
     class Taking(nn.Module):
-        def __init__(self, *, decodes: bool) -> None:
-            super().__init__()
-            self.config = SimpleNamespace(is_encoder_decoder=decodes)
-
         def forward(self, **named: Any) -> Any:
             return named
 
-    labels = torch.tensor([[3, -100]])
-    batch = {"x": X, "labels": labels, "start_positions": Y, "label_ids": Y}
-    assert set(outputs_of(Taking(decodes=False), batch, for_loss=False)) == {"x"}
-    found = outputs_of(Taking(decodes=True), batch, for_loss=False)
-    assert found["decoder_input_ids"].tolist() == [[3, 0]]
-    assert set(found) == {"x", "decoder_input_ids"}
-    assert outputs_of(nn.Linear(3, 1), (X, Y), for_loss=True).shape == (2, 1)
+    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (outputs.sum(1) - batch[1]).sum()
+
+    batch = {"x": X, "labels": Y}
+    assert evaluated(Taking(), batch, None) == (batch, None)
+    outputs, value = evaluated(nn.Linear(3, 1), (X, Y), loss)
+    assert outputs.shape == (2, 1)
+    assert value.item() == loss(outputs, (X, Y)).item()
