@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import torch
+    from torch import nn
 
     from budgetfit.applying.undo import Undo
     from budgetfit.core.recipe import Recipe
@@ -86,6 +87,44 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parame
     if own is not None:
         return own
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+class SameParameters:
+    """Sees that what trains is what the model computes with.
+
+    Args:
+        model: With the parameters that it has when a run begins.
+        optimizer: The run's; it may train a part of them, or others beside them.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        trained = set(trained_parameters(optimizer))
+        self._trainable = {p for p in model.parameters() if p.requires_grad}
+        self._trained = trained.intersection(model.parameters())
+
+    def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the model as it is now.
+
+        Raises:
+            InputError: If it has other parameters than it had.
+        """
+        known = self._trainable.union(trained_parameters(optimizer))
+        there = set()
+        for name, parameter in model.named_parameters():
+            there.add(parameter)
+            if parameter.requires_grad and parameter not in known:
+                raise InputError(
+                    f"{name} is not in the run's optimizer and would never change: it "
+                    "was made or unfrozen after apply (by fully_shard, get_peft_model, "
+                    "load_state_dict(assign=True) ...). Apply the plan after that."
+                )
+        gone = self._trained - there
+        if gone:
+            raise InputError(
+                f"{len(gone)} parameters of the run's optimizer are no longer the "
+                "model's: steps would not change it. Make or replace layers before "
+                "you apply the plan."
+            )
 
 
 def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:

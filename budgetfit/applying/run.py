@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
+from budgetfit.applying.applied_models import claim
 from budgetfit.applying.blocks import BlockTreatment
 from budgetfit.applying.micro_batches import Group
 from budgetfit.applying.micro_step import forward_backward
 from budgetfit.applying.optimizer import LEARNING_RATE
 from budgetfit.applying.optimizer_of_run import (
+    SameParameters,
     optimizer_of,
     refuse_clipping,
     trained_parameters,
@@ -119,7 +121,9 @@ class Run:
         self._batch_dim = batch_dim
         self.updated = False
         self.steps_done = self.skipped_steps = 0
+        self._is_undone = False
         with Undo() as self._undo:
+            claim(model, self, self._undo)
             self.device = move(model, device, self._undo)
             kind = self.device.type
             say_if_emulated(self._precision, self.device)
@@ -147,6 +151,7 @@ class Run:
                 undo=self._undo,
             )
         self.trained = trained_parameters(self.optimizer)
+        self._parameters = SameParameters(model, self.optimizer)
         self._is_trace = any(isinstance(item, FakeTensor) for item in self.trained)
         self._update_weights = WeightUpdate(self.optimizer, self.trained, kind)
         self.optimizer.zero_grad(set_to_none=True)
@@ -183,7 +188,14 @@ class Run:
                 ``BudgetfitError``.
         """
         refuse_clipping(self.recipe, max_grad_norm)
+        if self._is_undone:
+            raise InputError(
+                "This run is undone: its model is the plain one again. Apply the plan "
+                "to it once more to go on."
+            )
         if not self._is_trace:
+            if self.group.count == 0:
+                self._begin_group()
             self._guard.look_at(batch, is_first=self.group.count == 0)
         given = weight, num_items_in_batch
         return self._guarded(lambda: self._train(batch, max_grad_norm, *given), batch)
@@ -260,6 +272,7 @@ class Run:
 
     def undo(self) -> None:
         """Give back the plain model: the same objects, trained values kept."""
+        self._is_undone = True
         self._undo()
 
     def __enter__(self) -> Self:
@@ -274,6 +287,16 @@ class Run:
         self.recipe = recipe
         self.group = Group(recipe.gradient_accumulation_steps)
         self._guard.expect(recipe)
+
+    def _begin_group(self) -> None:
+        """Drop gradients of other backward passes; see that the weights are the same.
+
+        Raises:
+            InputError: If the model has other parameters than the optimizer.
+        """
+        if not self.recipe.optimizer_in_backward:
+            self.optimizer.zero_grad(set_to_none=True)
+        self._parameters.check(self.model, self.optimizer)
 
     def _enter(self, phase: str) -> None:
         self._phase = phase

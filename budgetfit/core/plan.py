@@ -198,6 +198,8 @@ class ModelSummary:
     """What the model is, for people and for refusing the wrong one.
 
     ``class_name`` is its class in transformers, below adapters; empty for another.
+    ``attention`` is how it runs attention, with how many heads; empty where it does not
+    say.
     """
 
     name: str
@@ -208,6 +210,7 @@ class ModelSummary:
     source: str
     batch: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     class_name: str = ""
+    attention: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from budgetfit.applying.applied_models import claim
 from budgetfit.applying.checkpoint import apply_segments
 from budgetfit.applying.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
@@ -65,6 +66,7 @@ class PreparedModel:
         self._segments = plan.recipe.segments
         policy = find_precision(plan.recipe.precision)
         with Undo() as self._undo:
+            claim(model, self, self._undo)
             cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
             TrainingModes(model)  # stays so, as with every trainer
             self._take_back = apply_segments(model, self._segments)

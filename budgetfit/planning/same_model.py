@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_same_model(plan: Plan, model: nn.Module) -> bool:
-    """Say whether the model has the planned blocks, and as many parameters."""
+    """Say whether the model has the planned blocks, parameters and attention."""
     return not _difference(plan, model)
 
 
@@ -22,7 +22,8 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
     """Refuse a model that is not the planned one.
 
     Raises:
-        InputError: If parameter counts differ or a planned block is missing.
+        InputError: If counts of parameters, all or trained, or attention differ, or a
+            planned block is missing.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -46,4 +47,31 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     count = parameter_count(model)
     if count != plan.model.parameter_count:
         return f"has {count:,} parameters, not {plan.model.parameter_count:,}"
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if trained != plan.model.trainable_count:
+        return f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
+    attention = attention_of(model)
+    if attention and plan.model.attention and attention != plan.model.attention:
+        return f"has attention {attention}, not {plan.model.attention}"
     return ""
+
+
+def attention_of(model: nn.Module) -> str:
+    """Return a transformers model's attention and heads, in words.
+
+    For example "sdpa, 32 heads, 8 of keys". Flash attention is called sdpa: either
+    takes memory in proportion to the length. A part with a config of its own (a tower)
+    is told apart. Empty for other models.
+    """
+    config = getattr(model, "config", None)
+    parts = [config, *vars(config).values()] if hasattr(config, "to_dict") else []
+    found = []
+    for part in parts:
+        heads = getattr(part, "num_attention_heads", None)
+        kind = getattr(part, "_attn_implementation", None)
+        if not hasattr(part, "to_dict") or not isinstance(heads, int):
+            continue
+        kind = "eager" if kind == "eager" else "sdpa"
+        keys = getattr(part, "num_key_value_heads", None) or heads
+        found.append(f"{kind}, {heads} heads, {keys} of keys")
+    return "; ".join(found)

@@ -13,6 +13,7 @@ from torch import nn
 from budgetfit.applying.packed_linear import PackedLinear, parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
+from budgetfit.planning.same_model import attention_of
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
@@ -175,6 +176,7 @@ class Subject:
             source=self.source,
             batch=describe_batch(self.batch),
             class_name=_library_class(self.model),
+            attention=attention_of(self.model),
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import budgetfit
 from budgetfit import InputError, Plan
@@ -177,6 +178,31 @@ def test_another_model_than_the_planned_one_is_refused(saved: Path) -> None:
     Fingerprint.of(other).assert_equal(before)
 
 
+def test_a_model_that_trains_other_parameters_is_refused(saved: Path) -> None:
+    frozen = tower()
+    frozen.blocks.requires_grad_(requires_grad=False)
+    with pytest.raises(InputError, match="trains 18 parameters, not 234"):
+        budgetfit.apply(Plan.load(saved), frozen)
+
+
+def test_a_model_with_other_attention_is_refused() -> None:
+    def of(heads: int, kind: str) -> nn.Module:
+        config = GPT2Config(
+            vocab_size=32, n_positions=8, n_embd=8, n_layer=2, n_head=heads
+        )
+        return GPT2LMHeadModel._from_config(config, attn_implementation=kind)  # noqa: SLF001
+
+    plan = budgetfit.plan(of(2, "sdpa"), gpu=CARD, batch_size=2)
+    assert plan.model.attention == "sdpa, 2 heads, 2 of keys"
+    for heads, kind, found in (
+        (2, "eager", "attention eager, 2 heads, 2 of keys, not sdpa, 2 heads"),
+        (4, "sdpa", "attention sdpa, 4 heads, 4 of keys, not sdpa, 2 heads"),
+    ):
+        with pytest.raises(InputError, match=found):
+            budgetfit.apply(plan, of(heads, kind))
+    budgetfit.apply(plan, of(2, "sdpa")).undo()
+
+
 def test_what_is_no_plan_or_no_model_is_refused(saved: Path) -> None:
     with pytest.raises(InputError, match="A Plan is expected, not a str"):
         budgetfit.apply(str(saved))  # type: ignore[arg-type]
@@ -229,9 +255,11 @@ def test_a_compiled_model_is_planned_and_trained_in_eager_mode() -> None:
     plan = plan_of(compiled)
     assert plan.recipe.wrapped_blocks == ("blocks.0", "blocks.1", "blocks.2")
     assert any("without torch.compile" in note for note in plan.warnings)
-    assert budgetfit.apply(plan).model is model
+    with budgetfit.apply(plan) as run:
+        assert run.model is model
     with pytest.warns(UserWarning, match=r"run\.model is the model without"):
-        assert budgetfit.apply(plan, compiled).model is model
+        run = budgetfit.apply(plan, compiled)
+    assert run.model is model
 
 
 def test_a_longer_batch_than_the_plans_is_warned_of() -> None:
