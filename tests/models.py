@@ -25,6 +25,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from budgetfit.applying.call_model import mean_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -38,8 +40,12 @@ WIDTH = 32
 
 
 def mean(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
-    """A loss for models that have none."""
-    return outputs.mean(dtype=torch.float32)
+    """A loss for models that have none, which a plan without one assumes."""
+    return mean_of(outputs)
+
+
+def without_loss() -> None:
+    """Let a trace go on where a model has no loss."""
 
 
 class Mebi(nn.Module):
@@ -228,3 +234,5 @@ EXAMPLES: dict[str, Example] = {
         {"src": _floats(SAMPLES, 8, WIDTH), "tgt": _floats(SAMPLES, 6, WIDTH)},
     ),
 }
+# Those that have none of their own.
+WITHOUT_LOSS = frozenset({"mebi", "convolutions", "transformer"})

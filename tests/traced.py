@@ -12,7 +12,7 @@ from budgetfit.planning.chains import Chains, Setting, every_block
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
 from budgetfit.tracing.fake_step import trace_once
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, without_loss
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
@@ -78,7 +78,11 @@ def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
     return trace_once(
         example.model(),
         lambda model, on_phase: Run(
-            model, recipe, optimizer=optimizer, on_phase=on_phase
+            model,
+            recipe,
+            optimizer=optimizer,
+            on_phase=on_phase,
+            no_loss=without_loss,
         ),
         example.batch,
         batch_size=recipe.batch_size,

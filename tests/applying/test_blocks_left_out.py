@@ -19,6 +19,7 @@ from torch import nn
 import budgetfit
 from budgetfit.applying.run import Run
 from budgetfit.core.recipe import Recipe, Segment
+from tests.models import mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +184,12 @@ def test_bart_trains_with_layerdrop() -> None:
     config.decoder_start_token_id = config.forced_eos_token_id = 2
     model = transformers.BartModel(config).train()
     plan = budgetfit.plan(
-        model, gpu="t4", batch_size=2, checkpointing="full", precision="fp32"
+        model,
+        gpu="t4",
+        batch_size=2,
+        checkpointing="full",
+        precision="fp32",
+        loss=mean,
     )
     ids = torch.arange(3, 35).repeat(2, 1)
     with budgetfit.apply(plan) as run:

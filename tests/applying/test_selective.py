@@ -22,6 +22,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+from tests.models import without_loss
 
 aten = torch.ops.aten
 Gradients = dict[str, torch.Tensor | None]
@@ -66,7 +67,7 @@ def backward(
     """Gradients, and the ops of the backward pass."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, autocast, cache_enabled=cache):
-        loss = loss_of(model, batch, None)
+        loss = loss_of(model, batch, None, no_loss=without_loss)
     with Ops() as ops:
         loss.backward()
     return {name: item.grad for name, item in model.named_parameters()}, ops
@@ -159,10 +160,10 @@ def test_nothing_is_left_after_backward_nor_without_one(name: str) -> None:
     batch = batch_for(name)
     with LiveBytes() as meter:
         before = meter.live_bytes
-        loss = loss_of(model, batch, None)
+        loss = loss_of(model, batch, None, no_loss=without_loss)
         del loss
         assert meter.live_bytes == before
-        loss_of(model, batch, None).backward()
+        loss_of(model, batch, None, no_loss=without_loss).backward()
         model.zero_grad(set_to_none=True)
         assert meter.live_bytes == before
 

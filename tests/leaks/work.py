@@ -12,6 +12,7 @@ from torch import nn
 import budgetfit
 from tests.cli.real_cli import CONFIG
 from tests.fuzz.place import small
+from tests.models import mean
 
 
 def _gpt2() -> nn.Module:
@@ -45,7 +46,7 @@ class _Fails(nn.Module):
 def plan_chain(number: int) -> None:
     """Plan, apply, train a step and undo."""
     model = small()
-    plan = budgetfit.plan(model, gpu="t4", batch_size=2 + number % 3)
+    plan = budgetfit.plan(model, gpu="t4", batch_size=2 + number % 3, loss=mean)
     run = budgetfit.apply(plan)
     run.step(torch.zeros(plan.recipe.batch_size, 8))
     run.undo()

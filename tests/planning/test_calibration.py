@@ -31,7 +31,7 @@ from budgetfit.verifying.calibration_file import (
 )
 from budgetfit.verifying.process_memory import ProcessMemory
 from tests.api.planned import SAMPLE_OF_MEBI
-from tests.models import Mebi
+from tests.models import Mebi, mean
 from tests.reporting.sample_plans import sample_plan, sample_verification
 from tests.verifying.test_calibration_file import measurement, step_time
 
@@ -182,7 +182,9 @@ def test_loading_every_kernel_at_the_start_is_planned_for(
 
 
 def test_verify_on_the_cpu_keeps_nothing(folder: Path) -> None:
-    assert budgetfit.verify(plan(), device="cpu").measured_context_bytes is None
+    assert (
+        budgetfit.verify(plan(), loss=mean, device="cpu").measured_context_bytes is None
+    )
     assert list(folder.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.planning.chains import every_block
 from budgetfit.tracing.fake_step import trace_once
 from budgetfit.tracing.storage_log import StorageLog
-from tests.models import MIB, Mebi
+from tests.models import MIB, Mebi, mean, without_loss
 
 if TYPE_CHECKING:
     from budgetfit.core.recipe import Segment
@@ -53,7 +53,9 @@ def live_bytes(recipe: Recipe) -> list[tuple[str, int]]:
         with log:
             for tensor in (*model.parameters(), *model.buffers()):
                 log.born(tensor)
-            run = Run(model, recipe, on_phase=begin, determinism_check="default")
+            run = Run(
+                model, recipe, loss=mean, on_phase=begin, determinism_check="default"
+            )
             begin("forward")
             run.step(BATCH.clone())
             begin("end")
@@ -65,7 +67,9 @@ def live_bytes(recipe: Recipe) -> list[tuple[str, int]]:
 def traced_bytes(recipe: Recipe) -> list[tuple[str, int]]:
     raw = trace_once(
         pruned(),
-        lambda model, on_phase: Run(model, recipe, on_phase=on_phase),
+        lambda model, on_phase: Run(
+            model, recipe, on_phase=on_phase, no_loss=without_loss
+        ),
         BATCH,
         batch_size=2,
         blocks=("blocks.0", "blocks.1", "blocks.2"),

@@ -14,7 +14,7 @@ from budgetfit.planning.chains import every_block
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
 from budgetfit.tracing.steady_step import repeat_step
 from budgetfit.tracing.storage_log import StorageLog
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, WITHOUT_LOSS, mean
 from tests.traced import raw_trace, session
 
 if TYPE_CHECKING:
@@ -80,7 +80,13 @@ def real(name: str, recipe: Recipe) -> list[Measured]:
         with log:
             for tensor in (*model.parameters(), *model.buffers()):
                 log.born(tensor)
-            run = Run(model, recipe, on_phase=begin, determinism_check="default")
+            run = Run(
+                model,
+                recipe,
+                loss=mean if name in WITHOUT_LOSS else None,
+                on_phase=begin,
+                determinism_check="default",
+            )
             for step in range(STEPS):  # noqa: B007 - ``begin`` reads it
                 for micro_step in range(micro_steps):  # noqa: B007 - so here
                     begin("forward")

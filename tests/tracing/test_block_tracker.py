@@ -12,7 +12,7 @@ from budgetfit.applying.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.tracing.block_tracker import first_tensor
 from budgetfit.tracing.fake_step import trace_once
-from tests.models import EXAMPLES, MIB
+from tests.models import EXAMPLES, MIB, without_loss
 from tests.traced import raw_trace, session
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def trace(
 ) -> RawTrace:
     return trace_once(
         model,
-        lambda twin, on_phase: Run(twin, recipe, on_phase=on_phase),
+        lambda twin, on_phase: Run(
+            twin, recipe, on_phase=on_phase, no_loss=without_loss
+        ),
         batch,
         batch_size=recipe.batch_size,
         blocks=blocks,

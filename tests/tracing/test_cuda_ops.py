@@ -16,6 +16,7 @@ from budgetfit.tracing.fake_model import fake_mode
 from budgetfit.tracing.fake_step import trace_once
 from budgetfit.tracing.log_rows import run_plainly
 from budgetfit.tracing.storage_log import StorageLog
+from tests.models import without_loss
 
 MIB = 1 << 20
 aten = torch.ops.aten
@@ -34,7 +35,9 @@ def backward_births(
     recipe = Recipe(batch_size=4, optimizer="sgd")
     raw = trace_once(
         model,
-        lambda twin, on_phase: Run(twin, recipe, on_phase=on_phase),
+        lambda twin, on_phase: Run(
+            twin, recipe, on_phase=on_phase, no_loss=without_loss
+        ),
         batch,
         batch_size=4,
         blocks=(),

@@ -17,7 +17,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.fake_step import trace_once
-from tests.models import EXAMPLES, MIB
+from tests.models import EXAMPLES, MIB, without_loss
 from tests.traced import raw_trace
 
 if TYPE_CHECKING:
@@ -42,7 +42,12 @@ def trace(
     return trace_once(
         model,
         lambda twin, on_phase: Run(
-            twin, recipe, loss=loss, on_phase=on_phase, **options
+            twin,
+            recipe,
+            loss=loss,
+            on_phase=on_phase,
+            no_loss=without_loss,
+            **options,
         ),
         batch,
         batch_size=recipe.batch_size,

@@ -26,7 +26,7 @@ from budgetfit.planning.traces import Traces
 from budgetfit.tracing.cuda_semantics.autocast import ops_with_kernel
 from budgetfit.tracing.cuda_semantics.target import CudaTarget
 from budgetfit.tracing.fake_step import trace_once
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, without_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +236,8 @@ def test_an_error_later_in_the_step_leaves_nothing_behind_either(phase: str) -> 
             if name == phase:
                 raise KeyboardInterrupt
 
-        return Run(twin, Recipe(batch_size=2, precision="bf16-mixed"), on_phase=stop)
+        recipe = Recipe(batch_size=2, precision="bf16-mixed")
+        return Run(twin, recipe, on_phase=stop, no_loss=without_loss)
 
     with pytest.raises(KeyboardInterrupt):
         trace_once(
@@ -254,7 +255,10 @@ def test_two_threads_may_plan_at_the_same_time() -> None:
         raw = trace_once(
             models.pop(),
             lambda twin, on_phase: Run(
-                twin, Recipe(batch_size=2, precision="bf16-mixed"), on_phase=on_phase
+                twin,
+                Recipe(batch_size=2, precision="bf16-mixed"),
+                on_phase=on_phase,
+                no_loss=without_loss,
             ),
             example.batch,
             batch_size=2,
