@@ -284,6 +284,11 @@ def test_boxes_of_all_images_are_no_samples() -> None:
     assert budgetfit.verify(plan, device="cpu").passed
 
 
+def test_a_model_that_saves_nothing_but_its_batch_grows_with_it() -> None:
+    plan = budgetfit.plan(nn.Linear(4, 4), gpu="t4", batch=torch.zeros(2, 4))
+    assert plan.recipe.batch_size > 2
+
+
 def test_a_batch_of_which_nothing_grows_is_refused() -> None:
     class First(nn.Linear):
         def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:

@@ -210,6 +210,7 @@ def test_frozen_weights_have_no_optimizer_and_a_frozen_model_is_refused() -> Non
     run = run_of(model, optimizer_in_backward=True)
     assert len(run.optimizer.param_groups) == 7
     losses(run, 1)
+    run.undo()
     model.requires_grad_(False)
     with pytest.raises(InputError, match="no trainable parameter"):
         run_of(model, optimizer_in_backward=True)

@@ -256,9 +256,15 @@ def test_floating_point_inputs_of_a_bf16_model_are_cast() -> None:
     model = transformers.ViTForImageClassification(config)
     plan = plan_for(tiny_model("llama"), (), precision="bf16")
     count = sum(parameter.numel() for parameter in model.parameters())
-    plan = replace(
-        plan, model=replace(plan.model, parameter_count=count, blocks=(), batch={})
+    described = replace(
+        plan.model,
+        parameter_count=count,
+        trainable_count=count,
+        blocks=(),
+        batch={},
+        attention="",
     )
+    plan = replace(plan, model=described)
 
     prepared = plan.prepare(model)
     loss = model(pixel_values=torch.randn(2, 3, 8, 8), labels=torch.tensor([0, 1])).loss
@@ -451,12 +457,13 @@ def test_adapters_of_a_plan_are_trained_by_the_trainer(tmp_path: Path) -> None:
     counts = count_block_runs(base)
     model = peft.get_peft_model(base, config)
     plan = plan_for(tiny_model("llama"), (Segment((names[0],)), Segment((names[2],))))
-    count = sum(parameter.numel() for parameter in model.parameters())
-    plan = replace(
-        plan,
-        adapter=Adapter(method="lora", r=4),
-        model=replace(plan.model, parameter_count=count, blocks=tuple(names)),
+    described = replace(
+        plan.model,
+        parameter_count=sum(p.numel() for p in model.parameters()),
+        trainable_count=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        blocks=tuple(names),
     )
+    plan = replace(plan, adapter=Adapter(method="lora", r=4), model=described)
 
     losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
 

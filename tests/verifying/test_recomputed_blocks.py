@@ -22,8 +22,10 @@ def recomputed(model: nn.Module, name: str, *segments: tuple[str, ...]) -> set[s
 def recomputed_by(model: nn.Module, name: str, *segments: Segment) -> set[str]:
     seen = RecomputedBlocks()
     recipe = Recipe(batch_size=4, segments=segments)
-    run = Run(model, recipe, on_phase=seen.on_phase)
-    with seen.watching(model, CHAIN[name]):
+    with (
+        Run(model, recipe, on_phase=seen.on_phase) as run,
+        seen.watching(model, CHAIN[name]),
+    ):
         run.step(batch_for(name))
     return seen.seen
 
