@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[object]] = (
     weakref.WeakKeyDictionary()
 )
+_LOCK = threading.Lock()
 
 
 def claim(model: nn.Module, owner: object, undo: Undo) -> None:
@@ -23,6 +25,13 @@ def claim(model: nn.Module, owner: object, undo: Undo) -> None:
     Raises:
         InputError: If another one does, or changes a part of it, or what it is part of.
     """
+    with _LOCK:
+        _refuse_a_second_owner(model)
+        _OWNERS[model] = weakref.ref(owner)
+    undo.add(_OWNERS.pop, model, None)
+
+
+def _refuse_a_second_owner(model: nn.Module) -> None:
     parts = set(model.modules())
     for other, known in _OWNERS.items():
         if other not in parts and model not in set(other.modules()):
@@ -38,5 +47,3 @@ def claim(model: nn.Module, owner: object, undo: Undo) -> None:
             "returned before you plan it anew; run.adopt(recipe) changes settings "
             "while training."
         )
-    _OWNERS[model] = weakref.ref(owner)
-    undo.add(_OWNERS.pop, model, None)

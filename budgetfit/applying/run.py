@@ -122,8 +122,10 @@ class Run:
         self.updated = False
         self.steps_done = self.skipped_steps = 0
         self._is_undone = False
+        self._is_trace = any(isinstance(p, FakeTensor) for p in model.parameters())
         with Undo() as self._undo:
-            claim(model, self, self._undo)
+            if not self._is_trace:  # a copy that nobody else has
+                claim(model, self, self._undo)
             self.device = move(model, device, self._undo)
             kind = self.device.type
             say_if_emulated(self._precision, self.device)
@@ -152,7 +154,6 @@ class Run:
             )
         self.trained = trained_parameters(self.optimizer)
         self._parameters = SameParameters(model, self.optimizer)
-        self._is_trace = any(isinstance(item, FakeTensor) for item in self.trained)
         self._update_weights = WeightUpdate(self.optimizer, self.trained, kind)
         self.optimizer.zero_grad(set_to_none=True)
 

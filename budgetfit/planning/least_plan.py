@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 # What has a little more alive may reserve less. So many are judged, and more while
 # their traces are short.
-ALIKE: Final = (
-    0.01  # of the peak: of such the simplest comes first, and then what pins least
-)
+ALIKE: Final = 0.01  # of the peak: the simplest come first, then what pins least
 MOST_JUDGED: Final = 6
 MOST_EVENTS: Final = 100_000
 # A near miss is looked at longer: segments of 20 MiB come and go with little.
@@ -231,8 +229,11 @@ def _all_inputs_but_one_on_host(
     """Yield every block recomputed, its input on the host but for one of them.
 
     Where a tensor more or less is alive may save the allocator a segment of 20 MiB: 6 %
-    of what a model of 50 M parameters takes.
+    of what a model of 50 M parameters takes. Of long traces none: too few are judged.
     """
+    program = chains.recomputed(chain.batch_size)
+    if program is None or len(program.trace.events) * MOST_JUDGED > MOST_EVENTS:
+        return
     blocks = every_block(chains.traces.subject.blocks)
     on_host = [replace(block, input_on_host=True) for block in blocks]
     for number, block in enumerate(blocks):

@@ -18,6 +18,7 @@ from budgetfit.planning.chains import Chains
 from budgetfit.planning.lora_twin import RANK, lora_twin
 from budgetfit.planning.loss_parts import search_with_loss_parts
 from budgetfit.planning.practices import best, best_of_policy
+from budgetfit.planning.same_model import trainable_count
 from budgetfit.planning.search import judged, search
 from budgetfit.planning.traces import Traces
 
@@ -126,8 +127,7 @@ def levers(chains: Chains) -> Iterator[Lever]:
 def _is_mostly_trained(model: nn.Module) -> bool:
     """Whether a model is no adapter's: some keep a table of positions fixed."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(x.numel() for x in model.parameters() if x.requires_grad)
-    return trained > total / 2
+    return trainable_count(model) > total / 2
 
 
 def has_half(chains: Chains) -> bool:

@@ -47,13 +47,18 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     count = parameter_count(model)
     if count != plan.model.parameter_count:
         return f"has {count:,} parameters, not {plan.model.parameter_count:,}"
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = trainable_count(model)
     if trained != plan.model.trainable_count:
         return f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
     attention = attention_of(model)
     if attention and plan.model.attention and attention != plan.model.attention:
         return f"has attention {attention}, not {plan.model.attention}"
     return ""
+
+
+def trainable_count(model: nn.Module) -> int:
+    """Return how many numbers of a model train."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def attention_of(model: nn.Module) -> str:

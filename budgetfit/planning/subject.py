@@ -13,7 +13,7 @@ from torch import nn
 from budgetfit.applying.packed_linear import PackedLinear, parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
-from budgetfit.planning.same_model import attention_of
+from budgetfit.planning.same_model import attention_of, trainable_count
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
@@ -164,13 +164,12 @@ class Subject:
 
     def summary(self) -> ModelSummary:
         """Describe the model for people, and to refuse another one later."""
-        parameters = list(self.model.parameters())
         modules = dict(self.model.named_modules())
         types = Counter(type(modules[name]).__name__ for name in self.blocks)
         return ModelSummary(
             name=self.name or type(self.model).__name__,
             parameter_count=parameter_count(self.model),
-            trainable_count=sum(p.numel() for p in parameters if p.requires_grad),
+            trainable_count=trainable_count(self.model),
             blocks=self.blocks,
             block_type=types.most_common(1)[0][0] if types else "",
             source=self.source,

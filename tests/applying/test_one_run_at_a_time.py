@@ -38,8 +38,9 @@ def test_a_model_trains_by_one_plan_at_a_time() -> None:
 
 def test_a_copy_is_another_model() -> None:
     model = make("stack")
-    with Run(model, RECIPE), Run(copy.deepcopy(make("stack")), RECIPE):
-        pass
+    with Run(model, RECIPE) as run, Run(copy.deepcopy(model), RECIPE) as other:
+        assert run.step(BATCH).isfinite()
+        assert other.step(BATCH).isfinite()
 
 
 def test_a_refused_recipe_leaves_the_model_free() -> None:
@@ -119,6 +120,7 @@ def test_an_optimizer_may_train_a_part_and_freezing_is_no_mistake() -> None:
     run.step(BATCH)
     model.get_parameter("layers.1.up.weight").requires_grad_(requires_grad=False)
     run.step(BATCH)
+    assert run.steps_done == 2
 
 
 def test_gradients_of_other_backward_passes_are_no_part_of_a_step() -> None:
