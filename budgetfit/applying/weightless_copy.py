@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from budgetfit.core.copy_slots import copy_slots
+from budgetfit.core.copy_model import copied
 from budgetfit.core.errors import TraceError
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ def weightless_copy(
             own = stand_in._parameters  # noqa: SLF001
             own.update({name: memo.get(id(p), p) for name, p in own.items()})
     try:
-        found: nn.Module = memo.get(id(model)) or copy.deepcopy(model, memo)
-        copy_slots(model.modules(), memo)
+        return copied(model, memo)
     except Exception as error:
         raise TraceError(
             f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
@@ -72,7 +70,6 @@ def weightless_copy(
             module=type(model).__name__,
             op="deepcopy",
         ) from error
-    return found
 
 
 def _is_small_and_whole(tensor: torch.Tensor) -> bool:

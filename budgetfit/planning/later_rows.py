@@ -17,7 +17,7 @@ from budgetfit.core.errors import TraceError
 from budgetfit.core.plan import LaterRows
 from budgetfit.planning.alternatives import further_rows
 from budgetfit.planning.garbage import old_objects_left_alone
-from budgetfit.planning.loss_modules import modules_of
+from budgetfit.planning.swap_modules import modules_in
 from budgetfit.tracing.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def kept_subject(subject: Subject) -> Subject | None:
     None if the model cannot be copied, or if the loss runs modules: they may be parts
     of the model, or change as it does.
     """
-    if modules_of(subject.loss):
+    if modules_in(subject.loss):
         return None
     try:
         model = weightless_copy(subject.model, small_values=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from budgetfit.core.copy_slots import copy_slots
+from budgetfit.core.copy_model import copied
 from budgetfit.core.errors import TraceError
 from budgetfit.tracing.fake_tensors import FakeTensors
 from budgetfit.tracing.shortened_twin import close_up, holes
@@ -46,12 +45,10 @@ def fake_copy(
     with _CopiesOnCpu(mode):
         memo = (holes(model, left_out) if short is not None else {}) | fakes
         try:
-            twin = copy.deepcopy(model, memo)
+            twin = copied(model, memo)
         except Exception:  # noqa: BLE001 - the attributes are asked one by one
             gaps = {} if short is None else holes(model, left_out)
             twin = _patient_copy(model, gaps | fakes)
-        else:
-            copy_slots(model.modules(), memo)
     if short is not None:
         close_up(twin, short)
     return twin
@@ -86,7 +83,7 @@ def _patient_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Copy a model some of whose attributes cannot be copied."""
     memo |= stand_ins(model, memo)
     try:
-        twin = copy.deepcopy(model, memo)
+        return copied(model, memo)
     except Exception as error:
         raise TraceError(
             f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
@@ -94,8 +91,6 @@ def _patient_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
             module=type(model).__name__,
             op="deepcopy",
         ) from error
-    copy_slots(model.modules(), memo)
-    return twin
 
 
 def _refuse_scripts(model: nn.Module) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,39 +33,33 @@ def stand_ins(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
     Raises:
         TraceError: An open file or an iterator: reading from it would change it.
     """
-    whole: dict[int, Any] = {id(module): module for module in model.modules()}
-    whole |= memo
+    known: dict[int, Any] = {id(module): module for module in model.modules()}
+    known |= memo
     found: dict[int, Any] = {}
     for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            own = f"{path}.{name}" if path else name
-            for where, refused in _refused(value, whole, own):
-                found[id(refused)] = _stand_in(where, refused, type(module).__name__)
+        waiting = [
+            (f"{path}.{name}" if path else name, value)
+            for name, value in vars(module).items()
+        ]
+        while waiting:
+            where, value = waiting.pop()
+            if id(value) in known:
+                continue
+            known[id(value)] = value
+            parts = _parts(value)
+            if _is_copied(value, [part for _, part in parts]):
+                waiting += [(f"{where}.{name}", part) for name, part in parts]
+            else:
+                found[id(value)] = _stand_in(where, value, type(module).__name__)
     return found
 
 
-def _refused(
-    value: Any,  # noqa: ANN401 - an attribute of any kind
-    memo: dict[int, Any],
-    path: str,
-    seen: frozenset[int] = frozenset(),
-) -> Iterator[tuple[str, Any]]:
-    """Yield the innermost things in ``value`` that cannot be copied, with paths."""
-    if id(value) in memo or id(value) in seen or _is_copied(value, memo):
-        return
-    inner = [
-        found
-        for name, part in _parts(value)
-        for found in _refused(part, memo, f"{path}.{name}", seen | {id(value)})
-    ]
-    yield from inner or [(path, value)]
-
-
-def _is_copied(value: Any, memo: dict[int, Any]) -> bool:  # noqa: ANN401
+def _is_copied(value: Any, parts: Iterable[Any]) -> bool:  # noqa: ANN401
+    """Whether a value can be copied where all its parts can."""
     if isinstance(value, torch.Generator):
         return False  # torch's own copy reads its state under the fake mode
     try:
-        copy.deepcopy(value, dict(memo))
+        copy.deepcopy(value, {id(part): part for part in parts})
     except Exception:  # noqa: BLE001 - whatever it refuses with
         return False
     return True
@@ -75,6 +70,10 @@ def _parts(value: Any) -> list[tuple[object, Any]]:  # noqa: ANN401
         return list(value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(enumerate(value))
+    if isinstance(value, types.MethodType):
+        return [("__self__", value.__self__)]
+    if isinstance(value, (type, types.FunctionType)):
+        return []  # never copied
     return list(getattr(value, "__dict__", {}).items())
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,8 +11,9 @@ from budgetfit.applying.run import Run
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.planning.loss_modules import FakedLoss, modules_of, swapped
+from budgetfit.planning.loss_modules import FakedLoss
 from budgetfit.planning.subject import Subject
+from budgetfit.planning.swap_modules import modules_in, swapped
 from budgetfit.planning.traces import Traces
 from budgetfit.tracing.fake_step import trace_once
 from tests.models import MIB, Mebi
@@ -87,15 +89,15 @@ def test_it_is_found_wherever_a_loss_may_hold_it() -> None:
         return net(outputs)
 
     found = [
-        modules_of(distilled_from(taught)),
-        modules_of(holder.loss),
-        modules_of(holder),
-        modules_of(by_default),
-        modules_of(functools.partial(by_argument, taught)),
-        modules_of(taught),
+        modules_in(distilled_from(taught)),
+        modules_in(holder.loss),
+        modules_in(holder),
+        modules_in(by_default),
+        modules_in(functools.partial(by_argument, taught)),
+        modules_in(taught),
     ]
     assert found == [(taught,)] * 6
-    assert modules_of(with_global) == (GLOBAL_TEACHER,)
+    assert modules_in(with_global) == (GLOBAL_TEACHER,)
 
 
 def test_a_loss_without_modules_stays_the_same_object() -> None:
@@ -165,3 +167,69 @@ def test_a_module_around_the_model_does_not_count_it_twice() -> None:
     trace = Traces(subject.with_found_blocks()).exact(recipe)
     chosen = trace.category == CATEGORIES.index("parameters")
     assert trace.fixed_bytes[chosen].sum() == 7 * MIB
+
+
+class Linked:
+    """Knows every other of its kind; ``looks`` counts how often that is asked."""
+
+    looks = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.others: list[Linked] = []
+        self.module: nn.Module | None = None
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+        if name == "__dict__":
+            Linked.looks += 1
+        return super().__getattribute__(name)
+
+    def loss(self, outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return outputs.mean()
+
+
+def linked(number: int, *, ring: bool = False) -> list[Linked]:
+    rows = [Linked(each) for each in range(number)]
+    for at, each in enumerate(rows):
+        each.others = [rows[(at + 1) % number]] if ring else rows
+    return rows
+
+
+@pytest.mark.parametrize("number", [5, 50, 500])
+@pytest.mark.parametrize("ring", [False, True])
+def test_objects_linked_in_circles_are_each_looked_at_once(
+    number: int, ring: bool
+) -> None:
+    rows = linked(number, ring=ring)
+    rows[number // 2].module = taught = teacher()
+    Linked.looks = 0
+    assert modules_in(rows[0].loss) == (taught,)
+    assert Linked.looks == number
+    other = teacher()
+    new = swapped(rows[0].loss, lambda _: other).__self__
+    reached = new.others[0] if ring else new.others[number // 2]
+    while reached.module is None:
+        reached = reached.others[0]
+    assert reached.module is other
+    assert rows[number // 2].module is taught
+    # The circle is closed among the copies, none of which is the user's own.
+    copies = [new, *(new.others if not ring else ())]
+    if ring:
+        while copies[-1].others[0] is not new:
+            copies.append(copies[-1].others[0])
+    assert {each.number for each in copies} == set(range(number))
+    assert not {id(each) for each in copies} & {id(each) for each in rows}
+
+
+def test_functions_that_name_each_other_are_swapped_together() -> None:
+    taught, other = teacher(), teacher()
+
+    def even(number: int, nets: Any = (taught,)) -> Any:  # noqa: ANN401
+        return nets[0] if number == 0 else odd(number - 1)
+
+    def odd(number: int) -> Any:  # noqa: ANN401
+        return even(number - 1)
+
+    new = swapped(odd, lambda _: other)
+    assert new(7) is other
+    assert odd(7) is taught

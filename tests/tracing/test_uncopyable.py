@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import queue
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -88,3 +89,43 @@ def test_torchscript_is_refused_by_name() -> None:
     with pytest.raises(TraceError, match=text) as error:
         copy_of(model)
     assert error.value.module == "1"
+
+
+class Linked:
+    """Knows others of its kind; ``copies`` counts how often one was copied."""
+
+    copies = 0
+
+    def __init__(self) -> None:
+        self.others: list[Linked] = []
+        self.lock: object = None
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        Linked.copies += 1
+        return (Linked, (), vars(self))
+
+
+def circle(number: int, *, all_of_them: bool) -> list[Linked]:
+    rows = [Linked() for _ in range(number)]
+    for at, each in enumerate(rows):
+        each.others = (
+            list(rows) if all_of_them else [rows[(at + 1) % number], rows[at - 1]]
+        )
+    return rows
+
+
+@pytest.mark.parametrize("number", [5, 50, 300])
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_objects_linked_in_circles_are_copied_in_few_looks(
+    number: int, all_of_them: bool
+) -> None:
+    rows = circle(number, all_of_them=all_of_them)
+    rows[number // 2].lock = threading.Lock()
+    Linked.copies = 0
+    limit = sys.getrecursionlimit()
+    held = copy_of(holding(rows))[1].held
+    # Once until the lock is met, once by itself, and once with the lock shared.
+    assert Linked.copies <= 3 * number
+    assert [each.lock for each in held] == [each.lock for each in rows]
+    assert not {id(each) for each in held} & {id(each) for each in rows}
+    assert sys.getrecursionlimit() == limit
