@@ -11,6 +11,7 @@ from torch import nn
 
 from budgetfit.adapter_arguments import adapter_as_stored, model_to_trace
 from budgetfit.applying.compiled import plain_module
+from budgetfit.applying.data_parallel import refuse_to_plan
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.byte_text import format_bytes
@@ -173,6 +174,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     plain = plain_module(model) if isinstance(model, nn.Module) else model
     resolved = resolve_model(plain, trust_remote_code=trust_remote_code)
     live = resolved.model
+    refuse_to_plan(live)
     is_live = isinstance(model, nn.Module)
     adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
     batch = load_batch(batch) if isinstance(batch, str) else batch

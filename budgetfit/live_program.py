@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.applying.data_parallel import refuse_to_apply
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.errors import InputError
@@ -69,6 +70,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
             "made from a config. Hand one in: budgetfit.apply(plan, model)."
         )
     model = as_torch_module(model)
+    refuse_to_apply(model)
     check_same_model(plan, model)
     return model
 

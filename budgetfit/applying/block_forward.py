@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from budgetfit.applying.nested import tensors_in
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from budgetfit.applying.segment_region import SegmentRegion
+
+# A model may be compiled around its blocks. Into them torch.compile would trace its own
+# checkpoints, which fail or save other tensors than planned. As torch.compiler.disable,
+# but dynamo is imported (seconds) at the first call and not here.
+_eager = _disable_dynamo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class BlockCall:
     repeats: Repeatable
     to_the_end: bool = False
 
+    @_eager
     def __call__(
         self,
         function: Callable[..., Any],
@@ -146,6 +153,7 @@ class CheckpointedForward:
         self._repeats = repeats
         self._nested = nested
 
+    @_eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run the block."""
         if not self._call.offload:

@@ -108,6 +108,18 @@ def say_unverified(model: nn.Module) -> None:
         )
 
 
+def say_compiled_since(model: nn.Module, before: int) -> None:
+    """Warn if more of a model is compiled than the ``before`` modules at ``apply``."""
+    names = compiled_modules(model)
+    if len(names) > before:
+        warnings.warn(
+            f"{_listed(names, first=True)} compiled after apply: blocks that the plan "
+            "recomputes or offloads run eagerly, and bytes and times of the rest are "
+            "not those of the plan. Only verify() on the card can tell.",
+            stacklevel=4,
+        )
+
+
 def _is_wrapper(module: nn.Module) -> bool:
     """Whether this is what ``torch.compile(module)`` returned."""
     # Importing dynamo takes seconds; nobody has a wrapper who has not imported it.

@@ -8,6 +8,8 @@ from torch._subclasses import FakeTensor
 
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.blocks import BlockTreatment
+from budgetfit.applying.compiled import compiled_modules, say_compiled_since
+from budgetfit.applying.data_parallel import say_if_alone
 from budgetfit.applying.micro_batches import Group
 from budgetfit.applying.micro_step import forward_backward
 from budgetfit.applying.optimizer import LEARNING_RATE
@@ -154,6 +156,7 @@ class Run:
             )
         self.trained = trained_parameters(self.optimizer)
         self._parameters = SameParameters(model, self.optimizer)
+        self._compiled = len(compiled_modules(model))
         self._update_weights = WeightUpdate(self.optimizer, self.trained, kind)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -298,6 +301,9 @@ class Run:
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         self._parameters.check(self.model, self.optimizer)
+        if self.steps_done + self.skipped_steps == 0:
+            say_compiled_since(self.model, self._compiled)
+            say_if_alone(self.model)
 
     def _enter(self, phase: str) -> None:
         self._phase = phase

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from torch import nn
-
 _DEEPEST: Final = 50_000  # Python's frames; deepcopy takes about four for each link
 
 
-def copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def copied(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an nn.Module
     """Return a model's ``copy.deepcopy``, with what its modules hold in ``__slots__``.
 
     Objects linked in a long row are copied, too: every link takes some calls, and
     Python would stop after a thousand.
     """
     with _deeper_recursion():
-        twin: nn.Module = copy.deepcopy(model, memo)
+        twin = copy.deepcopy(model, memo)
         _copy_slots(model.modules(), memo)
     return twin
 

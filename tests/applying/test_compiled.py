@@ -135,3 +135,42 @@ def test_the_words_fit_one_module_and_several() -> None:
         Run(model, recipe(segments=PAIRS)).undo()
     with pytest.warns(UserWarning, match=r"^'layers\.0' and 2 more are compiled, and"):
         Run(model, recipe())
+
+
+AFTER = {
+    "wrapped": "The model is compiled after apply",
+    "in place": "The model is compiled after apply",
+    "treated blocks": r"'layers\.0' and 1 more are compiled after apply",
+    "inside treated blocks": r"are compiled after apply",
+}
+
+
+@pytest.mark.parametrize("how", AFTER)
+def test_compiled_after_apply_treated_blocks_run_eagerly_and_nothing_else_changes(
+    how: str,
+) -> None:
+    torch._dynamo.reset()  # noqa: SLF001 - what other tests compiled
+    data = batches(2)
+    plain = [start(recipe(segments=PAIRS)).step(batch).item() for batch in data[:1]]
+    run = start(recipe(segments=PAIRS))
+    layers = run.model.get_submodule("layers")
+    if how == "wrapped":
+        run.model = torch.compile(run.model, backend=counting)
+    elif how == "in place":
+        run.model.compile(backend=counting)
+    elif how == "treated blocks":
+        for block in (layers[0], layers[3]):
+            block.compile(backend=counting)
+    else:
+        for block in (layers[0], layers[3]):
+            for child in block.children():
+                child.compile(backend=counting)
+    COUNTED.clear()
+    with pytest.warns(UserWarning, match=AFTER[how]):
+        first = run.step(data[0]).item()
+    assert [first] == pytest.approx(plain)
+    # Of treated blocks nothing is compiled.
+    assert (not COUNTED) is (how == "treated blocks")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.step(data[1])

@@ -1,0 +1,83 @@
+"""PyTorch's wrappers for several processes: where they go, and where one is missing."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# By class names: importing them takes time, and nobody has one who has not done so.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+_SHARDED = "FSDPModule"  # what ``fully_shard`` makes a module's class a child of
+
+
+def refuse_to_plan(model: nn.Module) -> None:
+    """Refuse models that exchange gradients or weights, which a trace cannot run.
+
+    Raises:
+        InputError: Says what to plan instead.
+    """
+    _refuse_wrapper(model, "plan")
+    if _has(model, _SHARDED):
+        raise InputError(
+            "The model is sharded by fully_shard already. Plan it before that, and "
+            "divide what it has to fit into as the processes divide it."
+        )
+
+
+def refuse_to_apply(model: nn.Module) -> None:
+    """Refuse a wrapper around the model that was planned.
+
+    Raises:
+        InputError: Says where the wrapper goes.
+    """
+    _refuse_wrapper(model, "apply")
+
+
+def _refuse_wrapper(model: nn.Module, verb: str) -> None:
+    name = type(model).__name__
+    if name in _WRAPPERS:
+        raise InputError(
+            f"{name} is around the model. {verb.capitalize()} takes the plain one "
+            f"(its .module); after apply wrap what the run calls: run.model = "
+            f"{name}(run.model)."
+        )
+
+
+def say_if_alone(model: nn.Module) -> None:
+    """Warn if other processes train, and this one does not hear of their gradients."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    processes = torch.distributed.get_world_size()
+    if processes == 1 or _exchanges(model):
+        return
+    warnings.warn(
+        f"{processes} processes train, and each of them a model of its own: run.model "
+        "exchanges no gradients. Wrap what the run calls, after apply: run.model = "
+        "torch.nn.parallel.DistributedDataParallel(run.model).",
+        stacklevel=4,
+    )
+
+
+def _exchanges(model: nn.Module) -> bool:
+    if _has(model, *_WRAPPERS, _SHARDED):
+        return True
+    tensors: Any = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and any(
+        isinstance(parameter, tensors.DTensor) for parameter in model.parameters()
+    )
+
+
+def _has(model: nn.Module, *names: str) -> bool:
+    return any(
+        kind.__name__ in names
+        for module in model.modules()
+        for kind in type(module).__mro__
+    )

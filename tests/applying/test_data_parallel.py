@@ -1,0 +1,79 @@
+"""Wrappers for several processes: refused around a model, missed around run.model."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import budgetfit
+from budgetfit import InputError
+from budgetfit.applying.data_parallel import say_if_alone
+from tests.applying.training_runs import batches, recipe, start
+from tests.models import Mebi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BATCH = torch.zeros(2, 512, 512)
+
+
+@pytest.fixture
+def two_processes() -> Iterator[None]:
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=0, world_size=2
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return outputs.mean()
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_a_wrapper_goes_around_what_the_run_calls() -> None:
+    plan = budgetfit.plan(Mebi(), vram="2GB", batch=BATCH, loss=loss)
+    model = Mebi()
+    wrapped = DistributedDataParallel(model)
+    with pytest.raises(InputError, match=r"Plan takes the plain one \(its \.module\)"):
+        budgetfit.plan(wrapped, vram="2GB", batch=BATCH, loss=loss)
+    with pytest.raises(InputError, match=r"Apply takes the plain one .*run\.model = "):
+        budgetfit.apply(plan, wrapped, loss=loss)
+    with pytest.raises(InputError, match="DataParallel is around the model"):
+        budgetfit.apply(plan, DataParallel(model), loss=loss)
+    with budgetfit.apply(plan, model, loss=loss) as run:  # refused, it was not claimed
+        assert run.model is model
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_a_sharded_model_is_planned_before() -> None:
+    model = Mebi()
+    fully_shard(model)
+    with pytest.raises(InputError, match=r"sharded by fully_shard already\. Plan it"):
+        budgetfit.plan(model, vram="2GB", batch=BATCH, loss=loss)
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_the_first_step_of_several_processes_misses_a_wrapper() -> None:
+    run = start(recipe())
+    batch, second = batches(2)
+    with pytest.warns(UserWarning, match="2 processes train, and each of them a model"):
+        run.step(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.step(second)  # said once
+        say_if_alone(DistributedDataParallel(run.model))
+        fully_shard(run.model)
+        say_if_alone(run.model)
+
+
+def test_one_process_needs_none() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(recipe()).step(batches(1)[0])
