@@ -115,15 +115,6 @@ def _fills_what_it_saved(block: nn.Module) -> bool:
     return any(isinstance(module, nn.RReLU) for module in block.modules())
 
 
-def switch_off_caches(model: nn.Module, undo: Undo) -> None:
-    """Set ``config.use_cache`` to False where it is on, as transformers' Trainer."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if getattr(config, "use_cache", None) is True:
-            undo.add(setattr, config, "use_cache", True)
-            config.use_cache = False  # type: ignore[union-attr]
-
-
 def _apply_segment(
     segment: Segment, calls: list[BlockCall], region: SegmentRegion, undo: Undo
 ) -> None:

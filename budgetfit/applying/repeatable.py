@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.applying.written_attributes import Changed, Drawn
+    from budgetfit.applying.written_attributes import Change
     from budgetfit.applying.written_buffers import HeldBuffer
 
 
@@ -84,7 +84,7 @@ class _OneForward:
         self._owner, self._function, self._values = owner, function, values
         self._generators: HostGenerators | None = None
         self._buffers: list[HeldBuffer] = []
-        self._attributes: list[Changed | Drawn] = []
+        self._attributes: list[Change] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run the block."""

@@ -57,6 +57,10 @@ class SegmentRegion:
         self.to_the_end = to_the_end
         self._newest: weakref.ref[_Pass] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the pass that is on: copies and pickles of a model have none."""
+        return {**vars(self), "_newest": None}
+
     def call(
         self,
         position: int,

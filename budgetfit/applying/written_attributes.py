@@ -1,4 +1,4 @@
-"""Attributes that a block's forward changes, when the block runs a second time.
+"""Attributes and globals that a block's forward changes, when it runs a second time.
 
 Counters, flags, the state of a recurrent layer, a generator of one's own: as with
 buffers, a recomputation must find what its forward found, and leave what it left.
@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import operator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch import nn
 
 from budgetfit.core.random_generators import (
     generator_state,
     is_generator,
     set_generator_state,
 )
+from budgetfit.core.user_code import globals_changed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
-
 _ABSENT: Any = object()
 _OTHER: Any = object()  # may hold a graph, and with it the step before, and so on
+_CONTAINERS = (list, dict, set)
+_MOST_ITEMS = 2**12  # larger ones are tables that are read, or logs
+_OF_TORCH = frozenset(vars(nn.Module()))
 _VALUES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 
 
 class Changed(NamedTuple):
-    """An attribute that a forward has set, and what it was before."""
+    """An attribute or a global that a forward has set, and what it was before."""
 
     attributes: dict[str, Any]
     name: str
@@ -43,10 +46,30 @@ class Drawn(NamedTuple):
     before: Any
 
 
+class Filled(NamedTuple):
+    """A list, dict or set of an attribute, and what was in it before a forward."""
+
+    container: Any
+    before: Any
+
+
+Change: TypeAlias = Changed | Drawn | Filled
+
+
+class Held(NamedTuple):
+    """What a forward finds: attributes by module, generators, containers, globals."""
+
+    attributes: list[dict[str, Any]]
+    drawn: list[Drawn]
+    filled: list[Filled]
+    globals: list[Changed]
+
+
 class WrittenAttributes:
     """Finds out what a block's forward changes of the attributes of its modules.
 
-    Seen is what is set, not what is changed inside: a list that grows.
+    Seen is what is set, on modules or by ``global`` statements, and what lists, dicts
+    and sets of numbers and text hold; not what is changed inside other objects.
 
     Args:
         block: Whose attributes they are.
@@ -60,21 +83,53 @@ class WrittenAttributes:
             for name, value in module.__dict__.items()
             if is_generator(value)
         ]
+        self._globals = _globals_of(self._modules)
 
-    def hold(self) -> tuple[list[dict[str, Any]], list[Drawn]]:
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out globals: they are no part of a copy or a pickle of a model."""
+        return {**vars(self), "_globals": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take copied modules; their classes name the globals."""
+        vars(self).update(state)
+        self._globals = _globals_of(self._modules)
+
+    def hold(self) -> Held:
         """Note what the forward finds."""
         own = [module.__dict__.get(name) for module, name in self._generators]
-        return (
+        return Held(
             [dict(module.__dict__) for module in self._modules],
             [Drawn(each, generator_state(each)) for each in own if is_generator(each)],
+            [
+                Filled(value, value.copy())
+                for value in self._containers()
+                if _holds_values(value)
+            ],
+            [
+                Changed(places, name, places.get(name, _ABSENT))
+                for places, name in self._globals
+            ],
         )
 
-    def changes(
-        self, held: tuple[list[dict[str, Any]], list[Drawn]]
-    ) -> list[Changed | Drawn]:
+    def _containers(self) -> Iterator[Any]:
+        for module in self._modules:
+            for name, value in module.__dict__.items():
+                if type(value) in _CONTAINERS and name not in _OF_TORCH:
+                    yield value
+        for places, name in self._globals:
+            if type(value := places.get(name)) in _CONTAINERS:
+                yield value
+
+    def changes(self, held: Held) -> list[Change]:
         """Return what the forward may have changed since ``held``."""
-        found: list[Changed | Drawn] = [*held[1]]
-        for module, before in zip(self._modules, held[0], strict=True):
+        found: list[Change] = [*held.drawn]
+        found += [each for each in held.filled if each.container != each.before]
+        found += [
+            each._replace(before=_to_put_back(each.before))
+            for each in held.globals
+            if each.attributes.get(each.name, _ABSENT) is not each.before
+        ]
+        for module, before in zip(self._modules, held.attributes, strict=True):
             now = module.__dict__
             same = map(operator.is_, now.values(), before.values())
             if len(now) == len(before) and all(same):
@@ -88,14 +143,9 @@ class WrittenAttributes:
 
 
 @contextmanager
-def attributes_as_before(changes: list[Changed | Drawn]) -> Iterator[None]:
+def attributes_as_before(changes: list[Change]) -> Iterator[None]:
     """Let the forward find what it found, and leave at the end what is there now."""
-    now = [
-        generator_state(each.generator)
-        if isinstance(each, Drawn)
-        else each.attributes.get(each.name, _ABSENT)
-        for each in changes
-    ]
+    now = [_now(each) for each in changes]
     try:
         for each in changes:
             _put(each, each.before)
@@ -105,13 +155,40 @@ def attributes_as_before(changes: list[Changed | Drawn]) -> Iterator[None]:
             _put(each, value)
 
 
-def _put(each: Changed | Drawn, value: Any) -> None:  # noqa: ANN401
+def _now(each: Change) -> Any:  # noqa: ANN401
+    if isinstance(each, Drawn):
+        return generator_state(each.generator)
+    if isinstance(each, Filled):
+        return each.container.copy()
+    return each.attributes.get(each.name, _ABSENT)
+
+
+def _put(each: Change, value: Any) -> None:  # noqa: ANN401
     if isinstance(each, Drawn):
         set_generator_state(each.generator, value)
+    elif isinstance(each, Filled):
+        each.container.clear()
+        if isinstance(value, list):
+            each.container.extend(value)
+        else:
+            each.container.update(value)
     elif value is _ABSENT:
         each.attributes.pop(each.name, None)
     elif value is not _OTHER:
         each.attributes[each.name] = value
+
+
+def _globals_of(modules: list[nn.Module]) -> list[tuple[dict[str, Any], str]]:
+    kinds = dict.fromkeys(map(type, modules))
+    return [each for kind in kinds for each in globals_changed_by(kind)]  # type: ignore[arg-type]
+
+
+def _holds_values(container: Any) -> bool:  # noqa: ANN401
+    """Whether what a container holds may wait for backward: no graph, no tensor."""
+    if len(container) > _MOST_ITEMS:
+        return False
+    items = container.values() if isinstance(container, dict) else container
+    return set(map(type, items)).issubset(_VALUES)
 
 
 def _may_set(module: nn.Module) -> bool:

@@ -12,19 +12,16 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
-import re
-import site
 import sys
-import sysconfig
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from budgetfit.core.user_code import is_installed, is_library, names_in
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Libraries even where they run from a working copy: their versions are in the key.
-_LIBRARIES: Final = frozenset({"torch", "numpy", "transformers", "budgetfit", "scipy"})
 # Too many files to read; what is not in the version is in their classes' own files.
 _WHOLE_VERSIONS: Final = frozenset({"torch", "budgetfit", *sys.stdlib_module_names})
 # In a class's namespace, but no part of what it does.
@@ -58,51 +55,6 @@ class Adds(Protocol):
         """Whether ``token`` was not asked for before."""
 
 
-def is_library(module: str) -> bool:
-    """Whether a module's code is known by its version."""
-    root = module.partition(".")[0]
-    if root in _LIBRARIES or root in sys.stdlib_module_names or root == "builtins":
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and is_installed(file)
-
-
-@functools.cache
-def is_installed(file: str) -> bool:
-    """Whether a file was put where it is by an installer, or came with Python.
-
-    In a folder of packages (an environment's, the system's, the user's), or in any
-    other that is searched for modules and has the installer's record of it: that of
-    ``pip install --target``, or of an HPC module.
-    """
-    path = Path(file).resolve()
-    return any(
-        parent in _package_folders()
-        or path.relative_to(parent).parts[0] in _recorded(parent)
-        for parent in path.parents
-    )
-
-
-@functools.cache
-def _package_folders() -> frozenset[Path]:
-    paths = sysconfig.get_paths()
-    names = ("purelib", "platlib", "stdlib", "platstdlib")
-    found = [*(paths[name] for name in names), *site.getsitepackages()]
-    return frozenset(Path(each).resolve() for each in (*found, site.USER_SITE) if each)
-
-
-@functools.cache
-def _recorded(folder: Path) -> frozenset[str]:
-    """Return the packages and modules of a folder that an installer has recorded."""
-    if folder not in {Path(each).resolve() for each in sys.path if each}:
-        return frozenset()
-    return frozenset(
-        re.split(r"[/,]", line, maxsplit=1)[0]
-        for record in folder.glob("*.dist-info/RECORD")
-        for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
-    )
-
-
 def add_function(found: Adds, function: types.FunctionType) -> None:
     """Describe a function: its code, defaults, closure and the globals it names."""
     found.add(function.__module__ or "", function.__qualname__)
@@ -124,7 +76,7 @@ def add_function(found: Adds, function: types.FunctionType) -> None:
     add_loaded_modules(found, home)
     _check_imports(function)
     found.add(dict(vars(function)))
-    names = set(_names(function.__code__))
+    names = set(names_in(function.__code__))
     for name in sorted(names & function.__globals__.keys()):
         value = function.__globals__[name]
         found.add(name)
@@ -247,14 +199,6 @@ def _check_imports(function: types.FunctionType) -> None:
             loaded in sys.modules for loaded in (f"{package}.{name}", package) if loaded
         ):
             raise NotCacheableError(f"{function.__qualname__} imports {name}")
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Yield the globals and attributes that code names, inner functions included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 @functools.cache

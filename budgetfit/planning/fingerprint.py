@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from budgetfit.core.user_code import is_library
 from budgetfit.planning.code_fingerprint import (
     NotCacheableError,
     add_class,
     add_function,
     is_builtin,
-    is_library,
     wrapped,
 )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from budgetfit.planning.code_fingerprint import is_library
+from budgetfit.core.user_code import globals_of, is_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -129,7 +129,7 @@ class _Copies:
         elif isinstance(old, types.CellType):
             new.cell_contents = self.of(old.cell_contents)
         elif isinstance(old, types.FunctionType):
-            new.__globals__.update((n, self.of(item)) for n, item in _named_by(old))
+            new.__globals__.update((n, self.of(item)) for n, item in globals_of(old))
             new.__defaults__ = self.of(old.__defaults__)
             new.__kwdefaults__ = self.of(old.__kwdefaults__)
         else:
@@ -149,23 +149,9 @@ def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
     if is_library(function.__module__ or ""):
         return
     yield from function.__closure__ or ()
-    yield from (item for _, item in _named_by(function))
+    yield from (item for _, item in globals_of(function))
     yield function.__defaults__
     yield function.__kwdefaults__
-
-
-def _named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a function and those inside it name."""
-    for name in _names(function.__code__):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _contents(cell: types.CellType) -> tuple[Any, ...]:

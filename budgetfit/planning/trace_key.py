@@ -20,7 +20,8 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.utils import checkpoint
 
-from budgetfit.planning.code_fingerprint import NotCacheableError, is_library
+from budgetfit.core.user_code import is_library
+from budgetfit.planning.code_fingerprint import NotCacheableError
 from budgetfit.planning.fingerprint import Fingerprint
 from budgetfit.tracing.real_values import is_asked_about
 

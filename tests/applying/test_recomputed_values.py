@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,12 @@ class Begins(nn.Module):
 
     def __init__(self, begin: int) -> None:
         super().__init__()
-        self.linear, self.begin, self.runs = nn.Linear(4, 4), begin, [0]
+        self.linear, self.begin = nn.Linear(4, 4), begin
+        self.runs = itertools.count(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.runs[0] += 1
-        return torch.tanh(
-            self.linear(x) * (1 + (self.runs[0] > self.begin) * self.runs[0])
-        )
+        run = next(self.runs)
+        return torch.tanh(self.linear(x) * (1 + (run > self.begin) * run))
 
 
 def steps_until_refused(block: Begins, *, check: bool = True) -> int | None:

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import budgetfit
-from budgetfit.planning import code_fingerprint
-from budgetfit.planning.code_fingerprint import is_installed
+from budgetfit.core import user_code
+from budgetfit.core.user_code import is_installed
 from budgetfit.planning.fingerprint import Fingerprint
 
 ROOT = Path(budgetfit.__file__).parents[1]
 PACKAGES = Path(sysconfig.get_paths()["purelib"])
 ASKS = """
 import packaging.requirements, platformdirs
-from budgetfit.planning.code_fingerprint import is_library
+from budgetfit.core.user_code import is_library
 print(is_library("packaging.requirements"), is_library("platformdirs"))
 """
 
@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    for cached in (is_installed, code_fingerprint._recorded):  # noqa: SLF001
+    for cached in (is_installed, user_code._recorded):  # noqa: SLF001
         cached.cache_clear()
     return tmp_path
 
@@ -77,7 +77,7 @@ def test_a_folder_is_no_other_whose_name_begins_with_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        code_fingerprint, "_package_folders", lambda: frozenset({tmp_path / "packages"})
+        user_code, "_package_folders", lambda: frozenset({tmp_path / "packages"})
     )
     is_installed.cache_clear()
     assert is_installed(str(tmp_path / "packages" / "numpy" / "x.py"))

@@ -1,0 +1,45 @@
+"""transformers' generation cache: off while a model trains by a plan, on where saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from budgetfit.applying.undo import Undo
+
+
+def switch_off_caches(model: nn.Module, undo: Undo) -> None:
+    """Set ``config.use_cache`` to False where it is on, as transformers' Trainer.
+
+    What ``save_pretrained`` writes until ``undo`` has it on: generation needs it.
+    """
+    changed: list[Any] = []
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            undo.add(setattr, config, "use_cache", True)
+            config.use_cache = False
+            changed.append(config)
+    for module in model.modules() if changed else ():
+        if callable(getattr(type(module), "save_pretrained", None)):
+            undo.set_on(module, "save_pretrained", _SavesWithCache(module, changed))
+
+
+class _SavesWithCache:
+    """Stands in for a model's ``save_pretrained``; copied with the model it is its."""
+
+    def __init__(self, model: nn.Module, configs: list[Any]) -> None:
+        self._model, self._configs = model, configs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Save the model with the configs as they were."""
+        now = [config.use_cache for config in self._configs]
+        for config in self._configs:
+            config.use_cache = True
+        try:
+            return type(self._model).save_pretrained(self._model, *args, **kwargs)  # type: ignore[operator]
+        finally:
+            for config, value in zip(self._configs, now, strict=True):
+                config.use_cache = value

@@ -1,0 +1,123 @@
+"""Which code is a library's, known by its version, and what the user's own names."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+import site
+import sys
+import sysconfig
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Libraries even where they run from a working copy: their versions are in the key.
+_LIBRARIES: Final = frozenset({"torch", "numpy", "transformers", "budgetfit", "scipy"})
+
+
+def is_library(module: str) -> bool:
+    """Whether a module's code is known by its version."""
+    root = module.partition(".")[0]
+    if root in _LIBRARIES or root in sys.stdlib_module_names or root == "builtins":
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and is_installed(file)
+
+
+@functools.cache
+def is_installed(file: str) -> bool:
+    """Whether a file was put where it is by an installer, or came with Python.
+
+    In a folder of packages (an environment's, the system's, the user's), or in any
+    other that is searched for modules and has the installer's record of it: that of
+    ``pip install --target``, or of an HPC module.
+    """
+    path = Path(file).resolve()
+    return any(
+        parent in _package_folders()
+        or path.relative_to(parent).parts[0] in _recorded(parent)
+        for parent in path.parents
+    )
+
+
+@functools.cache
+def _package_folders() -> frozenset[Path]:
+    paths = sysconfig.get_paths()
+    names = ("purelib", "platlib", "stdlib", "platstdlib")
+    found = [*(paths[name] for name in names), *site.getsitepackages()]
+    return frozenset(Path(each).resolve() for each in (*found, site.USER_SITE) if each)
+
+
+@functools.cache
+def _recorded(folder: Path) -> frozenset[str]:
+    """Return the packages and modules of a folder that an installer has recorded."""
+    if folder not in {Path(each).resolve() for each in sys.path if each}:
+        return frozenset()
+    return frozenset(
+        re.split(r"[/,]", line, maxsplit=1)[0]
+        for record in folder.glob("*.dist-info/RECORD")
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the globals and attributes that code names, inner functions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+def globals_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function names, with their values."""
+    for name in names_in(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+@functools.cache
+def globals_changed_by(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # noqa: ANN401
+    """Return the globals that methods of a user's class ``kind`` set or may fill.
+
+    Of its own functions that the methods call, too: those that a ``global`` statement
+    makes theirs, and lists, dicts and sets. Each with the globals that it is in.
+    """
+    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    waiting = [
+        each
+        for parent in kind.__mro__
+        if not is_library(parent.__module__)
+        for each in vars(parent).values()
+    ]
+    seen = set()
+    while waiting:
+        function = waiting.pop()
+        if (
+            not isinstance(function, types.FunctionType)
+            or function in seen
+            or is_library(function.__module__ or "")
+        ):
+            continue
+        seen.add(function)
+        places = function.__globals__
+        names = {*_set_globally(function.__code__)}
+        for name, value in globals_of(function):
+            waiting.append(value)
+            if type(value) in (list, dict, set):
+                names.add(name)
+        found |= {(id(places), name): (places, name) for name in names}
+    return tuple(found.values())
+
+
+def _set_globally(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of ``global`` statements that are set."""
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_GLOBAL":
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _set_globally(constant)
