@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.compiled import without_wrapper
+from budgetfit.applying.optimizer import LEARNING_RATE, OPTIMIZER_NAMES
 from budgetfit.applying.run import Run
+from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan, Verification
 from budgetfit.live_program import (
     functions_of,
@@ -35,6 +38,7 @@ def apply(
     *,
     loss: Loss | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    learning_rate: float | None = None,
 ) -> Run:
     """Make the model train by the plan: segments, precision, optimizer, accumulation.
 
@@ -44,6 +48,8 @@ def apply(
             plan with adapters puts them on a plain model, and ``undo`` takes them off.
         loss: Needed where the plan was made with one and loaded; so is ``optimizer``.
         optimizer: The function that ``plan.recipe.optimizer`` names.
+        learning_rate: Of an optimizer that the plan has by name; 5e-5, transformers'
+            default, if left out. A function sets its own.
 
     Returns:
         What trains; ``run.step(batch)`` for each micro-batch, ``run.undo()`` for the
@@ -51,8 +57,10 @@ def apply(
         warning, unless the plan keeps everything.
 
     Raises:
-        InputError: If there is no model, or it is not the one that was planned.
+        InputError: If there is no model, it is not the one that was planned, or a
+            learning rate cannot be used.
     """
+    _check_learning_rate(plan, learning_rate)
     if model is not None and isinstance(plan, Plan):
         model = without_wrapper(model, plan.recipe)
     model, put_back = put_on(plan, model)
@@ -64,6 +72,7 @@ def apply(
             plan.recipe,
             loss=loss,
             optimizer=optimizer,
+            learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
             plan=plan,
             batch_dim=batch_dimension(model),
         )
@@ -71,6 +80,20 @@ def apply(
         put_back()
         raise
     return take_off_last(run, put_back)
+
+
+def _check_learning_rate(plan: Plan, learning_rate: float | None) -> None:
+    if learning_rate is None:
+        return
+    if not isinstance(learning_rate, (int, float)) or not 0 < learning_rate < math.inf:
+        raise InputError(
+            f"learning_rate must be a number above 0, got {learning_rate!r}."
+        )
+    if isinstance(plan, Plan) and plan.recipe.optimizer not in OPTIMIZER_NAMES:
+        raise InputError(
+            f"The plan's optimizer is a function, {plan.recipe.optimizer}, which sets "
+            "its own learning rate. Leave learning_rate= out."
+        )
 
 
 @undisturbed()

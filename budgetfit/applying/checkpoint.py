@@ -14,6 +14,7 @@ from budgetfit.applying.block_forward import (
     CheckpointedForward,
     is_transformers_layer,
 )
+from budgetfit.applying.generation_cache import switch_off_caches
 from budgetfit.applying.repeatable import Repeatable
 from budgetfit.applying.segment_region import SegmentRegion
 from budgetfit.applying.selective import SavedCalls

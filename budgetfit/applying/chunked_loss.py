@@ -80,13 +80,15 @@ def chunk_loss(
     if loss is not None:
         raise InputError(
             "loss_chunks cuts the loss that the model computes itself, and loss= takes "
-            "its place. Leave loss= out, or use loss_chunks=1."
+            "its place. Leave loss= out, or plan with it, or use a Recipe with "
+            "loss_chunks=1."
         )
     causal = _causal_model(model)
     if causal is None:
         raise InputError(
             f"loss_chunks cuts the output head and the loss of a causal language model "
-            f"of transformers, and {type(model).__name__} is none. Use loss_chunks=1."
+            f"of transformers, and {type(model).__name__} is none. Use a Recipe "
+            "with loss_chunks=1."
         )
     head = causal.get_output_embeddings()
     chunked = ChunkedLoss(head, causal.loss_function, parts, determinism_check)

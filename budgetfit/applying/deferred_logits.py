@@ -16,9 +16,14 @@ import torch
 
 from budgetfit.core.errors import InputError
 
+KEEP_WHOLE = (
+    "Plan with loss=lambda outputs, batch: outputs.loss, which keeps it whole, or use "
+    "a Recipe with loss_chunks=1."
+)
+
 
 class CannotChunkLossError(InputError):
-    """The loss of this model cannot be computed in parts; use ``loss_chunks=1``."""
+    """The loss of this model cannot be computed in parts."""
 
 
 class _NoLogitsError(CannotChunkLossError, AttributeError):
@@ -36,7 +41,7 @@ def refuse(
         CannotChunkLossError: Always.
     """
     raise kind(
-        f"The loss of this model cannot be cut into parts: {reason}. Use loss_chunks=1."
+        f"The loss of this model cannot be cut into parts: {reason}. {KEEP_WHOLE}"
     ) from cause
 
 

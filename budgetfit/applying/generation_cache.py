@@ -1,4 +1,4 @@
-"""transformers' generation cache: off while a model trains by a plan, on where saved."""
+"""transformers' generation cache: off while a model trains, on where it is saved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _SavesWithCache:
         for config in self._configs:
             config.use_cache = True
         try:
-            return type(self._model).save_pretrained(self._model, *args, **kwargs)  # type: ignore[operator]
+            return type(self._model).save_pretrained(self._model, *args, **kwargs)  # type: ignore[attr-defined]
         finally:
             for config, value in zip(self._configs, now, strict=True):
                 config.use_cache = value

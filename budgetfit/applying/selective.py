@@ -61,6 +61,10 @@ class SavedCalls:
         for name in self.wanted:
             _check_op(block, name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the forward before: copies and pickles of a model had none."""
+        return {**vars(self), "_newest": None}
+
     def contexts(
         self,
     ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -180,7 +180,7 @@ def _put(each: Change, value: Any) -> None:  # noqa: ANN401
 
 def _globals_of(modules: list[nn.Module]) -> list[tuple[dict[str, Any], str]]:
     kinds = dict.fromkeys(map(type, modules))
-    return [each for kind in kinds for each in globals_changed_by(kind)]  # type: ignore[arg-type]
+    return [each for kind in kinds for each in globals_changed_by(kind)]
 
 
 def _holds_values(container: Any) -> bool:  # noqa: ANN401

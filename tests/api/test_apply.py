@@ -158,6 +158,21 @@ def test_another_optimizer_than_the_planned_one_is_refused(saved: Path) -> None:
         )
 
 
+def test_the_learning_rate_is_given_or_transformers_default(saved: Path) -> None:
+    model = tower()
+    plan = plan_of(model, loss=cross_entropy, batch=batch(), optimizer="adamw_torch")
+    with budgetfit.apply(plan, model) as run:
+        assert run.optimizer.param_groups[0]["lr"] == 5e-5
+    with budgetfit.apply(plan, model, learning_rate=0.5) as run:
+        assert run.optimizer.param_groups[0]["lr"] == 0.5
+    for wrong in (0, -1.0, float("nan"), "fast"):
+        with pytest.raises(InputError, match="learning_rate must be a number above 0"):
+            budgetfit.apply(plan, model, learning_rate=wrong)  # type: ignore[arg-type]
+    own: dict[str, Any] = {"loss": cross_entropy, "optimizer": fast_sgd}
+    with pytest.raises(InputError, match=r"a function, .*fast_sgd.* sets its own"):
+        budgetfit.apply(Plan.load(saved), tower(), learning_rate=0.1, **own)
+
+
 def test_a_loaded_plan_needs_a_model(saved: Path) -> None:
     with pytest.raises(InputError, match=r"Hand one in: budgetfit\.apply"):
         budgetfit.apply(Plan.load(saved))

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 import weakref
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ from budgetfit.core.errors import InputError, RecomputationError
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SINGLES = tuple((i,) for i in range(BLOCKS))
 SEGMENTATIONS = {
@@ -142,14 +146,21 @@ def test_a_model_taken_as_it_is_keeps_its_generation_cache() -> None:
     assert not model.config.use_cache  # a recomputation would fill it twice
 
 
-def test_generation_caches_are_off_until_undone() -> None:
+def test_generation_caches_are_off_until_undone_and_on_where_saved(
+    tmp_path: Path,
+) -> None:
     model: Any = make("gpt2")
     assert model.config.use_cache
     undo = apply_segments(model, [])
     assert not model.config.use_cache
     assert model(**batch_for("gpt2")).past_key_values is None
+    for saved in (model, copy.deepcopy(model)):
+        saved.save_pretrained(tmp_path)
+        assert type(model.config).from_pretrained(tmp_path).use_cache
+        assert not saved.config.use_cache
     undo()
     assert model.config.use_cache
+    assert "save_pretrained" not in vars(model)
 
 
 def test_a_cache_asked_for_in_the_batch_is_kept_from_recomputed_blocks() -> None:
@@ -538,12 +549,24 @@ def test_an_input_overwritten_after_the_segment_is_refused_by_autograd() -> None
         loss.backward()
 
 
-def test_a_deep_copy_of_an_applied_model_is_a_model_of_its_own() -> None:
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301 - our own
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_an_applied_model_is_a_model_of_its_own(how: str) -> None:
     x = torch.randn(4, 16)
-    for segments in (ALL_THREE, [Segment(("layers.1",))]):
+    saving = Segment(
+        ("layers.1",), mode="selective", saved_ops=("aten.addmm.default:0",)
+    )
+    for segments in (ALL_THREE, [Segment(("layers.1",))], [saving]):
         model = three()
         apply_segments(model, segments)
-        twin = copy.deepcopy(model)
+        backward(model, (x,))  # while it trains
+        model.zero_grad()
+        twin = COPIES[how](model)
         counter = Counter(twin, ("layers.1",))
         gradients = backward(twin, (x,))[1]
         assert all(item.grad is None for item in model.parameters())
