@@ -64,7 +64,7 @@ def make_optimizer(
             one of ``OPTIMIZER_NAMES``; or a callable that takes the list of parameters.
         parameters: Those without ``requires_grad`` are left out.
         lr: Learning rate; a callable brings its own.
-        device_type: ``"cuda"`` or ``"cpu"``.
+        device_type: ``"cuda"`` or ``"cpu"``; of fake tensors, what they stand for.
 
     Raises:
         InputError: If the name is unknown, its library is not installed or it cannot
@@ -80,14 +80,9 @@ def make_optimizer(
         made = _from_callable(optimizer, trained)
     else:
         made = _maker(optimizer)(trained, lr)
-    if runs_as_on_cuda(trained, device_type):
+    if device_type == "cuda":
         _say_foreach(made)
     return made
-
-
-def runs_as_on_cuda(parameters: list[torch.nn.Parameter], device_type: str) -> bool:
-    """Whether these are CUDA's parameters, or fake ones that stand for them."""
-    return device_type == "cuda" or _are_fake(parameters)
 
 
 def _are_fake(parameters: list[Any]) -> bool:

@@ -79,6 +79,7 @@ class Run:
         plan: Where the recipe is from: for warnings and reports.
         batch_dim: The dimension of a batch's tensors that counts samples.
         no_loss: For a trace, which goes on without a loss (``call_model.loss_of``).
+        fakes_for: The type of the device that fake tensors of a trace stand for.
 
     Attributes:
         model: The model handed in.
@@ -113,6 +114,7 @@ class Run:
         plan: Plan | None = None,
         batch_dim: int = 0,
         no_loss: Callable[[], object] | None = None,
+        fakes_for: str = "cuda",
     ) -> None:
         self.model = model
         self._precision = find_precision(recipe.precision)
@@ -130,6 +132,7 @@ class Run:
                 claim(model, self, self._undo)
             self.device = move(model, device, self._undo)
             kind = self.device.type
+            steps_on = fakes_for if self._is_trace else kind
             say_if_emulated(self._precision, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))
             self._modes = TrainingModes(model)
@@ -150,14 +153,14 @@ class Run:
                 same_optimizer(recipe.optimizer, optimizer),
                 model.parameters(),
                 lr=learning_rate,
-                device_type=kind,
+                device_type=steps_on,
                 scaler=self.scaler,
                 undo=self._undo,
             )
         self.trained = trained_parameters(self.optimizer)
         self._parameters = SameParameters(model, self.optimizer)
         self._compiled = len(compiled_modules(model))
-        self._update_weights = WeightUpdate(self.optimizer, self.trained, kind)
+        self._update_weights = WeightUpdate(self.optimizer, self.trained, steps_on)
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(

@@ -8,8 +8,6 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.applying.optimizer import runs_as_on_cuda
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,7 +37,7 @@ class WeightUpdate:
         self._trained = trained
         self._fake = any(isinstance(item, FakeTensor) for item in trained)
         # On CUDA clipping takes all gradients at once; fake ones must be told (M44).
-        self._foreach = True if runs_as_on_cuda([*trained], device_type) else None
+        self._foreach = True if device_type == "cuda" else None
         self._writes: list[int] | None = None
 
     def __call__(

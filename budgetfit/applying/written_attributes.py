@@ -18,14 +18,13 @@ from budgetfit.core.random_generators import (
     is_generator,
     set_generator_state,
 )
-from budgetfit.core.user_code import globals_changed_by
+from budgetfit.core.user_code import CONTAINERS, globals_changed_by, refill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # may hold a graph, and with it the step before, and so on
-_CONTAINERS = (list, dict, set)
 _MOST_ITEMS = 2**12  # larger ones are tables that are read, or logs
 _OF_TORCH = frozenset(vars(nn.Module()))
 _VALUES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
@@ -114,10 +113,10 @@ class WrittenAttributes:
     def _containers(self) -> Iterator[Any]:
         for module in self._modules:
             for name, value in module.__dict__.items():
-                if type(value) in _CONTAINERS and name not in _OF_TORCH:
+                if type(value) in CONTAINERS and name not in _OF_TORCH:
                     yield value
         for places, name in self._globals:
-            if type(value := places.get(name)) in _CONTAINERS:
+            if type(value := places.get(name)) in CONTAINERS:
                 yield value
 
     def changes(self, held: Held) -> list[Change]:
@@ -167,11 +166,7 @@ def _put(each: Change, value: Any) -> None:  # noqa: ANN401
     if isinstance(each, Drawn):
         set_generator_state(each.generator, value)
     elif isinstance(each, Filled):
-        each.container.clear()
-        if isinstance(value, list):
-            each.container.extend(value)
-        else:
-            each.container.update(value)
+        refill(each.container, value)
     elif value is _ABSENT:
         each.attributes.pop(each.name, None)
     elif value is not _OTHER:

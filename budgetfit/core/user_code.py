@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import re
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # Libraries even where they run from a working copy: their versions are in the key.
 _LIBRARIES: Final = frozenset({"torch", "numpy", "transformers", "budgetfit", "scipy"})
+
+CONTAINERS: Final = (list, dict, set)
+_ABSENT: Final = object()
 
 
 def is_library(module: str) -> bool:
@@ -107,10 +111,38 @@ def globals_changed_by(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # 
         names = {*_set_globally(function.__code__)}
         for name, value in globals_of(function):
             waiting.append(value)
-            if type(value) in (list, dict, set):
+            if type(value) in CONTAINERS:
                 names.add(name)
         found |= {(id(places), name): (places, name) for name in names}
     return tuple(found.values())
+
+
+@contextlib.contextmanager
+def globals_kept(kinds: Iterable[Any]) -> Iterator[None]:
+    """Put globals back that methods of these classes set or fill meanwhile."""
+    held = [
+        (places, name, value, value.copy() if type(value) in CONTAINERS else None)
+        for places, name in {
+            (id(places), name): (places, name)
+            for kind in set(kinds)
+            for places, name in globals_changed_by(kind)
+        }.values()
+        if (value := places.get(name, _ABSENT)) is not _ABSENT
+    ]
+    try:
+        yield
+    finally:
+        for places, name, value, content in held:
+            places[name] = value
+            if content is not None and content != value:
+                refill(value, content)
+
+
+def refill(container: Any, content: Any) -> None:  # noqa: ANN401
+    """Let a list, dict or set hold what another one of its kind holds."""
+    container.clear()
+    extend = container.extend if isinstance(container, list) else container.update
+    extend(content)
 
 
 def _set_globally(code: types.CodeType) -> Iterator[str]:

@@ -78,6 +78,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
             on_phase=on_phase,
             keep_own_checkpointing=own_checkpointing,
             no_loss=lambda: assumed.append(NO_LOSS),
+            fakes_for="cpu" if target is None else "cuda",
         )
 
     def trace(micro_steps: int = 1) -> RawTrace:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.core.step_trace import CATEGORIES, BlockPass, Phase
+from budgetfit.core.user_code import globals_kept
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
 from budgetfit.tracing.block_tracker import BlockTracker
 from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
@@ -193,7 +194,13 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     CUDA by name is on the CPU, as the fakes are.
     """
     sized = _of_size(batch, batch_size, batch_dim, real_values=real_values)
-    with quiet_machine(), no_fakes_remembered(model), fake_mode() as mode:
+    kinds = map(type, model.modules())
+    with (
+        quiet_machine(),
+        no_fakes_remembered(model),
+        globals_kept(kinds),
+        fake_mode() as mode,
+    ):
         values = KnownValues(
             FakeResults(mode).run,
             assumes_for_large=batch_size <= LARGEST_ASSUMING_BATCH,

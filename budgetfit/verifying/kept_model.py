@@ -14,11 +14,11 @@ from budgetfit.core.random_generators import (
     is_generator,
     set_generator_state,
 )
+from budgetfit.core.user_code import CONTAINERS, globals_changed_by, refill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-_CONTAINERS = (list, dict, set)
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
@@ -26,7 +26,7 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Give weights, buffers, gradients, modes and random generators back at the end.
 
-    Attributes too: what a forward counts there is as before.
+    Attributes and globals too: what a forward counts there is as before.
 
     The values wait in CPU memory, so that a card measures the run and not the copy.
     Gradients are set aside: a run would drop them.
@@ -73,45 +73,70 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class _Attributes(NamedTuple):
-    """What a module's ``__dict__`` holds, what is in it, where generators stand."""
+    """What a ``__dict__`` holds, what is in it, where generators stand.
 
-    module: nn.Module
+    Of globals only those that are said (``whole`` is False).
+    """
+
+    place: dict[str, Any]
     values: dict[str, Any]
     containers: list[tuple[Any, Any]]
     generators: list[tuple[Any, Any]]
+    whole: bool
 
-
-def attributes_of(model: nn.Module) -> list[_Attributes]:
-    """Return the attributes of all modules, their modes and counters among them."""
-    return [
-        _Attributes(
-            module,
-            dict(module.__dict__),
+    @classmethod
+    def of(
+        cls,
+        place: dict[str, Any],
+        values: dict[str, Any],
+        passed_over: Collection[str] = (),
+        *,
+        whole: bool = True,
+    ) -> _Attributes:
+        """Note values of a place, and copies of the containers among them."""
+        return cls(
+            place,
+            dict(values),
             [
                 (value, value.copy())
-                for name, value in module.__dict__.items()
-                if type(value) in _CONTAINERS and name not in _OF_TORCH
+                for name, value in values.items()
+                if type(value) in CONTAINERS and name not in passed_over
             ],
             [
                 (value, generator_state(value))
-                for value in module.__dict__.values()
+                for value in values.values()
                 if is_generator(value)
             ],
+            whole,
         )
+
+
+def attributes_of(model: nn.Module) -> list[_Attributes]:
+    """Return the attributes of all modules, their modes and counters among them.
+
+    And the globals that their code sets or fills.
+    """
+    own = [
+        _Attributes.of(vars(module), vars(module), _OF_TORCH)
         for module in model.modules()
     ]
+    places: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+    for kind in set(map(type, model.modules())):
+        for everything, name in globals_changed_by(kind):
+            if name in everything:
+                _, some = places.setdefault(id(everything), (everything, {}))
+                some[name] = everything[name]
+    return own + [_Attributes.of(*each, whole=False) for each in places.values()]
 
 
 def put_back_attributes(attributes: list[_Attributes]) -> None:
     """Let all modules have what ``attributes_of`` found."""
-    for module, values, containers, generators in attributes:
-        for name in module.__dict__.keys() - values.keys():
-            del module.__dict__[name]
-        module.__dict__.update(values)
+    for place, values, containers, generators, whole in attributes:
+        for name in place.keys() - values.keys() if whole else ():
+            del place[name]
+        place.update(values)
         for container, content in containers:
-            container.clear()
-            extend = container.extend if isinstance(content, list) else container.update
-            extend(content)
+            refill(container, content)
         for generator, state in generators:
             set_generator_state(generator, state)
 

@@ -104,19 +104,22 @@ def test_every_name_trains(name: str) -> None:
         ("rmsprop", True, None),
     ],
 )
-def test_on_cuda_and_on_fakes_the_choice_is_said(
+def test_on_cuda_the_choice_is_said_of_fakes_that_stand_for_it_too(
     name: str, foreach: bool | None, fused: bool | None
 ) -> None:
     with FakeTensorMode():
         fakes = parameters()
     for made in (
         make_optimizer(name, parameters(), device_type="cuda"),
-        make_optimizer(name, fakes, device_type="cpu"),
+        make_optimizer(name, fakes, device_type="cuda"),
     ):
         group = made.param_groups[0]
         assert (group["foreach"], group.get("fused")) == (foreach, fused)
-    on_cpu = make_optimizer(name, parameters(), device_type="cpu").param_groups[0]
-    assert on_cpu["foreach"] is None
+    for made in (
+        make_optimizer(name, parameters(), device_type="cpu"),
+        make_optimizer(name, fakes, device_type="cpu"),
+    ):
+        assert made.param_groups[0]["foreach"] is None
 
 
 @pytest.mark.parametrize(
