@@ -75,6 +75,7 @@ TRAINED: tuple[tuple[str, str, str], ...] = (
     ("SFT", "lora", "clip"),
     ("DPO", "gpt2", "clip schedule evaluate"),
     ("DPO", "llama", "accumulate bf16 resume"),
+    ("DPO", "lora", "clip"),
     ("accelerate", "gpt2", "bf16 clip schedule"),
     ("accelerate", "own", "accumulate clip evaluate resume"),
     ("accelerate", "bert", "freeze resume"),

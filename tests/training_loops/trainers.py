@@ -68,7 +68,8 @@ def with_dpo(settings: Settings, plan: Plan | None, folder: Path) -> Trained:
 
     def arguments(plan: Plan | None, **own: Any) -> Any:
         own["per_device_train_batch_size"] = BATCH_SIZE // 2  # a sample is a pair
-        own["precompute_ref_log_probs"] = True
+        # With adapters TRL switches them off to ask the reference, in every step.
+        own["precompute_ref_log_probs"] = settings.name != "lora"
         own["disable_dropout"] = False
         own["max_length"] = 20  # cuts the longest
         if plan is None:
