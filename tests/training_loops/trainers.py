@@ -68,8 +68,7 @@ def with_dpo(settings: Settings, plan: Plan | None, folder: Path) -> Trained:
 
     def arguments(plan: Plan | None, **own: Any) -> Any:
         own["per_device_train_batch_size"] = BATCH_SIZE // 2  # a sample is a pair
-        # With adapters TRL switches them off to ask the reference, in every step.
-        own["precompute_ref_log_probs"] = settings.name != "lora"
+        own["precompute_ref_log_probs"] = True
         own["disable_dropout"] = False
         own["max_length"] = 20  # cuts the longest
         if plan is None:
