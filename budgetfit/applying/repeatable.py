@@ -1,8 +1,9 @@
 """A block's forward that can run again in backward and is then the same forward.
 
 Torch's checkpoints repeat torch's own generators and autocast. Here is the rest: what
-Python and numpy draw, buffers and attributes that the forward moves on, and a check of
-the values, for what nobody can keep: a global counter, a hook's state, a cache.
+Python and numpy draw, buffers and attributes that the forward moves on, the modes that
+an evaluation before backward changes, and a check of the values, for what nobody can
+keep: a global counter, a hook's state, a cache.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from budgetfit.applying.recomputed_values import SavedValues
+from budgetfit.applying.training_modes import modes_as_before, modes_of
 from budgetfit.applying.written_attributes import (
     WrittenAttributes,
     attributes_as_before,
@@ -52,6 +54,7 @@ class Repeatable:
         to_the_end: bool = False,
         in_segment: bool = False,
     ) -> None:
+        self.block = block
         self._name, self._check, self._to_the_end = name, check, to_the_end
         self.in_segment = in_segment
         self.buffers = WrittenBuffers(block)
@@ -85,12 +88,14 @@ class _OneForward:
         self._generators: HostGenerators | None = None
         self._buffers: list[HeldBuffer] = []
         self._attributes: list[Change] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run the block."""
         if self._generators is not None:
             return self._again(self._generators, args, kwargs)
         generators = HostGenerators.now()
+        self._modes = modes_of(self._owner.block)
         buffers = self._owner.buffers.hold(every=self._values is not None)
         attributes = self._owner.attributes.hold()
         with self._values.noted() if self._values is not None else nullcontext():
@@ -111,6 +116,7 @@ class _OneForward:
         with ExitStack() as stack:
             stack.callback(HostGenerators.now().restore)
             generators.restore()
+            stack.enter_context(modes_as_before(self._modes))
             stack.enter_context(buffers_as_before(self._buffers))
             stack.enter_context(attributes_as_before(self._attributes))
             if self._values is not None:

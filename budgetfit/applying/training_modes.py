@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 
@@ -24,10 +27,10 @@ class TrainingModes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._before = _modes(model)
+        self._before = modes_of(model)
         if not model.training or not _base(model).training:
             model.train()
-        self._chosen = _modes(model)
+        self._chosen = modes_of(model)
         self._kept = [module for module, training in self._chosen if not training]
         self._warned = False
 
@@ -66,13 +69,25 @@ def mode_notes(model: nn.Module) -> tuple[str, ...]:
     return (f"{_named(kept)} are in evaluation mode and stay in it while training",)
 
 
+@contextmanager
+def modes_as_before(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Give modules the mode that they had, and then the one that they have now."""
+    changed = [(module, mode) for module, mode in modes if module.training != mode]
+    _set(changed)
+    try:
+        yield
+    finally:
+        _set([(module, not mode) for module, mode in changed])
+
+
 def _base(model: nn.Module) -> nn.Module:
     """Return what peft's wrapper is around, or the model itself."""
     find: Any = getattr(model, "get_base_model", None)
     return find() if callable(find) and hasattr(model, "peft_config") else model
 
 
-def _modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """Return each module and whether it is in training mode."""
     return [(module, module.training) for module in model.modules()]
 
 

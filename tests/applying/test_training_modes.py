@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import budgetfit
+from budgetfit.applying.checkpoint import apply_segments
 from budgetfit.applying.run import Run
 from budgetfit.applying.training_modes import mode_notes
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.small_models import CHAIN, batch_for, make
+from tests.training_loops.treatments import TREATMENTS
 
 RECIPE = Recipe(batch_size=4, precision="fp32", optimizer="sgd")
 
@@ -107,3 +109,29 @@ def test_the_base_of_new_adapters_trains_as_from_pretrained_leaves_it(
     model.train()
     assert planned().estimate.allocated_bytes == kept_bytes
     assert CHAIN["gpt2"][0] in dict(base.named_modules())
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("name", ["stack", "gpt2"])
+def test_blocks_run_again_in_the_mode_of_their_forward(
+    name: str, before: bool, treatment: str
+) -> None:
+    """An evaluation between forward and backward, or a forward in evaluation mode."""
+
+    def gradients(segments: tuple[Segment, ...]) -> list[torch.Tensor]:
+        model = make(name).train(before)
+        apply_segments(model, segments)
+        torch.manual_seed(5)
+        found = model(**batch_for(name))
+        model.train(not before)
+        (found if name == "stack" else found.loss).backward()
+        assert {module.training for module in model.modules()} == {not before}
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    pairs = zip(
+        gradients(tuple(TREATMENTS[treatment](CHAIN[name]))),
+        gradients(()),
+        strict=True,
+    )
+    assert all(torch.equal(a, b) for a, b in pairs)
