@@ -1,9 +1,9 @@
 """A block's forward that can run again in backward and is then the same forward.
 
 Torch's checkpoints repeat torch's own generators and autocast. Here is the rest: what
-Python and numpy draw, buffers and attributes that the forward moves on, the modes that
-an evaluation before backward changes, and a check of the values, for what nobody can
-keep: a global counter, a hook's state, a cache.
+Python and numpy draw, buffers, attributes and globals that the forward moves on, the
+modes that an evaluation before backward changes, and a check of the values, for what
+nobody can keep: a hidden generator, a counter in another object.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -44,9 +44,9 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
     if missing:
         return f"has no block {missing[0]!r}"
-    count = parameter_count(model)
-    if count != plan.model.parameter_count:
-        return f"has {count:,} parameters, not {plan.model.parameter_count:,}"
+    count, planned = parameter_count(model), plan.model.parameter_count
+    if planned not in (count, count - _inactive_count(model)):
+        return f"has {count:,} parameters, not {planned:,}"
     trained = trainable_count(model)
     if trained != plan.model.trainable_count:
         return f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
@@ -59,6 +59,24 @@ def _difference(plan: Plan, model: nn.Module) -> str:
 def trainable_count(model: nn.Module) -> int:
     """Return how many numbers of a model train."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _inactive_count(model: nn.Module) -> int:
+    """Return the numbers in peft's adapters that are not active.
+
+    TRL's DPOTrainer keeps a copy of the adapter as its reference.
+    """
+    layers: list[Any] = list(model.modules())
+    inactive = {
+        parameter
+        for layer in layers
+        if hasattr(layer, "adapter_layer_names") and hasattr(layer, "active_adapters")
+        for name in layer.adapter_layer_names
+        for adapter, part in getattr(layer, name, {}).items()
+        if adapter not in layer.active_adapters
+        for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
+    }
+    return sum(parameter.numel() for parameter in inactive)
 
 
 def attention_of(model: nn.Module) -> str:
