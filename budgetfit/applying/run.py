@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.blocks import BlockTreatment
+from budgetfit.applying.gathered import Gathered
 from budgetfit.applying.micro_batches import Group
 from budgetfit.applying.micro_step import forward_backward
 from budgetfit.applying.optimizer import LEARNING_RATE
@@ -33,9 +34,11 @@ from budgetfit.applying.run_setup import (
     same_training,
 )
 from budgetfit.applying.run_state import load_state, save_state
+from budgetfit.applying.step_conditions import refuse_batch, refuse_surroundings
 from budgetfit.applying.step_guard import StepGuard
 from budgetfit.applying.token_mean import with_num_items
 from budgetfit.applying.training_modes import TrainingModes
+from budgetfit.applying.turns import Turns
 from budgetfit.applying.undo import Undo
 from budgetfit.applying.update import WeightUpdate
 from budgetfit.core.errors import InputError
@@ -90,6 +93,7 @@ class Run:
         skipped_steps: Updates that the scaler left out because gradients overflowed.
         trained: The parameters of the optimizer.
         group: The micro-batches since the last update.
+        gathered: Their gradients, which nobody else may change.
 
     Raises:
         InputError: If model and recipe do not go together; the model is then as it was.
@@ -121,7 +125,7 @@ class Run:
         self._batch_dim = batch_dim
         self.updated = False
         self.steps_done = self.skipped_steps = 0
-        self._is_undone = False
+        self._turns = Turns()
         self._is_trace = any(isinstance(p, FakeTensor) for p in model.parameters())
         with Undo() as self._undo:
             if not self._is_trace:  # a copy that nobody else has
@@ -152,8 +156,10 @@ class Run:
                 scaler=self.scaler,
                 undo=self._undo,
             )
-        self.trained = trained_parameters(self.optimizer)
-        self._parameters = SameParameters(model, self.optimizer)
+            self.trained = trained_parameters(self.optimizer)
+            self.gathered = Gathered(self.trained)
+            if not self._is_trace:
+                self._parameters = SameParameters(model, self.optimizer)
         self._update_weights = WeightUpdate(self.optimizer, self.trained, kind)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -184,22 +190,24 @@ class Run:
             ``num_items_in_batch`` its share of the mean.
 
         Raises:
+            InputError: If this would train something else than was planned: nothing
+                to train on, other parameters, gradients that somebody else changed.
             TrainingOutOfMemoryError: With what was predicted, what was measured and
                 what should fit. It is a ``torch.OutOfMemoryError`` and a
                 ``BudgetfitError``.
         """
         refuse_clipping(self.recipe, max_grad_norm)
-        if self._is_undone:
-            raise InputError(
-                "This run is undone: its model is the plain one again. Apply the plan "
-                "to it once more to go on."
-            )
-        if not self._is_trace:
-            if self.group.count == 0:
-                self._begin_group()
-            self._guard.look_at(batch, is_first=self.group.count == 0)
         given = weight, num_items_in_batch
-        return self._guarded(lambda: self._train(batch, max_grad_norm, *given), batch)
+        with self._turns.taken():
+            if not self._is_trace:
+                refuse_surroundings()
+                refuse_batch(batch)
+                if self.group.count == 0:
+                    self._begin_group()
+                self._guard.look_at(batch, is_first=self.group.count == 0)
+            return self._guarded(
+                lambda: self._train(batch, max_grad_norm, *given), batch
+            )
 
     def flush(self, max_grad_norm: float | None = None) -> bool:
         """Update the weights with the micro-batches that came since the last update.
@@ -211,13 +219,20 @@ class Run:
             Whether there were any.
 
         Raises:
-            TrainingOutOfMemoryError: As ``step``.
+            InputError, TrainingOutOfMemoryError: As ``step``.
         """
-        self.updated = False
-        waiting = self.group.count > 0
-        if waiting:
-            self._guarded(lambda: self._update(max_grad_norm), None)
-        return waiting
+        refuse_clipping(self.recipe, max_grad_norm)
+
+        def update() -> None:
+            self.gathered.check(self.group.count)
+            self._update(max_grad_norm)
+
+        with self._turns.taken():
+            self.updated = False
+            waiting = self.group.count > 0
+            if waiting:
+                self._guarded(update, None)
+            return waiting
 
     def parts(self, batch: Any) -> Iterator[Any]:  # noqa: ANN401
         """Cut a batch of any size into micro-batches; the last may be shorter."""
@@ -230,6 +245,7 @@ class Run:
             InputError: If precision or optimizer differ, blocks are unknown, or micro-
                 batches wait for an update. Nothing is changed then.
         """
+        self._turns.check()
         same_training(self.recipe, recipe, waiting=self.group.count)
         self._modes.resume()
         try:
@@ -261,10 +277,12 @@ class Run:
         Raises:
             InputError: If it is no state of this run; nothing is loaded then.
         """
+        self._turns.check()
         load_state(self, state, random=random)
 
     def drop_group(self) -> None:
         """Forget the micro-batches that came since the last update."""
+        self.gathered.forget()
         self.optimizer.zero_grad(set_to_none=True)
         self.group = Group(self.recipe.gradient_accumulation_steps)
         if self.scaler is not None:
@@ -272,8 +290,14 @@ class Run:
             self.scaler = renewed_scaler(self.scaler, self.device.type)
 
     def undo(self) -> None:
-        """Give back the plain model: the same objects, trained values kept."""
-        self._is_undone = True
+        """Give back the plain model: the same objects, trained values kept.
+
+        Gradients of micro-batches that wait for an update are dropped: a loop that goes
+        on would add its own to them.
+        """
+        if not self._turns.ended and self.group.count:
+            self.drop_group()
+        self._turns.ended = True
         self._undo()
 
     def __enter__(self) -> Self:
@@ -281,6 +305,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.undo()
+
+    def __reduce__(self) -> NoReturn:
+        # A copy's undo() would change the model of the first.
+        raise InputError(
+            "A run is neither pickled nor copied: it has changed its model. Save "
+            "run.state_dict(), or copy run.model."
+        )
 
     def _treat_as(self, recipe: Recipe) -> None:
         """Carry out the part of a recipe that can change while training."""
@@ -293,11 +324,13 @@ class Run:
         """Drop gradients of other backward passes; see that the weights are the same.
 
         Raises:
-            InputError: If the model has other parameters than the optimizer.
+            InputError: If the model has other parameters than the optimizer, or other
+                dtypes than planned.
         """
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         self._parameters.check(self.model, self.optimizer)
+        self._blocks.restore()
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
@@ -310,6 +343,8 @@ class Run:
         weight: float | None,
         num_items_in_batch: int | torch.Tensor | None,
     ) -> torch.Tensor:
+        if not self._is_trace:
+            self.gathered.check(self.group.count)
         self._modes.resume()
         self._enter("forward")
         if weight is None:
@@ -335,6 +370,8 @@ class Run:
         )
         if self.group.is_complete:
             self._update(max_grad_norm)
+        elif not self._is_trace:
+            self.gathered.note()
         return loss
 
     def _update(self, max_grad_norm: float | None) -> None:

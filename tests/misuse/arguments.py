@@ -11,7 +11,7 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe
 from tests.applying.small_models import Stack, batch_for, make, text_batch
-from tests.misuse.case import add, refused, right, unharmed
+from tests.misuse.case import Case, add, refused, right, unharmed
 from tests.misuse.training import options_of, plan_of
 
 SIZE = "is not a memory size"
@@ -28,11 +28,14 @@ for number, (options, words) in enumerate(
         ({"vram": "24 bananas"}, SIZE),
         ({"vram": -24}, SIZE),
         ({"vram": 0}, SIZE),
-        ({"vram": 24}, "bytes"),
+        ({"vram": 24}, "24 B leave nothing to plan with"),
         ({"vram": "24"}, SIZE),
         ({"vram": float("nan")}, SIZE),
-        ({"vram": "rtx-4090", "gpu": None}, f"{SIZE}.*gpu="),
-        ({"vram": batch_for("stack")}, SIZE),
+        (
+            {"vram": "rtx-4090", "gpu": None},
+            "is a card and no memory size: gpu='rtx-4090'",
+        ),
+        ({"vram": batch_for("stack")}, f"A dict {SIZE}"),
         ({"gpu": "rtx-5099"}, "not in the card table"),
         ({"gpu": 0}, "gpu must be a name"),
         ({"headroom": "half"}, SIZE),
@@ -45,7 +48,7 @@ for number, (options, words) in enumerate(
         ({"effective_batch_size": 2}, "does not divide|effective_batch_size 2"),
         ({"precision": torch.bfloat16}, "is not a precision"),
         ({"precision": "half"}, "is not a precision"),
-        ({"optimizer": "adam"}, "is not an optimizer"),
+        ({"optimizer": "adamwizard"}, "is not an optimizer"),
         ({"checkpointing": True}, "checkpointing must be"),
         ({"checkpointing": ["layers.17"]}, "has no block|not a block|Its blocks"),
         ({"checkpointing": "every-0"}, "checkpointing"),
@@ -65,11 +68,14 @@ for number, (options, words) in enumerate(
         for name, value in options.items()
     )
     add(
-        functools.partial(_plan, options),
-        f"plan_{number}",
-        f"plan(model, {shown})",
-        words,
-        InputError,
+        Case(
+            subject="arguments",
+            name=f"plan_{number}",
+            did=f"plan(model, {shown})",
+            kind=InputError,
+            words=words,
+            do=functools.partial(_plan, options),
+        )
     )
 
 
@@ -155,7 +161,7 @@ def no_card() -> None:
     _verify(device=None)
 
 
-@refused("", budgetfit.BudgetfitError)
+@refused("unexpected keyword argument 'input_ids'", TypeError)
 def another_batch_to_verify() -> None:
     """verify(plan, batch=...) with a batch of another model."""
     _verify(batch=text_batch())
@@ -179,11 +185,11 @@ def _verify(**options: Any) -> None:  # noqa: ANN401
 @right()
 def planned_under_other_settings_of_torch() -> None:
     """plan() under autocast, no_grad and a default dtype of float64."""
+    model, options = make("stack"), options_of("stack")
     torch.set_default_dtype(torch.float64)
     try:
         with torch.no_grad(), torch.autocast("cpu"):
-            model = make("stack").float()
-            made = budgetfit.plan(model, **options_of("stack"))
+            made = budgetfit.plan(model, **options)
     finally:
         torch.set_default_dtype(torch.float32)
     assert made.estimate.allocated_bytes == plan_of().estimate.allocated_bytes

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from budgetfit import BudgetfitError
 from tests.zoo.state import assert_same, model_state, model_values, switches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import nn
 
@@ -71,47 +72,31 @@ class HalfChangedError(AssertionError):
 
 
 _CASES: list[Case] = []
+_Case = Callable[[], object]
 
 
 def refused(
     words: str, kind: type[Exception] = BudgetfitError, *, fault: str = ""
-) -> Callable[[Callable[[], object]], Callable[[], object]]:
+) -> Callable[[_Case], _Case]:
     """Declare that an error is right, of class ``kind``, its text with ``words``."""
     return _declare(kind, words, fault)
 
 
-def warned(
-    words: str, *, fault: str = ""
-) -> Callable[[Callable[[], object]], Callable[[], object]]:
+def warned(words: str, *, fault: str = "") -> Callable[[_Case], _Case]:
     """Declare that a warning with ``words`` is right, and no error."""
     return _declare(UserWarning, words, fault)
 
 
 def right(
     fault: str = "",
-) -> Callable[[Callable[[], object]], Callable[[], object]]:
+) -> Callable[[_Case], _Case]:
     """Declare that a right result is right: the function asserts what it is."""
     return _declare(None, "", fault)
 
 
-def add(
-    do: Callable[[], object],
-    name: str,
-    did: str,
-    words: str,
-    kind: type[Exception] = BudgetfitError,
-) -> None:
-    """Declare one of a table of cases for which an error is right."""
-    _CASES.append(
-        Case(
-            subject=do.__module__.rpartition(".")[2],
-            name=name,
-            did=did,
-            kind=kind,
-            words=words,
-            do=do,
-        )
-    )
+def add(case: Case) -> None:
+    """Declare one of a table of cases."""
+    _CASES.append(case)
 
 
 def all_cases() -> tuple[Case, ...]:
@@ -174,8 +159,8 @@ def unharmed(model: nn.Module) -> Iterator[None]:
 
 def _declare(
     kind: type[BaseException] | None, words: str, fault: str
-) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    def declare(do: Callable[[], object]) -> Callable[[], object]:
+) -> Callable[[_Case], _Case]:
+    def declare(do: _Case) -> _Case:
         _CASES.append(
             Case(
                 subject=do.__module__.rpartition(".")[2],

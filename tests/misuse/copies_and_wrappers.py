@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import budgetfit
-from budgetfit import Segment
+from budgetfit import InputError, Segment
 from tests.applying.small_models import CHAIN, make
 from tests.hazards.kinds import KINDS, Block
 from tests.hazards.run import TECHNIQUES, plain_losses, planned_losses
@@ -84,20 +84,16 @@ def a_pickle_of_the_model() -> None:
     _assert_is_a_model(torch.load(file, weights_only=False))
 
 
-@refused("state_dict", (Exception))
+@refused("neither pickled nor copied.*run.state_dict", InputError)
 def a_pickle_of_the_run() -> None:
     """pickle.dumps(run), not run.state_dict()."""
     pickle.dumps(applied())
 
 
-@refused("state_dict|one run|copied", (Exception))
+@refused("neither pickled nor copied.*run.state_dict", InputError)
 def a_deep_copy_of_the_run() -> None:
     """copy.deepcopy(run), to try something out."""
-    run, data = applied(), batches(2)
-    other = copy.deepcopy(run)
-    losses = [other.step(batch).item() for batch in data]
-    assert_trains_as_plain(losses, other.model, [[batch] for batch in data])
-    assert_same_weights(run.model, make("stack"))
+    copy.deepcopy(applied())
 
 
 @right()
@@ -131,8 +127,8 @@ def a_compiled_model() -> None:
 
 
 @right()
-def scripted_parts_of_a_loop() -> None:
-    """The model called directly while it trains by a plan, for samples of its output."""
+def called_between_steps() -> None:
+    """The model called directly between two steps, for samples of its output."""
     run, data = applied(), batches(2)
     losses = []
     for batch in data:
@@ -152,7 +148,9 @@ def a_cache_in_generation() -> None:
         losses.append(run.step(batch).item())
         run.model.eval()
         ids = batch["input_ids"][:1, :4]
-        made = run.model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        made = run.model.generate(
+            ids, max_new_tokens=3, do_sample=False, pad_token_id=0
+        )
         assert made.shape[1] > 4
     assert_trains_as_plain(losses, run.model, [[each] for each in data], "llama")
 
@@ -178,20 +176,17 @@ def numpys_random_numbers() -> None:
         _hazard(kind)
 
 
-@refused("did something else when it ran again", budgetfit.InputError)
+@refused("did something else when it ran again", InputError)
 def a_hook_that_counts() -> None:
     """A hook with a counter that decides what a recomputed block does."""
     run = applied()
     calls: list[int] = []
 
-    def scale(_module: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def scale(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         calls.append(1)
-        return args, {**kwargs, "scale": float(len(calls))}
+        return (args[0] * len(calls),)
 
-    inner = run.model.layers[1].up
-    inner.register_forward_pre_hook(
-        lambda _, args: (args[0] * (1 + len(calls.append(1) or calls)),)
-    )
+    run.model.layers[1].up.register_forward_pre_hook(scale)
     run.step(batches(1)[0])
 
 

@@ -16,7 +16,6 @@ from tests.misuse.training import (
     applied,
     assert_trains_as_plain,
     batches,
-    faster,
     options_of,
     plan_of,
 )
@@ -220,16 +219,20 @@ def sparse_gradients() -> None:
     _words_plan("adamw_torch")
 
 
-@right()
+@refused("sparse=True.*Set sparse=False", TraceError)
 def sparse_gradients_accumulated() -> None:
-    """nn.Embedding(sparse=True) with SGD, two micro-batches of unequal sizes."""
-    run = budgetfit.apply(_words_plan(_plain_sgd, effective_batch_size=8))
+    """nn.Embedding(sparse=True) with SGD and several micro-batches for an update."""
+    _words_plan(_plain_sgd, effective_batch_size=8)
+
+
+@right()
+def sparse_gradients_of_a_short_group() -> None:
+    """nn.Embedding(sparse=True) with SGD, in the plain way."""
+    run = budgetfit.apply(_words_plan(_plain_sgd))
     plain = Words()
     plain.load_state_dict(run.model.state_dict())
-    for part in (WORDS, {"words": WORDS["words"][:1]}):
-        run.step(part)
-    loss = plain(**WORDS) * 4 / 5 + plain(words=WORDS["words"][:1]) / 5
-    loss.backward()
+    run.step(WORDS)
+    plain(**WORDS).backward()
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     for one, other in zip(run.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -257,29 +260,36 @@ def another_optimizer_handed_in() -> None:
         budgetfit.apply(plan_of(), model, optimizer=torch.optim.AdamW)
 
 
-@refused("callable|function", InputError)
+@refused("function of the parameters", InputError)
 def an_optimizer_instance() -> None:
-    """apply(plan, model, optimizer=AdamW(model.parameters()))."""
+    """apply(plan, model, optimizer=AdamW(model.parameters())), not AdamW."""
     model = make("stack")
+    plan = plan_of(optimizer=torch.optim.AdamW)
+    made = torch.optim.AdamW(model.parameters())
     with unharmed(model):
-        budgetfit.apply(
-            plan_of(),
-            model,
-            optimizer=torch.optim.AdamW(model.parameters()),  # type: ignore[arg-type]
-        )
+        budgetfit.apply(plan, model, optimizer=made)  # type: ignore[arg-type]
+
+
+@refused("function of the parameters", InputError)
+def an_optimizer_instance_planned() -> None:
+    """plan(model, optimizer=AdamW(model.parameters()))."""
+    model = make("stack")
+    made = torch.optim.AdamW(model.parameters())
+    with unharmed(model):
+        budgetfit.plan(model, **options_of("stack", optimizer=made))
 
 
 def _of_another_model(_: Any) -> torch.optim.Optimizer:  # noqa: ANN401
     return torch.optim.SGD(make("stack").parameters(), lr=0.1)
 
 
-@refused("none of the model's parameters|trains no parameter", InputError)
+@refused("none of the model's parameters", InputError)
 def an_optimizer_of_another_model() -> None:
     """An optimizer function that closes over the parameters of another model."""
     plan = plan_of(optimizer=_of_another_model)
     model = make("stack")
-    run = faster(budgetfit.apply(plan, model, optimizer=_of_another_model))
-    run.step(batches(1)[0])
+    with unharmed(model):
+        budgetfit.apply(plan, model, optimizer=_of_another_model)
 
 
 @right()

@@ -24,7 +24,9 @@ def _refused_for(model: nn.Module, kind: str = "llama", **options: Any) -> None:
 @refused("attention sdpa, 2 heads.*not sdpa, 4 heads", InputError)
 def other_heads() -> None:
     """A plan for 4 attention heads, a model with 2."""
-    _refused_for(variant("llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16))
+    _refused_for(
+        variant("llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+    )
 
 
 @refused("attention eager.*not sdpa", InputError)

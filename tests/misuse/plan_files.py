@@ -66,7 +66,7 @@ def edited_accumulation() -> None:
 
 @refused("batch_size", InputError)
 def text_for_a_number() -> None:
-    """"batch_size": "four"."""
+    """ "batch_size": "four"."""
     _recipe(batch_size="four")
 
 
