@@ -105,6 +105,7 @@ class SameParameters:
         self._trainable = {p for p in model.parameters() if p.requires_grad}
         self._trained = trained.intersection(model.parameters())
         self._kinds = {p: _kind(p) for p in model.parameters()}
+        self._optimizer, self._all_trained = optimizer, trained
         if not self._trained:
             raise InputError(
                 "The optimizer has none of the model's parameters: steps would not "
@@ -116,9 +117,17 @@ class SameParameters:
         """Look at the model as it is now.
 
         Raises:
-            InputError: If it has other parameters than it had, or in another dtype.
+            InputError: If it has other parameters than it had, or in another dtype, or
+                the optimizer is another one.
         """
-        known = self._trainable.union(trained_parameters(optimizer))
+        trained = set(trained_parameters(optimizer))
+        if optimizer is not self._optimizer or trained != self._all_trained:
+            raise InputError(
+                "run.optimizer was replaced, or given other parameters: the run would "
+                "update, scale and clip those that it had. Undo it and apply the plan "
+                "again; plan(..., optimizer=function) takes a function that makes it."
+            )
+        known = self._trainable.union(trained)
         there = set()
         for name, parameter in model.named_parameters():
             there.add(parameter)

@@ -36,7 +36,7 @@ from budgetfit.applying.run_setup import (
 from budgetfit.applying.run_state import load_state, save_state
 from budgetfit.applying.step_conditions import refuse_batch, refuse_surroundings
 from budgetfit.applying.step_guard import StepGuard
-from budgetfit.applying.token_mean import with_num_items
+from budgetfit.applying.token_mean import counted_in, with_num_items
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.turns import Turns
 from budgetfit.applying.undo import Undo
@@ -347,10 +347,11 @@ class Run:
             self.gathered.check(self.group.count)
         self._modes.resume()
         self._enter("forward")
+        share = num_items_in_batch is not None
+        counted = counted_in(weight, num_items_in_batch)
         if weight is None:
             weight = samples_in(batch, self._batch_dim) or 1
-        share = num_items_in_batch is not None
-        divisor = self.group.divisor(weight, share=share)
+        divisor = self.group.divisor(weight, share=share, counted=counted)
         # Kept until the step is over, as by a loop that moves its batches itself:
         # memory is the same either way, and as it was predicted.
         moved = cast_batch(batch, self._precision, self.device)

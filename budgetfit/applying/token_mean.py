@@ -61,6 +61,14 @@ def with_num_items(
     return {**batch, _NAME: count}, None
 
 
+def counted_in(weight: float | None, count: int | torch.Tensor | None) -> str:
+    """Say in what a micro-batch is weighed; a count on a card is not waited for."""
+    if count is not None:
+        known = not isinstance(count, torch.Tensor) or count.device.type == "cpu"
+        return f"{_NAME}={int(count)}" if known else _NAME
+    return "its samples" if weight is None else "weight="
+
+
 def _divides(model: nn.Module) -> bool:
     """Whether the model's own loss uses the argument, by the Trainer's test and one."""
     if not _takes(model.forward):

@@ -350,6 +350,47 @@ def items_for_some() -> None:
     run.step(text_batch())
 
 
+@refused(
+    "num_items_in_batch=50, and the one before .* num_items_in_batch=60", InputError
+)
+def items_of_each_micro_batch() -> None:
+    """num_items_in_batch of each micro-batch, not of the whole update."""
+    run = accumulating("llama")
+    run.step(text_batch(), num_items_in_batch=60)
+    run.step(text_batch(), num_items_in_batch=50)
+
+
+@refused("weighed by its samples, and the one before", InputError)
+def weight_for_some() -> None:
+    """weight= for one micro-batch of an update and not for the next."""
+    run, data = accumulating(), batches(2)
+    run.step(data[0], weight=120)
+    run.step(data[1])
+
+
+@warned(
+    "attention_mask",
+    fault="applying/planned_batch.py, PlannedBatch.larger passes over tensors that the "
+    "plan does not know",
+)
+def a_tensor_that_was_not_planned() -> None:
+    """An attention mask in the batch of a plan that was made without one."""
+    batch = text_batch()
+    applied("llama").step(batch | {"attention_mask": torch.ones_like(batch["labels"])})
+
+
+@warned(
+    "effective",
+    fault="applying/run.py, _update: nothing compares the samples of an update with "
+    "recipe.effective_batch_size",
+)
+def half_of_the_planned_batch_size() -> None:
+    """A loader of 2 samples for micro-batches of 4: updates of half the samples."""
+    run = accumulating()
+    for batch in batches(6, samples=2):
+        run.step(batch)
+
+
 @right()
 def padding_everywhere() -> None:
     """Labels that are all -100: the loss is nan, as in a plain loop."""

@@ -292,6 +292,27 @@ def an_optimizer_of_another_model() -> None:
         budgetfit.apply(plan, model, optimizer=_of_another_model)
 
 
+@refused("run.optimizer was replaced", InputError)
+def the_runs_optimizer_replaced() -> None:
+    """run.optimizer = AdamW(run.model.parameters())."""
+    run = applied()
+    run.optimizer = torch.optim.AdamW(run.model.parameters())
+    with unharmed(run.model):
+        run.step(batches(1)[0])
+
+
+@refused("given other parameters", InputError)
+def parameters_added_to_the_optimizer() -> None:
+    """run.optimizer.add_param_group(...) for layers that are unfrozen later."""
+    model = make("stack")
+    run = applied(model=model)
+    late = nn.Parameter(torch.zeros(4))
+    model.register_parameter("late", late)
+    run.optimizer.add_param_group({"params": [late]})
+    with unharmed(model):
+        run.step(batches(1)[0])
+
+
 @right()
 def a_hook_that_changes_gradients() -> None:
     """A gradient hook of the user's on a weight, which runs as in a plain loop."""

@@ -144,6 +144,21 @@ def forgotten_on_loading() -> None:
         budgetfit.apply(plan.changed(source=None), model)
 
 
+def _of_squares(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+    return outputs.square().mean()
+
+
+@warned("made for loss=.*, and .*_of_squares was handed in")
+def another_loss() -> None:
+    """apply(plan, model, loss=...) with another loss than the planned one."""
+
+    def planned(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+        return outputs.mean()
+
+    run = budgetfit.apply(_plan(planned), loss=_of_squares)
+    assert run.step(BATCH).isfinite()
+
+
 @right()
 def a_loss_with_a_state() -> None:
     """A loss that counts its calls: called once in every step."""

@@ -199,6 +199,26 @@ def under_a_default_device() -> None:
 
 
 @right()
+def caches_switched_on() -> None:
+    """model.config.use_cache = True after apply, for samples of its output."""
+    run, data = applied("gpt2"), batches(2, "gpt2")
+    run.model.config.use_cache = True
+    losses = [run.step(batch).item() for batch in data]
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data], "gpt2")
+
+
+@warned(
+    "attention",
+    fault="planning/same_model.py, attention_of is asked by apply alone, not by steps",
+)
+def another_attention() -> None:
+    """model.set_attn_implementation("eager") after apply, for attention maps."""
+    run = applied("llama")
+    run.model.set_attn_implementation("eager")
+    run.step(batches(1, "llama")[0])
+
+
+@right()
 def own_checkpointing_switched_on() -> None:
     """model.gradient_checkpointing_enable() after apply: blocks still run twice."""
     run, (batch,) = applied("llama"), batches(1, "llama")
