@@ -88,8 +88,9 @@ def _integer_bytes(number: SupportsIndex) -> int:
 
 
 def _not_a_size(given: object) -> InputError:
-    plain = given is None or isinstance(given, (str, int, float))
-    shown = repr(given) if plain else f"A {type(given).__name__}"
+    shown = repr(given)
+    if "\n" in shown:  # a batch of tensors, for one
+        shown = f"A {type(given).__name__}"
     return InputError(
         f"{shown} is not a memory size. Write a number above zero and a unit, "
         f'for example "24GB". Units: {", ".join(_BYTES_PER_UNIT)}.'
