@@ -114,7 +114,7 @@ def find_card(vram: int | str | None, gpu: str | None) -> Card:
 def _card_and_limit(
     vram: int | str | None, gpu: str | None
 ) -> tuple[Gpu, int | None, tuple[str, ...]]:
-    limit = None if vram is None else parse_bytes(vram)
+    limit = None if vram is None else _limit(vram)
     if gpu is not None:
         if not isinstance(gpu, str):
             raise InputError(f'gpu must be a name such as "rtx-4090"; got {gpu!r}.')
@@ -137,6 +137,31 @@ def _card_and_limit(
     card = generic_gpu(limit)
     note = f"no card named: planned for {card.title}; name yours with gpu= (--gpu)"
     return card, limit, (note,)
+
+
+def _limit(vram: int | str) -> int:
+    try:
+        return parse_bytes(vram)
+    except InputError:
+        if not isinstance(vram, str) or not _is_card(vram):
+            raise
+    raise InputError(
+        f"{vram!r} is a card and no memory size: gpu={vram!r} (--gpu {vram})."
+    )
+
+
+def _is_card(name: str) -> bool:
+    try:
+        find_gpu(name)
+    except InputError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """Return a value as it was typed, or its class where that is a long text."""
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return repr(value) if plain else f"a {type(value).__name__}"
 
 
 def this_card() -> Gpu:
@@ -266,6 +291,12 @@ def parse_loss(loss: object) -> Callable[..., Any] | None:
     """
     if isinstance(loss, str):
         return load_loss(loss)
+    if isinstance(loss, nn.modules.loss._Loss):  # noqa: SLF001 - torch's own, all of them
+        name = type(loss).__name__
+        raise InputError(
+            f"loss={name}() takes a target, and a loss here takes the batch: "
+            f"loss=lambda outputs, batch: {name}()(outputs, batch[...])."
+        )
     if loss is not None and not callable(loss):
         raise InputError(
             "loss must be a function: loss(outputs, batch) -> scalar; for example "
@@ -315,7 +346,7 @@ def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str
     if not callable(optimizer):
         raise InputError(
             "optimizer must be a name such as 'adamw_torch_fused' or a function of "
-            f"the parameters; got {optimizer!r}."
+            f"the parameters such as torch.optim.AdamW; got {_shown(optimizer)}."
         )
     return qualified_name(optimizer)
 

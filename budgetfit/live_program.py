@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from budgetfit.applying.data_parallel import refuse_to_apply
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.errors import InputError
+from budgetfit.core.function_name import qualified_name
 from budgetfit.core.plan import Plan
 from budgetfit.integrations.model_source import as_torch_module, resolve_model
 from budgetfit.integrations.model_text import is_factory_text
@@ -94,9 +96,17 @@ def functions_of(
     if isinstance(plan.source, PlanSource):
         loss = loss if loss is not None else plan.source.loss
         optimizer = optimizer if optimizer is not None else plan.source.optimizer
-    name = plan.recipe.optimizer
+    name, planned = plan.recipe.optimizer, _asked(plan).get("loss")
+    if loss is not None and planned is not None:
+        handed_in = qualified_name(loss)
+        if handed_in.rpartition(".")[2] != str(planned).rpartition(".")[2]:
+            warnings.warn(
+                f"The plan was made for loss={planned}, and {handed_in} was handed in: "
+                "what it takes was not planned. Plan again with it.",
+                stacklevel=3,
+            )
     for what, given, needed in (
-        ("loss", loss, _asked(plan).get("loss")),
+        ("loss", loss, planned),
         ("optimizer", optimizer, None if name in OPTIMIZER_NAMES else name),
     ):
         if given is None and needed is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
     from budgetfit.applying.call_model import Loss
     from budgetfit.core.recipe import Recipe
+
+
+# What transformers' ``gradient_checkpointing_enable`` and ``_disable`` set.
+_OWN_FLAGS = ("gradient_checkpointing", "_gradient_checkpointing_func")
 
 
 class BlockTreatment:
@@ -52,6 +57,8 @@ class BlockTreatment:
         )
         self._undo = Undo()
         self._chunked_loss: ChunkedLoss | None = None
+        self._recipe: Recipe | None = None
+        self._flags: dict[nn.Module, tuple[object, ...]] = {}
 
     def treat(self, recipe: Recipe) -> None:
         """Treat the model by ``recipe`` from now on, and no more by the one before.
@@ -72,7 +79,19 @@ class BlockTreatment:
                     loss=self._loss,
                     determinism_check=self._check,
                 )
-        self._undo = undo
+        self._undo, self._recipe = undo, recipe
+        self._flags = flags_of(self._model, _OWN_FLAGS)
+
+    def restore(self) -> None:
+        """Treat blocks as before where checkpointing was switched on or off since."""
+        if self._recipe is None or flags_of(self._model, _OWN_FLAGS) == self._flags:
+            return
+        warnings.warn(
+            "Something switched checkpointing on or off since the plan was applied; "
+            "the planned blocks are recomputed again.",
+            stacklevel=4,
+        )
+        self.treat(self._recipe)
 
     def training_call(self) -> AbstractContextManager[None]:
         """Return what belongs around a forward that is trained on."""
@@ -93,3 +112,14 @@ class BlockTreatment:
             switch_off_compile(self._model, undo, say=not is_trace)
         else:
             say_unverified(self._model)
+
+
+def flags_of(
+    model: nn.Module, names: Collection[str]
+) -> dict[nn.Module, tuple[object, ...]]:
+    """Return how blocks are called, by attributes that other code might set as well."""
+    return {
+        module: tuple(vars(module).get(name) for name in names)
+        for module in model.modules()
+        if module is not model and not vars(module).keys().isdisjoint(names)
+    }

@@ -26,6 +26,7 @@ class Group:
         first: What the first one counts, for example 8 samples.
         total: What all that came count together, as multiples of the first.
         shares: Whether losses are shares of the group's mean already.
+        counted: In what they are weighed, in words; empty where nobody said.
     """
 
     planned: int
@@ -33,6 +34,7 @@ class Group:
     first: float = 0.0
     total: float = 0.0
     shares: bool = False
+    counted: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -44,17 +46,20 @@ class Group:
         """What the sum of gradients is to be multiplied by before the update."""
         return 1.0 if self.shares else self.planned / self.total
 
-    def divisor(self, weight: float, *, share: bool = False) -> float:
+    def divisor(
+        self, weight: float, *, share: bool = False, counted: str = ""
+    ) -> float:
         """Take in a micro-batch; return what its loss is to be divided by.
 
         Args:
             weight: What it counts: its samples, or its tokens.
             share: Whether its loss is a share of the group's mean, so that shares only
                 have to be added up.
+            counted: In what it is weighed, in words.
 
         Raises:
-            InputError: If the weight is no positive number, or shares and means are
-                mixed in a group.
+            InputError: If the weight is no positive number, or micro-batches of a group
+                are weighed in different ways.
         """
         if not (math.isfinite(weight) and weight > 0):
             raise InputError(
@@ -67,7 +72,14 @@ class Group:
                 "num_items_in_batch must be given for all micro-batches of a group or "
                 "for none: their losses would not add up."
             )
+        if self.count and self.counted and counted != self.counted:
+            raise InputError(
+                f"This micro-batch is weighed by {counted}, and the one before it in "
+                f"this update by {self.counted}: they make no mean. Give all of an "
+                "update the same; num_items_in_batch is that of all of them together."
+            )
         if self.count == 0:
+            self.counted = counted
             self.first, self.total, self.shares = weight, 0.0, share
         relative = 1.0 if share else weight / self.first
         self.count += 1
@@ -82,4 +94,5 @@ class Group:
             "first": self.first,
             "total": self.total,
             "shares": self.shares,
+            "counted": self.counted,
         }

@@ -95,23 +95,50 @@ class SameParameters:
     Args:
         model: With the parameters that it has when a run begins.
         optimizer: The run's; it may train a part of them, or others beside them.
+
+    Raises:
+        InputError: If it trains none of them.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         trained = set(trained_parameters(optimizer))
         self._trainable = {p for p in model.parameters() if p.requires_grad}
         self._trained = trained.intersection(model.parameters())
+        self._kinds = {p: _kind(p) for p in model.parameters()}
+        self._optimizer, self._all_trained = optimizer, trained
+        if not self._trained:
+            raise InputError(
+                "The optimizer has none of the model's parameters: steps would not "
+                "change it. Let the function build it over the parameters that it is "
+                "called with: optimizer=lambda parameters: SGD(parameters, lr=0.1)."
+            )
 
     def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Look at the model as it is now.
 
         Raises:
-            InputError: If it has other parameters than it had.
+            InputError: If it has other parameters than it had, or in another dtype, or
+                the optimizer is another one.
         """
-        known = self._trainable.union(trained_parameters(optimizer))
+        trained = set(trained_parameters(optimizer))
+        if optimizer is not self._optimizer or trained != self._all_trained:
+            raise InputError(
+                "run.optimizer was replaced, or given other parameters: the run would "
+                "update, scale and clip those that it had. Undo it and apply the plan "
+                "again; plan(..., optimizer=function) takes a function that makes it."
+            )
+        known = self._trainable.union(trained)
         there = set()
         for name, parameter in model.named_parameters():
             there.add(parameter)
+            before, now = self._kinds.get(parameter), _kind(parameter)
+            if before not in (None, now):
+                raise InputError(
+                    f"{name} is {now} now and was {before} when the plan was applied: "
+                    "weights were cast or resized since (by model.half(), model.to(), "
+                    "resize_token_embeddings ...). Undo the run, and plan for the "
+                    "model as it is to be trained."
+                )
             if parameter.requires_grad and parameter not in known:
                 raise InputError(
                     f"{name} is not in the run's optimizer and would never change: it "
@@ -127,11 +154,28 @@ class SameParameters:
             )
 
 
+def _kind(parameter: nn.Parameter) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+
+
 def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:
-    """Refuse to clip gradients that will be gone.
+    """Refuse to clip gradients that will be gone, or to what is no norm.
 
     Raises:
-        InputError: If they will.
+        InputError: If they will be, or it is none.
     """
-    if recipe.optimizer_in_backward and max_grad_norm is not None:
+    if max_grad_norm is None:
+        return
+    if recipe.optimizer_in_backward:
         raise InputError(CLIPPING)
+    if not (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
+        shown = (
+            max_grad_norm
+            if isinstance(max_grad_norm, (int, float))
+            else f"a {type(max_grad_norm).__name__}"
+        )
+        raise InputError(
+            f"max_grad_norm must be a number above zero, got {shown}. Leave it out to "
+            "clip nothing; a batch of several parts is one argument: "
+            "run.step((inputs, labels))."
+        )

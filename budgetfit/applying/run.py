@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
@@ -10,6 +10,7 @@ from budgetfit.applying.applied_models import claim
 from budgetfit.applying.blocks import BlockTreatment
 from budgetfit.applying.compiled import compiled_modules, say_compiled_since
 from budgetfit.applying.data_parallel import say_if_alone
+from budgetfit.applying.gathered import Gathered
 from budgetfit.applying.micro_batches import Group
 from budgetfit.applying.micro_step import forward_backward
 from budgetfit.applying.optimizer import LEARNING_RATE
@@ -35,9 +36,11 @@ from budgetfit.applying.run_setup import (
     same_training,
 )
 from budgetfit.applying.run_state import load_state, save_state
+from budgetfit.applying.step_conditions import refuse_batch, refuse_surroundings
 from budgetfit.applying.step_guard import StepGuard
-from budgetfit.applying.token_mean import with_num_items
+from budgetfit.applying.token_mean import counted_in, with_num_items
 from budgetfit.applying.training_modes import TrainingModes
+from budgetfit.applying.turns import Turns
 from budgetfit.applying.undo import Undo
 from budgetfit.applying.update import WeightUpdate
 from budgetfit.core.errors import InputError
@@ -93,6 +96,7 @@ class Run:
         skipped_steps: Updates that the scaler left out because gradients overflowed.
         trained: The parameters of the optimizer.
         group: The micro-batches since the last update.
+        gathered: Their gradients, which nobody else may change.
 
     Raises:
         InputError: If model and recipe do not go together; the model is then as it was.
@@ -125,7 +129,7 @@ class Run:
         self._batch_dim = batch_dim
         self.updated = False
         self.steps_done = self.skipped_steps = 0
-        self._is_undone = False
+        self._turns = Turns()
         self._is_trace = any(isinstance(p, FakeTensor) for p in model.parameters())
         with Undo() as self._undo:
             if not self._is_trace:  # a copy that nobody else has
@@ -157,9 +161,11 @@ class Run:
                 scaler=self.scaler,
                 undo=self._undo,
             )
-        self.trained = trained_parameters(self.optimizer)
-        self._parameters = SameParameters(model, self.optimizer)
-        self._compiled = len(compiled_modules(model))
+            self.trained = trained_parameters(self.optimizer)
+            self.gathered = Gathered(self.trained)
+            if not self._is_trace:
+                self._parameters = SameParameters(model, self.optimizer)
+                self._compiled = len(compiled_modules(model))
         self._update_weights = WeightUpdate(self.optimizer, self.trained, steps_on)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -190,22 +196,24 @@ class Run:
             ``num_items_in_batch`` its share of the mean.
 
         Raises:
+            InputError: If this would train something else than was planned: nothing
+                to train on, other parameters, gradients that somebody else changed.
             TrainingOutOfMemoryError: With what was predicted, what was measured and
                 what should fit. It is a ``torch.OutOfMemoryError`` and a
                 ``BudgetfitError``.
         """
         refuse_clipping(self.recipe, max_grad_norm)
-        if self._is_undone:
-            raise InputError(
-                "This run is undone: its model is the plain one again. Apply the plan "
-                "to it once more to go on."
-            )
-        if not self._is_trace:
-            if self.group.count == 0:
-                self._begin_group()
-            self._guard.look_at(batch, is_first=self.group.count == 0)
         given = weight, num_items_in_batch
-        return self._guarded(lambda: self._train(batch, max_grad_norm, *given), batch)
+        with self._turns.taken():
+            if not self._is_trace:
+                refuse_surroundings()
+                refuse_batch(batch)
+                if self.group.count == 0:
+                    self._begin_group()
+                self._guard.look_at(batch, is_first=self.group.count == 0)
+            return self._guarded(
+                lambda: self._train(batch, max_grad_norm, *given), batch
+            )
 
     def flush(self, max_grad_norm: float | None = None) -> bool:
         """Update the weights with the micro-batches that came since the last update.
@@ -217,13 +225,20 @@ class Run:
             Whether there were any.
 
         Raises:
-            TrainingOutOfMemoryError: As ``step``.
+            InputError, TrainingOutOfMemoryError: As ``step``.
         """
-        self.updated = False
-        waiting = self.group.count > 0
-        if waiting:
-            self._guarded(lambda: self._update(max_grad_norm), None)
-        return waiting
+        refuse_clipping(self.recipe, max_grad_norm)
+
+        def update() -> None:
+            self.gathered.check(self.group.count)
+            self._update(max_grad_norm)
+
+        with self._turns.taken():
+            self.updated = False
+            waiting = self.group.count > 0
+            if waiting:
+                self._guarded(update, None)
+            return waiting
 
     def parts(self, batch: Any) -> Iterator[Any]:  # noqa: ANN401
         """Cut a batch of any size into micro-batches; the last may be shorter."""
@@ -236,6 +251,7 @@ class Run:
             InputError: If precision or optimizer differ, blocks are unknown, or micro-
                 batches wait for an update. Nothing is changed then.
         """
+        self._turns.check()
         same_training(self.recipe, recipe, waiting=self.group.count)
         self._modes.resume()
         try:
@@ -267,10 +283,12 @@ class Run:
         Raises:
             InputError: If it is no state of this run; nothing is loaded then.
         """
+        self._turns.check()
         load_state(self, state, random=random)
 
     def drop_group(self) -> None:
         """Forget the micro-batches that came since the last update."""
+        self.gathered.forget()
         self.optimizer.zero_grad(set_to_none=True)
         self.group = Group(self.recipe.gradient_accumulation_steps)
         if self.scaler is not None:
@@ -278,8 +296,14 @@ class Run:
             self.scaler = renewed_scaler(self.scaler, self.device.type)
 
     def undo(self) -> None:
-        """Give back the plain model: the same objects, trained values kept."""
-        self._is_undone = True
+        """Give back the plain model: the same objects, trained values kept.
+
+        Gradients of micro-batches that wait for an update are dropped: a loop that goes
+        on would add its own to them.
+        """
+        if not self._turns.ended and self.group.count:
+            self.drop_group()
+        self._turns.ended = True
         self._undo()
 
     def __enter__(self) -> Self:
@@ -287,6 +311,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.undo()
+
+    def __reduce__(self) -> NoReturn:
+        # A copy's undo() would change the model of the first.
+        raise InputError(
+            "A run is neither pickled nor copied: it has changed its model. Save "
+            "run.state_dict(), or copy run.model."
+        )
 
     def _treat_as(self, recipe: Recipe) -> None:
         """Carry out the part of a recipe that can change while training."""
@@ -299,11 +330,13 @@ class Run:
         """Drop gradients of other backward passes; see that the weights are the same.
 
         Raises:
-            InputError: If the model has other parameters than the optimizer.
+            InputError: If the model has other parameters than the optimizer, or other
+                dtypes than planned.
         """
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         self._parameters.check(self.model, self.optimizer)
+        self._blocks.restore()
         if self.steps_done + self.skipped_steps == 0:
             say_compiled_since(self.model, self._compiled)
             say_if_alone(self.model)
@@ -319,12 +352,15 @@ class Run:
         weight: float | None,
         num_items_in_batch: int | torch.Tensor | None,
     ) -> torch.Tensor:
+        if not self._is_trace:
+            self.gathered.check(self.group.count)
         self._modes.resume()
         self._enter("forward")
+        share = num_items_in_batch is not None
+        counted = counted_in(weight, num_items_in_batch)
         if weight is None:
             weight = samples_in(batch, self._batch_dim) or 1
-        share = num_items_in_batch is not None
-        divisor = self.group.divisor(weight, share=share)
+        divisor = self.group.divisor(weight, share=share, counted=counted)
         # Kept until the step is over, as by a loop that moves its batches itself:
         # memory is the same either way, and as it was predicted.
         moved = cast_batch(batch, self._precision, self.device)
@@ -344,6 +380,8 @@ class Run:
         )
         if self.group.is_complete:
             self._update(max_grad_norm)
+        elif not self._is_trace:
+            self.gathered.note()
         return loss
 
     def _update(self, max_grad_norm: float | None) -> None:

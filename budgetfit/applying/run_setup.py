@@ -9,6 +9,7 @@ import torch
 
 from budgetfit.core.errors import InputError
 from budgetfit.core.function_name import qualified_name
+from budgetfit.core.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from budgetfit.applying.undo import Undo
-    from budgetfit.core.recipe import Recipe
 
 
 def move(
@@ -25,8 +25,13 @@ def move(
     """Bring the model to ``device``; None leaves it where most of its weights are.
 
     Raises:
-        InputError: If the model has no weights.
+        InputError: If the model has no weights, or none that can train.
     """
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise InputError(
+            "The model was made under torch.inference_mode(), and such weights cannot "
+            "train. Make or load it outside of it."
+        )
     homes: dict[torch.device, int] = defaultdict(int)
     for parameter in model.parameters():
         homes[parameter.device] += parameter.numel()
@@ -53,10 +58,15 @@ def same_optimizer(
     """Return the callable if it is the recipe's, or the recipe's name.
 
     Raises:
-        InputError: If the callable is another one.
+        InputError: If it is another one, or none.
     """
     if optimizer is None:
         return name
+    if not callable(optimizer):
+        raise InputError(
+            f"optimizer must be a function of the parameters, not a "
+            f"{type(optimizer).__name__}; for example optimizer=torch.optim.AdamW."
+        )
     handed_in = qualified_name(optimizer)
     if handed_in != name:
         raise InputError(
@@ -73,6 +83,14 @@ def same_training(before: Recipe, after: Recipe, *, waiting: int) -> None:
     Raises:
         InputError: As said, or if ``waiting`` micro-batches wait for an update.
     """
+    if not isinstance(after, Recipe):
+        raise InputError(
+            "There is no recipe to go on with: no smaller micro-batch is left. Plan "
+            "again with less memory, or for shorter samples."
+            if after is None
+            else f"A Recipe is expected, not a {type(after).__name__}: for example "
+            "run.adopt(plan.recipe)."
+        )
     for name in ("precision", "optimizer", "optimizer_in_backward"):
         if getattr(before, name) != getattr(after, name):
             raise InputError(

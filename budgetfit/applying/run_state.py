@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from budgetfit.applying.run import Run
 
 _NEEDED = {"model", "optimizer", "scaler"}
+_CLASS = "optimizer_class"
 
 
 def save_state(run: Run) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def save_state(run: Run) -> dict[str, Any]:
     return {
         "model": run.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
+        _CLASS: type(run.optimizer).__name__,
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "steps": {"done": run.steps_done, "skipped": run.skipped_steps},
         "group": dataclasses.asdict(run.group),
@@ -47,7 +49,7 @@ def load_state(run: Run, state: dict[str, Any], *, random: bool) -> None:
             "Use what run.state_dict() returned."
         )
     _check_model(run.model, state["model"])
-    _check_optimizer(run.optimizer, state["optimizer"])
+    _check_optimizer(run.optimizer, state["optimizer"], state.get(_CLASS))
     run.drop_group()
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
@@ -62,6 +64,7 @@ def load_state(run: Run, state: dict[str, Any], *, random: bool) -> None:
                 # A copy: the next micro-batch is added to it in place.
                 parameter.grad = gradient.to(parameter, copy=True)
         run.group = Group(**state["group"])
+        run.gathered.note()
     if random and "random" in state:
         set_random_state(state["random"], run.device)
 
@@ -85,7 +88,17 @@ def _check_model(model: nn.Module, state: dict[str, Any]) -> None:
             )
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _check_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], saved_class: str | None
+) -> None:
+    """Refuse the state of another optimizer; older states do not say their class."""
+    own_class = type(optimizer).__name__
+    if saved_class is not None and saved_class != own_class:
+        raise InputError(
+            f"This is the state of another optimizer: it was saved from {saved_class}, "
+            f"and this run trains with {own_class}. Plan with the optimizer that it "
+            "was saved from, or load state['model'] into the model before you apply."
+        )
     own = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
     if own != saved:

@@ -11,12 +11,13 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from budgetfit.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch import nn
 
     from budgetfit.applying.call_model import Loss
@@ -33,10 +34,16 @@ def with_num_items(
     """Return the batch and the loss that make ``loss_of`` divide by ``count``, if any.
 
     Raises:
-        InputError: If nothing would: the losses would then be added up undivided.
+        InputError: If nothing would: the losses would then be added up undivided; or if
+            there is nothing to divide by.
     """
     if count is None:
         return batch, loss
+    if not isinstance(count, torch.Tensor) and not count > 0:
+        raise InputError(
+            f"num_items_in_batch must be above zero, got {count}: the loss would be "
+            "infinite. Leave out an update in which everything is padding."
+        )
     if loss is not None:
         if not _takes(loss):
             raise InputError(
@@ -52,6 +59,14 @@ def with_num_items(
             "the mean of."
         )
     return {**batch, _NAME: count}, None
+
+
+def counted_in(weight: float | None, count: int | torch.Tensor | None) -> str:
+    """Say in what a micro-batch is weighed; a count on a card is not waited for."""
+    if count is not None:
+        known = not isinstance(count, torch.Tensor) or count.device.type == "cpu"
+        return f"{_NAME}={int(count)}" if known else _NAME
+    return "its samples" if weight is None else "weight="
 
 
 def _divides(model: nn.Module) -> bool:

@@ -8,6 +8,8 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from budgetfit.core.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -65,6 +67,7 @@ class WeightUpdate:
             torch._foreach_mul_(gradients, gradient_scale)
             del gradients
         if max_grad_norm is not None:
+            self._refuse_sparse()
             torch.nn.utils.clip_grad_norm_(
                 self._trained, max_grad_norm, foreach=self._foreach
             )
@@ -90,6 +93,13 @@ class WeightUpdate:
             for base in type(self._optimizer).__mro__
         )
         return known and self._writes == self._count_writes()
+
+    def _refuse_sparse(self) -> None:
+        if any(item.grad is not None and item.grad.is_sparse for item in self._trained):
+            raise InputError(
+                "Sparse gradients have no norm in torch and cannot be clipped. Leave "
+                "max_grad_norm out, or make the embedding with sparse=False."
+            )
 
     def _step(self, scaler: torch.amp.GradScaler | None) -> bool:
         if scaler is None:

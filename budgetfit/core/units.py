@@ -88,7 +88,10 @@ def _integer_bytes(number: SupportsIndex) -> int:
 
 
 def _not_a_size(given: object) -> InputError:
+    shown = repr(given)
+    if "\n" in shown:  # a batch of tensors, for one
+        shown = f"A {type(given).__name__}"
     return InputError(
-        f"{given!r} is not a memory size. Write a number above zero and a unit, "
+        f"{shown} is not a memory size. Write a number above zero and a unit, "
         f'for example "24GB". Units: {", ".join(_BYTES_PER_UNIT)}.'
     )

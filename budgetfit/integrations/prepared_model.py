@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.applied_models import claim
+from budgetfit.applying.blocks import flags_of
 from budgetfit.applying.checkpoint import apply_segments
 from budgetfit.applying.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizer import OPTIMIZER_NAMES
@@ -77,7 +78,7 @@ class PreparedModel:
             if chunked is not None or policy.weights == "bf16":
                 forward = _PlannedForward(model, policy, chunked)
                 self._undo.set_on(model, "forward", forward)
-        self._flags = _flags_of(model)
+        self._flags = flags_of(model, _FLAGS)
 
     def restore(self) -> bool:
         """Put the segments back if something has changed how blocks are called.
@@ -85,11 +86,11 @@ class PreparedModel:
         Returns:
             Whether that was so.
         """
-        if _flags_of(self.model) == self._flags:
+        if flags_of(self.model, _FLAGS) == self._flags:
             return False
         self._take_segments_back()
         self._take_back = apply_segments(self.model, self._segments)
-        self._flags = _flags_of(self.model)
+        self._flags = flags_of(self.model, _FLAGS)
         return True
 
     def undo(self) -> None:
@@ -220,15 +221,6 @@ class _PlannedForward:
             return self.__wrapped__(*args, **kwargs)
         with self._chunked.training_call():
             return self.__wrapped__(*args, **kwargs)
-
-
-def _flags_of(model: nn.Module) -> list[tuple[object, ...]]:
-    """How each block is called, as far as other code might change it."""
-    return [
-        tuple(vars(module).get(name) for name in _FLAGS)
-        for module in model.modules()
-        if module is not model
-    ]
 
 
 def _undo_around(put_back: Undo, weights: list[nn.Parameter]) -> None:

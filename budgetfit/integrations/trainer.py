@@ -5,8 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+from torch import nn
 from transformers import TrainerCallback
 
+from budgetfit.applying.optimizer import OPTIMIZER_NAMES
 from budgetfit.applying.undo import Undo
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
@@ -14,14 +17,13 @@ from budgetfit.integrations.prepared_model import (
     PreparedModel,
     cast_weights,
     find_planned,
+    make_plan_optimizer,
 )
 from budgetfit.integrations.trainer_arguments import settings
 from budgetfit.integrations.trainer_text import Program, program_text
 from budgetfit.integrations.trl import has_fused_head, trains_pairs
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from budgetfit.core.plan import Plan
 
 
@@ -73,11 +75,12 @@ class PlanCallback(TrainerCallback):
         state: Any,  # noqa: ANN401, ARG002
         control: Any,  # noqa: ANN401, ARG002
         model: Any = None,  # noqa: ANN401
+        optimizer: Any = None,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
         """Set blocks and loss up."""
         self.undo()  # a Trainer that looks for a batch size begins several times
-        _check_arguments(self._plan, args)
+        _check_arguments(self._plan, args, optimizer)
         planned = find_planned(self._plan, model)
         self._prepared = PreparedModel(
             self._plan,
@@ -112,7 +115,7 @@ class PlanCallback(TrainerCallback):
         self.undo()
 
 
-def _check_arguments(plan: Plan, args: Any) -> None:  # noqa: ANN401
+def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:  # noqa: ANN401
     """Say where a Trainer trains otherwise than planned.
 
     Raises:
@@ -133,6 +136,10 @@ def _check_arguments(plan: Plan, args: Any) -> None:  # noqa: ANN401
         for name, value in planned.items()
         if getattr(args, name) != value
     ]
+    if optimizer is not None and args.optim != plan.recipe.optimizer:
+        chosen = getattr(args.optim, "value", args.optim)
+        if not _is_planned(plan, optimizer):
+            other.append(f"optim={chosen} (planned: {plan.recipe.optimizer})")
     if args.world_size > 1:
         other.append(f"{args.world_size} processes (planned: 1)")
     if other:
@@ -141,6 +148,19 @@ def _check_arguments(plan: Plan, args: Any) -> None:  # noqa: ANN401
             "settings.",
             stacklevel=2,
         )
+
+
+def _is_planned(plan: Plan, optimizer: Any) -> bool:  # noqa: ANN401
+    """Whether an optimizer is of the planned kind; True where no name says which."""
+    if plan.recipe.optimizer not in OPTIMIZER_NAMES:
+        return True
+    made = getattr(optimizer, "optimizer", optimizer)  # in accelerate's wrapper
+    try:
+        planned = make_plan_optimizer(plan, [nn.Parameter(torch.empty(1))], lr=1.0)
+    except InputError:  # its library is not here, so it is another one
+        return False
+    kinds = [(type(each), bool(each.defaults.get("fused"))) for each in (made, planned)]
+    return kinds[0] == kinds[1]
 
 
 def export_text(plan: Plan, plan_file: str) -> str:

@@ -1,0 +1,459 @@
+"""Batches of another structure, size, dtype or kind than the planned one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import budgetfit
+from budgetfit import InputError
+from tests.applying.small_models import batch_for, make, text_batch
+from tests.misuse.case import refused, right, unharmed, warned
+from tests.misuse.training import (
+    RATE,
+    accumulating,
+    applied,
+    assert_same_weights,
+    assert_trains_as_plain,
+    batches,
+    faster,
+    options_of,
+    plain_losses,
+)
+
+if TYPE_CHECKING:
+    from budgetfit import Run
+
+
+def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401
+    run = applied() if run is None else run
+    with unharmed(run.model):
+        run.step(batch)
+
+
+def _stack_batch(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {**batches(1)[0], **changes}
+
+
+@refused("unexpected keyword argument 'mask'", TypeError)
+def an_unknown_key() -> None:
+    """A batch with a key that the model does not take."""
+    _step(_stack_batch(mask=torch.ones(4)))
+
+
+@refused("missing 1 required positional argument: 'labels'", TypeError)
+def a_missing_key() -> None:
+    """A batch without something that the model needs."""
+    _step({"x": batches(1)[0]["x"]})
+
+
+@refused("There is no loss to train on.*labels in the batch", InputError)
+def no_labels() -> None:
+    """A text batch without labels."""
+    _step({"input_ids": text_batch()["input_ids"]}, applied("llama"))
+
+
+@warned(r"larger than the plan's: x \[9, 16\], planned \[4, 16\]")
+def more_samples_than_planned() -> None:
+    """A batch of the data loader's size, not cut by run.parts."""
+    applied().step(batches(1, samples=9)[0])
+
+
+@warned(r"larger than the plan's: input_ids \[4, 24\], planned \[4, 16\]")
+def longer_samples_than_planned() -> None:
+    """A longer text than was planned for."""
+    applied("llama").step(text_batch(4, 24))
+
+
+@right()
+def fewer_samples_than_planned() -> None:
+    """A last batch of one sample."""
+    run = applied()
+    data = [*batches(1), *batches(1, samples=1)]
+    losses = [run.step(batch).item() for batch in data]
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+
+
+@right()
+def micro_batches_of_several_sizes() -> None:
+    """Micro-batches of 4 and of 1 sample in one update: the mean of all samples."""
+    model, plain = (_without_dropout(make("stack")) for _ in range(2))
+    run = applied(model=model, effective_batch_size=8)
+    whole = batch_for("stack", 5)
+    for part in run.parts(whole):
+        run.step(part)
+    plain_losses(plain, [[whole]])
+    assert run.updated
+    assert_same_weights(model, plain)
+
+
+@right()
+def a_last_group_without_flush() -> None:
+    """A last group of one micro-batch: nothing is updated, then flush() does."""
+    run, data = accumulating(), batches(1)
+    before = run.model.head.weight.detach().clone()
+    losses = [run.step(data[0]).item()]
+    assert not run.updated
+    assert run.model.head.weight.equal(before)
+    assert run.flush()
+    assert_trains_as_plain(losses, run.model, [data])
+
+
+@refused("The batch is empty", InputError)
+def no_samples() -> None:
+    """A batch of zero samples, whose mean loss is nan."""
+    _step(batch_for("stack", 0))
+
+
+@refused("no tensor in this batch, a dict", InputError)
+def an_empty_dictionary() -> None:
+    """run.step({})."""
+    _step({})
+
+
+@refused("no tensor in this batch, a NoneType", InputError)
+def no_batch() -> None:
+    """run.step(None), from a data set that skips samples."""
+    _step(None)
+
+
+@refused(r"batch_size \(4\) to match target batch_size \(3\)", ValueError)
+def other_numbers_of_samples() -> None:
+    """4 inputs with 3 labels."""
+    _step(_stack_batch(labels=torch.zeros(3, dtype=torch.int64)))
+
+
+@refused("to match target batch_size", ValueError)
+def other_numbers_of_samples_cut() -> None:
+    """8 inputs with 7 labels, cut by run.parts and trained on."""
+    run = applied()
+    whole = batches(1, samples=8)[0]
+    with unharmed(run.model):
+        for part in run.parts({**whole, "labels": whole["labels"][:7]}):
+            run.step(part)
+
+
+class Boxes(nn.Module):
+    """Takes images, and boxes of all of them without an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(
+        self, x: torch.Tensor, boxes: torch.Tensor, classes: torch.Tensor
+    ) -> torch.Tensor:
+        return self.layer(x).square().mean() + 0 * boxes.sum() + 0 * classes.sum()
+
+
+@right(
+    fault="core/batch_samples.py, count_samples: 0 wins where most parts have no rows, "
+    "and run.py, _train, then lets the micro-batch weigh 1"
+)
+def images_without_boxes() -> None:
+    """A micro-batch of 4 images that have no boxes, in a group with one that has."""
+
+    def batch(boxes: int) -> dict[str, torch.Tensor]:
+        return {
+            "x": torch.randn(4, 8),
+            "boxes": torch.zeros(boxes, 4),
+            "classes": torch.zeros(boxes, dtype=torch.int64),
+        }
+
+    torch.manual_seed(0)
+    model, plain = Boxes(), Boxes()
+    plain.load_state_dict(model.state_dict())
+    data = [batch(4), batch(0)]
+    settings = options_of("stack", batch=data[0], effective_batch_size=8)
+    plan = budgetfit.plan(model, **{**settings, "checkpointing": "none"})
+    run = faster(budgetfit.apply(plan))
+    for part in data:
+        run.step(part)
+    plain_losses(plain, [data])
+    assert_same_weights(model, plain)
+
+
+class Pairs(nn.Module):
+    """Takes a list with one tensor for each sample, of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, rows: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        scores = torch.stack([self.layer(row).mean(0) for row in rows])
+        return nn.functional.cross_entropy(scores, labels)
+
+
+def _pairs(samples: int, labels: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "rows": [torch.randn(2 + i, 8, generator=generator) for i in range(samples)],
+        "labels": torch.zeros(labels, dtype=torch.int64),
+    }
+
+
+def _run_of_pairs() -> Run:
+    torch.manual_seed(0)
+    plan = budgetfit.plan(
+        Pairs().train(),
+        gpu="t4",
+        batch=_pairs(4, 4),
+        batch_size=4,
+        precision="fp32",
+        optimizer="sgd",
+    )
+    return faster(budgetfit.apply(plan))
+
+
+@refused(r"batch_size \(3\) to match target batch_size \(4\)|samples", ValueError)
+def a_list_of_another_length() -> None:
+    """A list of 3 tensors beside labels of 4 samples."""
+    _step(_pairs(3, 4), _run_of_pairs())
+
+
+@refused("no tensor in this batch.*numpy arrays", InputError)
+def numpy_arrays() -> None:
+    """A batch of numpy arrays, as datasets returns without set_format("torch")."""
+    _step({name: part.numpy() for name, part in batches(1)[0].items()})
+
+
+@refused("no tensor in this batch.*lists of numbers", InputError)
+def lists_of_numbers() -> None:
+    """A batch of plain lists, as a tokenizer returns without return_tensors="pt"."""
+    batch = {name: part.tolist() for name, part in text_batch().items()}
+    _step(batch, applied("llama"))
+
+
+@refused("no tensor in this batch", InputError)
+def text() -> None:
+    """A batch of sentences."""
+    _step({"input_ids": ["a sentence", "another"]}, applied("llama"))
+
+
+@refused("no tensor in this batch, a DataLoader", InputError)
+def the_loader() -> None:
+    """run.step(loader)."""
+    _step(torch.utils.data.DataLoader(batches(1)))  # type: ignore[arg-type]
+
+
+@refused("must be Tensor, not dict", TypeError)
+def a_list_of_batches() -> None:
+    """run.step([batch, batch]), one for each micro-batch."""
+    _step(batches(2))
+
+
+@refused("max_grad_norm must be a number.*one argument", InputError)
+def two_arguments() -> None:
+    """run.step(inputs, labels), as the model is called."""
+    (batch,) = batches(1)
+    run = applied()
+    with unharmed(run.model):
+        run.step(batch["x"], batch["labels"])  # type: ignore[arg-type]
+
+
+@refused("must have the same dtype|Long", RuntimeError)
+def integers_for_floats() -> None:
+    """Integers where the model takes floats."""
+    _step(_stack_batch(x=torch.ones(4, 16, dtype=torch.int64)))
+
+
+@refused("indices.*Long, Int", RuntimeError)
+def floats_for_integers() -> None:
+    """input_ids as floats, from a data frame."""
+    ids = text_batch()["input_ids"]
+    _step({"input_ids": ids.float(), "labels": ids}, applied("llama"))
+
+
+@refused("Long|class probabilities|size of input", (RuntimeError))
+def float_labels() -> None:
+    """Class labels as floats."""
+    _step(_stack_batch(labels=torch.zeros(4)))
+
+
+@refused("out of bounds|out of range", IndexError)
+def tokens_outside_of_the_vocabulary() -> None:
+    """Tokens of a tokenizer with more words than the model has."""
+    batch = text_batch()
+    batch["input_ids"][0, 0] = 500
+    _step(batch, applied("llama"))
+
+
+@refused("Cannot copy out of meta tensor; no data!", NotImplementedError)
+def a_batch_without_data() -> None:
+    """A batch on the meta device."""
+    _step({name: part.to("meta") for name, part in batches(1)[0].items()})
+
+
+@right()
+def inputs_that_require_gradients() -> None:
+    """Inputs that require gradients, as for an attribution."""
+    run, data = applied(), batches(2)
+    losses = [
+        run.step({**each, "x": each["x"].clone().requires_grad_()}).item()
+        for each in data
+    ]
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+
+
+@refused("backward through the graph a second time", RuntimeError)
+def a_state_with_its_graph() -> None:
+    """A state that carries its graph from one batch to the next."""
+    run, (batch,) = applied(), batches(1)
+    weight = torch.ones(16, requires_grad=True)
+    carried = {**batch, "x": (batch["x"] * weight).exp()}
+    run.step(carried)
+    with unharmed(run.model):
+        run.step(carried)
+
+
+@right()
+def another_order_of_keys() -> None:
+    """A batch whose keys come in another order."""
+    run, (batch,) = applied(), batches(1)
+    turned = dict(reversed(batch.items()))
+    assert_trains_as_plain([run.step(turned).item()], run.model, [[batch]])
+
+
+@right()
+def a_batch_that_the_model_writes_to() -> None:
+    """The same batch object in every step."""
+    run, (batch,) = applied(), batches(1)
+    losses = [run.step(batch).item() for _ in range(3)]
+    assert_trains_as_plain(losses, run.model, [[batch]] * 3)
+
+
+@refused("must weigh something in the mean, got weight=0", InputError)
+def no_weight() -> None:
+    """run.step(batch, weight=0), of a batch in which everything is padding."""
+    run = applied()
+    with unharmed(run.model):
+        run.step(batches(1)[0], weight=0)
+
+
+@refused("num_items_in_batch", InputError)
+def no_items() -> None:
+    """run.step(batch, num_items_in_batch=0): the loss would be infinite."""
+    run = applied("llama")
+    with unharmed(run.model):
+        run.step(text_batch(), num_items_in_batch=0)
+
+
+@refused("num_items_in_batch must be given for all micro-batches", InputError)
+def items_for_some() -> None:
+    """num_items_in_batch for one micro-batch of an update and not for the next."""
+    run = accumulating("llama")
+    run.step(text_batch(), num_items_in_batch=120)
+    run.step(text_batch())
+
+
+@refused(
+    "num_items_in_batch=50, and the one before .* num_items_in_batch=60", InputError
+)
+def items_of_each_micro_batch() -> None:
+    """num_items_in_batch of each micro-batch, not of the whole update."""
+    run = accumulating("llama")
+    run.step(text_batch(), num_items_in_batch=60)
+    run.step(text_batch(), num_items_in_batch=50)
+
+
+@refused("weighed by its samples, and the one before", InputError)
+def weight_for_some() -> None:
+    """weight= for one micro-batch of an update and not for the next."""
+    run, data = accumulating(), batches(2)
+    run.step(data[0], weight=120)
+    run.step(data[1])
+
+
+@warned(
+    "attention_mask",
+    fault="applying/planned_batch.py, PlannedBatch.larger passes over tensors that the "
+    "plan does not know",
+)
+def a_tensor_that_was_not_planned() -> None:
+    """An attention mask in the batch of a plan that was made without one."""
+    batch = text_batch()
+    applied("llama").step(batch | {"attention_mask": torch.ones_like(batch["labels"])})
+
+
+@warned(
+    "effective",
+    fault="applying/run.py, _update: nothing compares the samples of an update with "
+    "recipe.effective_batch_size",
+)
+def half_of_the_planned_batch_size() -> None:
+    """A loader of 2 samples for micro-batches of 4: updates of half the samples."""
+    run = accumulating()
+    for batch in batches(6, samples=2):
+        run.step(batch)
+
+
+@right()
+def padding_everywhere() -> None:
+    """Labels that are all -100: the loss is nan, as in a plain loop."""
+    run = applied()
+    batch = _stack_batch(labels=torch.full((4,), -100))
+    assert run.step(batch).isnan()
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+class TimeFirst(nn.Module):
+    """Its batches count samples in the second dimension, as recurrent layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(8, 8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(x)[0]).square().mean()
+
+
+@right()
+def time_first() -> None:
+    """A batch whose first dimension is time: trained on whole as in a plain loop."""
+    torch.manual_seed(0)
+    model = TimeFirst()
+    plain = TimeFirst()
+    plain.load_state_dict(model.state_dict())
+    batch = {"x": torch.randn(6, 4, 8)}
+    plan = budgetfit.plan(
+        model, gpu="t4", batch=batch, batch_size=6, precision="fp32", optimizer="sgd"
+    )
+    run = faster(budgetfit.apply(plan))
+    run.step(batch)
+    plain(**batch).backward()
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.sub_(RATE * weight.grad)
+    assert_same_weights(model, plain)
+
+
+@right()
+def numpy_labels_for_the_loss_alone() -> None:
+    """A batch that also has names and numbers that only the loss reads."""
+
+    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+        assert "a" in batch["names"]
+        return outputs.mean() * float(batch["scale"][0])
+
+    torch.manual_seed(0)
+    batch = {
+        "input": torch.randn(4, 8),
+        "names": list("abcd"),
+        "scale": np.ones(2),
+    }
+    plan = budgetfit.plan(
+        nn.Linear(8, 2), gpu="t4", batch=batch, batch_size=4, loss=loss
+    )
+    with budgetfit.apply(plan) as run:
+        assert run.step(batch).isfinite()

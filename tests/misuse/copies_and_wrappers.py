@@ -1,0 +1,212 @@
+"""Copies, pickles and wrappers of a model that trains by a plan."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import budgetfit
+from budgetfit import InputError, Segment
+from tests.applying.small_models import CHAIN, make
+from tests.hazards.kinds import KINDS, Block
+from tests.hazards.run import TECHNIQUES, plain_losses, planned_losses
+from tests.misuse.case import refused, right, warned
+from tests.misuse.training import (
+    applied,
+    assert_same_weights,
+    assert_trains_as_plain,
+    batches,
+    faster,
+    plan_of,
+)
+
+
+def _assert_is_a_model(model: nn.Module, kind: str = "stack") -> None:
+    """Assert that a copy computes with its own weights, and what a new model does."""
+    (batch,) = batches(1, kind)
+    plain = make(kind)
+    for each in (model.train(), plain):
+        torch.manual_seed(7)
+        outputs = each(**batch)
+        getattr(outputs, "loss", outputs).backward()
+    wanted = dict(plain.named_parameters())
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, f"{name} got no gradient"
+        torch.testing.assert_close(weight.grad, wanted[name].grad, msg=name)
+
+
+@right()
+def a_deep_copy() -> None:
+    """copy.deepcopy(run.model), for an EMA or a reference: a model of its own."""
+    run = applied()
+    copied = copy.deepcopy(run.model)
+    _assert_is_a_model(copied)
+    assert all(weight.grad is None for weight in run.model.parameters())
+
+
+@right()
+def a_deep_copy_after_undo() -> None:
+    """A deep copy of the run's model, used after undo()."""
+    run = applied()
+    copied = copy.deepcopy(run.model)
+    run.step(batches(1)[0])
+    run.undo()
+    _assert_is_a_model(copied)
+
+
+@right()
+def an_average_of_the_weights() -> None:
+    """torch.optim.swa_utils.AveragedModel(run.model), updated after each step."""
+    run, data = applied(), batches(2)
+    averaged = AveragedModel(run.model)
+    losses = []
+    for batch in data:
+        losses.append(run.step(batch).item())
+        averaged.update_parameters(run.model)
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+    averaged.module.eval()
+    assert averaged(**data[0]).isfinite()
+
+
+@right()
+def a_pickle_of_the_model() -> None:
+    """torch.save(run.model) while it trains, and loaded again."""
+    run = applied()
+    file = io.BytesIO()
+    torch.save(run.model, file)
+    file.seek(0)
+    _assert_is_a_model(torch.load(file, weights_only=False))
+
+
+@refused("neither pickled nor copied.*run.state_dict", InputError)
+def a_pickle_of_the_run() -> None:
+    """pickle.dumps(run), not run.state_dict()."""
+    pickle.dumps(applied())
+
+
+@refused("neither pickled nor copied.*run.state_dict", InputError)
+def a_deep_copy_of_the_run() -> None:
+    """copy.deepcopy(run), to try something out."""
+    copy.deepcopy(applied())
+
+
+@right()
+def saved_with_the_library() -> None:
+    """model.save_pretrained(...) while a run trains it."""
+    import tempfile  # noqa: PLC0415
+
+    run = applied("llama")
+    with tempfile.TemporaryDirectory() as folder:
+        run.model.save_pretrained(folder)
+        again = type(run.model).from_pretrained(folder)
+    assert_same_weights(again, run.model)
+    _assert_is_a_model(again, "llama")
+
+
+@right()
+def data_parallel() -> None:
+    """run.model = nn.DataParallel(run.model) where there is no card."""
+    run, (batch,) = applied(), batches(1)
+    model = run.model
+    run.model = nn.DataParallel(model)
+    assert_trains_as_plain([run.step(batch).item()], model, [[batch]])
+
+
+@warned("run.model is the model without torch.compile")
+def a_compiled_model() -> None:
+    """apply(plan, torch.compile(model))."""
+    compiled: Any = torch.compile(make("stack"), backend="eager")
+    run, (batch,) = faster(budgetfit.apply(plan_of(), compiled)), batches(1)
+    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
+
+
+@right()
+def called_between_steps() -> None:
+    """The model called directly between two steps, for samples of its output."""
+    run, data = applied(), batches(2)
+    losses = []
+    for batch in data:
+        losses.append(run.step(batch).item())
+        run.model.eval()
+        with torch.inference_mode():
+            run.model(**batch)
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+
+
+@right()
+def a_cache_in_generation() -> None:
+    """model.generate(...) between two steps."""
+    run, data = applied("llama"), batches(2, "llama")
+    losses = []
+    for batch in data:
+        losses.append(run.step(batch).item())
+        run.model.eval()
+        ids = batch["input_ids"][:1, :4]
+        made = run.model.generate(
+            ids, max_new_tokens=3, do_sample=False, pad_token_id=0
+        )
+        assert made.shape[1] > 4
+    assert_trains_as_plain(losses, run.model, [[each] for each in data], "llama")
+
+
+def _hazard(kind: type[Block], steps: int = 3) -> None:
+    expected = plain_losses(kind, steps)
+    for segments in TECHNIQUES["segments"]:
+        losses, said = planned_losses(kind, segments, steps)
+        assert losses == expected, said
+
+
+@right()
+def pythons_random_numbers() -> None:
+    """Recomputed blocks that draw from Python's random."""
+    for kind in KINDS["Python's random"]:
+        _hazard(kind)
+
+
+@right()
+def numpys_random_numbers() -> None:
+    """Recomputed blocks that draw from numpy.random."""
+    for kind in KINDS["numpy's random"]:
+        _hazard(kind)
+
+
+@refused("did something else when it ran again", InputError)
+def a_hook_that_counts() -> None:
+    """A hook with a counter that decides what a recomputed block does."""
+    run = applied()
+    calls: list[int] = []
+
+    def scale(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        calls.append(1)
+        return (args[0] * len(calls),)
+
+    run.model.layers[1].up.register_forward_pre_hook(scale)
+    run.step(batches(1)[0])
+
+
+@right()
+def hooks_after_apply() -> None:
+    """Forward hooks registered after apply, to log activations."""
+    run, (batch,) = applied(), batches(1)
+    seen: list[torch.Tensor] = []
+    run.model.layers[1].register_forward_hook(
+        lambda _module, _args, outputs: seen.append(outputs[0].detach())
+    )
+    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
+    assert seen
+
+
+@right()
+def blocks_of_another_order() -> None:
+    """A recipe whose blocks do not stand in the order of the forward."""
+    first, second, *_ = CHAIN["stack"]
+    run, (batch,) = applied(), batches(1)
+    segments = (Segment((second,)), Segment((first,)))
+    run.adopt(budgetfit.Recipe(batch_size=4, optimizer="sgd", segments=segments))
+    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])

@@ -1,0 +1,198 @@
+"""Losses that are none."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import budgetfit
+from budgetfit import InputError, TraceError
+from tests.misuse.case import refused, right, unharmed, warned
+from tests.misuse.training import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH = {"input": torch.ones(4, 8)}
+
+
+def _plan(loss: Any, model: nn.Module | None = None) -> budgetfit.Plan:  # noqa: ANN401
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)) if model is None else model
+    return budgetfit.plan(model, **options_of("stack", batch=BATCH, loss=loss))
+
+
+def _later(loss: Callable[[torch.Tensor], object]) -> None:
+    """Train with a loss that was a good one while it was planned."""
+
+    def changing(outputs: torch.Tensor, _: Any) -> Any:  # noqa: ANN401
+        return loss(outputs) if trains else outputs.mean()
+
+    trains = False
+    run = budgetfit.apply(_plan(changing))
+    trains = True
+    with unharmed(run.model):
+        run.step(BATCH)
+
+
+@refused("must be a scalar tensor, got a tensor of shape", InputError)
+def a_vector() -> None:
+    """A loss with reduction="none"."""
+    _plan(lambda outputs, _: outputs.square())
+
+
+@refused("must be a scalar tensor, got float", InputError)
+def a_number() -> None:
+    """A loss that returns loss.item()."""
+    _plan(lambda outputs, _: outputs.mean().item())
+
+
+@refused("must be a scalar tensor, got NoneType", InputError)
+def nothing() -> None:
+    """A loss that forgets its return."""
+    _plan(lambda _outputs, _batch: None)
+
+
+@refused("nothing would train", InputError)
+def detached() -> None:
+    """A loss that is detached from the model."""
+    _plan(lambda outputs, _: outputs.detach().mean())
+
+
+@refused("TypeError.*positional argument", TraceError)
+def another_signature() -> None:
+    """A loss of three arguments."""
+    _plan(lambda _outputs, _labels, _masks: None)
+
+
+@refused("loss must be a function", InputError)
+def a_name() -> None:
+    """loss="mse"."""
+    _plan("mse")
+
+
+@refused("takes a target, and a loss here takes the batch", InputError)
+def a_loss_of_torch() -> None:
+    """loss=nn.MSELoss(), which takes a target and not the batch."""
+    _plan(nn.MSELoss())
+
+
+@refused("must be a scalar tensor, got a tensor of shape", InputError)
+def a_vector_later() -> None:
+    """A loss that becomes a vector while training."""
+    _later(lambda outputs: outputs.square())
+
+
+@refused("must be a scalar tensor, got NoneType", InputError)
+def nothing_later() -> None:
+    """A loss that returns None for some batches."""
+    _later(lambda _: None)
+
+
+@refused("nothing would train", InputError)
+def detached_later() -> None:
+    """A loss that is a constant for some batches."""
+    _later(lambda _: torch.zeros(()))
+
+
+@refused("the user's", KeyError)
+def an_error_in_the_loss() -> None:
+    """An error inside of the user's loss."""
+
+    def fail(_: torch.Tensor) -> object:
+        raise KeyError("the user's")
+
+    _later(fail)
+
+
+@right()
+def nan_later() -> None:
+    """A loss that is nan, in a step of a plain loop too: the caller sees it."""
+    trains = False
+
+    def loss(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+        return outputs.mean() * (float("nan") if trains else 1.0)
+
+    run = budgetfit.apply(_plan(loss))
+    trains = True
+    assert run.step(BATCH).isnan()
+
+
+@refused("There is no loss to train on", InputError)
+def no_loss() -> None:
+    """A model without a loss, planned by the mean of its outputs, then trained."""
+    run = budgetfit.apply(_plan(None))
+    with unharmed(run.model):
+        run.step(BATCH)
+
+
+@refused("There is no loss to train on", InputError)
+def no_loss_verified() -> None:
+    """A model without a loss, verified."""
+    budgetfit.verify(_plan(None), device="cpu")
+
+
+@refused("was made with loss=", InputError)
+def forgotten_on_loading() -> None:
+    """A loaded plan with a loss, applied without one."""
+    plan = _plan(lambda outputs, _: outputs.mean())
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    with unharmed(model):
+        budgetfit.apply(plan.changed(source=None), model)
+
+
+def _of_squares(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+    return outputs.square().mean()
+
+
+@warned("made for loss=.*, and .*_of_squares was handed in")
+def another_loss() -> None:
+    """apply(plan, model, loss=...) with another loss than the planned one."""
+
+    def planned(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+        return outputs.mean()
+
+    run = budgetfit.apply(_plan(planned), loss=_of_squares)
+    assert run.step(BATCH).isfinite()
+
+
+@right()
+def a_loss_with_a_state() -> None:
+    """A loss that counts its calls: called once in every step."""
+    counter = itertools.count()
+
+    def loss(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+        next(counter)
+        return outputs.mean()
+
+    run = budgetfit.apply(_plan(loss))
+    before = next(counter)
+    run.step(BATCH)
+    run.step(BATCH)
+    assert next(counter) == before + 3
+
+
+class Criterion(nn.Module):
+    """A loss with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+        return (outputs * self.scale).mean()
+
+
+@warned(
+    "loss.*trainable",
+    fault="planning/loss_modules.py, loss_notes: nothing says that trainable parameters"
+    " of a loss are in no optimizer, and on no device that apply chose",
+)
+def a_loss_that_trains() -> None:
+    """A loss with parameters of its own, which no optimizer has."""
+    run = budgetfit.apply(_plan(Criterion()))
+    run.step(BATCH)
+    run.step(BATCH)

@@ -1,0 +1,240 @@
+"""Training modes, gradient modes and threads around a step."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import nn
+
+import budgetfit
+from budgetfit import InputError
+from tests.applying.small_models import make
+from tests.misuse.case import refused, right, unharmed, warned
+from tests.misuse.training import (
+    accumulating,
+    applied,
+    assert_trains_as_plain,
+    batches,
+    block_runs,
+    faster,
+    plan_of,
+)
+
+
+@right()
+def a_model_in_evaluation_mode() -> None:
+    """A model as from_pretrained leaves it, in evaluation mode."""
+    model = make("gpt2").eval()
+    run = applied("gpt2", model)
+    data = batches(2, "gpt2")
+    losses = [run.step(batch).item() for batch in data]
+    assert_trains_as_plain(losses, model, [[batch] for batch in data], "gpt2")
+    run.undo()
+    assert not model.training
+
+
+@right()
+def eval_and_no_train() -> None:
+    """run.model.eval() for an evaluation, and train() forgotten."""
+    run, data = applied(), batches(2)
+    losses = [run.step(data[0]).item()]
+    run.model.eval()
+    with torch.no_grad():
+        run.model(**data[0])
+    losses.append(run.step(data[1]).item())
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+
+
+@right()
+def eval_in_the_middle_of_a_group() -> None:
+    """An evaluation between two micro-batches of an update."""
+    run, data = accumulating(), batches(2)
+    losses = [run.step(data[0]).item()]
+    run.model.eval()
+    with torch.no_grad():
+        run.model(**data[0])
+    losses.append(run.step(data[1]).item())
+    assert_trains_as_plain(losses, run.model, [data])
+
+
+class WithNorm(nn.Module):
+    """Blocks behind a batch norm that is not to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.BatchNorm1d(16)
+        self.net = make("stack")
+        self.norm.eval()
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.net(self.norm(x), labels)
+
+
+def _with_norm() -> budgetfit.Run:
+    model = WithNorm()
+    plan = budgetfit.plan(
+        model, gpu="t4", batch=batches(1)[0], batch_size=4, precision="fp32"
+    )
+    return faster(budgetfit.apply(plan))
+
+
+@right()
+def a_frozen_batch_norm() -> None:
+    """A batch norm in evaluation mode, over an evaluation in between."""
+    run = _with_norm()
+    for batch in batches(2):
+        run.step(batch)
+        run.model.eval()
+    run.step(batches(1)[0])
+    assert not run.model.norm.running_mean.any()
+
+
+@warned("1 BatchNorm1d were in evaluation mode when this run began and train now")
+def a_thawed_batch_norm() -> None:
+    """model.train() after an evaluation, which thaws a frozen batch norm."""
+    run = _with_norm()
+    run.model.train()
+    run.step(batches(1)[0])
+
+
+@refused("under torch.no_grad.. or torch.inference_mode", InputError)
+def under_no_grad() -> None:
+    """run.step inside of torch.no_grad()."""
+    run = applied()
+    with unharmed(run.model), torch.no_grad():
+        run.step(batches(1)[0])
+
+
+@refused("under torch.no_grad.. or torch.inference_mode", InputError)
+def under_inference_mode() -> None:
+    """run.step inside of torch.inference_mode()."""
+    run = applied()
+    with unharmed(run.model), torch.inference_mode():
+        run.step(batches(1)[0])
+
+
+@refused("made under torch.inference_mode", InputError)
+def apply_under_inference_mode() -> None:
+    """A model made inside of torch.inference_mode(), and a plan applied to it."""
+    with torch.inference_mode():
+        model = make("stack")
+    with unharmed(model):
+        budgetfit.apply(plan_of(), model)
+
+
+@right()
+def apply_under_no_grad() -> None:
+    """budgetfit.apply called inside of torch.no_grad(), steps outside of it."""
+    (batch,) = batches(1)
+    with torch.no_grad():
+        run = applied()
+    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
+
+
+@refused("Inference tensors cannot be saved for backward", RuntimeError)
+def a_batch_from_inference_mode() -> None:
+    """Latents that an encoder made inside of torch.inference_mode()."""
+    run, (batch,) = applied(), batches(1)
+    with torch.inference_mode():
+        batch = {**batch, "x": batch["x"] * 1}
+    with unharmed(run.model):
+        run.step(batch)
+
+
+@right()
+def from_another_thread() -> None:
+    """run.step called in a thread of a thread pool."""
+    run, (batch,) = applied(), batches(1)
+    losses: list[float] = []
+    thread = threading.Thread(target=lambda: losses.append(run.step(batch).item()))
+    thread.start()
+    thread.join()
+    assert_trains_as_plain(losses, run.model, [[batch]])
+
+
+@refused("already running", InputError)
+def from_two_threads() -> None:
+    """run.step called in a second thread while the first is in its forward."""
+    run, (batch,) = applied(), batches(1)
+    inside, found = threading.Event(), []
+    go_on = threading.Event()
+
+    def wait(*_: object) -> None:
+        if not inside.is_set():
+            inside.set()
+            go_on.wait(10)
+
+    run.model.head.register_forward_pre_hook(wait)
+    first = threading.Thread(target=lambda: found.append(run.step(batch)))
+    first.start()
+    inside.wait(10)
+    try:
+        run.step(batch)
+    finally:
+        go_on.set()
+        first.join()
+
+
+@right()
+def under_another_default_dtype() -> None:
+    """torch.set_default_dtype(torch.float64) between apply and the steps."""
+    run, data = applied(), batches(2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        losses = [run.step(batch).item() for batch in data]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+
+
+@right()
+def under_a_default_device() -> None:
+    """A step inside of torch.device("meta"), left on from building models."""
+    run, (batch,) = applied(), batches(1)
+    with torch.device("meta"):
+        loss = run.step(batch).item()
+    assert_trains_as_plain([loss], run.model, [[batch]])
+
+
+@right()
+def caches_switched_on() -> None:
+    """model.config.use_cache = True after apply, for samples of its output."""
+    run, data = applied("gpt2"), batches(2, "gpt2")
+    run.model.config.use_cache = True
+    losses = [run.step(batch).item() for batch in data]
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data], "gpt2")
+
+
+@warned(
+    "attention",
+    fault="planning/same_model.py, attention_of is asked by apply alone, not by steps",
+)
+def another_attention() -> None:
+    """model.set_attn_implementation("eager") after apply, for attention maps."""
+    run = applied("llama")
+    run.model.set_attn_implementation("eager")
+    run.step(batches(1, "llama")[0])
+
+
+@right()
+def own_checkpointing_switched_on() -> None:
+    """model.gradient_checkpointing_enable() after apply: blocks still run twice."""
+    run, (batch,) = applied("llama"), batches(1, "llama")
+    run.model.gradient_checkpointing_enable()
+    runs = block_runs(run.model, "model.layers.1")
+    loss = run.step(batch).item()
+    assert_trains_as_plain([loss], run.model, [[batch]], "llama")
+    assert len(runs) == 2, f"the block ran {len(runs)} times"
+
+
+@right()
+def own_checkpointing_switched_off() -> None:
+    """model.gradient_checkpointing_disable() after apply: blocks still run twice."""
+    run, (batch,) = applied("llama"), batches(1, "llama")
+    run.model.gradient_checkpointing_disable()
+    runs = block_runs(run.model, "model.layers.1")
+    loss = run.step(batch).item()
+    assert_trains_as_plain([loss], run.model, [[batch]], "llama")
+    assert len(runs) == 2, f"the block ran {len(runs)} times"

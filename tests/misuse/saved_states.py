@@ -1,0 +1,122 @@
+"""States of runs, loaded where they do not belong."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit import InputError
+from tests.misuse.case import refused, right, unharmed
+from tests.misuse.training import (
+    accumulating,
+    applied,
+    assert_trains_as_plain,
+    batches,
+    variant,
+)
+
+if TYPE_CHECKING:
+    from budgetfit import Run
+
+
+def _trained(run: Run, kind: str = "stack") -> dict[str, Any]:
+    run.step(batches(1, kind)[0])
+    return copy.deepcopy(run.state_dict())
+
+
+def _loaded(run: Run, state: Any) -> None:  # noqa: ANN401 - what users hand in
+    with unharmed(run.model):
+        run.load_state_dict(state)
+
+
+@refused("state of another model", InputError)
+def of_another_model() -> None:
+    """The state of a GPT-2 loaded into a Llama's run."""
+    _loaded(applied("llama"), _trained(applied("gpt2"), "gpt2"))
+
+
+@refused("state of another model.*in the state and", InputError)
+def of_another_width() -> None:
+    """The state of a model with another vocabulary."""
+    state = _trained(applied("llama"), "llama")
+    state["model"] = variant("llama", vocab_size=96).state_dict()
+    _loaded(applied("llama"), state)
+
+
+@refused("state of another optimizer", InputError)
+def of_another_optimizer() -> None:
+    """The state of a run with SGD loaded into one with AdamW."""
+    _loaded(applied(optimizer="adamw_torch"), _trained(applied()))
+
+
+@refused("state of another optimizer", InputError)
+def of_another_optimizer_with_a_state() -> None:
+    """The state of a run with AdamW loaded into one with SGD."""
+    _loaded(applied(), _trained(applied(optimizer="adamw_torch")))
+
+
+@refused("no state of a Run", InputError)
+def of_a_model_alone() -> None:
+    """model.state_dict() loaded into a run."""
+    run = applied()
+    _loaded(run, run.model.state_dict())
+
+
+@refused("no state of a Run", InputError)
+def a_path() -> None:
+    """run.load_state_dict("run.pt")."""
+    _loaded(applied(), "run.pt")
+
+
+@refused("no state of a Run", InputError)
+def of_a_checkpoint_around_it() -> None:
+    """The whole file {"run": ..., "scheduler": ...} loaded, not its "run"."""
+    run = applied()
+    _loaded(run, {"run": run.state_dict(), "scheduler": {}})
+
+
+@right()
+def in_the_middle_of_a_group() -> None:
+    """A state saved between two micro-batches, loaded between two others."""
+    data = batches(4)
+    first = accumulating()
+    losses = [first.step(batch).item() for batch in data[:3]]
+    state = copy.deepcopy(first.state_dict())
+    second = accumulating()
+    second.step(batches(1)[0])
+    second.load_state_dict(state)
+    losses.append(second.step(data[3]).item())
+    assert_trains_as_plain(losses, second.model, [data[:2], data[2:]])
+
+
+@right()
+def a_state_that_is_still_trained_on() -> None:
+    """state_dict() without a copy, loaded after more steps into the same run."""
+    run, data = applied(), batches(2)
+    state = run.state_dict()
+    losses = [run.step(data[0]).item()]
+    run.load_state_dict(state, random=False)
+    losses.append(run.step(data[1]).item())
+    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+
+
+@refused("parameters of the run's optimizer are no longer|not in the run's optimizer")
+def assigned_under_the_run() -> None:
+    """model.load_state_dict(..., assign=True) after apply."""
+    run = applied()
+    run.model.load_state_dict(copy.deepcopy(run.model.state_dict()), assign=True)
+    with unharmed(run.model):
+        run.step(batches(1)[0])
+
+
+@right()
+def loaded_into_the_model_alone() -> None:
+    """model.load_state_dict(...) after apply, values only."""
+    run, (batch,) = applied(), batches(1)
+    state = copy.deepcopy(run.model.state_dict())
+    for weight in run.model.parameters():
+        torch.nn.init.zeros_(weight)
+    run.model.load_state_dict(state)
+    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
