@@ -8,6 +8,7 @@ from budgetfit.applying.compiled import without_wrapper
 from budgetfit.applying.run import Run
 from budgetfit.core.plan import Plan, Verification
 from budgetfit.live_program import (
+    dims_of,
     functions_of,
     live_program,
     model_as_text,
@@ -15,7 +16,6 @@ from budgetfit.live_program import (
 )
 from budgetfit.planned_adapters import planned_adapters, put_on, take_off_last
 from budgetfit.planning.verify_plan import verify_plan
-from budgetfit.tracing.made_batch import batch_dimension
 from budgetfit.tracing.undisturbed import undisturbed
 from budgetfit.verifying.fresh_process import verify_in_fresh_process
 
@@ -65,7 +65,7 @@ def apply(
             loss=loss,
             optimizer=optimizer,
             plan=plan,
-            batch_dim=batch_dimension(model),
+            dims=dims_of(plan, model),
         )
     except BaseException:
         put_back()

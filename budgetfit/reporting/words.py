@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.gpus import gpus_of_class
+from budgetfit.core.sample_dims import FIRST, SampleDims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,14 +112,19 @@ def class_text(size_bytes: int) -> str | None:
     return None
 
 
-def sample_text(batch: dict[str, tuple[tuple[int, ...], str]]) -> str:
+def sample_text(
+    batch: dict[str, tuple[tuple[int, ...], str]], dims: SampleDims | None = None
+) -> str:
     """Write what one sample of a batch is: every tensor without its batch dimension.
+
+    That is the first one, unless ``dims`` says otherwise.
 
     >>> sample_text({"input_ids": ((2, 512), "int64"), "labels": ((2,), "int64")})
     'input_ids 512 int64, labels int64'
     """
+    one = (dims or FIRST).shape_of_one
     return ", ".join(
-        " ".join(filter(None, (name, "x".join(map(str, shape[1:])), dtype)))
+        " ".join(filter(None, (name, "x".join(map(str, one(name, shape))), dtype)))
         for name, (shape, dtype) in batch.items()
     )
 

@@ -66,6 +66,7 @@ MADE_FROM_THE_MODEL = {
     "image_size": None,
     "text_only": False,
     "batch": None,
+    "batch_dims": None,
     "loss": None,
 }
 ADAPTER_DEFAULTS = {
