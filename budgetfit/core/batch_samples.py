@@ -65,7 +65,9 @@ def batch_of_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:  # noqa:
         last = max(map(int, parts))  # what is no tensor is not described
         return [parts.get(place) for place in places[: last + 1]]
 
-    return listed(top) if top else {}
+    found = listed(top) if top else {}
+    # One mapping alone is rather what a model is called with than a list of a sample.
+    return tuple(found) if isinstance(found, list) and len(found) == 1 else found
 
 
 def is_tensor(part: object) -> bool:

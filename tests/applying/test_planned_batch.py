@@ -10,6 +10,7 @@ import torch
 from budgetfit.applying.planned_batch import PlannedBatch, parts_of
 from budgetfit.core.batch_samples import count_samples
 from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.tracing.batch_shapes import describe_batch
 from tests.core.test_batch_samples import boxes, masks, patches
 
 # Made with 2 samples of 16 tokens; a plan for micro-batches of 4.
@@ -142,6 +143,11 @@ def test_a_plan_for_lists_of_samples_knows_how_many_there_are() -> None:
     planned = PlannedBatch.of(described, batch_size=4, dims=FIRST)
     assert planned.shapes["pixel_values"] == (4, 3, 8, 8)
     assert planned.shapes["class_labels.0"] == (5,)
+
+
+def test_a_plan_for_one_mapping_as_the_only_input_counts_what_is_in_it() -> None:
+    described = describe_batch((boxes(3, 1),))
+    assert PlannedBatch.of(described, 4, FIRST).shapes["0.img"] == (4, 3, 8, 8)
 
 
 @pytest.mark.parametrize("samples", [1, 3])
