@@ -100,7 +100,7 @@ class SampleDims:
                 more = ", ..." if len(known) > _MOST_NAMED else ""
                 raise InputError(
                     f"batch_dims names {name!r}, which the batch does not have; it has "
-                    f"{there}{more}. Names are those that plans show."
+                    f"{there}{more}. Use the names that plans show."
                 )
 
     def agreed(self, named: Mapping[str, tuple[int, ...]], votes: Any) -> int:  # noqa: ANN401
@@ -131,8 +131,8 @@ class SampleDims:
         """Return the error for a tensor without the dimension that was named."""
         return InputError(
             f"batch_dims says that {path} counts samples in dimension "
-            f"{self.of(path)}, but its shape is {list(shape)}. Dimensions are counted "
-            "from 0; None is for what goes with every sample."
+            f"{self.of(path)}, but its shape is {list(shape)}. Name one that it has, "
+            "counted from 0, or None for what goes with every sample."
         )
 
     def _name(self, path: str) -> str | None:
