@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.counts import ImageSize
     from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.core.sample_dims import BatchDims
     from budgetfit.planning.subject import Subject
 
     Model = nn.Module | PretrainedConfig | str
@@ -64,6 +65,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     *,
     gpu: str | None = None,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
     text_only: bool = False,
@@ -102,6 +104,12 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         gpu: A card, for example ``"rtx-4090"``; see ``budgetfit gpus``.
         batch: An example batch of any batch size, or ``file.py:function`` that makes
             one; made from the model if left out.
+        batch_dims: Where the batch counts samples, in the manner of ``torch.vmap``'s
+            ``in_dims``: the dimension of all tensors (``1``), or of parts by name
+            (``{"x": 0, "class_weights": None}``), None for what goes with every sample.
+            A container's name stands for everything in it, ``"0"`` for the first
+            positional input; 0 of a list with one entry for each sample means its
+            entries. What is not named is found from the batch's structure.
         max_length: Sequence length of a made text batch.
         image_size: Pixels of the images of a made batch: ``448``, or height and width.
         text_only: Whether a made batch leaves out images and sound, for models that
@@ -204,6 +212,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     gpu: str | None = None,
     vram: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
+    batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
     text_only: bool = False,
@@ -255,6 +264,7 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         model,
         card,
         batch=batch,
+        batch_dims=batch_dims,
         max_length=max_length,
         image_size=image_size,
         text_only=text_only,

@@ -11,6 +11,7 @@ from budgetfit.applying.run import Run
 from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan, Verification
 from budgetfit.live_program import (
+    dims_of,
     functions_of,
     live_program,
     model_as_text,
@@ -18,7 +19,6 @@ from budgetfit.live_program import (
 )
 from budgetfit.planned_adapters import planned_adapters, put_on, take_off_last
 from budgetfit.planning.verify_plan import verify_plan
-from budgetfit.tracing.made_batch import batch_dimension
 from budgetfit.tracing.undisturbed import undisturbed
 from budgetfit.verifying.fresh_process import verify_in_fresh_process
 
@@ -74,7 +74,7 @@ def apply(
             optimizer=optimizer,
             learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
             plan=plan,
-            batch_dim=batch_dimension(model),
+            dims=dims_of(plan, model),
         )
     except BaseException:
         put_back()

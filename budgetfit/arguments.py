@@ -21,6 +21,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.function_name import qualified_name
 from budgetfit.core.gpus import Gpu, find_gpu, generic_gpu
 from budgetfit.core.recipe import Recipe
+from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.torch_builds import builds_note
 from budgetfit.core.units import parse_bytes
 from budgetfit.integrations.model_source import resolve_model
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.counts import ImageSize
+    from budgetfit.core.sample_dims import BatchDims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     card: Card,
     *,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
     text_only: bool = False,
@@ -218,11 +221,11 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     if plain is not model:
         notes.append("planned, and trained by apply(), without torch.compile")
     longest = max_length if lengths is None else lengths.planned
-    make = partial(make_batch, image_size=image_size, text_only=text_only)
+    dims = SampleDims.of_argument(batch_dims, batch_dimension(live))
+    make = partial(make_batch, image_size=image_size, text_only=text_only, dims=dims)
     given = batch is not None
-    batch, batch_dim, batch_notes = _example(
-        live, batch, partial(make, max_length=longest)
-    )
+    batch, batch_notes = _example(live, batch, partial(make, max_length=longest))
+    batch_size_of(batch, dims=dims)
     notes += [*batch_notes, *loss_notes(loss, live), *mode_notes(live)]
     if lengths is not None:
         _check_holds(batch, lengths.planned)
@@ -231,7 +234,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     subject = Subject(
         model=traced,
         batch=batch,
-        batch_dim=batch_dim,
+        batch_dims=dims,
         loss=loss,
         optimizer=function,
         gpu=card.gpu,
@@ -248,7 +251,7 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         adapter=adapter,
         materialise=with_adapter(resolved.materialise, adapter),
         batch=batch,
-        batch_dim=batch_dim,
+        batch_dims=dims,
         loss=loss,
         optimizer=function,
     )
@@ -267,20 +270,16 @@ def _example(
     model: nn.Module,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
     make: Callable[[nn.Module], MadeBatch],
-) -> tuple[Any, int, tuple[str, ...]]:
-    """Return the batch that was given or is made, where it counts samples, and notes.
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the batch that was given or is made, and notes.
 
     Raises:
-        InputError: If the batch cannot be what was meant, or none can be made.
+        InputError: If none can be made.
     """
-    notes: tuple[str, ...] = ()
-    if batch is None:
-        made = make(model)
-        batch, batch_dim, notes = made.batch, made.batch_dim, made.notes
-    else:
-        batch_dim = batch_dimension(model)
-        batch_size_of(batch, batch_dim=batch_dim)
-    return batch, batch_dim, notes
+    if batch is not None:
+        return batch, ()
+    made = make(model)
+    return made.batch, made.notes
 
 
 def parse_loss(loss: object) -> Callable[..., Any] | None:

@@ -31,7 +31,12 @@ from budgetfit.cli_compare import compare
 from budgetfit.cli_doctor import doctor
 from budgetfit.cli_early import check_early
 from budgetfit.cli_explain import explain
-from budgetfit.cli_input import name_or_blocks, one_or_list, read_lengths
+from budgetfit.cli_input import (
+    name_or_blocks,
+    one_or_list,
+    read_dims,
+    read_lengths,
+)
 from budgetfit.cli_next_command import plan_command
 from budgetfit.cli_quiet import quiet_libraries
 from budgetfit.cli_save import write
@@ -123,6 +128,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     image_size: options.ImageSize = None,
     text_only: options.TextOnly = False,
     batch: options.Batch = None,
+    batch_dims: options.BatchDims = None,
     loss: options.Loss = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
@@ -169,6 +175,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
+                batch_dims=read_dims(batch_dims),
                 loss=loss,
                 lengths=read_lengths(lengths),
                 precision=one_or_list(precision),
@@ -220,6 +227,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     image_size: options.ImageSize = None,
     text_only: options.TextOnly = False,
     batch: options.Batch = None,
+    batch_dims: options.BatchDims = None,
     loss: options.Loss = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
@@ -263,6 +271,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
+                batch_dims=read_dims(batch_dims),
                 loss=loss,
                 lengths=read_lengths(lengths),
                 batch_size=batch_size,

@@ -12,7 +12,13 @@ from budgetfit.cli_answers import (
     working,
 )
 from budgetfit.cli_early import check_early
-from budgetfit.cli_input import name_or_blocks, names, one_or_list, read_lengths
+from budgetfit.cli_input import (
+    name_or_blocks,
+    names,
+    one_or_list,
+    read_dims,
+    read_lengths,
+)
 from budgetfit.core.counts import check_samples
 
 
@@ -26,6 +32,7 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
     image_size: options.ImageSize = None,
     text_only: options.TextOnly = False,
     batch: options.Batch = None,
+    batch_dims: options.BatchDims = None,
     loss: options.Loss = None,
     lengths: options.Lengths = None,
     batch_size: options.BatchSize = None,
@@ -68,6 +75,7 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
+                batch_dims=read_dims(batch_dims),
                 loss=loss,
                 lengths=read_lengths(lengths),
                 precision=one_or_list(precision),

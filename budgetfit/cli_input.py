@@ -25,6 +25,29 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def read_dims(words: Sequence[str] | None) -> int | dict[str, int | None] | None:
+    """Return what ``batch_dims`` is: ``x=0`` and ``table=none``, or ``1`` alone.
+
+    Raises:
+        InputError: If it is neither.
+    """
+    if not words:
+        return None
+    if len(words) == 1 and words[0].isdecimal():
+        return int(words[0])
+    named: dict[str, int | None] = {}
+    for word in words:
+        name, _, dim = word.rpartition("=")
+        if not name or name in named or not (dim.isdecimal() or dim.lower() == "none"):
+            raise InputError(
+                f"--batch-dims takes NAME=DIM, once for each name, with a dimension "
+                f"counted from 0 or none: --batch-dims x=0 --batch-dims table=none; "
+                f"got {word!r:.60}."
+            )
+        named[name] = None if dim.lower() == "none" else int(dim)
+    return named
+
+
 def read_lengths(path: Path | None) -> dict[int, int] | None:
     """Return samples by length from a file: ``512`` or ``512 900`` in each line.
 

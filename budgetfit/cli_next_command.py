@@ -34,7 +34,8 @@ def _words(context: typer.Context, left_out: Container[str]) -> Iterator[str]:
         elif isinstance(value, bool):
             yield (parameter.opts if value else parameter.secondary_opts)[0]
         else:
-            yield from (parameter.opts[0], _text(value))
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                yield from (parameter.opts[0], _text(each))
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - an option's

@@ -65,6 +65,15 @@ Batch = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+BatchDims = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Where the batch counts samples: NAME=DIM, NAME=none for what goes with "
+        "every sample, or DIM for all tensors. Once for each part.",
+        show_default="found from the batch",
+        rich_help_panel=_MODEL,
+    ),
+]
 Loss = Annotated[
     str | None,
     typer.Option(

@@ -5,6 +5,7 @@ import typer
 from budgetfit import cli_options as options
 from budgetfit.cli_answers import answering, api, in_json, in_text, working
 from budgetfit.cli_early import check_early
+from budgetfit.cli_input import read_dims
 
 
 def layers(  # noqa: PLR0913 - what a batch is made of
@@ -14,6 +15,7 @@ def layers(  # noqa: PLR0913 - what a batch is made of
     image_size: options.ImageSize = None,
     text_only: options.TextOnly = False,
     batch: options.Batch = None,
+    batch_dims: options.BatchDims = None,
     loss: options.Loss = None,
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
@@ -29,6 +31,7 @@ def layers(  # noqa: PLR0913 - what a batch is made of
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
+                batch_dims=read_dims(batch_dims),
                 loss=loss,
                 trust_remote_code=trust_remote_code,
                 progress=progress,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.counts import ImageSize
     from budgetfit.core.plan import ModelSummary
+    from budgetfit.core.sample_dims import BatchDims
 
 
 @undisturbed()
@@ -40,6 +41,7 @@ def compare(  # noqa: PLR0913 - the arguments of plan
     gpus: Sequence[str],
     *,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
     text_only: bool = False,
@@ -106,6 +108,7 @@ def compare(  # noqa: PLR0913 - the arguments of plan
         make_subject,
         model,
         batch=batch,
+        batch_dims=batch_dims,
         max_length=max_length,
         image_size=image_size,
         text_only=text_only,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.counts import ImageSize
     from budgetfit.core.plan import Estimate, Layer, ModelSummary
+    from budgetfit.core.sample_dims import BatchDims
     from budgetfit.planning.subject import Subject
 
     Model = nn.Module | PretrainedConfig | str
@@ -46,6 +47,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
+    batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
     text_only: bool = False,
@@ -92,6 +94,7 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         model,
         card,
         batch=batch,
+        batch_dims=batch_dims,
         max_length=max_length,
         image_size=image_size,
         text_only=text_only,
@@ -140,6 +143,7 @@ def layers(  # noqa: PLR0913 - the options of the command line
     *,
     gpu: str | None = None,
     batch: Any = None,  # noqa: ANN401
+    batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
     text_only: bool = False,
@@ -160,6 +164,7 @@ def layers(  # noqa: PLR0913 - the options of the command line
         model,
         card,
         batch=batch,
+        batch_dims=batch_dims,
         max_length=max_length,
         image_size=image_size,
         text_only=text_only,

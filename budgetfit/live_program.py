@@ -16,6 +16,7 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.errors import InputError
 from budgetfit.core.function_name import qualified_name
 from budgetfit.core.plan import Plan
+from budgetfit.core.sample_dims import SampleDims
 from budgetfit.integrations.model_source import as_torch_module, resolve_model
 from budgetfit.integrations.model_text import is_factory_text
 from budgetfit.integrations.peft import with_adapter
@@ -46,7 +47,7 @@ class PlanSource:
     model: nn.Module | None
     materialise: Callable[..., nn.Module] | None
     batch: Any
-    batch_dim: int
+    batch_dims: SampleDims
     loss: Loss | None
     optimizer: Optimizer | None
     adapter: Adapter | None = None
@@ -54,7 +55,7 @@ class PlanSource:
     @property
     def batch_size(self) -> int:
         """Samples in the batch."""
-        return batch_size_of(self.batch, batch_dim=self.batch_dim)
+        return batch_size_of(self.batch, dims=self.batch_dims)
 
 
 def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
@@ -75,6 +76,14 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
     refuse_to_apply(model)
     check_same_model(plan, model)
     return model
+
+
+def dims_of(plan: Plan, model: nn.Module) -> SampleDims:
+    """Return in which dimension batches were planned to count samples.
+
+    Of a plan that was saved without it: that of the model.
+    """
+    return plan.model.batch_dims or SampleDims(batch_dimension(model))
 
 
 def functions_of(
@@ -151,7 +160,7 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
             "them first, or hand in a model that has some: verify(plan, model)."
         )
     source = plan.source if isinstance(plan.source, PlanSource) else None
-    batch_dim = source.batch_dim if source is not None else batch_dimension(live)
+    dims = dims_of(plan, live)
     if isinstance(batch, str):
         batch = load_batch(batch)
     if batch is None and source is not None:
@@ -163,15 +172,16 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
             max_length=asked.get("max_length"),
             image_size=asked.get("image_size"),
             text_only=asked.get("text_only") or False,
+            dims=dims,
         ).batch
-        _check_same_batch(plan, batch, batch_dim)
-    several = choose_batch(plan, batch, batch_dim=batch_dim)
+        _check_same_batch(plan, batch, dims)
+    several = choose_batch(plan, batch, dims=dims)
     return RealProgram(
         model=live,
         batch=several.batch,
         shorter=several.shorter,
         notes=several.notes,
-        batch_dim=batch_dim,
+        batch_dims=dims,
         loss=loss,
         optimizer=optimizer,
         device=chosen,
@@ -242,12 +252,12 @@ def _live_model(
     return live
 
 
-def _check_same_batch(plan: Plan, batch: Any, batch_dim: int) -> None:  # noqa: ANN401
+def _check_same_batch(plan: Plan, batch: Any, dims: SampleDims) -> None:  # noqa: ANN401
     """Refuse to measure with another batch than the one that was planned for."""
 
     def samples(batch: dict[str, tuple[tuple[int, ...], str]]) -> object:
         return {
-            name: ((*shape[:batch_dim], *shape[batch_dim + 1 :]), dtype)
+            name: (dims.shape_of_one(name, shape), dtype)
             for name, (shape, dtype) in batch.items()
         }
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # What decides on the model and its batch.
 SUBJECT_ARGUMENTS: Final = (
-    *("model", "batch", "max_length", "image_size", "text_only", "loss"),
-    *("optimizer", "trust_remote_code", "progress"),
+    *("model", "batch", "batch_dims", "max_length", "image_size", "text_only"),
+    *("loss", "optimizer", "trust_remote_code", "progress"),
 )
 ADAPTER_ARGUMENTS: Final = (
     *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.applying.nested import map_tensors, named_tensors_in
+from budgetfit.applying.nested import named_tensors_in
 from budgetfit.core.batch_samples import (
-    all_mappings,
+    batch_of_shapes,
+    children_of,
     count_samples,
+    dimension_of,
+    dimensions_of,
+    goes_whole,
     holds_samples,
-    index_of_samples,
-    rows_of_samples,
+    is_tensor,
+    join,
+    packed_rows,
 )
+from budgetfit.core.sample_dims import FIRST, LONE, SampleDims
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,16 +42,6 @@ class LargerTensor:
         return f"{self.name} {list(self.shape)}, planned {list(self.planned)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """A tensor of which only the shape is known."""
-
-    shape: Shape
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-
 @dataclass(slots=True)
 class PlannedBatch:
     """The shapes of a planned micro-batch; warns of larger ones, once for each size.
@@ -58,17 +55,22 @@ class PlannedBatch:
 
     @classmethod
     def of(
-        cls, example: dict[str, tuple[Shape, str]], batch_size: int, batch_dim: int
+        cls, example: dict[str, tuple[Shape, str]], batch_size: int, dims: SampleDims
     ) -> PlannedBatch:
         """Return the planned shapes: the example's, with ``batch_size`` samples."""
-        samples = count_samples(_nested(example), batch_dim)
 
-        def resized(shape: Shape) -> Shape:
-            if len(shape) <= batch_dim or shape[batch_dim] != samples:
+        def resized(shape: Shape, dim: int | None) -> Shape:
+            if dim is None:
                 return shape
-            return (*shape[:batch_dim], batch_size, *shape[batch_dim + 1 :])
+            return (*shape[:dim], batch_size, *shape[dim + 1 :])
 
-        return cls({name: resized(shape) for name, (shape, _) in example.items()})
+        found = dimensions_of(batch_of_shapes(example), dims) if example else {}
+        return cls(
+            {
+                name: resized(shape, found.get(name))
+                for name, (shape, _) in example.items()
+            }
+        )
 
     def larger(self, batch: Any) -> tuple[LargerTensor, ...]:  # noqa: ANN401 - any nesting
         """Return the batch's tensors that exceed the plan in a dimension.
@@ -116,79 +118,57 @@ class PlannedBatch:
         )
 
 
-def _nested(example: dict[str, tuple[Shape, str]]) -> Any:  # noqa: ANN401
-    """Return a batch with these shapes; numbers in paths are places in a list."""
-    top: dict[str, Any] = {}
-    for path, (shape, _) in example.items():
-        *parents, last = path.split(".")
-        place = top
-        for name in parents:
-            place = place.setdefault(name, {})
-        place[last] = _Shape(shape)
-
-    def listed(part: Any) -> Any:  # noqa: ANN401
-        if not isinstance(part, dict):
-            return part
-        parts = {name: listed(each) for name, each in part.items()}
-        numbered = all(name.isdigit() for name in parts)
-        return list(parts.values()) if numbered else parts
-
-    return listed(top)
-
-
-def samples_in(batch: Any, batch_dim: int = 0) -> int | None:  # noqa: ANN401
-    """Return how many samples a batch holds; None where no part tells."""
-    return count_samples(batch, batch_dim)
-
-
-def parts_of(batch: Any, size: int, batch_dim: int = 0) -> Iterator[Any]:  # noqa: ANN401
+def parts_of(batch: Any, size: int, dims: SampleDims = FIRST) -> Iterator[Any]:  # noqa: ANN401
     """Cut a batch into parts of ``size`` samples; the last one may be shorter.
 
     Rows of boxes, nodes or patches go with their sample. Tensors and lists that do not
     hold entries of samples are in every part. A batch that is no larger is handed on as
     it is.
+
+    Raises:
+        InputError: The batch is not what the user says of it.
     """
-    samples = samples_in(batch, batch_dim)
+    samples = count_samples(batch, dims)
     if samples is None or samples <= size:
         yield batch
         return
     for start in range(0, samples, size):
         taken = range(start, min(start + size, samples))
-        yield _cut(batch, samples, taken, batch_dim, is_top=True)
+        yield _cut(batch, samples, taken, dims, "")
 
 
 def _cut(
     part: Any,  # noqa: ANN401
     samples: int,
     taken: range,
-    batch_dim: int,
-    *,
-    is_top: bool = False,
+    dims: SampleDims,
+    path: str,
 ) -> Any:  # noqa: ANN401
     """Return the samples that are taken; tensors are views."""
-
-    def cut(tensor: Any) -> Any:  # noqa: ANN401
-        if tensor.dim() <= batch_dim or tensor.shape[batch_dim] != samples:
-            return tensor
-        return tensor.narrow(batch_dim, taken.start, len(taken))
-
+    if is_tensor(part):
+        dim = dimension_of(part, samples, dims, path)
+        return part if dim is None else part.narrow(dim, taken.start, len(taken))
+    if holds_samples(part, samples, dims, path):
+        return part[taken.start : taken.stop]
+    children = children_of(part)
+    if children is None or goes_whole(part, dims, path):
+        return part
     if isinstance(part, Mapping):
-        rows = rows_of_samples(part, samples)
-        index = index_of_samples(part)
+        rows, index = packed_rows(part, samples, dims, path)
         return {
-            name: _cut(each, samples, taken, batch_dim)
+            name: _cut(each, samples, taken, dims, join(path, str(name)))
             if name not in rows
             else _rows(each, rows[name], taken, is_index=name == index)
             for name, each in part.items()
         }
-    if holds_samples(part, samples, batch_dim, is_top=is_top):
-        return part[taken.start : taken.stop]
-    if isinstance(part, list) and part and all_mappings(part):
-        return part  # of something else: rows inside are not samples
-    if isinstance(part, (list, tuple)):
-        parts = [_cut(each, samples, taken, batch_dim) for each in part]
-        return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
-    return map_tensors(part, cut)
+    parts = {
+        name: _cut(each, samples, taken, dims, join(path, name))
+        for name, each in children
+    }
+    if not isinstance(part, (list, tuple)):
+        return dataclasses.replace(part, **parts)
+    values = parts.values()
+    return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)
 
 
 def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> Any:  # noqa: ANN401
@@ -200,7 +180,7 @@ def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> An
 
 def _shapes(batch: Any) -> dict[str, Shape]:  # noqa: ANN401
     return {
-        name or "batch": tuple(tensor.shape) for name, tensor in named_tensors_in(batch)
+        name or LONE: tuple(tensor.shape) for name, tensor in named_tensors_in(batch)
     }
 
 

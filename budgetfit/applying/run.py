@@ -21,7 +21,7 @@ from budgetfit.applying.optimizer_of_run import (
     trained_parameters,
 )
 from budgetfit.applying.out_of_memory import free_memory
-from budgetfit.applying.planned_batch import parts_of, samples_in
+from budgetfit.applying.planned_batch import parts_of
 from budgetfit.applying.precision import (
     apply_precision,
     autocast_context,
@@ -43,8 +43,10 @@ from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.turns import Turns
 from budgetfit.applying.undo import Undo
 from budgetfit.applying.update import WeightUpdate
+from budgetfit.core.batch_samples import count_samples
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
+from budgetfit.core.sample_dims import FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from budgetfit.applying.call_model import Loss
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
+    from budgetfit.core.sample_dims import SampleDims
 
 _Result = TypeVar("_Result")
 
@@ -80,7 +83,7 @@ class Run:
         determinism_check: See ``checkpoint.apply_segments``.
         keep_own_checkpointing: See ``checkpoint.apply_segments``.
         plan: Where the recipe is from: for warnings and reports.
-        batch_dim: The dimension of a batch's tensors that counts samples.
+        dims: The dimension of a batch's tensors that counts samples.
         no_loss: For a trace, which goes on without a loss (``call_model.loss_of``).
         fakes_for: The type of the device that fake tensors of a trace stand for.
 
@@ -116,7 +119,7 @@ class Run:
         determinism_check: str = "values",
         keep_own_checkpointing: bool = False,
         plan: Plan | None = None,
-        batch_dim: int = 0,
+        dims: SampleDims = FIRST,
         no_loss: Callable[[], object] | None = None,
         fakes_for: str = "cuda",
     ) -> None:
@@ -126,7 +129,7 @@ class Run:
         self._no_loss = no_loss
         self._on_phase = on_phase or (lambda _: None)
         self._phase = "forward"
-        self._batch_dim = batch_dim
+        self._dims = dims
         self.updated = False
         self.steps_done = self.skipped_steps = 0
         self._turns = Turns()
@@ -149,7 +152,7 @@ class Run:
                 keep_own_checkpointing=keep_own_checkpointing,
             )
             self._undo.add(self._blocks.undo)
-            self._guard = StepGuard(model, self.device, plan, batch_dim)
+            self._guard = StepGuard(model, self.device, plan, dims)
             self._treat_as(recipe)
             self.scaler = make_scaler(self._precision, kind)
             self.optimizer = optimizer_of(
@@ -242,7 +245,7 @@ class Run:
 
     def parts(self, batch: Any) -> Iterator[Any]:  # noqa: ANN401
         """Cut a batch of any size into micro-batches; the last may be shorter."""
-        return parts_of(batch, self.recipe.batch_size, self._batch_dim)
+        return parts_of(batch, self.recipe.batch_size, self._dims)
 
     def adopt(self, recipe: Recipe) -> None:
         """Go on with other settings: weights, optimizer, scaler and counts stay.
@@ -359,7 +362,7 @@ class Run:
         share = num_items_in_batch is not None
         counted = counted_in(weight, num_items_in_batch)
         if weight is None:
-            weight = samples_in(batch, self._batch_dim) or 1
+            weight = count_samples(batch, self._dims) or 1
         divisor = self.group.divisor(weight, share=share, counted=counted)
         # Kept until the step is over, as by a loop that moves its batches itself:
         # memory is the same either way, and as it was predicted.

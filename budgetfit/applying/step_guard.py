@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
+    from budgetfit.core.sample_dims import SampleDims
 
 
 class StepGuard:
@@ -34,7 +35,7 @@ class StepGuard:
         model: What trains.
         device: Where.
         plan: Where the recipe is from; None if there is no plan.
-        batch_dim: The dimension of a batch's tensors that counts samples.
+        dims: The dimension of a batch's tensors that counts samples.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class StepGuard:
         model: nn.Module,
         device: torch.device,
         plan: Plan | None,
-        batch_dim: int,
+        dims: SampleDims,
     ) -> None:
         self._model, self._device, self._plan = model, device, plan
-        self._batch_dim = batch_dim
+        self._dims = dims
         self._batch = PlannedBatch()
         self._random: dict[str, Any] | None = None
         self._ran: set[str] = set()
@@ -54,7 +55,7 @@ class StepGuard:
     def expect(self, recipe: Recipe) -> None:
         """Compare batches with the plan's at the recipe's batch size from now on."""
         example = {} if self._plan is None else self._plan.model.batch
-        self._batch = PlannedBatch.of(example, recipe.batch_size, self._batch_dim)
+        self._batch = PlannedBatch.of(example, recipe.batch_size, self._dims)
 
     def look_at(self, batch: Any, *, is_first: bool) -> None:  # noqa: ANN401
         """Before a micro-batch: warn of its size, remember where generators stand.

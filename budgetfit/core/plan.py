@@ -25,6 +25,7 @@ from budgetfit.core.plan_file import (
     read_plan_text,
 )
 from budgetfit.core.recipe import Recipe
+from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 
 __all__ = [
@@ -199,7 +200,8 @@ class ModelSummary:
 
     ``class_name`` is its class in transformers, below adapters; empty for another.
     ``attention`` is how it runs attention, with how many heads; empty where it does not
-    say.
+    say. ``batch_dims`` is in which dimension ``batch`` counts samples; None in plans
+    that older versions saved.
     """
 
     name: str
@@ -211,6 +213,7 @@ class ModelSummary:
     batch: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     class_name: str = ""
     attention: str = ""
+    batch_dims: SampleDims | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

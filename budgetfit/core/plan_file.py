@@ -18,7 +18,7 @@ from budgetfit.core.recipe import SegmentMode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.core.plan import Estimate, ModelSummary, Plan
     from budgetfit.core.recipe import Recipe
 
 LARGEST_FILE_BYTES: Final = 64 * 2**20  # a plan of a thousand blocks has 2 MB
@@ -190,6 +190,7 @@ def check_fields(plan: Plan) -> None:
                     f"block_table.{number}.choices.{choice}.mode",
                     f"{each.mode!r:.60} is none of {', '.join(_MODES)}",
                 )
+    _check_dims(plan.model)
     _check_asked(plan.provenance.get("asked"))
     length = plan.provenance.get("longest_length")
     if length is not None and (type(length) is not int or length < 1):
@@ -210,6 +211,15 @@ def _check_recipe(where: str, recipe: Recipe, blocks: tuple[str, ...]) -> None:
             raise damaged(
                 f"{where}.segments", f"the planned model has no block {name!r}"
             )
+
+
+def _check_dims(model: ModelSummary) -> None:
+    if model.batch_dims is None:
+        return
+    try:
+        model.batch_dims.check_names(model.batch)
+    except InputError as error:
+        raise damaged("model.batch_dims.named", str(error)) from None
 
 
 def _check_estimate(where: str, estimate: Estimate) -> None:

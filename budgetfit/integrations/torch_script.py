@@ -61,7 +61,7 @@ def torch_script(plan: Plan) -> str:
         model,
         _optimizer(plan.recipe.optimizer),
         *recompute_parts(plan.recipe),
-        *data_parts(plan.model.batch),
+        *data_parts(plan.model.batch, plan.model.batch_dims),
         loss_part(plan.model.batch, own="import transformers" in model.imports),
         main_part(plan.recipe, pretrained="pretrained" in model.code),
     ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from budgetfit.core.batch_samples import batch_of_shapes, dimensions_of
 from budgetfit.core.errors import InputError
 from budgetfit.core.precision import find_precision
+from budgetfit.core.sample_dims import FIRST, SampleDims
 from budgetfit.integrations import torch_script_parts as parts
 from budgetfit.integrations.torch_script_parts import Part
 
@@ -28,14 +29,17 @@ def source_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def data_parts(batch: Batch) -> list[Part]:
+def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
     """Return random batches of the planned shape, one line for each tensor.
+
+    Args:
+        batch: What was planned.
+        dims: In which dimension it counts samples; the first, if that is not known.
 
     Raises:
         InputError: If a dtype is none.
     """
-    sizes = Counter(shape[0] for shape, _ in batch.values() if shape)
-    batch_size = sizes.most_common(1)[0][0] if sizes else None
+    counted = dimensions_of(batch_of_shapes(batch), dims or FIRST)
     lines, needs_tokens = [], False
     made: dict[tuple[tuple[int, ...], str], str] = {}
     for number, (name, (shape, dtype)) in enumerate(batch.items()):
@@ -50,7 +54,7 @@ def data_parts(batch: Batch) -> list[Part]:
         if name == "labels" and alike is not None:  # language modelling
             value = f"{alike}.clone()"
         else:
-            value = _random(name, _shape(shape, batch_size), kind)
+            value = _random(name, _shape(shape, counted.get(name)), kind)
             made.setdefault((shape, kind), variable)
         needs_tokens |= "tokens" in value
         lines.append(f"        {variable} = {value}")
@@ -64,11 +68,11 @@ def data_parts(batch: Batch) -> list[Part]:
     return [Part(parts.VOCABULARY), Part(code)] if needs_tokens else [Part(code)]
 
 
-def _shape(shape: tuple[int, ...], batch_size: int | None) -> str:
-    """Tensors whose first size is the batch's follow BATCH_SIZE; others stay."""
+def _shape(shape: tuple[int, ...], dim: int | None) -> str:
+    """The dimension that counts samples follows BATCH_SIZE; others stay."""
     words = [str(size) for size in shape]
-    if words and shape[0] == batch_size:
-        words[0] = "BATCH_SIZE"
+    if dim is not None:
+        words[dim] = "BATCH_SIZE"
     return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
 
 

@@ -167,6 +167,7 @@ def _main(plan: Plan, program: Program, loading: Loading) -> str:
     if program.columns:
         name = "MODEL" if loading.from_hub else '"REPLACE by its folder"'
         return _TEXTS.substitute(columns=program.columns, name=name)
-    batches = "\n\n".join(part.code for part in data_parts(plan.model.batch))
+    made = data_parts(plan.model.batch, plan.model.batch_dims)
+    batches = "\n\n".join(part.code for part in made)
     count = _STEPS * plan.recipe.effective_batch_size
     return _RANDOM.substitute(batches=batches, count=count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.core.batch_samples import batch_of_shapes, count_samples
 from budgetfit.tracing.batch_shapes import (
     batch_size_of,
     describe_batch,
@@ -19,6 +20,7 @@ from budgetfit.verifying.longest_batch import (
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
+    from budgetfit.core.sample_dims import SampleDims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class ChosenBatch:
     notes: tuple[str, ...]
 
 
-def choose_batch(plan: Plan, batch: Any, *, batch_dim: int) -> ChosenBatch:  # noqa: ANN401
+def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  # noqa: ANN401
     """Choose from one batch or several (``longest_first``).
 
     Raises:
@@ -45,11 +47,9 @@ def choose_batch(plan: Plan, batch: Any, *, batch_dim: int) -> ChosenBatch:  # n
             f"The longest of {found.seen} batches ran first; of the others, "
             f"{len(found.others)} of other shapes ran a step each."
         )
-    planned = _elements_per_sample(
-        tuple(shape for shape, _ in plan.model.batch.values()), batch_dim
-    )
+    planned = _elements_per_sample(plan, dims)
     longest = shapes_of(found.longest)
-    size = batch_size_of(found.longest, batch_dim=batch_dim)
+    size = batch_size_of(found.longest, dims=dims)
     if planned and elements(longest) / size > planned:
         notes.append(
             f"A sample of the longest batch has {elements(longest) / size:,.0f} "
@@ -59,18 +59,19 @@ def choose_batch(plan: Plan, batch: Any, *, batch_dim: int) -> ChosenBatch:  # n
     most = plan.recipe.batch_size
     return ChosenBatch(
         batch=found.longest,
-        shorter=tuple(_at_most(item, most, batch_dim) for item in found.others),
+        shorter=tuple(_at_most(item, most, dims) for item in found.others),
         notes=tuple(notes),
     )
 
 
-def _elements_per_sample(shapes: tuple[tuple[int, ...], ...], batch_dim: int) -> float:
-    sizes = [shape[batch_dim] for shape in shapes if len(shape) > batch_dim]
-    return elements(shapes) / max(set(sizes), key=sizes.count) if sizes else 0.0
+def _elements_per_sample(plan: Plan, dims: SampleDims) -> float:
+    samples = count_samples(batch_of_shapes(plan.model.batch), dims)
+    shapes = tuple(shape for shape, _ in plan.model.batch.values())
+    return elements(shapes) / samples if samples else 0.0
 
 
-def _at_most(batch: Any, batch_size: int, batch_dim: int) -> Any:  # noqa: ANN401
+def _at_most(batch: Any, batch_size: int, dims: SampleDims) -> Any:  # noqa: ANN401
     """Cut a batch to the planned number of samples; a smaller one stays."""
-    if batch_size_of(batch, batch_dim=batch_dim) <= batch_size:
+    if batch_size_of(batch, dims=dims) <= batch_size:
         return batch
-    return resize_batch(batch, batch_size, batch_dim=batch_dim)
+    return resize_batch(batch, batch_size, dims=dims)

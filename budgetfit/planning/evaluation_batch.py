@@ -136,7 +136,7 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
                 program,
                 subject.batch,
                 batch_size=batch_size,
-                batch_dim=subject.batch_dim,
+                dims=subject.batch_dims,
                 blocks=subject.blocks if short is None else short.twin_blocks,
                 target=subject.target,
                 micro_steps=BATCHES,

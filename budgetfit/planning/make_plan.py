@@ -32,7 +32,7 @@ from budgetfit.planning.least_plan import smallest
 from budgetfit.planning.loss_parts import search_with_loss_parts
 from budgetfit.planning.refusal import does_not_fit
 from budgetfit.planning.search import Found, Request, policy_segments, rank
-from budgetfit.planning.settled_traces import chains_of_each
+from budgetfit.planning.settled_traces import chains_of_each, check_estimate_grows
 from budgetfit.planning.traces import Traces
 from budgetfit.planning.why import block_table
 
@@ -243,9 +243,17 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
     keep_own_checkpointing: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
-    """Return the memory and time of one given recipe; nothing is decided."""
+    """Return the memory and time of one given recipe; nothing is decided.
+
+    Raises:
+        InputError: If nothing in it grows with the batch, as far as that can be told.
+        TraceError: If the model cannot be traced.
+    """
     traces = Traces(subject, progress)
     trace = traces.once(recipe, keep_own_checkpointing=keep_own_checkpointing)
+    check_estimate_grows(
+        traces, trace, recipe, keep_own_checkpointing=keep_own_checkpointing
+    )
     return judge(
         trace,
         recipe,

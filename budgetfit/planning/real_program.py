@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.run import Run
+from budgetfit.core.sample_dims import SampleDims
 from budgetfit.tracing.batch_shapes import resize_batch
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class RealProgram:
 
     model: nn.Module
     batch: Any
-    batch_dim: int
+    batch_dims: SampleDims
     loss: Callable[..., Any] | None
     optimizer: Callable[..., torch.optim.Optimizer] | None
     device: torch.device
@@ -49,6 +50,7 @@ class RealProgram:
                 optimizer=self.optimizer,
                 device=self.device,
                 on_phase=on_phase,
+                dims=self.batch_dims,
                 determinism_check="values" if checks_values else "default",
             )
 
@@ -56,4 +58,4 @@ class RealProgram:
 
     def sized(self, batch_size: int) -> Any:  # noqa: ANN401
         """Return the batch with so many samples."""
-        return resize_batch(self.batch, batch_size, batch_dim=self.batch_dim)
+        return resize_batch(self.batch, batch_size, dims=self.batch_dims)

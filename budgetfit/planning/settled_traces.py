@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from budgetfit.core.errors import InputError
+from budgetfit.core.batch_samples import dimensions_of
+from budgetfit.core.errors import InputError, TraceError
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.planning.chains import Chains, Setting
 from budgetfit.planning.fallback import made_or_instead
@@ -16,6 +17,7 @@ from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from budgetfit.core.recipe import Recipe
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.planning.subject import Subject
 
@@ -91,13 +93,64 @@ def _check_that_it_grows(trace: StepTrace, subject: Subject) -> None:
     made = trace.bytes_per_sample[trace.category != CATEGORIES.index("batch")]
     if len(trace.batch_sizes) == 1 or (made > 0).any():
         return
-    shapes = ", ".join(
-        f"{name} {list(shape)}"
-        for name, (shape, _) in describe_batch(subject.batch).items()
-    )
-    samples = batch_size_of(subject.batch, batch_dim=subject.batch_dim)
-    raise InputError(
+    raise _does_not_grow(subject)
+
+
+def check_estimate_grows(
+    traces: Traces, trace: StepTrace, recipe: Recipe, *, keep_own_checkpointing: bool
+) -> None:
+    """Refuse for an estimate what ``settled`` refuses for a plan.
+
+    That takes a trace at the example's own size, so it is looked at only where a given
+    batch was resized and some of its tensors stayed as they were.
+
+    Args:
+        traces: Of the subject.
+        trace: Of the recipe.
+        recipe: What is estimated.
+        keep_own_checkpointing: As for the trace.
+
+    Raises:
+        InputError: If nothing in the step grows with the batch.
+    """
+    subject = traces.subject
+    if len(trace.batch_sizes) > 1:
+        _check_that_it_grows(trace, subject)
+        return
+    given = batch_size_of(subject.batch, dims=subject.batch_dims)
+    found = dimensions_of(subject.batch, subject.batch_dims)
+    stayed = [
+        name
+        for name, dim in found.items()
+        if dim is None and not subject.batch_dims.is_named(name)
+    ]
+    if subject.remake is not None or recipe.batch_size == given or not stayed:
+        return
+    as_given = replace(recipe, batch_size=given)
+    try:
+        other = traces.once(as_given, keep_own_checkpointing=keep_own_checkpointing)
+    except TraceError:
+        return  # it is no word about the size that was asked about
+    if _made_bytes(trace, recipe.batch_size) == _made_bytes(other, given):
+        raise _does_not_grow(subject)
+
+
+def _made_bytes(trace: StepTrace, batch_size: int) -> int:
+    """Return the bytes of all that a step makes but its batch."""
+    made = trace.category != CATEGORIES.index("batch")
+    sizes = trace.fixed_bytes + trace.bytes_per_sample * batch_size
+    return int(sizes[made].sum())
+
+
+def _does_not_grow(subject: Subject) -> InputError:
+    batch = describe_batch(subject.batch)
+    shapes = ", ".join(f"{name} {list(shape)}" for name, (shape, _) in batch.items())
+    samples = batch_size_of(subject.batch, dims=subject.batch_dims)
+    found = dimensions_of(subject.batch, subject.batch_dims)
+    name = next((name for name, dim in found.items() if dim is None), next(iter(batch)))
+    return InputError(
         f"The model makes the same from any batch size: of this batch ({shapes}) the "
         f"parts with {samples} rows were taken as samples, and those do not matter to "
-        "it. Give a batch whose inputs have one row for each sample."
+        "it. Give a batch whose inputs have one row for each sample, or say which "
+        f'dimension counts them: batch_dims={{"{name}": 0}} (--batch-dims {name}=0).'
     )

@@ -13,6 +13,7 @@ from torch import nn
 from budgetfit.applying.packed_linear import PackedLinear, parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
+from budgetfit.core.sample_dims import FIRST, SampleDims
 from budgetfit.planning.same_model import attention_of, trainable_count
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
@@ -39,7 +40,7 @@ class Subject:
     Attributes:
         model: Never modified; may be on meta.
         batch: An example batch of any size.
-        batch_dim: The dimension of its tensors that counts samples.
+        batch_dims: The dimension of its tensors that counts samples.
         loss: ``callable(outputs, batch)``; None for the model's own.
         optimizer: A callable that a recipe's optimizer names; None for names of
             transformers.
@@ -54,7 +55,7 @@ class Subject:
 
     model: nn.Module
     batch: Any
-    batch_dim: int = 0
+    batch_dims: SampleDims = FIRST
     loss: Callable[..., Any] | None = None
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     gpu: Gpu
@@ -174,6 +175,7 @@ class Subject:
             block_type=types.most_common(1)[0][0] if types else "",
             source=self.source,
             batch=describe_batch(self.batch),
+            batch_dims=self.batch_dims,
             class_name=_library_class(self.model),
             attention=attention_of(self.model),
         )

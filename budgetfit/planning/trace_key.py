@@ -93,7 +93,8 @@ def _subject_key(subject: Subject) -> str:
     found = Fingerprint()
     found.add(_versions(), own_sources(), _settings(), _registered())
     found.add(subject.target.compute_capability, subject.target.torch_version)
-    found.add(subject.target.cudnn, subject.batch_dim, subject.blocks)
+    found.add(subject.target.cudnn, subject.blocks)
+    found.add(subject.batch_dims.default, subject.batch_dims.named)
     # The model becomes fake and loses its values, but for those of small buffers; the
     # batch keeps its whole numbers.
     with found.counting("none"):

@@ -77,6 +77,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
             optimizer=trained.optimizer,
             on_phase=on_phase,
             keep_own_checkpointing=own_checkpointing,
+            dims=trained.batch_dims,
             no_loss=lambda: assumed.append(NO_LOSS),
             fakes_for="cpu" if target is None else "cuda",
         )
@@ -88,7 +89,7 @@ def traced_step(  # noqa: PLR0913 - one value each, all needed
                 partial(program, micro_steps=micro_steps),
                 trained.batch,
                 batch_size=recipe.batch_size,
-                batch_dim=trained.batch_dim,
+                dims=trained.batch_dims,
                 blocks=blocks,
                 target=target,
                 micro_steps=micro_steps,

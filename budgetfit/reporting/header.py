@@ -51,7 +51,7 @@ def model_lines(model: ModelSummary) -> list[str]:
     text = text.removesuffix(",")
     if not model.batch:
         return [text]
-    return [text, f"One sample: {sample_text(model.batch)}"]
+    return [text, f"One sample: {sample_text(model.batch, model.batch_dims)}"]
 
 
 def card_text(gpu: Gpu, total_bytes: int) -> str:

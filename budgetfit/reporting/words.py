@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final
 
+from budgetfit.core.batch_samples import batch_of_shapes, dimensions_of
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.gpus import gpus_of_class
+from budgetfit.core.sample_dims import FIRST, SampleDims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,14 +113,28 @@ def class_text(size_bytes: int) -> str | None:
     return None
 
 
-def sample_text(batch: dict[str, tuple[tuple[int, ...], str]]) -> str:
+def sample_text(
+    batch: dict[str, tuple[tuple[int, ...], str]], dims: SampleDims | None = None
+) -> str:
     """Write what one sample of a batch is: every tensor without its batch dimension.
+
+    That is the first one, unless ``dims`` says otherwise; what goes with every sample
+    is then whole.
 
     >>> sample_text({"input_ids": ((2, 512), "int64"), "labels": ((2,), "int64")})
     'input_ids 512 int64, labels int64'
     """
+    dims = dims or FIRST
+    found: dict[str, int | None] = dict.fromkeys(batch, dims.default)
+    if dims.named:
+        found |= dimensions_of(batch_of_shapes(batch), dims)
+
+    def one(name: str, shape: tuple[int, ...]) -> str:
+        dim = found[name]
+        return "x".join(str(size) for at, size in enumerate(shape) if at != dim)
+
     return ", ".join(
-        " ".join(filter(None, (name, "x".join(map(str, shape[1:])), dtype)))
+        " ".join(filter(None, (name, one(name, shape), dtype)))
         for name, (shape, dtype) in batch.items()
     )
 

@@ -15,32 +15,36 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from budgetfit.core.batch_samples import (
-    all_mappings,
+    children_of,
     count_samples,
+    dimension_of,
+    goes_whole,
     holds_samples,
-    index_of_samples,
-    rows_of_samples,
+    join,
+    packed_rows,
 )
 from budgetfit.core.errors import InputError
+from budgetfit.core.sample_dims import FIRST, LONE, SampleDims
 
 # A tensor, or any nesting of containers that hold some.
 Batch: TypeAlias = Any
 
 
-def batch_size_of(batch: Batch, *, batch_dim: int = 0) -> int:
+def batch_size_of(batch: Batch, *, dims: SampleDims = FIRST) -> int:
     """Return how many samples a batch holds, as ``count_samples`` does.
 
     Args:
         batch: Batch nesting of tensors; real, meta and fake ones alike.
-        batch_dim: The dimension that counts samples; 0 unless the model says otherwise
-            (``made_batch.batch_dimension``).
+        dims: The dimension that counts samples; the first unless the model says
+            otherwise (``made_batch.batch_dimension``), or the user of a part.
 
     Raises:
-        InputError: No tensor has that dimension, or the batch is empty.
+        InputError: No tensor has that dimension, the batch is empty, or it is not what
+            the user says of it.
     """
     for _ in _named_tensors(batch):  # refuses what has no batch dimension
         pass
-    batch_size = count_samples(batch, batch_dim)
+    batch_size = count_samples(batch, dims)
     if batch_size is None:
         raise InputError(
             "The batch holds no tensor with a batch dimension. Pass the tensors that "
@@ -55,7 +59,9 @@ def batch_size_of(batch: Batch, *, batch_dim: int = 0) -> int:
     return batch_size
 
 
-def resize_batch(batch: Batch, batch_size: int, *, batch_dim: int = 0) -> Batch:
+def resize_batch(
+    batch: Batch, batch_size: int, *, dims: SampleDims = FIRST, of_first: int = 0
+) -> Batch:
     """Return the same batch with ``batch_size`` samples: rows repeated or cut off.
 
     Values stay valid, because every row is one of the given rows. Rows of boxes, nodes
@@ -67,47 +73,49 @@ def resize_batch(batch: Batch, batch_size: int, *, batch_dim: int = 0) -> Batch:
     Args:
         batch: Batch nesting of tensors; real, meta and fake ones alike.
         batch_size: Samples in the result, at least 1.
-        batch_dim: The dimension that counts samples.
+        dims: The dimension that counts samples.
+        of_first: Repeat so many of the first samples alone; 0 for all.
 
     Raises:
         InputError: The size is below 1, or ``batch_size_of`` finds none in the batch.
     """
     if batch_size < 1:
         raise InputError(f"A batch needs at least 1 sample, not {batch_size}.")
-    old_size = batch_size_of(batch, batch_dim=batch_dim)
+    old_size = batch_size_of(batch, dims=dims)
+    used = min(of_first or old_size, old_size)
 
-    def resized(part: Batch) -> Batch:
-        if holds_samples(part, old_size, batch_dim, is_top=part is batch):
-            rows = [part[row % old_size] for row in range(batch_size)]
+    def resized(part: Batch, path: str) -> Batch:
+        if isinstance(part, Tensor):
+            dim = dimension_of(part, old_size, dims, path)
+            return part if dim is None else _repeat_rows(part, batch_size, dim, used)
+        if holds_samples(part, old_size, dims, path):
+            rows = [part[row % used] for row in range(batch_size)]
             return type(part)(
                 _own(row) if isinstance(row, Tensor) else copy.copy(row) for row in rows
             )
-        if isinstance(part, list) and part and all_mappings(part):
-            return list(part)  # of something else: rows inside are not samples
-        if isinstance(part, Mapping) and (packed := rows_of_samples(part, old_size)):
+        if goes_whole(part, dims, path):
+            return list(part)
+        packed, index = packed_rows(part, old_size, dims, path)
+        if packed:
             others = {name: part[name] for name in part if name not in packed}
+            packed = {name: shares[:used] for name, shares in packed.items()}
             moved = {
                 name: _repeat_shares(part[name], shares, batch_size)
                 for name, shares in packed.items()
             }
-            index = index_of_samples(part)
             if index in moved:
                 moved[index] = _renumbered(moved[index], packed[index], batch_size)
-            return _rebuild_mapping(part, _rebuild(others, resized) | moved)
-        if not isinstance(part, Tensor):
-            return _rebuild(part, resized)
-        if part.dim() <= batch_dim or part.shape[batch_dim] != old_size:
-            return part
-        return _repeat_rows(part, batch_size, batch_dim)
+            return _rebuild_mapping(part, _rebuild(others, resized, path) | moved)
+        return _rebuild(part, resized, path)
 
-    return resized(batch)
+    return resized(batch, "")
 
 
 def change_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """Return the same nesting with every tensor replaced by ``change(tensor)``."""
     if isinstance(batch, Tensor):
         return change(batch)
-    return _rebuild(batch, lambda part: change_tensors(part, change))
+    return _rebuild(batch, lambda part, _: change_tensors(part, change))
 
 
 def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -119,14 +127,14 @@ def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:
     A single tensor is called ``"batch"``.
     """
     return {
-        path or "batch": (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        path or LONE: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for path, tensor in _named_tensors(batch)
     }
 
 
 def _repeat_shares(tensor: Tensor, shares: list[int], batch_size: int) -> Tensor:
     """Return the rows of ``batch_size`` samples, which begin again where they end."""
-    parts = tensor.detach().split(shares)
+    parts = tensor.detach()[: sum(shares)].split(shares)
     chosen = [parts[sample % len(parts)] for sample in range(batch_size)]
     return torch.cat(chosen).requires_grad_(tensor.requires_grad)
 
@@ -142,19 +150,18 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _repeat_rows(tensor: Tensor, batch_size: int, batch_dim: int) -> Tensor:
+def _repeat_rows(tensor: Tensor, batch_size: int, dim: int, used: int) -> Tensor:
     """Cut or repeat along one dimension into a storage of exactly the new size."""
-    old_size = tensor.shape[batch_dim]
-    if batch_size == old_size:
+    if batch_size == used == tensor.shape[dim]:
         return tensor
-    source = tensor.detach()
-    if batch_size > old_size:
+    source = tensor.detach().narrow(dim, 0, used)
+    if batch_size > used:
         # cat rather than index_select: an index would have to be fake where the
         # tensor is, and channels_last survives.
-        copies = -(-batch_size // old_size)
-        source = torch.cat([source] * copies, dim=batch_dim)
-    if source.shape[batch_dim] != batch_size:
-        source = source.narrow(batch_dim, 0, batch_size).clone()
+        copies = -(-batch_size // used)
+        source = torch.cat([source] * copies, dim=dim)
+    if batch_size <= used or source.shape[dim] != batch_size:
+        source = source.narrow(dim, 0, batch_size).clone()
     return source.requires_grad_(tensor.requires_grad)
 
 
@@ -165,17 +172,7 @@ def _children(part: Batch) -> list[tuple[str, Any]] | None:
             "A PackedSequence has no batch dimension. Pass the padded tensor and pack "
             "it inside the model's forward."
         )
-    if isinstance(part, Mapping):
-        return [(str(key), value) for key, value in part.items()]
-    if isinstance(part, (list, tuple)):
-        return [(str(index), value) for index, value in enumerate(part)]
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        return [
-            (field.name, getattr(part, field.name))
-            for field in dataclasses.fields(part)
-            if field.init
-        ]
-    return None
+    return children_of(part)
 
 
 def _named_tensors(part: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -183,15 +180,20 @@ def _named_tensors(part: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path, part
         return
     for name, child in _children(part) or ():
-        yield from _named_tensors(child, f"{path}.{name}" if path else name)
+        yield from _named_tensors(child, join(path, name))
 
 
-def _rebuild(part: Batch, change: Callable[[Batch], Batch]) -> Batch:
-    """Return a container of the same type with changed children; leaves as they are."""
+def _rebuild(
+    part: Batch, change: Callable[[Batch, str], Batch], path: str = ""
+) -> Batch:
+    """Return a container of the same type with changed children; leaves as they are.
+
+    ``change`` is called with each child and its path, below ``path``.
+    """
     children = _children(part)
     if children is None:
         return part
-    values = [change(child) for _, child in children]
+    values = [change(child, join(path, name)) for name, child in children]
     if isinstance(part, Mapping):
         return _rebuild_mapping(part, dict(zip(part, values, strict=True)))
     if isinstance(part, tuple) and hasattr(part, "_fields"):

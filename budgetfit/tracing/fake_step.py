@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from budgetfit.core.sample_dims import FIRST, SampleDims
 from budgetfit.core.step_trace import CATEGORIES, BlockPass, Phase
 from budgetfit.core.user_code import globals_kept
 from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
@@ -22,7 +23,7 @@ from budgetfit.tracing.library_questions import values_matter
 from budgetfit.tracing.name_tensors import name_survivors, register
 from budgetfit.tracing.one_device import OneDevice
 from budgetfit.tracing.quiet_machine import quiet_machine
-from budgetfit.tracing.real_values import alike_samples
+from budgetfit.tracing.real_values import weight_like
 from budgetfit.tracing.remembered_calls import no_fakes_remembered
 from budgetfit.tracing.second_micro_batch import GradientLog
 from budgetfit.tracing.storage_log import StorageLog
@@ -172,7 +173,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     batch: Any,  # noqa: ANN401 - any pytree of tensors
     *,
     batch_size: int,
-    batch_dim: int = 0,
+    dims: SampleDims = FIRST,
     blocks: Sequence[str],
     target: CudaTarget | None,
     micro_steps: int = 1,
@@ -193,7 +194,7 @@ def trace_once(  # noqa: PLR0913 - one value each, all needed
     models whose numbers decide what they do. ``one_device``: what the program puts on
     CUDA by name is on the CPU, as the fakes are.
     """
-    sized = _of_size(batch, batch_size, batch_dim, real_values=real_values)
+    sized = _of_size(batch, batch_size, dims, real_values=real_values)
     kinds = map(type, model.modules())
     with (
         quiet_machine(),
@@ -289,7 +290,7 @@ class _Watched:
 def _of_size(
     batch: Any,  # noqa: ANN401
     batch_size: int,
-    batch_dim: int,
+    dims: SampleDims,
     *,
     real_values: bool,
 ) -> Any:  # noqa: ANN401
@@ -298,11 +299,10 @@ def _of_size(
     Outside the fake mode: in it, the rows that are added would have no values.
     """
     if not real_values:
-        return resize_batch(_readable(batch), batch_size, batch_dim=batch_dim)
-    sized = resize_batch(
-        change_tensors(batch, _on_cpu), batch_size, batch_dim=batch_dim
-    )
-    return change_tensors(sized, lambda x: alike_samples(x, batch_size, batch_dim))
+        return resize_batch(_readable(batch), batch_size, dims=dims)
+    # All samples are the first one: what is decided is decided alike for each.
+    real = change_tensors(batch, lambda x: weight_like(_on_cpu(x)))
+    return resize_batch(real, batch_size, dims=dims, of_first=1)
 
 
 def _let_go(runner: Runner) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from budgetfit.core.counts import parse_image_size
 from budgetfit.core.errors import InputError
+from budgetfit.core.sample_dims import FIRST, SampleDims
 from budgetfit.tracing import made_batch_shapes, made_batch_text
 from budgetfit.tracing.batch_shapes import (
     Batch,
@@ -41,22 +42,21 @@ class MadeBatch:
             a tuple as positional ones, a tensor as the only one.
         notes: The assumptions, in plain words.
         returns_loss: Whether the model answers this batch with ``outputs.loss``.
-        batch_dim: The dimension that counts samples.
     """
 
     batch: Batch
     notes: tuple[str, ...]
     returns_loss: bool
-    batch_dim: int = 0
 
 
-def make_batch(
+def make_batch(  # noqa: PLR0913 - one value each
     model: nn.Module,
     *,
     batch_size: int = 2,
     max_length: int | None = None,
     image_size: object = None,
     text_only: bool = False,
+    dims: SampleDims = FIRST,
 ) -> MadeBatch:
     """Make a batch of valid values that the model can be trained on.
 
@@ -72,6 +72,7 @@ def make_batch(
         image_size: Pixels of made images, as ``parse_image_size`` reads them; left out,
             what the model was configured for.
         text_only: Leave out images and sound, for models that read text as well.
+        dims: The dimension of an example of the model's own that counts samples.
 
     Raises:
         InputError: Nothing in the model says what it reads, a size is impossible, or a
@@ -90,6 +91,7 @@ def make_batch(
         max_length,
         None if image_size is None else parse_image_size(image_size),
         text_only,
+        dims,
     )
     batch, returns_loss = _make(request)
     _check_wishes(request, batch)
@@ -97,7 +99,6 @@ def make_batch(
         batch=batch,
         notes=tuple(dict.fromkeys(request.notes)),
         returns_loss=returns_loss,
-        batch_dim=batch_dimension(request.model),
     )
 
 
@@ -169,11 +170,13 @@ def _resized(request: BatchRequest, example: Batch, source: str) -> Batch:
     """Give a declared example the wished number of samples."""
     request.notes.append(f"batch from the model's own {source}")
     try:
-        size = batch_size_of(example)
+        size = batch_size_of(example, dims=request.dims)
     except InputError as error:
+        if request.dims.named:
+            raise
         raise cannot_make(request.model, f"its {source} holds no tensor") from error
     if size != request.batch_size:
-        example = resize_batch(example, request.batch_size)
+        example = resize_batch(example, request.batch_size, dims=request.dims)
     return on_cpu(example)
 
 

@@ -9,7 +9,11 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from budgetfit.core.errors import InputError
 from budgetfit.tracing.batch_shapes import Batch
-from budgetfit.tracing.made_batch_request import BatchRequest, forward_arguments
+from budgetfit.tracing.made_batch_request import (
+    BatchRequest,
+    forward_arguments,
+    unwrap_model,
+)
 from budgetfit.tracing.made_batch_shapes import (
     CONVOLUTIONS,
     DEFAULT_LENGTH,
@@ -31,7 +35,7 @@ def batch_dimension(model: nn.Module) -> int:
     It is 1 for torch's own recurrent, attention and Transformer modules that were made
     without ``batch_first=True``: their inputs are ``[length, batch, features]``.
     """
-    return 1 if is_length_first(model) else 0
+    return 1 if is_length_first(unwrap_model(model)) else 0
 
 
 def make_layer_batch(request: BatchRequest) -> Batch:

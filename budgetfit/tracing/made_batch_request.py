@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from budgetfit.core.sample_dims import FIRST, SampleDims
+
 _SEED = 0  # any: only shapes decide about memory, but two plans must agree
 
 
@@ -21,6 +23,7 @@ class BatchRequest:
         max_length: Sequence length that the user asked for.
         image_size: Height and width in pixels that the user asked for.
         text_only: Whether images and sound are left out.
+        dims: In which dimension the model's own example counts samples.
         used: Names of wishes that had a say.
         notes: What was assumed, in plain words.
         generator: A generator of its own, so that the global one stays untouched.
@@ -31,6 +34,7 @@ class BatchRequest:
     max_length: int | None
     image_size: tuple[int, int] | None = None
     text_only: bool = False
+    dims: SampleDims = FIRST
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     generator: torch.Generator = field(

@@ -62,18 +62,6 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
-def alike_samples(
-    tensor: torch.Tensor, batch_size: int, batch_dim: int
-) -> torch.Tensor:
-    """Return a batch's tensor with the first sample for all of them."""
-    if tensor.device.type == "meta":
-        tensor = weight_like(tensor)
-    if tensor.dim() <= batch_dim or tensor.shape[batch_dim] != batch_size:
-        return tensor.clone()
-    first = tensor.narrow(batch_dim, 0, 1)
-    return first.expand_as(tensor).clone()
-
-
 def compute_anything(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:  # noqa: ANN401

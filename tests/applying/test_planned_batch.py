@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from budgetfit.applying.planned_batch import PlannedBatch, parts_of, samples_in
+from budgetfit.applying.planned_batch import PlannedBatch, parts_of
+from budgetfit.core.batch_samples import count_samples
+from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.tracing.batch_shapes import describe_batch
 from tests.core.test_batch_samples import boxes, masks, patches
 
 # Made with 2 samples of 16 tokens; a plan for micro-batches of 4.
@@ -19,7 +22,7 @@ EXAMPLE = {
 
 
 def planned() -> PlannedBatch:
-    return PlannedBatch.of(EXAMPLE, 4, 0)
+    return PlannedBatch.of(EXAMPLE, 4, FIRST)
 
 
 def batch(samples: int = 4, length: int = 16) -> dict[str, torch.Tensor]:
@@ -69,7 +72,7 @@ def test_growth_is_that_of_the_most_grown_tensor() -> None:
 
 
 def test_a_tensor_of_another_rank_is_compared_by_its_elements() -> None:
-    plan = PlannedBatch.of({"batch": ((2, 8), "float32")}, 2, 0)
+    plan = PlannedBatch.of({"batch": ((2, 8), "float32")}, 2, FIRST)
     assert said(plan, torch.zeros(16)) == []
     assert len(said(plan, torch.zeros(17))) == 1
     assert said(plan, torch.zeros(17)) == []
@@ -77,17 +80,18 @@ def test_a_tensor_of_another_rank_is_compared_by_its_elements() -> None:
 
 def test_batches_of_length_first_models_are_counted_along_their_dimension() -> None:
     example = {"batch": ((10, 2, 3), "float32")}
-    assert PlannedBatch.of(example, 4, 1).shapes == {"batch": (10, 4, 3)}
-    assert samples_in(torch.zeros(10, 4, 3), 1) == 4
-    assert [part.shape[1] for part in parts_of(torch.zeros(10, 4, 3), 3, 1)] == [3, 1]
+    assert PlannedBatch.of(example, 4, SampleDims(1)).shapes == {"batch": (10, 4, 3)}
+    assert count_samples(torch.zeros(10, 4, 3), SampleDims(1)) == 4
+    parts = parts_of(torch.zeros(10, 4, 3), 3, SampleDims(1))
+    assert [part.shape[1] for part in parts] == [3, 1]
 
 
 def test_samples_are_the_size_that_most_tensors_share() -> None:
-    assert samples_in(batch(3)) == 3
-    assert samples_in({"scalar": torch.zeros(())}) is None
+    assert count_samples(batch(3)) == 3
+    assert count_samples({"scalar": torch.zeros(())}) is None
     images = [torch.zeros(3, 5, 5) for _ in range(2)]
     targets = [{"boxes": torch.zeros(7, 4)}, {"boxes": torch.zeros(1, 4)}]
-    assert samples_in([torch.stack(images), targets]) == 2
+    assert count_samples([torch.stack(images), targets]) == 2
 
 
 Pair = collections.namedtuple("Pair", ["x", "y"])  # noqa: PYI024 - as loaders make
@@ -136,9 +140,14 @@ def test_a_plan_for_lists_of_samples_knows_how_many_there_are() -> None:
         "class_labels.0": ((5,), "int64"),
         "class_labels.1": ((5,), "int64"),
     }
-    planned = PlannedBatch.of(described, batch_size=4, batch_dim=0)
+    planned = PlannedBatch.of(described, batch_size=4, dims=FIRST)
     assert planned.shapes["pixel_values"] == (4, 3, 8, 8)
     assert planned.shapes["class_labels.0"] == (5,)
+
+
+def test_a_plan_for_one_mapping_as_the_only_input_counts_what_is_in_it() -> None:
+    described = describe_batch((boxes(3, 1),))
+    assert PlannedBatch.of(described, 4, FIRST).shapes["0.img"] == (4, 3, 8, 8)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

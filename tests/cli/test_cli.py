@@ -66,6 +66,7 @@ MADE_FROM_THE_MODEL = {
     "image_size": None,
     "text_only": False,
     "batch": None,
+    "batch_dims": None,
     "loss": None,
 }
 ADAPTER_DEFAULTS = {
@@ -332,6 +333,33 @@ def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None
         "text_only": False,
         "trust_remote_code": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ("--batch-dims 1", 1),
+        ("--batch-dims x=0 --batch-dims in.table=None", {"x": 0, "in.table": None}),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["plan m", "estimate m", "compare m --gpus t4", "layers m"]
+)
+def test_dimensions_of_samples_are_named_one_by_one(
+    run: Run, api: FakeApi, command: str, words: str, meaning: object
+) -> None:
+    run(*command.split(), *words.split())
+
+    [(_, _, kwargs)] = api.calls
+    assert kwargs["batch_dims"] == meaning
+
+
+@pytest.mark.parametrize("word", ["x", "x=", "=0", "x=-1", "x=first", "-1"])
+def test_what_is_no_dimension_of_a_name_is_refused(run: Run, word: str) -> None:
+    result = run("plan", "m", f"--batch-dims={word}")
+
+    assert result.exit_code != 0
+    assert "--batch-dims takes NAME=DIM" in result.stderr
 
 
 def test_estimate_echoes_the_limit_and_shows_the_recipe(run: Run) -> None:

@@ -11,6 +11,7 @@ CARD = {"--vram", "--gpu", "--headroom", "--host-ram"}
 GIVEN = {"--batch", "--loss"}
 MODEL = {
     *("MODEL", "--max-length", "--image-size", "--text-only", "--trust-remote-code"),
+    "--batch-dims",
     *GIVEN,
 }
 SAMPLES = {"--samples"}

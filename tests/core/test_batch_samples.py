@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -76,15 +77,16 @@ def test_samples_are_counted_from_the_structure(
 
 def test_a_list_of_as_many_tensors_as_samples_holds_one_for_each() -> None:
     two = torch.zeros(2, 4)
-    assert holds_samples([torch.zeros(3, 4), torch.zeros(5, 4)], 2)
-    assert holds_samples([two, two], 2)
-    assert not holds_samples((two, two), 2)  # keys and values
-    assert not holds_samples([two, torch.zeros(2, 5)], 2)  # levels of features
-    assert not holds_samples([two, two], 2, is_top=True)  # inputs and targets
-    assert not holds_samples([two, two, two], 2)
-    assert holds_samples(({}, {}), 2)
-    assert not holds_samples(({}, {}), 2, is_top=True)
-    assert holds_samples([{}, {}], 2, is_top=True)
+    below = functools.partial(holds_samples, samples=2, path="x")
+    assert below([torch.zeros(3, 4), torch.zeros(5, 4)])
+    assert below([two, two])
+    assert not below((two, two))  # keys and values
+    assert not below([two, torch.zeros(2, 5)])  # levels of features
+    assert not holds_samples([two, two], 2)  # inputs and targets
+    assert not below([two, two, two])
+    assert below(({}, {}))
+    assert not holds_samples(({}, {}), 2)
+    assert holds_samples([{}, {}], 2)
 
 
 def test_rows_of_boxes_and_patches_belong_to_samples() -> None:

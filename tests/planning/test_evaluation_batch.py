@@ -11,6 +11,8 @@ from torch import nn
 from budgetfit.core.budget import Budget
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
+from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.replay import replay
 from budgetfit.planning import evaluation_batch
 from budgetfit.planning.evaluation_batch import (
@@ -122,6 +124,18 @@ def test_labels_make_a_loss_which_takes_memory() -> None:
     assert in_fp32 is not None
     # Before 2 + 2 bytes; now 2, made into 4 beside the 4 of the batch before.
     assert without / in_fp32 == pytest.approx(10 / 8, rel=0.1)
+
+
+def test_what_goes_with_every_sample_does_not_grow_in_an_evaluation_either() -> None:
+    class Held(nn.Linear):
+        def forward(self, x: torch.Tensor, *shared: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) @ shared[0].T
+
+    batch = (torch.rand(4, 3), torch.rand(9, 3), torch.rand(9))
+    held = traces(Held(3, 3), batch, batch_dims=SampleDims(0, {"0": 0}))
+    trace = evaluation_trace(held, "fp32")
+    of_batch = trace.category == CATEGORIES.index("batch")
+    assert set(trace.bytes_per_sample[of_batch]) == {0, 3 * 4}
 
 
 def test_what_cannot_be_told_is_none() -> None:

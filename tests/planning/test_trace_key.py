@@ -20,6 +20,7 @@ from transformers.models.llama import modeling_llama
 
 from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
+from budgetfit.core.sample_dims import SampleDims
 from budgetfit.planning import trace_key
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.trace_key import cache_key, subject_key, why_not_cacheable
@@ -236,7 +237,10 @@ SUBJECTS: dict[str, dict[str, Any]] = {
     "a name in the batch": {"batch": {"y": BATCH["x"], "which": BATCH["which"]}},
     "the batch's structure": {"batch": tuple(BATCH.values())},
     "a flag in the batch": {"batch": {**BATCH, "flag": True}},
-    "the batch dimension": {"batch_dim": 1},
+    "the batch dimension": {"batch_dims": SampleDims(1)},
+    "what is said of a part": {"batch_dims": SampleDims(0, {"x": 0})},
+    "what is said of another": {"batch_dims": SampleDims(0, {"which": 0})},
+    "that it goes with all": {"batch_dims": SampleDims(0, {"which": None})},
     "the blocks": {"blocks": ("first", "second")},
     "no loss": {"loss": None},
     "another loss": {"loss": other_loss},

@@ -10,6 +10,7 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
 from budgetfit.core.errors import InputError
+from budgetfit.core.sample_dims import SampleDims
 from budgetfit.tracing.batch_shapes import (
     Batch,
     batch_size_of,
@@ -137,8 +138,8 @@ def test_fake_tensors_are_resized_outside_their_mode() -> None:
 
 def test_a_batch_dimension_behind_the_length_is_resized_there() -> None:
     batch = (torch.zeros(128, 2, 16), torch.zeros(64, 2, 16))
-    assert batch_size_of(batch, batch_dim=1) == 2
-    source, target = resize_batch(batch, 5, batch_dim=1)
+    assert batch_size_of(batch, dims=SampleDims(1)) == 2
+    source, target = resize_batch(batch, 5, dims=SampleDims(1))
     assert source.shape == (128, 5, 16)
     assert target.shape == (64, 5, 16)
 

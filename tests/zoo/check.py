@@ -120,9 +120,9 @@ class _Walk:
     def applied(self) -> None:
         """Every block recomputed, and every other one."""
         batch = self.plan.source.batch
-        dim = self.plan.source.batch_dim
-        if batch_size_of(batch, batch_dim=dim) != BATCH_SIZE:
-            batch = resize_batch(batch, BATCH_SIZE, batch_dim=dim)
+        dims = self.plan.source.batch_dims
+        if batch_size_of(batch, dims=dims) != BATCH_SIZE:
+            batch = resize_batch(batch, BATCH_SIZE, dims=dims)
         idle: set[str] = set()
         plain = self._plain_step(batch, idle)
         segments = self._every_block()

@@ -1,0 +1,151 @@
+"""What a user says about a batch: which dimension of which part counts samples.
+
+In the manner of ``torch.vmap``'s ``in_dims``: one dimension for all tensors, or one for
+each named part, None for what goes with every sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from budgetfit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LONE: Final = "batch"  # the path of a batch that is a single tensor
+_MOST_NAMED: Final = 12
+_EXAMPLE: Final = 'batch_dims={"input_ids": 0, "class_weights": None}'
+
+
+# As the user gives it: for all tensors, or by the names of parts; None: nothing.
+BatchDims: TypeAlias = int | Mapping[str, int | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDims:
+    """In which dimension the tensors of a batch count samples.
+
+    Attributes:
+        default: Of parts that are not named; they count samples there if their size is
+            the batch's.
+        named: By path. A container's name stands for everything in it that has no name
+            of its own, the empty name for the whole batch. None: it has no samples, and
+            goes with each.
+    """
+
+    default: int = 0
+    named: dict[str, int | None] = field(default_factory=dict)
+
+    @classmethod
+    def of_argument(cls, given: object, default: int) -> SampleDims:
+        """Return what ``batch_dims`` means.
+
+        Args:
+            given: A dimension for all tensors, or one by name; None if nothing is said.
+            default: The dimension in which the model's inputs count samples.
+
+        Raises:
+            InputError: If it is neither.
+        """
+        if given is None:
+            return cls(default)
+        if _is_dimension(given):
+            return cls(given, {"": given})  # type: ignore[arg-type, dict-item]
+        named: Any = given
+        if not isinstance(named, Mapping) or not all(
+            isinstance(name, str) and name and (dim is None or _is_dimension(dim))
+            for name, dim in named.items()
+        ):
+            raise InputError(
+                "batch_dims must be a dimension, counted from 0, or one for each name, "
+                f"None for what goes with every sample: {_EXAMPLE}; got {given!r:.80}."
+            )
+        return cls(default, dict(named))
+
+    def of(self, path: str) -> int | None:
+        """Return the dimension in which a part would count samples."""
+        name = self._name(path)
+        return self.default if name is None else self.named[name]
+
+    def shape_of_one(self, path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a tensor's shape without the dimension that would count samples."""
+        dim = self.of(path)
+        return shape if dim is None else (*shape[:dim], *shape[dim + 1 :])
+
+    def is_named(self, path: str) -> bool:
+        """Whether the user has said something of a part, or of a container of it."""
+        return self._name(path) is not None
+
+    def names_below(self, path: str) -> bool:
+        """Whether something in a container has a name of its own."""
+        start = f"{path}." if path else ""
+        return any(name and name.startswith(start) for name in self.named)
+
+    def check_names(self, paths: Iterable[str]) -> None:
+        """Refuse names of no part.
+
+        Args:
+            paths: Of all tensors of a batch.
+
+        Raises:
+            InputError: The names that there are are told.
+        """
+        known = list(paths)
+        for name in self.named:
+            if name and not any(f"{path}.".startswith(f"{name}.") for path in known):
+                there = ", ".join(known[:_MOST_NAMED]) or "no tensors"
+                more = ", ..." if len(known) > _MOST_NAMED else ""
+                raise InputError(
+                    f"batch_dims names {name!r}, which the batch does not have; it has "
+                    f"{there}{more}. Use the names that plans show."
+                )
+
+    def agreed(self, named: Mapping[str, tuple[int, ...]], votes: Any) -> int:  # noqa: ANN401
+        """Return how many samples the named parts hold.
+
+        Args:
+            named: The numbers that each allows, by its path.
+            votes: How many parts allow a number: decides where several are left.
+
+        Raises:
+            InputError: They do not agree.
+        """
+        common = set.intersection(*map(set, named.values()))
+        left = [size for size in next(iter(named.values())) if size in common]
+        if left:
+            return max(left, key=lambda size: int(votes[size]))
+        sizes = ", ".join(
+            f"{path} {' or '.join(map(str, allowed))}"
+            for path, allowed in list(named.items())[:_MOST_NAMED]
+        )
+        raise InputError(
+            "The parts that batch_dims names hold different numbers of samples: "
+            f"{sizes}. Name the dimension that counts samples in each, or None for "
+            "what goes with every sample."
+        )
+
+    def lacks(self, path: str, shape: tuple[int, ...]) -> InputError:
+        """Return the error for a tensor without the dimension that was named."""
+        return InputError(
+            f"batch_dims says that {path} counts samples in dimension "
+            f"{self.of(path)}, but its shape is {list(shape)}. Name one that it has, "
+            "counted from 0, or None for what goes with every sample."
+        )
+
+    def _name(self, path: str) -> str | None:
+        """Return the longest name that a part is in."""
+        while path not in self.named:
+            if not path:
+                return None
+            path = path.rpartition(".")[0]
+        return path
+
+
+def _is_dimension(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
+
+
+FIRST: Final = SampleDims()  # the first one, and nothing is named
