@@ -18,6 +18,7 @@ from budgetfit.live_program import (
     model_to_train,
 )
 from budgetfit.planned_adapters import planned_adapters, put_on, take_off_last
+from budgetfit.planning.loss_modules import warn_of_trainable_loss
 from budgetfit.planning.verify_plan import verify_plan
 from budgetfit.tracing.undisturbed import undisturbed
 from budgetfit.verifying.fresh_process import verify_in_fresh_process
@@ -67,6 +68,7 @@ def apply(
     try:
         model = model_to_train(plan, model)
         loss, optimizer = functions_of(plan, loss, optimizer)
+        warn_of_trainable_loss(loss, model)
         run = Run(
             model,
             plan.recipe,

@@ -94,6 +94,23 @@ class PlannedBatch:
             default=1.0,
         )
 
+    def warn_if_unknown(self, batch: Any) -> None:  # noqa: ANN401 - any nesting
+        """Say that a batch has tensors that the plan's had not, once for each."""
+        news = [
+            (name, shape)
+            for name, shape in (_shapes(batch) if self.shapes else {}).items()
+            if name not in self.shapes and name not in self._warned
+        ]
+        if news:
+            self._warned |= dict(news)
+            listed = ", ".join(f"{name} {list(shape)}" for name, shape in news)
+            warnings.warn(
+                f"This batch has {listed}, which the plan's batch had not: the model "
+                "may take more memory than planned. Plan with it: "
+                "budgetfit.plan(..., batch=...).",
+                stacklevel=4,
+            )
+
     def warn_if_larger(self, batch: Any) -> None:  # noqa: ANN401 - any nesting
         """Say that a batch is larger than planned, before it runs (user-needs U5)."""
         news = [

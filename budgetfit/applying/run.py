@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.applied_models import claim
+from budgetfit.applying.attention import SameAttention
 from budgetfit.applying.blocks import BlockTreatment
 from budgetfit.applying.compiled import compiled_modules, say_compiled_since
 from budgetfit.applying.data_parallel import say_if_alone
@@ -169,6 +170,7 @@ class Run:
             if not self._is_trace:
                 self._parameters = SameParameters(model, self.optimizer)
                 self._compiled = len(compiled_modules(model))
+                self._attention = SameAttention(model)
         self._update_weights = WeightUpdate(self.optimizer, self.trained, steps_on)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -339,6 +341,7 @@ class Run:
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         self._parameters.check(self.model, self.optimizer)
+        self._attention.check()
         self._blocks.restore()
         if self.steps_done + self.skipped_steps == 0:
             say_compiled_since(self.model, self._compiled)

@@ -16,6 +16,7 @@ from budgetfit.applying.out_of_memory import (
 )
 from budgetfit.applying.planned_batch import PlannedBatch
 from budgetfit.applying.random_state import random_state, set_random_state
+from budgetfit.core.batch_samples import count_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,11 +51,12 @@ class StepGuard:
         self._batch = PlannedBatch()
         self._random: dict[str, Any] | None = None
         self._ran: set[str] = set()
-        self._looked = False
+        self._looked = self._began = False
 
     def expect(self, recipe: Recipe) -> None:
         """Compare batches with the plan's at the recipe's batch size from now on."""
         example = {} if self._plan is None else self._plan.model.batch
+        self._recipe = recipe
         self._batch = PlannedBatch.of(example, recipe.batch_size, self._dims)
 
     def look_at(self, batch: Any, *, is_first: bool) -> None:  # noqa: ANN401
@@ -64,9 +66,26 @@ class StepGuard:
             batch: About to be trained on.
             is_first: Whether it is the first one since the last update.
         """
+        self._batch.warn_if_unknown(batch)
         self._batch.warn_if_larger(batch)
+        if not self._began:
+            self._began = True
+            self._warn_if_smaller(batch)
         if is_first:
             self._random = random_state(self._device)
+
+    def _warn_if_smaller(self, batch: Any) -> None:  # noqa: ANN401
+        """Warn of a loader that yields fewer samples: only a last batch may do so."""
+        planned, effective = self._recipe.batch_size, self._recipe.effective_batch_size
+        samples = count_samples(batch, self._dims) or planned
+        if self._plan is not None and samples < planned:
+            warnings.warn(
+                f"The first micro-batch has {samples} samples, the plan's {planned}. "
+                f"With all like it an effective batch would have "
+                f"{samples * effective // planned} samples, not {effective}. Let the "
+                f"loader yield {planned}, or a multiple that run.parts cuts.",
+                stacklevel=5,
+            )
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

@@ -95,7 +95,8 @@ def count_samples(batch: Any, dims: SampleDims = FIRST) -> int | None:  # noqa: 
     votes = Counter(size for _, sizes in allowed for size in dict.fromkeys(sizes))
     if named:
         return dims.agreed(named, votes)
-    return votes.most_common(1)[0][0] if votes else None
+    sized = Counter({size: votes[size] for size in votes if size})  # no boxes: no vote
+    return (sized or votes).most_common(1)[0][0] if votes else None
 
 
 def dimension_of(

@@ -199,6 +199,7 @@ class ModelSummary:
     """What the model is, for people and for refusing the wrong one.
 
     ``class_name`` is its class in transformers, below adapters; empty for another.
+    ``type_name`` is its class wherever that is from, below adapters.
     ``attention`` is how it runs attention, with how many heads; empty where it does not
     say. ``batch_dims`` is in which dimension ``batch`` counts samples; None in plans
     that older versions saved.
@@ -212,6 +213,7 @@ class ModelSummary:
     source: str
     batch: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     class_name: str = ""
+    type_name: str = ""
     attention: str = ""
     batch_dims: SampleDims | None = None
 

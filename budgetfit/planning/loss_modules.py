@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.planning.swap_modules import modules_in, swapped
@@ -97,6 +98,20 @@ def loss_notes(loss: Callable[..., Any] | None, model: nn.Module) -> tuple[str, 
         "must be on the card, too"
         for module in modules_beside(loss, model)
     )
+
+
+def warn_of_trainable_loss(loss: Callable[..., Any] | None, model: nn.Module) -> None:
+    """Warn of parameters beside the model that a loss would train."""
+    for module in modules_beside(loss, model):
+        count = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        if count:
+            warnings.warn(
+                f"The loss has {count:,} trainable parameters in a "
+                f"{type(module).__name__}, and no optimizer of the run has them: they "
+                "stay as they are. Freeze them (requires_grad_(False)), or make the "
+                "loss a part of the model.",
+                stacklevel=4,
+            )
 
 
 def _around(module: nn.Module, swap: Swap) -> nn.Module:

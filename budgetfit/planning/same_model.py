@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from budgetfit.applying.attention import attention_of
+from budgetfit.applying.compiled import plain_module
 from budgetfit.applying.packed_linear import parameter_count
 from budgetfit.core.errors import InputError
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_same_model(plan: Plan, model: nn.Module) -> bool:
-    """Say whether the model has the planned blocks, parameters and attention."""
+    """Say whether the model has the planned class, blocks, parameters, attention."""
     return not _difference(plan, model)
 
 
@@ -22,8 +24,8 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
     """Refuse a model that is not the planned one.
 
     Raises:
-        InputError: If counts of parameters, all or trained, or attention differ, or a
-            planned block is missing.
+        InputError: If classes of the model or its blocks, counts of parameters, all or
+            trained, or attention differ, or a planned block is missing.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -44,6 +46,9 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
     if missing:
         return f"has no block {missing[0]!r}"
+    classes = _other_classes(plan, model)
+    if classes:
+        return classes
     count, planned = parameter_count(model), plan.model.parameter_count
     if planned not in (count, count - _inactive_count(model)):
         return f"has {count:,} parameters, not {planned:,}"
@@ -54,6 +59,30 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     if attention and plan.model.attention and attention != plan.model.attention:
         return f"has attention {attention}, not {plan.model.attention}"
     return ""
+
+
+def _other_classes(plan: Plan, model: nn.Module) -> str:
+    """Say if model or blocks are of other classes; children of the planned ones do."""
+    planned, block_type = plan.model.type_name, plan.model.block_type
+    inner = below_wrappers(model)
+    if planned and planned not in _class_names(inner):
+        return f"is a {type(inner).__name__}, not a {planned}"
+    modules = dict(model.named_modules())
+    blocks = [modules[name] for name in plan.model.blocks if name in modules]
+    if blocks and block_type and not any(block_type in _class_names(b) for b in blocks):
+        return f"has blocks of {type(blocks[0]).__name__}, not of {block_type}"
+    return ""
+
+
+def _class_names(module: nn.Module) -> list[str]:
+    return [kind.__name__ for kind in type(plain_module(module)).__mro__]
+
+
+def below_wrappers(model: nn.Module) -> nn.Module:
+    """Return what torch.compile and peft have wrapped."""
+    model = plain_module(model)
+    find: Any = getattr(model, "get_base_model", None)
+    return plain_module(find()) if callable(find) else model
 
 
 def trainable_count(model: nn.Module) -> int:
@@ -77,24 +106,3 @@ def _inactive_count(model: nn.Module) -> int:
         for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
     }
     return sum(parameter.numel() for parameter in inactive)
-
-
-def attention_of(model: nn.Module) -> str:
-    """Return a transformers model's attention and heads, in words.
-
-    For example "sdpa, 32 heads, 8 of keys". Flash attention is called sdpa: either
-    takes memory in proportion to the length. A part with a config of its own (a tower)
-    is told apart. Empty for other models.
-    """
-    config = getattr(model, "config", None)
-    parts = [config, *vars(config).values()] if hasattr(config, "to_dict") else []
-    found = []
-    for part in parts:
-        heads = getattr(part, "num_attention_heads", None)
-        kind = getattr(part, "_attn_implementation", None)
-        if not hasattr(part, "to_dict") or not isinstance(heads, int):
-            continue
-        kind = "eager" if kind == "eager" else "sdpa"
-        keys = getattr(part, "num_key_value_heads", None) or heads
-        found.append(f"{kind}, {heads} heads, {keys} of keys")
-    return "; ".join(found)

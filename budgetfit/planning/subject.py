@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.applying.attention import attention_of
 from budgetfit.applying.packed_linear import PackedLinear, parameter_count
 from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
 from budgetfit.core.sample_dims import FIRST, SampleDims
-from budgetfit.planning.same_model import attention_of, trainable_count
+from budgetfit.planning.same_model import below_wrappers, trainable_count
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
@@ -177,12 +178,12 @@ class Subject:
             batch=describe_batch(self.batch),
             batch_dims=self.batch_dims,
             class_name=_library_class(self.model),
+            type_name=type(below_wrappers(self.model)).__name__,
             attention=attention_of(self.model),
         )
 
 
 def _library_class(model: nn.Module) -> str:
     """Return the class of a transformers model, below peft's; else nothing."""
-    under: Any = getattr(model, "get_base_model", None)
-    kind = type(model if under is None else under())
+    kind = type(below_wrappers(model))
     return kind.__name__ if kind.__module__.startswith("transformers.models.") else ""

@@ -149,10 +149,7 @@ class Boxes(nn.Module):
         return self.layer(x).square().mean() + 0 * boxes.sum() + 0 * classes.sum()
 
 
-@right(
-    fault="core/batch_samples.py, count_samples: 0 wins where most parts have no rows, "
-    "and run.py, _train, then lets the micro-batch weigh 1"
-)
+@right()
 def images_without_boxes() -> None:
     """A micro-batch of 4 images that have no boxes, in a group with one that has."""
 
@@ -370,8 +367,6 @@ def weight_for_some() -> None:
 
 @warned(
     "attention_mask",
-    fault="applying/planned_batch.py, PlannedBatch.larger passes over tensors that the "
-    "plan does not know",
 )
 def a_tensor_that_was_not_planned() -> None:
     """An attention mask in the batch of a plan that was made without one."""
@@ -381,8 +376,6 @@ def a_tensor_that_was_not_planned() -> None:
 
 @warned(
     "effective",
-    fault="applying/run.py, _update: nothing compares the samples of an update with "
-    "recipe.effective_batch_size",
 )
 def half_of_the_planned_batch_size() -> None:
     """A loader of 2 samples for micro-batches of 4: updates of half the samples."""

@@ -188,8 +188,6 @@ class Criterion(nn.Module):
 
 @warned(
     "loss.*trainable",
-    fault="planning/loss_modules.py, loss_notes: nothing says that trainable parameters"
-    " of a loss are in no optimizer, and on no device that apply chose",
 )
 def a_loss_that_trains() -> None:
     """A loss with parameters of its own, which no optimizer has."""

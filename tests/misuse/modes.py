@@ -209,7 +209,6 @@ def caches_switched_on() -> None:
 
 @warned(
     "attention",
-    fault="planning/same_model.py, attention_of is asked by apply alone, not by steps",
 )
 def another_attention() -> None:
     """model.set_attn_implementation("eager") after apply, for attention maps."""

@@ -81,7 +81,6 @@ class SwollenBlock(Block):
 @refused(
     "SwollenBlock",
     InputError,
-    fault="planning/same_model.py _difference compares names and counts, no classes",
 )
 def other_class_with_the_same_names() -> None:
     """A model whose blocks have the planned names and sizes, and another forward."""
@@ -102,7 +101,6 @@ class OtherStack(Stack):
 @refused(
     "OtherStack",
     InputError,
-    fault="planning/same_model.py _difference does not compare the model's class",
 )
 def other_class_with_the_same_blocks() -> None:
     """A model of another class, which runs the planned blocks twice."""
