@@ -151,7 +151,7 @@ def test_what_the_sanity_check_cached_is_freed_before_training(
             happened.append("trains")
             return super().training_step(batch, index)
 
-        def validation_step(self, batch: Any, _: int) -> None:
+        def validation_step(self, *_: Any) -> None:
             happened.append("validates")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("empties"))
