@@ -210,10 +210,10 @@ class Measurement:
 
         def measure(training: int | None, evaluation: int | None) -> list[Any]:
             limits = {"training": training, "evaluation": evaluation}
-            batches = [self.samples, *larger(self.samples)]
+            batches = [self.samples]
+            if evaluation is not None and not self._asked["metrics"]:
+                batches += larger(self.samples)  # what is gathered fills the host
             asked = {**self._asked, "limits": limits, "evaluation_batches": batches}
-            if evaluation is None:
-                asked["evaluation_batches"] = [self.samples]
             return _measured([*launcher, json.dumps(asked)])
 
         rows = measure(self.usable, self.usable)

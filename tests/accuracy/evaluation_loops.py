@@ -389,8 +389,12 @@ def in_lightning(task: Task, meter: Meter) -> None:
             if not self.trainer.sanity_checking:
                 meter.evaluation_ends()
 
+    as_planned = lightning.pytorch.callbacks.LambdaCallback(
+        on_sanity_check_end=lambda *_: torch.cuda.empty_cache()
+    )  # as plan.lightning_callback() does
     with tempfile.TemporaryDirectory() as folder:
         lightning.Trainer(
+            callbacks=[as_planned],
             max_epochs=len(task.evaluation_batches),
             reload_dataloaders_every_n_epochs=1,
             default_root_dir=folder,
