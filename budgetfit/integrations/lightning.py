@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.export_words import (
     about,
@@ -69,6 +71,15 @@ class _PlanHooks:
         """Set blocks, loss and dtypes up, behind everything that the Trainer does."""
         self._undo()
         self._prepared = prepare(self._plan, pl_module)
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
+        """Empty the cache before training begins.
+
+        Lightning has validated two batches by now. Optimizer states would be put into
+        the large blocks that this has left in the cache, which could then never be
+        freed.
+        """
+        torch.cuda.empty_cache()  # does nothing where CUDA is not in use
 
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
         """Give back the plain model."""

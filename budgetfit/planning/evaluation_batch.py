@@ -23,7 +23,7 @@ from budgetfit.memory.replay import AfterTraining
 from budgetfit.planning.largest_batch import largest_up_to
 from budgetfit.planning.loss_modules import FakedLoss
 from budgetfit.planning.trace_errors import quiet_fakes
-from budgetfit.tracing.evaluation import evaluation_after
+from budgetfit.tracing.evaluation import evaluation_after, inputs_of
 from budgetfit.tracing.fake_step import trace_once
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
 
     Evaluation means: the model in evaluation mode, no gradients kept, the recipe's
     autocast, labels, two batches one after the other; weights and optimizer states
-    stay, gradients are None. It fits when the replay of training steps and then of
+    stay, gradients are None, and the update's micro-batches are held: transformers'
+    Trainer moves all of them to the device at once and evaluates beside them. It fits
+    when the replay of training steps and then of
     evaluations ends within the budget. The allocator may empty its cache once,
     when evaluation begins, but not at every batch.
 
@@ -61,7 +63,9 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
         text = " ".join(str(error).split())[:200]
         traces.log.append(f"evaluation is not traced: {type(error).__name__}: {text}")
         return None
-    trace = evaluation_after(traces.exact(recipe), evaluation)
+    trained = traces.exact(recipe)
+    held = inputs_of(trained, recipe.batch_size) * recipe.gradient_accumulation_steps
+    trace = evaluation_after(trained, evaluation, held)
     training = AfterTraining(
         trace,
         recipe.batch_size,

@@ -11,10 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from budgetfit.core.step_trace import Phase, StepTrace
+from budgetfit.core.step_trace import CATEGORIES, Phase, StepTrace
+
+_BATCH = CATEGORIES.index("batch")
 
 
-def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
+def evaluation_after(
+    training: StepTrace, evaluation: StepTrace, held: tuple[int, ...] = ()
+) -> StepTrace:
     """Return ``training`` with the last step of ``evaluation`` as one more step.
 
     Weights are those of the training; what evaluation makes and keeps (workspaces), it
@@ -25,6 +29,7 @@ def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
     Args:
         training: Played at its own batch size; need not hold for another.
         evaluation: Of the same model; its last step is the evaluation.
+        held: Bytes of tensors that are there meanwhile, of any batch size.
     """
     last = evaluation.phases[-1]
     begins = next(phase.start for phase in evaluation.phases if phase.step == last.step)
@@ -37,21 +42,32 @@ def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
     first = len(training.fixed_bytes)
     number[passing] = np.arange(first + 1, first + 1 + len(passing), dtype=np.int32)
     moved = (np.sign(events) * number[np.abs(events)]).astype(np.int32)
+    others = first + len(passing) + 1 + np.arange(len(held), dtype=np.int32)
+    moved = np.concatenate([others, moved, -others])
     scratch = evaluation.scratch_index[storages]
     start = len(training.events)
     step = training.phases[-1].step + 1
     return replace(
         training,
         batch_sizes=evaluation.batch_sizes,
-        fixed_bytes=_joined(training.fixed_bytes, evaluation.fixed_bytes[storages]),
-        bytes_per_sample=_joined(
-            training.bytes_per_sample, evaluation.bytes_per_sample[storages]
+        fixed_bytes=_joined(
+            training.fixed_bytes, evaluation.fixed_bytes[storages], np.array(held)
         ),
-        category=_joined(training.category, evaluation.category[storages]),
-        layer=_joined(training.layer, np.full(len(storages), -1)),
+        bytes_per_sample=_joined(
+            training.bytes_per_sample,
+            evaluation.bytes_per_sample[storages],
+            np.zeros(len(held)),
+        ),
+        category=_joined(
+            training.category,
+            evaluation.category[storages],
+            np.full(len(held), _BATCH),
+        ),
+        layer=_joined(training.layer, np.full(len(storages) + len(held), -1)),
         scratch_index=_joined(
             training.scratch_index,
             np.where(scratch < 0, -1, scratch + len(training.scratch)),
+            np.full(len(held), -1),
         ),
         scratch=(*training.scratch, *evaluation.scratch),
         events=_joined(training.events, moved),
@@ -62,5 +78,20 @@ def evaluation_after(training: StepTrace, evaluation: StepTrace) -> StepTrace:
     )
 
 
-def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.concatenate([one, other.astype(one.dtype)])
+def inputs_of(training: StepTrace, batch_size: int) -> tuple[int, ...]:
+    """Return the bytes of the tensors of one micro-batch."""
+    last = training.phases[-1]
+    events = [
+        training.events[phase.start : phase.end]
+        for phase in training.phases
+        if (phase.step, phase.micro_step) == (last.step, last.micro_step)
+    ]
+    born = np.concatenate(events)
+    born = born[born > 0] - 1
+    inputs = born[training.category[born] == _BATCH]
+    sizes = training.fixed_bytes + training.bytes_per_sample * batch_size
+    return tuple(int(size) for size in sizes[inputs])
+
+
+def _joined(one: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    return np.concatenate([one, *(each.astype(one.dtype) for each in others)])

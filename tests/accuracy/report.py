@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[2] / "docs"
 FEW_BLOCKS = 3 * 512  # bytes
 MAIN_RELEASE = "torch-2.13"  # the release of constraints.txt
+EVALUATION = "## Evaluation between training steps"  # the last section of its page
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,12 @@ def page_of(installed: str) -> Path:
     return DOCS / f"accuracy{suffix}.md"
 
 
+def on_evaluation(page: str) -> str:
+    """The section of a page that ``evaluation.py`` measures: it is not made here."""
+    _, heading, text = page.partition(EVALUATION)
+    return f"\n{heading}{text.rstrip()}" if heading else ""
+
+
 def main() -> int:
     """Print the summaries and write the page."""
     parser = argparse.ArgumentParser(
@@ -252,6 +259,8 @@ def main() -> int:
     if "gpu" not in by_origin:
         text += ["\nNo recording of a real GPU has been made with this release yet."]
     page = page_of(installed)
+    if page.is_file() and (kept := on_evaluation(page.read_text("utf-8"))):
+        text.append(kept)
     page.write_text("\n".join(text) + "\n", encoding="utf-8")
     sys.stdout.write(f"{len(results)} recordings; each of them is in {page.name}\n")
     if installed == MAIN_RELEASE:

@@ -136,6 +136,34 @@ def test_the_plain_model_is_given_back_after_an_error() -> None:
     )
 
 
+def test_what_the_sanity_check_cached_is_freed_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else optimizer states lie in large blocks, which then cannot be freed."""
+    model = tiny_model("llama")
+    plan = plan_for(model)
+    module = module_of(model.train(), plan)
+    happened: list[str] = []
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=BATCH_SIZE)
+
+    class Validates(type(module)):  # type: ignore[misc]
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            happened.append("trains")
+            return super().training_step(batch, index)
+
+        def validation_step(self, *_: Any) -> None:
+            happened.append("validates")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("empties"))
+    arguments = {**QUIET, **plan.to_lightning_arguments()}
+    trainer = lightning.Trainer(callbacks=[plan.lightning_callback()], **arguments)
+    module.__class__ = Validates
+    trainer.fit(module, loader, loader)
+
+    before = happened[: happened.index("trains")]
+    assert before[-3:] == ["validates", "validates", "empties"]
+
+
 @pytest.mark.parametrize(
     ("precision", "word"),
     [

@@ -22,6 +22,7 @@ from budgetfit.planning.evaluation_batch import (
 from budgetfit.planning.largest_batch import largest_up_to
 from budgetfit.planning.subject import Subject
 from budgetfit.planning.traces import Traces
+from budgetfit.tracing.evaluation import inputs_of
 from tests.models import EXAMPLES, MIB, Mebi
 from tests.traced import ADA, session
 
@@ -72,6 +73,22 @@ def test_optimizer_states_stay_where_they_are() -> None:
     assert (plain - adam) * 3 * 16 / 1024 == pytest.approx(128, rel=0.1)
 
 
+def test_the_micro_batches_of_an_update_are_there_meanwhile() -> None:
+    """transformers' Trainer moves all of them to the device, then evaluates."""
+    mebi = traces(Mebi(), EXAMPLES["mebi"].batch)
+    one, many = (
+        size_in(
+            512,
+            mebi,
+            Recipe(batch_size=8, gradient_accumulation_steps=steps, optimizer=SGD),
+        )
+        for steps in (1, 16)
+    )
+    assert one is not None
+    assert many is not None
+    assert 15 * 8 <= 5 * (one - many) < 1.25 * 15 * 8  # MiB, as above
+
+
 def test_it_fits_and_one_sample_more_does_not() -> None:
     session_ = session("gpt2")
     recipe = Recipe(batch_size=4)
@@ -79,7 +96,10 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
     size = evaluation_batch_size(session_, recipe, budget)
     assert size is not None
     evaluation = evaluation_trace(session_, recipe.precision)
-    trace = evaluation_batch.evaluation_after(session_.exact(recipe), evaluation)
+    training = session_.exact(recipe)
+    trace = evaluation_batch.evaluation_after(
+        training, evaluation, inputs_of(training, recipe.batch_size)
+    )
     for samples, expected in ((size, True), (size + 1, False)):
         line = replay(
             trace,

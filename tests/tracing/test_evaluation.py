@@ -6,7 +6,7 @@ from budgetfit.core.gpus import find_gpu
 from budgetfit.core.step_trace import Phase
 from budgetfit.memory.replay import replay
 from budgetfit.planning.evaluation_batch import evaluation_trace
-from budgetfit.tracing.evaluation import evaluation_after
+from budgetfit.tracing.evaluation import evaluation_after, inputs_of
 from tests.traced import ADA, line, session
 
 
@@ -34,3 +34,24 @@ def test_the_training_in_front_of_it_plays_as_before() -> None:
     traced = [point for point in alone.points if point.step < 2]
     assert steps == traced
     assert {point.phase for point in both.points if point.step >= 2} == {"forward"}
+
+
+def test_what_is_held_meanwhile_is_there_at_any_batch_size() -> None:
+    training = line("vit")
+    evaluation = evaluation_trace(session("vit"), "fp32")
+    pixels, labels = 4 * 3 * 16 * 16, 8
+    held = inputs_of(training, 5)
+    assert sorted(held) == [5 * labels, 5 * pixels]
+    gpu = find_gpu(ADA)
+    plain, beside = (
+        replay(
+            evaluation_after(training, evaluation, more),
+            8,
+            gpu,
+            then_batch_sizes=(64, 128),
+        )
+        for more in ((), (512 << 20,) * 3)
+    )
+    # All further steps are evaluations, of 64 and then of 128 samples.
+    for before, after in zip(plain.points[-2:], beside.points[-2:], strict=True):
+        assert after.allocated_bytes - before.allocated_bytes == 3 * 512 << 20

@@ -1,6 +1,6 @@
 """Set the null driver up from nothing: an environment, the libraries, a check.
 
-    python -m tests.accuracy.nulldriver.install [--torch 2.15.0]
+    python -m tests.accuracy.nulldriver.install [--torch 2.15.0] [--also accelerate]
 
 The environment is ``.nulldriver/torch-<version>`` in the root of the repository, which
 git ignores. What is there already is left alone. Downloads about 3 GB and needs gcc,
@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,13 +32,10 @@ for package in sys.argv[1:]:
 """
 
 
-def wanted_versions(torch: str) -> dict[str, str]:
+def wanted_versions(torch: str, also: Sequence[str] = ()) -> dict[str, str]:
     """What the measuring processes import, at the versions of the project's tests."""
-    return {
-        "torch": torch,
-        "numpy": pinned_version("numpy"),
-        "transformers": pinned_version("transformers"),
-    }
+    packages = ("numpy", "transformers", *also)
+    return {"torch": torch, **{name: pinned_version(name) for name in packages}}
 
 
 def pip_arguments(wanted: Mapping[str, str], constraints: Path) -> list[str]:
@@ -109,13 +106,20 @@ def main() -> int:
     )
     parser.add_argument("--torch", default=pinned_version("torch"), help="its version")
     parser.add_argument("--environment", type=Path, help="another folder for it")
+    parser.add_argument(
+        "--also",
+        nargs="*",
+        default=[],
+        metavar="PACKAGE",
+        help="of constraints.txt",
+    )
     parser.add_argument("--python", default=sys.executable, help="to make it with")
     options = parser.parse_args()
     missing = [tool for tool in ("gcc", "nm") if shutil.which(tool) is None]
     if missing:
         parser.error(f"not found: {', '.join(missing)} (Debian: apt-get install gcc)")
     environment = (options.environment or environment_folder(options.torch)).resolve()
-    install(environment, wanted_versions(options.torch), options.python)
+    install(environment, wanted_versions(options.torch, options.also), options.python)
     prepare(environment)
     print(f"ready: {environment}")
     return 0
