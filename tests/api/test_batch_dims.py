@@ -177,6 +177,8 @@ def test_an_estimate_of_which_nothing_grows_is_refused_as_a_plan_is() -> None:
     with pytest.raises(InputError) as of_plan:
         budgetfit.plan(FirstInput(4, 4), gpu="t4", batch=batch)
     assert str(of_plan.value) == str(refused.value)
+    with pytest.raises(InputError, match="same from any batch size"):
+        estimate_settings(FirstInput(4, 4), gpu="t4", batch=batch, batch_size=4)
     assert estimated(4, batch_dims={"0": 0}).recipe.batch_size == 4
     assert estimated(2).recipe.batch_size == 2  # as it was given
 

@@ -377,6 +377,7 @@ def test_an_estimate_that_does_not_fit_ends_in_the_plan_of_what_was_typed(
         *("estimate", "gpt2", "--gpu", "RTX 4090", "--max-length", "2048"),
         *("--method", "qlora", "--no-prepare-for-kbit", "--lora-r", "64"),
         *("--target-modules", "q_proj,v_proj", "--trust-remote-code"),
+        *("--batch-dims", "x=0", "--batch-dims", "table=none"),
     )
     chosen = ("--batch-size", "8", "--checkpointing", "full")
 
