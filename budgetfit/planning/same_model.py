@@ -62,7 +62,7 @@ def _difference(plan: Plan, model: nn.Module) -> str:
 
 
 def _other_classes(plan: Plan, model: nn.Module) -> str:
-    """Say if model or blocks are of other classes; children of the planned ones do."""
+    """Say if the model or its blocks are of other classes."""
     planned, block_type = plan.model.type_name, plan.model.block_type
     inner = below_wrappers(model)
     if planned and planned not in _class_names(inner):
@@ -75,7 +75,13 @@ def _other_classes(plan: Plan, model: nn.Module) -> str:
 
 
 def _class_names(module: nn.Module) -> list[str]:
-    return [kind.__name__ for kind in type(plain_module(module)).__mro__]
+    """Return a module's class and those whose forward it has without a change."""
+    names = []
+    for kind in type(plain_module(module)).__mro__:
+        names.append(kind.__name__)
+        if "forward" in vars(kind):
+            break
+    return names
 
 
 def below_wrappers(model: nn.Module) -> nn.Module:

@@ -207,9 +207,7 @@ def caches_switched_on() -> None:
     assert_trains_as_plain(losses, run.model, [[batch] for batch in data], "gpt2")
 
 
-@warned(
-    "attention",
-)
+@refused("attention was changed after apply: eager", InputError)
 def another_attention() -> None:
     """model.set_attn_implementation("eager") after apply, for attention maps."""
     run = applied("llama")
