@@ -148,7 +148,7 @@ def _limit(vram: int | str) -> int:
         if not isinstance(vram, str) or not _is_card(vram):
             raise
     raise InputError(
-        f"{vram!r} is a card and no memory size: gpu={vram!r} (--gpu {vram})."
+        f"{vram!r} is a card and no memory size: use gpu={vram!r} (--gpu {vram})."
     )
 
 
@@ -293,7 +293,7 @@ def parse_loss(loss: object) -> Callable[..., Any] | None:
     if isinstance(loss, nn.modules.loss._Loss):  # noqa: SLF001 - torch's own, all of them
         name = type(loss).__name__
         raise InputError(
-            f"loss={name}() takes a target, and a loss here takes the batch: "
+            f"loss={name}() takes a target, and a loss here takes the batch: use "
             f"loss=lambda outputs, batch: {name}()(outputs, batch[...])."
         )
     if loss is not None and not callable(loss):

@@ -24,6 +24,7 @@ from budgetfit.integrations.python_factory import load_batch, load_loss
 from budgetfit.planning.chosen_batch import choose_batch
 from budgetfit.planning.real_program import RealProgram
 from budgetfit.planning.same_model import check_same_model
+from budgetfit.planning.same_settings import warn_of_other_settings
 from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch
 from budgetfit.tracing.made_batch import batch_dimension, make_batch
 from budgetfit.verifying.real_step import find_device
@@ -75,6 +76,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
     model = as_torch_module(model)
     refuse_to_apply(model)
     check_same_model(plan, model)
+    warn_of_other_settings(plan, model)
     return model
 
 

@@ -27,8 +27,8 @@ def refuse_to_plan(model: nn.Module) -> None:
     _refuse_wrapper(model, "plan")
     if _has(model, _SHARDED):
         raise InputError(
-            "The model is sharded by fully_shard already. Plan it before that, and "
-            "divide what it has to fit into as the processes divide it."
+            "The model is sharded by fully_shard already, and a plan is made for one "
+            "card that holds all of it. Leave fully_shard out while planning."
         )
 
 

@@ -199,7 +199,8 @@ class ModelSummary:
     """What the model is, for people and for refusing the wrong one.
 
     ``class_name`` is its class in transformers, below adapters; empty for another.
-    ``type_name`` is its class wherever that is from, below adapters.
+    ``type_name`` is its class wherever that is from, below adapters. ``settings`` are
+    its layers without parameters, counted, and the numbers of its config.
     ``attention`` is how it runs attention, with how many heads; empty where it does not
     say. ``batch_dims`` is in which dimension ``batch`` counts samples; None in plans
     that older versions saved.
@@ -214,6 +215,7 @@ class ModelSummary:
     batch: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     class_name: str = ""
     type_name: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
     attention: str = ""
     batch_dims: SampleDims | None = None
 

@@ -26,6 +26,7 @@ from budgetfit.core.errors import InputError
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.integrations.peft import code, has_adapters
 from budgetfit.planning.same_model import check_same_model, is_same_model
+from budgetfit.planning.same_settings import warn_of_other_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -122,7 +123,9 @@ def prepare(plan: Plan, model: nn.Module) -> PreparedModel:
     Raises:
         InputError: If it is not the planned model; it is then as it was.
     """
-    return PreparedModel(plan, find_planned(plan, model))
+    planned = find_planned(plan, model)
+    warn_of_other_settings(plan, planned)
+    return PreparedModel(plan, planned)
 
 
 def find_planned(plan: Plan, module: nn.Module) -> nn.Module:

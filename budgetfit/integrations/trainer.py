@@ -22,6 +22,7 @@ from budgetfit.integrations.prepared_model import (
 from budgetfit.integrations.trainer_arguments import settings
 from budgetfit.integrations.trainer_text import Program, program_text
 from budgetfit.integrations.trl import has_fused_head, trains_pairs
+from budgetfit.planning.same_settings import warn_of_other_settings
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
@@ -82,6 +83,7 @@ class PlanCallback(TrainerCallback):
         self.undo()  # a Trainer that looks for a batch size begins several times
         _check_arguments(self._plan, args, optimizer)
         planned = find_planned(self._plan, model)
+        warn_of_other_settings(self._plan, planned)
         self._prepared = PreparedModel(
             self._plan,
             planned,

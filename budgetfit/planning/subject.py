@@ -16,6 +16,7 @@ from budgetfit.core.gpus import Gpu
 from budgetfit.core.plan import ModelSummary
 from budgetfit.core.sample_dims import FIRST, SampleDims
 from budgetfit.planning.same_model import below_wrappers, trainable_count
+from budgetfit.planning.same_settings import settings_of
 from budgetfit.tracing.batch_shapes import describe_batch
 from budgetfit.tracing.cuda_semantics.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.find_blocks import find_blocks
@@ -180,6 +181,7 @@ class Subject:
             class_name=_library_class(self.model),
             type_name=type(below_wrappers(self.model)).__name__,
             attention=attention_of(self.model),
+            settings=settings_of(self.model),
         )
 
 

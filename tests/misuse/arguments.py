@@ -33,7 +33,7 @@ for number, (options, words) in enumerate(
         ({"vram": float("nan")}, SIZE),
         (
             {"vram": "rtx-4090", "gpu": None},
-            "is a card and no memory size: gpu='rtx-4090'",
+            "is a card and no memory size: use gpu='rtx-4090'",
         ),
         ({"vram": batch_for("stack")}, f"A dict {SIZE}"),
         ({"gpu": "rtx-5099"}, "not in the card table"),
