@@ -51,6 +51,9 @@ def planned_arguments(
         wanted["tf32"] = True
     if plan.estimate.eval_batch_size is not None:
         wanted["per_device_eval_batch_size"] = plan.estimate.eval_batch_size
+        if "eval_accumulation_steps" in known:
+            # With compute_metrics predictions of all batches would wait on the card.
+            wanted["eval_accumulation_steps"] = 1
     # The first is the new name of the second, which is deprecated (user-needs V1).
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if name in known:

@@ -50,10 +50,10 @@ LOOPS: Final[dict[str, Loop]] = {
     "sft": ("sft", False, {}),
     "dpo": ("dpo", False, {}),
     "trainer, compute_metrics": ("trainer", True, {}),
-    "trainer, compute_metrics, eval_accumulation_steps=1": (
+    "trainer, compute_metrics, eval_accumulation_steps=None": (
         "trainer",
         True,
-        {"eval_accumulation_steps": 1},
+        {"eval_accumulation_steps": None},
     ),
 }
 PROGRAMS: Final[dict[str, tuple[Callable[[Plan, str], str], str]]] = {

@@ -103,6 +103,7 @@ def plan_for(
             parameter_count=count,
             trainable_count=count,
             blocks=tuple(names),
+            block_type=type(model.get_submodule(names[0])).__name__,
             batch={"input_ids": ids, "labels": ids},
         ),
         alternatives=(),
