@@ -113,6 +113,7 @@ class Settings:
         )
         model = self.model(Counter())
         sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        blocks = tuple(name for chain in self.family.chains for name in chain)
         widest = collate(self.family.samples(50)[:BATCH_SIZE])
         batch = {
             name: (tuple(each.shape), str(each.dtype).removeprefix("torch."))
@@ -124,7 +125,8 @@ class Settings:
                 name=type(model).__name__,
                 parameter_count=sum(size for size, _ in sizes),
                 trainable_count=sum(size for size, trains in sizes if trains),
-                blocks=tuple(name for chain in self.family.chains for name in chain),
+                blocks=blocks,
+                block_type=type(model.get_submodule(blocks[0])).__name__,
                 batch=batch,
             ),
             alternatives=(),
