@@ -35,6 +35,7 @@ class Benchmark(NamedTuple):
 BENCHMARKS: Final = (
     Benchmark("plan_times", "How long planning takes"),
     Benchmark("solver_speed", "How long solving takes", plain=True),
+    Benchmark("linked_objects", "Objects linked in circles"),
     Benchmark("against_full", "Against every block recomputed"),
     Benchmark("six_blocks", "Against all 64 subsets of six blocks"),
     Benchmark("uniform_lengths", "Against Chen's sqrt(n) and every uniform length"),
