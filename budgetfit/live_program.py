@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,13 +110,7 @@ def functions_of(
         optimizer = optimizer if optimizer is not None else plan.source.optimizer
     name, planned = plan.recipe.optimizer, _asked(plan).get("loss")
     if loss is not None and planned is not None:
-        handed_in = qualified_name(loss)
-        if handed_in.rpartition(".")[2] != str(planned).rpartition(".")[2]:
-            warnings.warn(
-                f"The plan was made for loss={planned}, and {handed_in} was handed in: "
-                "what it takes was not planned. Plan again with it.",
-                stacklevel=3,
-            )
+        _warn_of_another_loss(qualified_name(loss), str(planned))
     for what, given, needed in (
         ("loss", loss, planned),
         ("optimizer", optimizer, None if name in OPTIMIZER_NAMES else name),
@@ -128,6 +123,16 @@ def functions_of(
                 + (" (--loss file.py:function)." if what == "loss" else ".")
             )
     return loss, optimizer
+
+
+def _warn_of_another_loss(handed_in: str, planned: str) -> None:
+    """Compare last names: a file's function is a module's, once it is loaded."""
+    if re.split(r"[.:]", handed_in)[-1] != re.split(r"[.:]", planned)[-1]:
+        warnings.warn(
+            f"The plan was made for loss={planned}, and {handed_in} was handed in: "
+            "what it takes was not planned. Plan again with it.",
+            stacklevel=4,
+        )
 
 
 def live_program(  # noqa: PLR0913 - what a saved plan cannot hold

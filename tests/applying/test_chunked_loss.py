@@ -230,7 +230,7 @@ def test_what_stands_in_for_logits_in_training_cannot_be_mistaken_for_them() -> 
         lambda: logits * torch.ones(VOCABULARY),
         lambda: torch.mul(logits, logits),
     ):
-        with pytest.raises(CannotChunkLossError, match="Use loss_chunks=1"):
+        with pytest.raises(CannotChunkLossError, match="a Recipe with loss_chunks=1"):
             look()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import torch
 from torch import nn
@@ -231,7 +233,8 @@ class Island(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inside, self.outside = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.seen: list[tuple[torch.dtype, torch.dtype]] = []
+        # No list: a recomputation would take what it appends out again.
+        self.seen: deque[tuple[torch.dtype, torch.dtype]] = deque()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outside = self.outside(x)

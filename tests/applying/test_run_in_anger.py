@@ -35,6 +35,8 @@ from tests.reporting.sample_plans import sample_model, sample_plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from budgetfit import Plan
+
 FULL = (
     "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of "
     "24.00 GiB of which 1.00 GiB is free. Of the allocated memory 21.00 GiB is "
@@ -161,9 +163,13 @@ def test_weights_of_micro_batches_can_be_given() -> None:
     assert_same(small, large, 1e-5)
 
 
+def stack_plan() -> Plan:
+    batch = {"x": ((2, 16), "float32"), "labels": ((2,), "int64")}
+    return sample_plan(model=sample_model(batch=batch))
+
+
 def test_U5_a_longer_batch_than_planned_is_warned_of_before_it_runs() -> None:
-    model = sample_model(batch={"x": ((2, 16), "float32"), "labels": ((2,), "int64")})
-    run = start(recipe(4), plan=sample_plan(model=model))
+    run = start(recipe(4), plan=stack_plan())
     run.step(batches(1, 4)[0])
     ran = []
     run.model.register_forward_pre_hook(lambda *_: ran.append(True))
@@ -178,7 +184,7 @@ def test_U5_a_longer_batch_than_planned_is_warned_of_before_it_runs() -> None:
 def test_U8_parameters_without_a_gradient_are_named_after_the_first_step() -> None:
     model = make("stack")
     model.unused = nn.Linear(2, 2)
-    run = Run(model, recipe(), plan=sample_plan())
+    run = Run(model, recipe(), plan=stack_plan())
     with pytest.warns(UserWarning, match=r"2 of 28 trainable .*unused\.weight"):
         run.step(batches(1)[0])
     run.step(batches(1)[0])

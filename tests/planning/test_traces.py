@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -137,7 +138,7 @@ def test_a_question_about_unknown_values_is_answered_by_a_rule_that_is_noted(
     assert FULL_MASK in trace.notes
 
 
-LENGTHS: list[int] = []
+LENGTHS: deque[int] = deque()  # a list would be as it was before the trace
 
 
 class Repeats(nn.Module):
@@ -165,7 +166,7 @@ def test_where_weights_decide_sizes_they_are_computed_with_real_values() -> None
     line = traces.of(Recipe(batch_size=8))
     assert line.batch_sizes == (2, 3)
     assert of_first != batch.shape[1]
-    assert [2 * of_first, 3 * of_first] == LENGTHS
+    assert [2 * of_first, 3 * of_first] == list(LENGTHS)
     assert line.notes[0] == REAL_VALUES
     assert any(row.startswith("real values from here on") for row in traces.log)
     for name, tensor in model.state_dict().items():
