@@ -29,8 +29,12 @@ GLOBAL_HOOKS = (
 
 
 def held() -> dict[str, int]:
-    """Return counts of what must not grow, after a full garbage collection."""
-    gc.collect()
+    """Return counts of what must not grow, after full garbage collections.
+
+    Several: what torch's graphs hold is garbage once they are collected themselves.
+    """
+    for _ in range(3):
+        gc.collect()
     with warnings.catch_warnings():  # looking at an object may warn
         warnings.simplefilter("ignore")
         objects = gc.get_objects()
