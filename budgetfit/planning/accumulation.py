@@ -2,13 +2,14 @@
 
 Gradients that outlive a micro-batch take memory through the whole of the next one.
 Where no effective batch size is given, a plan is therefore chosen by what two
-micro-batches per step take, and recommended with one.
+micro-batches per step take, and recommended with one. From the third on the allocator
+may place tensors otherwise: what four take is looked at before anything is promised.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.plan import ACCUMULATING, Alternative
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
 
+_MANY: Final = 4  # from there on every micro-batch finds what the one before found
+
 
 def accumulation_to_plan_for(
     effective_batch_size: int | None, *, optimizer_in_backward: bool
 ) -> int | None:
     """Return the micro-batches per step whose memory decides; None: as asked for.
 
-    Two take as much as any larger number: gradients outlive a micro-batch.
+    With two, gradients outlive a micro-batch, as with any larger number.
     """
     asked = effective_batch_size is not None or optimizer_in_backward
     return None if asked else 2
@@ -52,18 +55,26 @@ def without_accumulation(
         )
         return estimate, (), (note,)
     once = judged(chains, replace(recipe, gradient_accumulation_steps=1), budget)
-    reserved = format_bytes(estimate.reserved_bytes)
     if not once.fits:  # gradients that come and go can leave more gaps
         note = (
             f"planned with {recipe.gradient_accumulation_steps} micro-batches per "
             f"step: with one, {format_bytes(once.reserved_bytes)} would be reserved"
         )
         return estimate, (), (note,)
-    note = (
-        "no effective batch size was given: any gradient_accumulation_steps fits, with "
-        f"{reserved} reserved from 2 on"
-    )
     row = Alternative(label=ACCUMULATING, estimate=estimate, fits=True)
+    more = replace(recipe, gradient_accumulation_steps=_MANY)
+    many = judged(chains, more, budget)
+    reserved = format_bytes(max(estimate.reserved_bytes, many.reserved_bytes))
+    if many.fits:
+        note = (
+            "no effective batch size was given: any gradient_accumulation_steps fits, "
+            f"with {reserved} reserved from 2 on"
+        )
+    else:
+        note = (
+            "gradient_accumulation_steps may be 1 or 2: with more, "
+            f"{reserved} would be reserved; plan with effective_batch_size= for more"
+        )
     return once, (row,), (note,)
 
 

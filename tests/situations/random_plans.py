@@ -248,7 +248,11 @@ def tried(seed: int, recipes: int) -> Result:
 
 
 def _accumulated(subject: Subject, made: Plan) -> Fitting:
-    said = any("has to stay 1" in warning for warning in made.warnings)
+    said = any(
+        text in warning
+        for text in ("has to stay 1", "may be 1 or 2")
+        for warning in made.warnings
+    )
     rest = {
         name: value
         for name, value in subject.arguments.items()

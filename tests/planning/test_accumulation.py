@@ -1,0 +1,67 @@
+"""What a plan without an effective batch size says of accumulating."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+import budgetfit
+from budgetfit.planning import accumulation
+from tests.models import MIB, Mebi, mean
+
+if TYPE_CHECKING:
+    import pytest
+
+    from budgetfit import Estimate, Plan, Recipe
+    from budgetfit.core.budget import Budget
+    from budgetfit.planning.chains import Chains
+
+
+def plan(vram: int) -> Plan:
+    return budgetfit.plan(
+        Mebi(),
+        gpu="rtx-4090",
+        vram=vram,
+        batch=torch.zeros(2, 512),
+        loss=mean,
+        batch_size=2,
+        headroom=0,
+    )
+
+
+def test_what_is_promised_fits_with_any_number_of_micro_batches() -> None:
+    room = 700 * MIB
+    made = plan(room)
+    (said,) = [each for each in made.warnings if "gradient_accumulation_steps" in each]
+    assert "any gradient_accumulation_steps fits" in said
+    for steps in (2, 3, 4, 16):
+        estimate = budgetfit.estimate(
+            Mebi(),
+            replace(made.recipe, gradient_accumulation_steps=steps),
+            gpu="rtx-4090",
+            vram=room,
+            batch=torch.zeros(2, 512),
+            loss=mean,
+            headroom=0,
+        )
+        assert estimate.fits
+
+
+def test_more_than_two_are_not_promised_where_they_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = accumulation.judged
+
+    def judged(chains: Chains, recipe: Recipe, budget: Budget) -> Estimate:
+        found = real(chains, recipe, budget)
+        if recipe.gradient_accumulation_steps > 2:
+            return replace(found, reserved_bytes=budget.usable_bytes + MIB, fits=False)
+        return found
+
+    monkeypatch.setattr(accumulation, "judged", judged)
+    made = plan(700 * MIB)
+    (said,) = [each for each in made.warnings if "gradient_accumulation_steps" in each]
+    assert "may be 1 or 2: with more, " in said
+    assert made.recipe.gradient_accumulation_steps == 1
