@@ -18,7 +18,7 @@ from budgetfit.core.random_generators import (
     is_generator,
     set_generator_state,
 )
-from budgetfit.core.user_code import CONTAINERS, globals_changed_by, refill
+from budgetfit.core.user_code import CONTAINERS, globals_changed_by_any, refill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ class WrittenAttributes:
             for name, value in module.__dict__.items()
             if is_generator(value)
         ]
-        self._globals = _globals_of(self._modules)
+        self._globals = globals_changed_by_any(map(type, self._modules))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out globals: they are no part of a copy or a pickle of a model."""
@@ -91,7 +91,7 @@ class WrittenAttributes:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take copied modules; their classes name the globals."""
         vars(self).update(state)
-        self._globals = _globals_of(self._modules)
+        self._globals = globals_changed_by_any(map(type, self._modules))
 
     def hold(self) -> Held:
         """Note what the forward finds."""
@@ -171,11 +171,6 @@ def _put(each: Change, value: Any) -> None:  # noqa: ANN401
         each.attributes.pop(each.name, None)
     elif value is not _OTHER:
         each.attributes[each.name] = value
-
-
-def _globals_of(modules: list[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    kinds = dict.fromkeys(map(type, modules))
-    return [each for kind in kinds for each in globals_changed_by(kind)]
 
 
 def _holds_values(container: Any) -> bool:  # noqa: ANN401

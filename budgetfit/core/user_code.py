@@ -117,16 +117,22 @@ def globals_changed_by(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # 
     return tuple(found.values())
 
 
+def globals_changed_by_any(kinds: Iterable[Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return what ``globals_changed_by`` returns of several classes, each once."""
+    found = {
+        (id(places), name): (places, name)
+        for kind in dict.fromkeys(kinds)
+        for places, name in globals_changed_by(kind)
+    }
+    return list(found.values())
+
+
 @contextlib.contextmanager
 def globals_kept(kinds: Iterable[Any]) -> Iterator[None]:
     """Put globals back that methods of these classes set or fill meanwhile."""
     held = [
         (places, name, value, value.copy() if type(value) in CONTAINERS else None)
-        for places, name in {
-            (id(places), name): (places, name)
-            for kind in set(kinds)
-            for places, name in globals_changed_by(kind)
-        }.values()
+        for places, name in globals_changed_by_any(kinds)
         if (value := places.get(name, _ABSENT)) is not _ABSENT
     ]
     try:

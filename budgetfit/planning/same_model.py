@@ -85,7 +85,10 @@ def _class_names(module: nn.Module) -> list[str]:
 
 
 def below_wrappers(model: nn.Module) -> nn.Module:
-    """Return what torch.compile and peft have wrapped."""
+    """Return what torch.compile and peft have wrapped.
+
+    Not what data parallelism has: that wrapper is no model that was planned.
+    """
     model = plain_module(model)
     find: Any = getattr(model, "get_base_model", None)
     return plain_module(find()) if callable(find) else model

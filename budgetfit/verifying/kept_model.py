@@ -14,7 +14,7 @@ from budgetfit.core.random_generators import (
     is_generator,
     set_generator_state,
 )
-from budgetfit.core.user_code import CONTAINERS, globals_changed_by, refill
+from budgetfit.core.user_code import CONTAINERS, globals_changed_by_any, refill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -121,11 +121,10 @@ def attributes_of(model: nn.Module) -> list[_Attributes]:
         for module in model.modules()
     ]
     places: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for kind in set(map(type, model.modules())):
-        for everything, name in globals_changed_by(kind):
-            if name in everything:
-                _, some = places.setdefault(id(everything), (everything, {}))
-                some[name] = everything[name]
+    for everything, name in globals_changed_by_any(map(type, model.modules())):
+        if name in everything:
+            _, some = places.setdefault(id(everything), (everything, {}))
+            some[name] = everything[name]
     return own + [_Attributes.of(*each, whole=False) for each in places.values()]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 @given(st.lists(st.integers(0, 5000), max_size=5))
 def test_samples_are_small_and_never_empty(sizes: list[int]) -> None:
+    assume(math.prod(sizes) < 2**60)  # torch counts bytes in 63 bits
     shape = torch.Size(sizes)
     few = torch.empty(shape, device="meta")[_spread(shape)]
     assert few.numel() <= MOST_VALUES
@@ -51,6 +52,7 @@ class Begins(nn.Module):
 
     def __init__(self, begin: int) -> None:
         super().__init__()
+        torch.manual_seed(0)  # others may be so large that tanh hides the factor
         self.linear, self.begin = nn.Linear(4, 4), begin
         self.runs = itertools.count(1)
 

@@ -43,6 +43,14 @@ def make_optimizer(
     return made
 
 
+def _evaluated(called: Any, batch: Batch) -> Tensor:
+    called.eval()
+    with torch.no_grad():
+        loss: Tensor = called(**batch)["loss"]
+    called.train()
+    return loss
+
+
 class AccelerateLoop(PlainLoop):
     """accelerate's loop as docs/integrations.md has it; without a plan, plain."""
 
@@ -86,11 +94,7 @@ class AccelerateLoop(PlainLoop):
         return loss.detach()
 
     def evaluate(self, batch: Batch) -> Tensor:
-        self.called.eval()
-        with torch.no_grad():
-            loss: Tensor = self.called(**batch)["loss"]
-        self.called.train()
-        return loss
+        return _evaluated(self.called, batch)
 
     def close(self) -> None:
         self.accelerator.free_memory()
@@ -138,11 +142,7 @@ class DeepSpeedLoop(PlainLoop):
         return loss.detach()
 
     def evaluate(self, batch: Batch) -> Tensor:
-        self.called.eval()
-        with torch.no_grad():
-            loss: Tensor = self.called(**batch)["loss"]
-        self.called.train()
-        return loss
+        return _evaluated(self.called, batch)
 
     def close(self) -> None:
         self.called.destroy()
