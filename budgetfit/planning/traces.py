@@ -21,9 +21,9 @@ from budgetfit.planning.trace_key import (
 from budgetfit.planning.traced_step import traced_step
 from budgetfit.planning.twins import Twins
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
+from budgetfit.tracing.block_runs import NotRepeatedError
 from budgetfit.tracing.known_values import UnknownValueError
 from budgetfit.tracing.real_values import MOST_WEIGHTS_BYTES, weights_bytes
-from budgetfit.tracing.unit_anchors import NotRepeatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
 from budgetfit.tracing.block_kinds import block_kinds
-from budgetfit.tracing.block_runs import KEPT_PERIODS, find_runs
+from budgetfit.tracing.block_runs import KEPT_PERIODS, NotRepeatedError, find_runs
 from budgetfit.tracing.flat_trace import Names, difference
 from budgetfit.tracing.longer_batch import line_and_proof
 from budgetfit.tracing.repeat_blocks import repeat_blocks
 from budgetfit.tracing.shortened_twin import shortening
 from budgetfit.tracing.twin_layout import flat_trace, run_layout
-from budgetfit.tracing.unit_anchors import NotRepeatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

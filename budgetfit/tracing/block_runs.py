@@ -21,6 +21,10 @@ LONGEST_PERIOD = 6
 FEWEST_PERIODS = 5  # one more than is kept
 
 
+class NotRepeatedError(Exception):
+    """The middle of a run does not repeat: the whole model must be traced."""
+
+
 class BlockRun(NamedTuple):
     """Periods that do the same: the paths of the blocks of each, in order."""
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from budgetfit.core.step_trace import Affine, KernelScratch
 from budgetfit.tracing.affine_trace import lines_through
+from budgetfit.tracing.block_runs import NotRepeatedError
 from budgetfit.tracing.flat_trace import difference
-from budgetfit.tracing.unit_anchors import NotRepeatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

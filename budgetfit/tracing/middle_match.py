@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetfit.tracing.block_runs import NotRepeatedError
 from budgetfit.tracing.flat_trace import Ints
 from budgetfit.tracing.unit_anchors import (
     FIRST_MIDDLE,
     SECOND_MIDDLE,
-    NotRepeatedError,
 )
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from budgetfit.tracing.block_runs import NotRepeatedError
 from budgetfit.tracing.middle_match import match_middle
 from budgetfit.tracing.repeated_passes import Places, repeated_blocks, repeated_passes
 from budgetfit.tracing.unit_anchors import (
     FIRST_MIDDLE,
     SECOND_MIDDLE,
-    NotRepeatedError,
     items_of,
     pairs_of,
 )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from budgetfit.tracing.block_runs import NotRepeatedError
 from budgetfit.tracing.flat_trace import Ints
 from budgetfit.tracing.middle_match import Match
 from budgetfit.tracing.unit_anchors import (
     FIRST_MIDDLE,
     SECOND_MIDDLE,
     Items,
-    NotRepeatedError,
     Pair,
 )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.tracing.block_kinds import lists_outside
-from budgetfit.tracing.unit_anchors import NotRepeatedError
+from budgetfit.tracing.block_runs import NotRepeatedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from budgetfit.tracing.block_runs import NotRepeatedError
 from budgetfit.tracing.flat_trace import FlatTrace
-from budgetfit.tracing.unit_anchors import NotRepeatedError, RunLayout
+from budgetfit.tracing.unit_anchors import RunLayout
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace

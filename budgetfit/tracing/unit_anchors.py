@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetfit.tracing.block_runs import NotRepeatedError
 from budgetfit.tracing.flat_trace import Ints
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 FIRST_MIDDLE, SECOND_MIDDLE = 2, 3  # of a twin's four periods, counted from 1
 PERIODS = 4
-
-
-class NotRepeatedError(Exception):
-    """The middle of a run does not repeat: the whole model must be traced."""
 
 
 @dataclass(frozen=True, slots=True)
