@@ -86,8 +86,8 @@ class Result(NamedTuple):
 
 def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
     """Return every block recomputed: at the largest batch, and at the fastest."""
-    from budgetfit.planning.practices import best_of_policy  # noqa: PLC0415
-    from budgetfit.planning.search import Request  # noqa: PLC0415
+    from budgetfit.planning.search.baselines import best_of_policy  # noqa: PLC0415
+    from budgetfit.planning.search.search import Request  # noqa: PLC0415
 
     chains = chains_of(
         config(case.model),

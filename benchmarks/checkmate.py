@@ -24,7 +24,7 @@ from scipy.sparse import coo_array
 
 from benchmarks.shared import table
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.problem import Problem, describe
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from budgetfit.planning.chains import Chains
+    from budgetfit.planning.profiling.block_chain import Chains
 
 ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = (ROOT / "examples" / "configs", ROOT / "benchmarks" / "configs")
@@ -102,10 +102,10 @@ def chains_of(  # noqa: PLR0913 - what a chain belongs to
     effective_batch_size: int | None = None,
 ) -> Chains:
     """Return the block profiles of a real model, as the planner sees them."""
-    from budgetfit.arguments import find_card, make_subject  # noqa: PLC0415
-    from budgetfit.planning.chains import Chains, Setting  # noqa: PLC0415
-    from budgetfit.planning.make_plan import settled  # noqa: PLC0415
-    from budgetfit.planning.traces import Traces  # noqa: PLC0415
+    from budgetfit.inputs.settings import find_card, make_subject  # noqa: PLC0415
+    from budgetfit.planning.planner import settled  # noqa: PLC0415
+    from budgetfit.planning.profiling.block_chain import Chains, Setting  # noqa: PLC0415
+    from budgetfit.traces.session import Traces  # noqa: PLC0415
 
     subject, _ = make_subject(
         model, find_card(None, gpu), optimizer=optimizer, max_length=max_length

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from benchmarks.shared import config, quiet, table
-from budgetfit.core.gpus import find_gpu
+from budgetfit.gpus.table import find_gpu
 from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.shared import GIB, chains_of, config, quiet, table
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import chen_segments, uniform_segments

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.core.late_import import import_late
+from budgetfit.utils.late_import import import_late
 
 if TYPE_CHECKING:
-    from budgetfit.api import apply, estimate, plan, verify
-    from budgetfit.applying.run import Run
-    from budgetfit.core.errors import (
+    from budgetfit.api.plan import apply, estimate, plan, verify
+    from budgetfit.applying.run.run import Run
+    from budgetfit.core.plan import Estimate, Plan, Verification
+    from budgetfit.core.recipe import Recipe, Segment
+    from budgetfit.errors import (
         BudgetfitError,
         DoesNotFitError,
         InputError,
         TraceError,
     )
-    from budgetfit.core.plan import Estimate, Plan, Verification
-    from budgetfit.core.recipe import Recipe, Segment
 
 __all__ = [
     "BudgetfitError",
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "BudgetfitError": "budgetfit.core.errors",
-    "DoesNotFitError": "budgetfit.core.errors",
+    "BudgetfitError": "budgetfit.errors",
+    "DoesNotFitError": "budgetfit.errors",
     "Estimate": "budgetfit.core.plan",
-    "InputError": "budgetfit.core.errors",
+    "InputError": "budgetfit.errors",
     "Plan": "budgetfit.core.plan",
     "Recipe": "budgetfit.core.recipe",
-    "Run": "budgetfit.applying.run",
+    "Run": "budgetfit.applying.run.run",
     "Segment": "budgetfit.core.recipe",
-    "TraceError": "budgetfit.core.errors",
+    "TraceError": "budgetfit.errors",
     "Verification": "budgetfit.core.plan",
-    "apply": "budgetfit.api",
-    "estimate": "budgetfit.api",
-    "plan": "budgetfit.api",
-    "verify": "budgetfit.api",
+    "apply": "budgetfit.api.plan",
+    "estimate": "budgetfit.api.plan",
+    "plan": "budgetfit.api.plan",
+    "verify": "budgetfit.api.plan",
 }
 
 

@@ -1,6 +1,6 @@
 """``python -m budgetfit`` is ``budgetfit``."""
 
-from budgetfit.cli import main
+from budgetfit.cli.app import main
 
 if __name__ == "__main__":
     main()

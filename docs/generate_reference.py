@@ -77,7 +77,7 @@ def command_line() -> str:
     from typer.cli import get_docs_for_click  # noqa: PLC0415
     from typer.main import get_command  # noqa: PLC0415
 
-    from budgetfit.cli import app  # noqa: PLC0415
+    from budgetfit.cli.app import app  # noqa: PLC0415
 
     command = get_command(app)
     text = get_docs_for_click(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.planning.trace_cache import CACHE_VARIABLE
-from budgetfit.verifying.calibration_file import FOLDER_VARIABLE
+from budgetfit.calibration.file import FOLDER_VARIABLE
+from budgetfit.traces.cache.cache import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from budgetfit.applying.call_model import mean_of
+from budgetfit.applying.loss.call_model import mean_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

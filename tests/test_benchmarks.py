@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.run import BENCHMARKS, Benchmark, introduction, main
 from benchmarks.shared import ROOT, config, table
-from budgetfit.integrations.model_source import resolve_model
+from budgetfit.integrations.model_sources.model_source import resolve_model
 
 # Published counts; tied embeddings are counted once.
 PARAMETERS = {

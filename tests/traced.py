@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.applying.run import Run
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.chains import Chains, Setting, every_block
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.fake_step import trace_once
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
+from budgetfit.traces.session import Traces
+from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES, without_loss
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.tracing.cuda_semantics.target import CudaTarget
-    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.cuda.target import CudaTarget
+    from budgetfit.tracing.recording.step_tracer import RawTrace
 
 ADA, T4, HOPPER = "rtx-4090", "t4", "h100-80gb"
 

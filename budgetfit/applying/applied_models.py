@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn

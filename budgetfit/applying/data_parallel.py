@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn

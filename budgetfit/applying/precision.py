@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 
-from budgetfit.applying.nested import map_tensors
+from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.undo import Undo
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from budgetfit.core.counts import whole_number
-from budgetfit.core.errors import InputError
+from budgetfit.core.validation import whole_number
+from budgetfit.errors import InputError
 
 Method = Literal["lora", "qlora"]
 Quantization = Literal["nf4", "int8"]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.cuda_context import CudaContext, estimated_context
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import Gpu
+from budgetfit.errors import InputError
+from budgetfit.gpus.cuda_context import CudaContext, estimated_context
+from budgetfit.gpus.table import Gpu
+from budgetfit.utils.format_bytes import format_bytes
 
 _MIB: Final = 2**20
 # total_memory of one card differs by about 1 % between machines (driver, ECC,

@@ -10,13 +10,11 @@ from typing import Any
 
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.answer_text import text_of
-from budgetfit.core.block_table import BlockRow, find_block
+from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
-from budgetfit.core.counts import check_samples
-from budgetfit.core.gpus import Gpu
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan_exports import PlanExports
-from budgetfit.core.plan_file import (
+from budgetfit.core.plan_json import (
     add_rates,
     check_fields,
     damaged,
@@ -26,7 +24,9 @@ from budgetfit.core.plan_file import (
 )
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.validation import check_samples
 from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
+from budgetfit.gpus.table import Gpu
 
 __all__ = [
     "Alternative",

@@ -36,13 +36,13 @@ class PlanExports:
             model: The planned one, or a module that holds it. Changed in place.
 
         Returns:
-            A context manager (``integrations.prepared_model.PreparedModel``) whose
-            ``undo`` gives back the plain model.
+            A context manager (``PreparedModel``) whose ``undo`` gives back the plain
+            model.
 
         Raises:
             InputError: If it is not the planned model; it is then as it was.
         """
-        return _call("prepared_model", "prepare", self, model)
+        return _call("exports.prepared_model", "prepare", self, model)
 
     def make_optimizer(self, parameters: Iterable[Any], lr: float = 5e-5) -> Any:
         """Build the planned ``torch.optim.Optimizer`` over what is trained.
@@ -55,7 +55,9 @@ class PlanExports:
             InputError: If the plan was made with a function and loaded: it only names
                 it.
         """
-        return _call("prepared_model", "make_plan_optimizer", self, parameters, lr)
+        return _call(
+            "exports.prepared_model", "make_plan_optimizer", self, parameters, lr
+        )
 
     def to_training_arguments(self, **overrides: Any) -> dict[str, Any]:
         """Return arguments for ``transformers.TrainingArguments``: those it knows.
@@ -68,17 +70,17 @@ class PlanExports:
         Raises:
             InputError: If the Trainer cannot build the plan's optimizer by its name.
         """
-        home, function = "trainer_arguments", "training_arguments"
+        home, function = "exports.trainer_arguments", "training_arguments"
         found: dict[str, Any] = _call(home, function, self, overrides)
         return found
 
     def trainer_callback(self) -> Any:
         """Return what makes transformers' (or TRL's) ``Trainer`` train as planned."""
-        return _call("trainer", "PlanCallback", self)
+        return _call("exports.trainer", "PlanCallback", self)
 
     def to_sft_config(self, **overrides: Any) -> dict[str, Any]:
         """Return arguments for ``trl.SFTConfig``, as ``to_training_arguments``."""
-        found: dict[str, Any] = _call("trl", "sft_arguments", self, overrides)
+        found: dict[str, Any] = _call("exports.trl", "sft_arguments", self, overrides)
         return found
 
     def to_accelerate_config(self) -> dict[str, Any]:
@@ -86,21 +88,21 @@ class PlanExports:
 
         Use ``prepare`` in the script that is launched.
         """
-        found: dict[str, Any] = _call("accelerate", "launch_config", self)
+        found: dict[str, Any] = _call("exports.accelerate", "launch_config", self)
         return found
 
     def to_lightning_arguments(self) -> dict[str, Any]:
         """Return arguments for Lightning's ``Trainer``; use ``lightning_callback``."""
-        found: dict[str, Any] = _call("lightning", "trainer_arguments", self)
+        found: dict[str, Any] = _call("exports.lightning", "trainer_arguments", self)
         return found
 
     def lightning_callback(self) -> Any:
         """Return what makes Lightning's ``Trainer`` train as planned."""
-        return _call("lightning", "plan_callback", self)
+        return _call("exports.lightning", "plan_callback", self)
 
     def to_deepspeed_config(self) -> dict[str, Any]:
         """Return a config for ``deepspeed.initialize``; use ``prepare`` before it."""
-        found: dict[str, Any] = _call("deepspeed", "engine_config", self)
+        found: dict[str, Any] = _call("exports.deepspeed", "engine_config", self)
         return found
 
     def to_torch_script(self) -> str:
@@ -109,7 +111,7 @@ class PlanExports:
         Raises:
             InputError: If it takes more than a page: offload, losses in chunks.
         """
-        text: str = _call("torch_script", "torch_script", self)
+        text: str = _call("source_code.plain_torch", "torch_script", self)
         return text
 
 

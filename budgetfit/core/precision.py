@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 
 WeightsDtype = Literal["as-is", "fp32", "bf16"]
 AutocastDtype = Literal["fp16", "bf16"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from budgetfit.core.counts import MOST_PER_STEP, whole_number
-from budgetfit.core.errors import InputError
-from budgetfit.core.function_name import qualified_name
+from budgetfit.core.validation import MOST_PER_STEP, whole_number
+from budgetfit.errors import InputError
+from budgetfit.utils.function_name import qualified_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

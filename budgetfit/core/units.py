@@ -5,8 +5,8 @@ import re
 from fractions import Fraction
 from typing import Final, SupportsIndex
 
-from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
+from budgetfit.utils.format_bytes import format_bytes
 
 __all__ = ["format_bytes", "parse_bytes"]
 

@@ -1,6 +1,6 @@
-"""Whether an installation can train: what is wrong, what it means, what to do.
+"""``budgetfit doctor``: can this installation train, and if not, what to do.
 
-``facts`` holds plain values, ``gather`` and ``probe`` find them on a machine, and the
-``judge`` files turn them into findings. Nothing here imports torch: libraries are tried
-in processes of their own, because the ones that matter are the ones that break.
+In comes this machine (``gather`` finds the facts), out come findings (the ``check_``
+files). Nothing here imports torch: libraries are tried in processes of their own,
+because the ones that matter are the ones that break. Open ``checks.py`` first.
 """

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import Gpu, find_gpu
 from budgetfit.doctor.facts import (
     CardFacts,
     DriverFacts,
@@ -20,9 +18,11 @@ from budgetfit.doctor.facts import (
     Machine,
     TorchFacts,
 )
-from budgetfit.doctor.gather_card import cards_on_bus, gather_cards
-from budgetfit.doctor.run_tool import IMPORT_LIMIT_S, probe_library, run_tool
-from budgetfit.planning.trace_cache import cache_folder
+from budgetfit.doctor.gather_gpu import cards_on_bus, gather_cards
+from budgetfit.doctor.subprocesses import IMPORT_LIMIT_S, probe_library, run_tool
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import Gpu, find_gpu
+from budgetfit.traces.cache.cache import cache_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,7 +177,7 @@ def _cache() -> tuple[str, str]:
 
 def _no_key() -> str:
     """Return why traces cannot be found again; empty if they can, or if it failed."""
-    words = (sys.executable, "-W", "ignore", "-m", "budgetfit.planning.cache_check")
+    words = (sys.executable, "-W", "ignore", "-m", "budgetfit.traces.cache.check")
     lines = run_tool(*words, limit_s=IMPORT_LIMIT_S).text.splitlines()
     told = (line for line in reversed(lines) if line.startswith(_MARK))
     return next(told, _MARK).removeprefix(_MARK)

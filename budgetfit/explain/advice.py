@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
-from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.out_of_memory_text import OutOfMemoryText
-from budgetfit.explain.card_parts import CardParts
+from budgetfit.core.out_of_memory_message import OutOfMemoryText
 from budgetfit.explain.cause import Blame
 from budgetfit.explain.explanation import Advice
 from budgetfit.explain.failed_phase import FailedPhase
+from budgetfit.explain.memory_breakdown import CardParts
 from budgetfit.explain.phase_advice import phase_advice
+from budgetfit.utils.format_bytes import format_bytes
 
 _NOTABLE_BYTES: Final = 128 * 2**20
 _LISTED: Final = 4

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.out_of_memory_text import OutOfMemoryText
-from budgetfit.explain.card_parts import ROUNDING_BYTES, CardParts
+from budgetfit.core.out_of_memory_message import OutOfMemoryText
 from budgetfit.explain.explanation import Cause
+from budgetfit.explain.memory_breakdown import ROUNDING_BYTES, CardParts
+from budgetfit.utils.format_bytes import format_bytes
 
 _IMPOSSIBLE_BYTES: Final = 2**60
 # Less than this share of the card explains nothing: the next tensor would have failed.

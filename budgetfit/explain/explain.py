@@ -2,17 +2,17 @@
 
 import math
 
-from budgetfit.core.errors import InputError
-from budgetfit.core.out_of_memory_text import (
+from budgetfit.core.out_of_memory_message import (
     OutOfMemoryText,
     plain_text,
     read_out_of_memory,
 )
+from budgetfit.errors import InputError
 from budgetfit.explain.advice import find_advice
-from budgetfit.explain.card_parts import card_parts, list_parts
 from budgetfit.explain.cause import find_cause
 from budgetfit.explain.explanation import Explanation
 from budgetfit.explain.failed_phase import FailedPhase, failed_phase
+from budgetfit.explain.memory_breakdown import card_parts, list_parts
 
 _LEAST_BYTES = 2**30  # of less, nothing is left to plan with
 _EXAMPLE = (

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from budgetfit.core.byte_text import format_bytes
-from budgetfit.core.out_of_memory_text import OutOfMemoryText
+from budgetfit.core.out_of_memory_message import OutOfMemoryText
 from budgetfit.explain.explanation import Advice
 from budgetfit.explain.failed_phase import FailedPhase, Phase
+from budgetfit.utils.format_bytes import format_bytes
 
 _CHECKPOINTING: Final = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
 

@@ -15,18 +15,22 @@ import numpy as np
 
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
-from budgetfit.memory.caching_allocator import Block, CachingAllocator, OutOfMemory
-from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
+from budgetfit.memory.caching_allocator import Played, QuickAllocator
+from budgetfit.memory.kernel_rules.workspaces import KernelCard, scratch_bytes
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
-from budgetfit.memory.quick_play import Played, QuickAllocator
-from budgetfit.memory.step_schedule import Part, Stretch, schedule, with_micro_steps
+from budgetfit.memory.reference_allocator.allocator import (
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+)
+from budgetfit.memory.replay_schedule import Part, Stretch, schedule, with_micro_steps
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from budgetfit.core.gpus import Gpu
+    from budgetfit.gpus.table import Gpu
 
 LARGEST_LAYERS = 12  # shown at the peak
 ENDLESS_BYTES = 1 << 60  # more than any device has, or any plan asks for

@@ -1,1 +1,5 @@
-"""Trace, profile, solve, apply to a fake copy, judge, tighten: the way to a plan."""
+"""The way to a plan: trace, profile, search, judge, report.
+
+In come a ``Subject``, a ``Budget`` and a ``Request``; out comes a ``Plan`` or a
+``DoesNotFitError``. Open ``planner.py`` first: it is the pipeline.
+"""

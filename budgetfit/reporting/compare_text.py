@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes
 from budgetfit.reporting.header import model_lines
 from budgetfit.reporting.layout import bullets, lines, section, table
-from budgetfit.reporting.words import hours_text, rate_text
+from budgetfit.reporting.phrases import hours_text, rate_text
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.card_row import CardRow
+    from budgetfit.core.gpu_comparison import CardRow
     from budgetfit.core.plan import ModelSummary
 
 GIB = 2**30

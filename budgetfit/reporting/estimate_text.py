@@ -8,9 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes, format_range
-from budgetfit.core.gpus import find_gpu, generic_gpu
 from budgetfit.core.units import parse_bytes
+from budgetfit.gpus.table import find_gpu, generic_gpu
 from budgetfit.reporting.header import card_notes, card_text, model_lines, origin_line
 from budgetfit.reporting.layout import (
     WIDTH,
@@ -21,7 +20,8 @@ from budgetfit.reporting.layout import (
     section,
     verdict,
 )
-from budgetfit.reporting.words import blocks_text, hours_text, rate_text, time_text
+from budgetfit.reporting.phrases import blocks_text, hours_text, rate_text, time_text
+from budgetfit.utils.format_bytes import format_bytes, format_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

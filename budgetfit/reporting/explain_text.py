@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes
 from budgetfit.reporting.layout import Bar, bullets, commands_text, lines, section
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from budgetfit.explain.explanation import Advice, Explanation

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.core.byte_text import format_bytes, format_range
-from budgetfit.reporting.words import class_text, count_text, sample_text, size_text
+from budgetfit.reporting.phrases import class_text, count_text, sample_text, size_text
+from budgetfit.utils.format_bytes import format_bytes, format_range
 
 if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
-    from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import ModelSummary, Plan
+    from budgetfit.gpus.table import Gpu
 
 
 def plan_header(plan: Plan) -> list[str]:

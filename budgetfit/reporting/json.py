@@ -9,17 +9,17 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.core.errors import BudgetfitError, DoesNotFitError
+from budgetfit.errors import BudgetfitError, DoesNotFitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from budgetfit.core.block_table import BlockRow
-    from budgetfit.core.card_row import CardRow
-    from budgetfit.core.gpus import Gpu
+    from budgetfit.core.block_report import BlockRow
+    from budgetfit.core.gpu_comparison import CardRow
     from budgetfit.core.plan import Estimate, Layer, Plan, Verification
     from budgetfit.doctor.finding import Finding
     from budgetfit.explain.explanation import Explanation
+    from budgetfit.gpus.table import Gpu
 
 
 def plan_json(plan: Plan, samples: int | None = None) -> str:

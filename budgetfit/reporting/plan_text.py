@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes
 from budgetfit.core.plan import ACCUMULATING
 from budgetfit.reporting.estimate_text import (
     memory_section,
@@ -17,7 +16,8 @@ from budgetfit.reporting.estimate_text import (
 )
 from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.layout import bullets, lines, section, table, verdict
-from budgetfit.reporting.words import percent_text, rate_text
+from budgetfit.reporting.phrases import percent_text, rate_text
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Alternative, Estimate, Plan

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes
 from budgetfit.reporting.layout import section, table
-from budgetfit.reporting.words import count_text
+from budgetfit.reporting.phrases import count_text
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from budgetfit.core.gpus import Gpu
     from budgetfit.core.plan import Layer, LayerMemory
+    from budgetfit.gpus.table import Gpu
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a module path
 

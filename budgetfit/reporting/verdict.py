@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.core.byte_text import format_bytes
-from budgetfit.reporting.words import percent_text
+from budgetfit.reporting.phrases import percent_text
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Verification

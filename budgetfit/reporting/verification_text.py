@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes, format_range
 from budgetfit.reporting.layout import bullets, lines, section, table
+from budgetfit.reporting.phrases import percent_text, time_text
 from budgetfit.reporting.verdict import noise_text, verdict
-from budgetfit.reporting.words import percent_text, time_text
+from budgetfit.utils.format_bytes import format_bytes, format_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.core.byte_text import format_bytes
 from budgetfit.reporting.layout import bullets, section, table
-from budgetfit.reporting.words import ops_text, time_text
+from budgetfit.reporting.phrases import ops_text, time_text
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from budgetfit.core.block_table import BlockChoice, BlockRow
+    from budgetfit.core.block_report import BlockChoice, BlockRow
 
 _COLUMNS = ("", "waits", "adds", "micro-batch", "peak", "")
 _SAME_MS = 1e-6  # times are whole nanoseconds

@@ -1,7 +1,8 @@
-"""What to keep, recompute or move to the host: one file per solver, and their table.
+"""What to keep, recompute or offload: one file per solver, and their table.
 
 A solver takes a ``Problem`` and returns a ``Solution``. A new one is a file here and a
-row in ``SOLVERS``; it inherits the law suite of tests/solvers/test_laws.py.
+row in ``SOLVERS``; it inherits the law suite of tests/solvers/test_laws.py. Open
+``problem.py`` and ``chain_dp.py`` first.
 """
 
 from collections.abc import Callable

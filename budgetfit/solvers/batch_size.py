@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 from budgetfit.core.block_profile import ChainProfile
-from budgetfit.core.errors import InputError
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.batch_ladder import bisect, fitting_ladder, ladder, largest
+from budgetfit.errors import InputError
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.batch_size_grid import bisect, fitting_ladder, ladder, largest
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
 
 Objective = Literal["throughput", "batch_size", "memory"]

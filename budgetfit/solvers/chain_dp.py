@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.chain_steps import ChainStep, steps_of
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.discretized_bounds import Sandwich, sandwich
 from budgetfit.solvers.labels import (
     Labels,
     Thin,
@@ -28,10 +28,10 @@ from budgetfit.solvers.labels import (
     plan_of,
     segments_of,
 )
+from budgetfit.solvers.lagrangian_bounds import NEVER, Relaxation, relaxation
+from budgetfit.solvers.pareto import Ints
 from budgetfit.solvers.problem import Problem, Solution, describe
-from budgetfit.solvers.relaxation import NEVER, Relaxation, relaxation
-from budgetfit.solvers.sandwich import Sandwich, sandwich
-from budgetfit.solvers.undominated import Ints
+from budgetfit.solvers.transitions import ChainStep, steps_of
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 
 # Per block, where bounds cut labels down: 126 blocks that all differ have some 3,000.

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.chain_steps import ChainStep, chain_steps, worthwhile
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.labels import available_bytes, optimizer_need, segments_of
 from budgetfit.solvers.problem import Problem, Solution, describe
+from budgetfit.solvers.transitions import ChainStep, chain_steps, worthwhile
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.problem import (
     Problem,
     Solution,

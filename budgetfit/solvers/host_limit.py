@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.memory.chain_peak import chain_host_bytes
+from budgetfit.memory.chain.peak import chain_host_bytes
 from budgetfit.solvers.problem import Problem, Solution
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.recipe import Segment
-from budgetfit.solvers.chain_steps import ChainStep, Steps
+from budgetfit.solvers.pareto import Ints, undominated
 from budgetfit.solvers.problem import Problem
-from budgetfit.solvers.undominated import Ints, undominated
+from budgetfit.solvers.transitions import ChainStep, Steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 
 MOST_COMPARED = 256  # points; choosing among them takes the square of their number
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,4 @@
-"""From arithmetic to time: what each op of a trace takes on a card. No torch."""
+"""Time of a training step, from the arithmetic and traffic of its ops. No torch.
+
+In come ops and a GPU; out come nanoseconds. Open ``roofline.py`` first.
+"""

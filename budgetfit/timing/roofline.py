@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.gpus import Gpu
 from budgetfit.core.step_trace import RATES, Direction, Phase, PhaseName, StepTrace
+from budgetfit.gpus.table import Gpu
 
 Nanoseconds = NDArray[np.float64]
 

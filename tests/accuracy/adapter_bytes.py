@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from budgetfit.core.adapter import Adapter, parse_adapter
-from budgetfit.integrations.bitsandbytes import stored_bytes
-from budgetfit.integrations.peft import adapted_on_meta
+from budgetfit.integrations.adapters.peft import adapted_on_meta
+from budgetfit.integrations.quantization.bitsandbytes import stored_bytes
 
 if TYPE_CHECKING:
     from torch import nn

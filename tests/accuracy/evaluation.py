@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 import budgetfit
-from budgetfit.integrations import axolotl, llamafactory, trainer, trl
+from budgetfit.integrations.exports import axolotl, llamafactory, trainer, trl
 from tests.accuracy.evaluation_cases import CASES, LORA_RANK
 from tests.accuracy.nulldriver.run import default_environment
 from tests.accuracy.training import build_batch, build_model

@@ -10,8 +10,8 @@ import argparse
 
 import torch
 
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES
-from budgetfit.core.errors import InputError
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.errors import InputError
 from tests.applying.optimizer_states import SHAPES, Kept, predicted, real
 
 ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES
-from budgetfit.core.function_name import qualified_name
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes
-from budgetfit.memory.measured_trace import Probe
-from budgetfit.memory.profile import chain_profile
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.measured_trace import Probe
+from budgetfit.memory.chain.peak import chain_peak_bytes
+from budgetfit.memory.chain.profile import chain_profile
 from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
-from budgetfit.planning.chains import every_block
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.traces.session import Traces
+from budgetfit.utils.function_name import qualified_name
+from budgetfit.workload.workload import Subject
 from tests.accuracy.case import Case
 from tests.accuracy.training import (
     OPTIMIZERS,

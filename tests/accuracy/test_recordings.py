@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from budgetfit.core.gpus import find_gpu
+from budgetfit.gpus.table import find_gpu
 from tests.accuracy.case import Case, Checkpointing, Model, Precision
 from tests.accuracy.cases import CASES, RECORDINGS, recording_path
 from tests.accuracy.pairwise_cases import PAIRWISE

@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import nn
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 
 BLOCKS, LENGTH, VOCABULARY, BATCH = 6, 32, 128, 16

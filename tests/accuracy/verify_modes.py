@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import budgetfit
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.chains import Chains, Setting
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.profiling.block_chain import Chains, Setting
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.accuracy.verify_plans import MODELS, measured_card
 
 if TYPE_CHECKING:

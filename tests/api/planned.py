@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import budgetfit
-import budgetfit.api  # what is imported on first use may draw random numbers
-from budgetfit.core.cuda_context import context_bytes
-from budgetfit.core.gpus import find_gpu
+import budgetfit.api.plan  # what is imported on first use may draw random numbers
 from budgetfit.core.plan import Plan
+from budgetfit.gpus.cuda_context import context_bytes
+from budgetfit.gpus.table import find_gpu
 from tests.models import EXAMPLES, MIB, SAMPLES, Mebi, mean
 
 if TYPE_CHECKING:

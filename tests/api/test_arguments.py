@@ -13,9 +13,9 @@ from torch import nn
 
 import budgetfit
 from budgetfit import InputError, Recipe, Segment, TraceError
-from budgetfit.arguments import find_card, optimizer_name, parse_checkpointing
-from budgetfit.core.gpus import find_gpu
-from budgetfit.planning.subject import Subject
+from budgetfit.gpus.table import find_gpu
+from budgetfit.inputs.settings import find_card, optimizer_name, parse_checkpointing
+from budgetfit.workload.workload import Subject
 from tests.api.planned import CARD, Fingerprint
 
 without_cuda = pytest.mark.skipif(

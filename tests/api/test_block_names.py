@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 import budgetfit
 from budgetfit import Estimate, InputError, Recipe, Segment
-from budgetfit.given_settings import estimate_settings
+from budgetfit.api.estimate import estimate_settings
 from tests.api.planned import CARD
 from tests.models import LENGTH, VOCABULARY, WIDTH
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit.comparing import compare
-from budgetfit.planning import trace_cache
-from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from budgetfit.api.compare import compare
+from budgetfit.traces.cache import cache
+from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.models import Mebi
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def reason(
         folder.write_text("a file")
         number = errno.ENOTDIR
     elif request.param == "full disk":
-        monkeypatch.setattr(trace_cache, "write_trace", fails)
+        monkeypatch.setattr(cache, "write_trace", fails)
     else:
-        monkeypatch.setattr(trace_cache.tempfile, "mkstemp", fails)
+        monkeypatch.setattr(cache.tempfile, "mkstemp", fails)
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     return os.strerror(number)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import transformers
 
-from budgetfit.comparing import compare
-from budgetfit.core.errors import InputError
+from budgetfit.api.compare import compare
+from budgetfit.errors import InputError
 from tests.integrations.adapters import QUIET
 
 CARDS = ["t4", "rtx-4090"]

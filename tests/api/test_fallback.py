@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.api import estimate_settings
-from budgetfit.comparing import compare
+from budgetfit.api.compare import compare
+from budgetfit.api.plan import estimate_settings
 from budgetfit.reporting.compare_text import compare_text
 from budgetfit.reporting.layout import render
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit import InputError, Recipe
-from budgetfit.given_settings import estimate_settings, layers
+from budgetfit.api.estimate import estimate_settings, layers
 from tests.core.test_batch_samples import boxes
 
 if TYPE_CHECKING:

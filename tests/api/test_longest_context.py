@@ -9,9 +9,9 @@ import torch
 import transformers
 
 import budgetfit
-from budgetfit.comparing import compare
+from budgetfit.api.compare import compare
 from budgetfit.core.plan import Plan
-from budgetfit.planning.longest_length import lengths_up_to
+from budgetfit.planning.alternatives.longest_length import lengths_up_to
 
 POSITIONS = 65_536
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit import DoesNotFitError
-from budgetfit.core.gpus import find_gpu
+from budgetfit.gpus.table import find_gpu
 from tests.api.planned import (
     CARD,
     KINDS,

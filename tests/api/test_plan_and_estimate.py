@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import budgetfit
-from budgetfit.given_settings import estimate_settings
+from budgetfit.api.estimate import estimate_settings
 from tests.integrations.adapters import CONFIG, QUIET
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.applying.offload import run_offloaded
+from budgetfit.applying.checkpointing.activation_offload import run_offloaded
 from budgetfit.core.step_trace import TO_HOST
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.recording.storage_log import StorageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from budgetfit.applying.optimizer import make_optimizer
+from budgetfit.applying.optimizers.factory import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from budgetfit.applying.bitsandbytes_optimizers import StandIn
-from budgetfit.applying.optimizer import make_optimizer, optimizer_notes
-from budgetfit.applying.optimizer_in_backward import OptimizerInBackward
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.optimizers.bitsandbytes import StandIn
+from budgetfit.applying.optimizers.factory import make_optimizer, optimizer_notes
+from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.judge import judge
+from budgetfit.planning.judging.judge import judge
 from tests.applying.optimizer_states import kept_by_tensor
 from tests.traced import ADA, session
 

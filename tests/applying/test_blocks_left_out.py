@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from tests.models import mean
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.call_model import arguments_for, evaluated, loss_of
-from budgetfit.core.errors import InputError
+from budgetfit.applying.loss.call_model import arguments_for, evaluated, loss_of
+from budgetfit.errors import InputError
 
 X, Y, MASK = torch.ones(2, 3), torch.zeros(2), torch.ones(2)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from budgetfit.applying.card_memory import CardMemory, card_memory
+from budgetfit.applying.out_of_memory.cuda_memory_stats import CardMemory, card_memory
 
 MIB, GIB = 2**20, 2**30
 # c10/cuda/CUDACachingAllocator.cpp of torch 2.13.

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 from transformers import DynamicCache
 
-from budgetfit.applying import block_forward as under_test
-from budgetfit.applying.call_model import loss_of
-from budgetfit.applying.checkpoint import apply_segments
-from budgetfit.core.errors import InputError, RecomputationError
+from budgetfit.applying.checkpointing import checkpointed_forward as under_test
+from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.loss.call_model import loss_of
 from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError, RecomputationError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
 

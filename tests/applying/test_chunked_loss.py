@@ -27,12 +27,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from budgetfit.applying.chunked_loss import CannotChunkLossError, can_chunk_loss
-from budgetfit.applying.deferred_logits import DeferredLogits
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
+from budgetfit.applying.loss.chunked_loss import CannotChunkLossError, can_chunk_loss
+from budgetfit.applying.loss.deferred_logits import DeferredLogits
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.errors import InputError
+from budgetfit.tracing.recording.storage_log import StorageLog
 
 VOCABULARY, WIDTH, LENGTH, SAMPLES = 96, 32, 13, 3
 LLAMA: dict[str, Any] = {

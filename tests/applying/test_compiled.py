@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from budgetfit.applying.compiled import (
+from budgetfit.applying.run.run import Run
+from budgetfit.applying.torch_compile import (
     compiled_modules,
     plain_module,
     switch_off_compile,
     without_wrapper,
 )
-from budgetfit.applying.run import Run
 from budgetfit.applying.undo import Undo
 from tests.applying.small_models import batch_for, make
 from tests.applying.training_runs import PAIRS, assert_same, batches, recipe, start

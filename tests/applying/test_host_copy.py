@@ -12,15 +12,15 @@ from budgetfit.applying.host_copy import (
     to_host,
     wait_for_copies,
 )
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.step_trace import RATES, TO_DEVICE, TO_HOST
-from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
-from budgetfit.tracing.cuda_semantics.target import (
+from budgetfit.gpus.table import find_gpu
+from budgetfit.tracing.cuda.semantics.context import imitate_cuda
+from budgetfit.tracing.cuda.target import (
     CudaTarget,
     installed_torch_version,
 )
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
 
 CPU = torch.device("cpu")
 

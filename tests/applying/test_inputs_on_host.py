@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from budgetfit.applying.nested import tensors_in
-from budgetfit.applying.offload import inputs_on_host
-from budgetfit.applying.segment_region import SegmentRegion
+from budgetfit.applying.checkpointing.activation_offload import inputs_on_host
+from budgetfit.applying.checkpointing.segment_checkpoint import SegmentRegion
+from budgetfit.applying.pytree import tensors_in
 from budgetfit.core.step_trace import TO_DEVICE, TO_HOST
 from tests.applying.offloaded import (
     WIDTH,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from budgetfit.applying.micro_batches import Group
-from budgetfit.core.errors import InputError
+from budgetfit.applying.run.accumulation import Group
+from budgetfit.errors import InputError
 
 
 def test_equal_micro_batches_are_divided_by_their_number_and_nothing_else() -> None:

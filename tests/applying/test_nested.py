@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from transformers import BatchEncoding
 
-from budgetfit.applying.nested import map_tensors, tensors_in
+from budgetfit.applying.pytree import map_tensors, tensors_in
 
 Pair = namedtuple("Pair", ["x", "y"])  # noqa: PYI024 - what data loaders use
 ONE, TWO, THREE = torch.ones(1), torch.ones(2), torch.ones(3)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from budgetfit.applying.offload import run_offloaded
+from budgetfit.applying.checkpointing.activation_offload import run_offloaded
 from budgetfit.core.step_trace import TO_DEVICE, TO_HOST
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.applying.offloaded import (
     WIDTH,
     Ops,

@@ -16,8 +16,11 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from budgetfit.applying import offload as offload_module
-from budgetfit.applying.offload import inputs_on_host, run_offloaded
+from budgetfit.applying.checkpointing import activation_offload as offload_module
+from budgetfit.applying.checkpointing.activation_offload import (
+    inputs_on_host,
+    run_offloaded,
+)
 from tests.applying.offloaded import (
     assert_same,
     gate,

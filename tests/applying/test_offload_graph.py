@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from budgetfit.applying.offload import run_offloaded
+from budgetfit.applying.checkpointing.activation_offload import run_offloaded
 from budgetfit.core.step_trace import TO_HOST
 from tests.applying.offloaded import Ops, assert_same, gate, gradients, hidden, logged
 

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from budgetfit.applying.offloaded_optimizer import NAME, _SeesChanges
-from budgetfit.applying.optimizer import make_optimizer, optimizer_notes
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.optimizers.cpu_offload import NAME, _SeesChanges
+from budgetfit.applying.optimizers.factory import make_optimizer, optimizer_notes
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.judge import judge
+from budgetfit.planning.judging.judge import judge
 from tests.traced import ADA, session
 
 

@@ -14,17 +14,13 @@ from torch.optim import optimizer as torch_optimizer
 from transformers import Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from budgetfit.applying import (
-    bitsandbytes_optimizers,
-    torch_optimizers,
-    torchao_optimizers,
-)
-from budgetfit.applying.optimizer import (
+from budgetfit.applying.optimizers import bitsandbytes, torch_only, torchao
+from budgetfit.applying.optimizers.factory import (
     OPTIMIZER_NAMES,
     make_optimizer,
 )
-from budgetfit.core.errors import InputError
-from budgetfit.core.function_name import qualified_name
+from budgetfit.errors import InputError
+from budgetfit.utils.function_name import qualified_name
 
 TORCH_NAMES = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad")
 TORCH_NAMES += ("rmsprop",)
@@ -33,8 +29,8 @@ Parameter = torch.nn.Parameter
 
 TRAINER_NAMES = {each.value for each in OptimizerNames}
 LIBRARIES = {
-    **dict.fromkeys(bitsandbytes_optimizers.RULES, "bitsandbytes"),
-    **dict.fromkeys(torchao_optimizers.RULES, "torchao"),
+    **dict.fromkeys(bitsandbytes.RULES, "bitsandbytes"),
+    **dict.fromkeys(torchao.RULES, "torchao"),
     "schedule_free_adamw": "schedulefree",
     "schedule_free_sgd": "schedulefree",
     "schedule_free_radam": "schedulefree",
@@ -55,7 +51,7 @@ def test_every_name_of_transformers_is_planned_or_refused_with_a_reason() -> Non
     assert set(OPTIMIZER_NAMES) - theirs == {
         "adamw_torch_fp8",
         "adamw_torch_cpu_offload",
-        *torch_optimizers.KINDS,
+        *torch_only.KINDS,
     }
     for name in refused:
         with pytest.raises(InputError, match=r"cannot be planned: .{20}"):
@@ -76,7 +72,7 @@ def test_names_build_what_transformers_trainer_builds(name: str) -> None:
     assert type(made) is type(expected)
     for setting in ("is_paged", "block_size", "bf16_stochastic_round"):
         assert getattr(made, setting, None) == getattr(expected, setting, None)
-    if name in bitsandbytes_optimizers.RULES:
+    if name in bitsandbytes.RULES:
         assert vars(made.args) == vars(expected.args)  # type: ignore[attr-defined]
     ours, theirs = made.param_groups[0], expected.param_groups[0]
     assert {key: ours[key] for key in ours if key != "params"} == {

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit.applying.optimizer_in_backward import OptimizerInBackward
-from budgetfit.applying.out_of_memory import TrainingOutOfMemoryError
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
+from budgetfit.applying.out_of_memory.error import TrainingOutOfMemoryError
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.measuring import compare
 from budgetfit.memory.replay import replay
-from budgetfit.verifying import compare
 from tests.applying.live_bytes import LiveBytes
 from tests.traced import ADA, session
 

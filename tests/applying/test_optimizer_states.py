@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from budgetfit.applying import bitsandbytes_optimizers, torchao_optimizers
-from budgetfit.applying.offloaded_optimizer import NAME as OFFLOADED
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES
+from budgetfit.applying.optimizers import bitsandbytes, torchao
+from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from tests.applying.optimizer_states import READ_VALUES, SHAPES, predicted, real
 
 LIBRARIES = {
-    **dict.fromkeys(bitsandbytes_optimizers.RULES, "bitsandbytes"),
-    **dict.fromkeys(torchao_optimizers.RULES, "torchao"),
+    **dict.fromkeys(bitsandbytes.RULES, "bitsandbytes"),
+    **dict.fromkeys(torchao.RULES, "torchao"),
     "schedule_free_adamw": "schedulefree",
     "schedule_free_sgd": "schedulefree",
     "schedule_free_radam": "schedulefree",

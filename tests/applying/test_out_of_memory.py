@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from budgetfit.applying.out_of_memory import (
+from budgetfit.applying.out_of_memory.error import (
     FailedStep,
     TrainingOutOfMemoryError,
     is_out_of_memory,
     out_of_memory_error,
 )
-from budgetfit.applying.planned_batch import LargerTensor
-from budgetfit.core.errors import BudgetfitError
+from budgetfit.applying.out_of_memory.expected_batch import LargerTensor
+from budgetfit.errors import BudgetfitError
 from tests.reporting.sample_plans import sample_plan, sample_recipe
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from budgetfit.applying.planned_batch import PlannedBatch, parts_of
-from budgetfit.core.batch_samples import count_samples
+from budgetfit.applying.out_of_memory.expected_batch import PlannedBatch, parts_of
+from budgetfit.batches.batch_tree import describe_batch
+from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.sample_dims import FIRST, SampleDims
-from budgetfit.tracing.batch_shapes import describe_batch
 from tests.core.test_batch_samples import boxes, masks, patches
 
 # Made with 2 samples of 16 tokens; a plan for micro-batches of 4.

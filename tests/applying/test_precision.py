@@ -15,9 +15,7 @@ from budgetfit.applying.precision import (
     renewed_scaler,
     say_if_emulated,
 )
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.run.run import Run
 from budgetfit.core.precision import (
     PRECISIONS,
     Precision,
@@ -25,6 +23,8 @@ from budgetfit.core.precision import (
     find_precision,
 )
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
 
 BF16 = find_precision("bf16")
 CPU = torch.device("cpu")

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from budgetfit.applying.int8_linear import OUTLIER_COLUMNS, Int8Linear
-from budgetfit.applying.packed_linear import (
+from budgetfit.applying.precision import apply_precision
+from budgetfit.applying.quantized_layers.int8_linear import OUTLIER_COLUMNS, Int8Linear
+from budgetfit.applying.quantized_layers.nf4_linear import (
     PackedLinear,
     Packing,
     packed_tensors,
     parameter_count,
 )
-from budgetfit.applying.precision import apply_precision
 from budgetfit.core.precision import PRECISIONS
-from budgetfit.tracing.fake_model import fake_copy
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.fake.model_copy import fake_copy
+from budgetfit.tracing.recording.storage_log import StorageLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from budgetfit.applying.recomputed_values import MOST_VALUES, _Sample, _spread
-from budgetfit.applying.repeatable import Repeatable
-from budgetfit.core.errors import RecomputationError
+from budgetfit.applying.checkpointing.recomputation_check import (
+    MOST_VALUES,
+    _Sample,
+    _spread,
+)
+from budgetfit.applying.checkpointing.repeatable_forward import Repeatable
+from budgetfit.errors import RecomputationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
-from budgetfit.core.function_name import qualified_name
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.applying.run.run import Run
 from budgetfit.core.precision import PRECISIONS
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError
+from budgetfit.utils.function_name import qualified_name
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.optimizer_states import READ_VALUES
 from tests.applying.small_models import CHAIN, MAKERS, Stack, batch_for, make

@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from budgetfit.applying.out_of_memory import TrainingOutOfMemoryError
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
+from budgetfit.applying.out_of_memory.error import TrainingOutOfMemoryError
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import make
 from tests.applying.training_runs import (

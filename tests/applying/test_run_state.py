@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from budgetfit.applying.random_state import random_state, set_random_state
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
+from budgetfit.applying.run.random_state import random_state, set_random_state
+from budgetfit.applying.run.run import Run
+from budgetfit.errors import InputError
 from tests.applying.small_models import make
 from tests.applying.training_runs import (
     PAIRS,

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForSequenceClassification
 
-from budgetfit.applying import offload
-from budgetfit.applying.call_model import loss_of
-from budgetfit.applying.checkpoint import apply_segments
+from budgetfit.applying.checkpointing import activation_offload
+from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.loss.call_model import loss_of
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
@@ -217,13 +217,13 @@ class Moved:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes: list[int] = []
-        plain = offload.to_host
+        plain = activation_offload.to_host
 
         def noting(x: torch.Tensor) -> torch.Tensor:
             self.bytes.append(x.untyped_storage().nbytes())
             return plain(x)
 
-        monkeypatch.setattr(offload, "to_host", noting)
+        monkeypatch.setattr(activation_offload, "to_host", noting)
 
 
 @pytest.mark.parametrize(

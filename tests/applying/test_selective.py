@@ -15,11 +15,11 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from budgetfit.applying.call_model import loss_of
-from budgetfit.applying.checkpoint import apply_segments
-from budgetfit.applying.selective import draws_numbers, in_place_on_saved
-from budgetfit.core.errors import InputError
+from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.checkpointing.selective import draws_numbers, in_place_on_saved
+from budgetfit.applying.loss.call_model import loss_of
 from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
 from tests.models import without_loss

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from budgetfit.applying.smaller_recipe import smaller_recipe
+from budgetfit.applying.out_of_memory.fallback_recipe import smaller_recipe
 from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.recipe import Segment
 from tests.reporting.sample_plans import (

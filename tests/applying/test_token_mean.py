@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
+from budgetfit.applying.run.run import Run
+from budgetfit.errors import InputError
 from tests.applying.small_models import batch_for, make
 from tests.applying.training_runs import assert_same, recipe, without_dropout
 

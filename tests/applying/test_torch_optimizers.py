@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.optimizer import make_optimizer
-from budgetfit.applying.torch_optimizers import KINDS
-from budgetfit.core.errors import InputError
+from budgetfit.applying.optimizers.factory import make_optimizer
+from budgetfit.applying.optimizers.torch_only import KINDS
+from budgetfit.errors import InputError
 from tests.applying.optimizer_states import tensors_in
 
 ON_CPU = ("step", "mu_product")  # but for ASGD's

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from budgetfit.applying.optimizer import make_optimizer, optimizer_notes
-from budgetfit.applying.torchao_optimizers import RULES, StandIn, temporary_sizes
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.optimizers.factory import make_optimizer, optimizer_notes
+from budgetfit.applying.optimizers.torchao import RULES, StandIn, temporary_sizes
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from tests.applying.optimizer_states import predicted, real
 from tests.traced import ADA, session

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.checkpoint import apply_segments
-from budgetfit.applying.run import Run
+from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.run.run import Run
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.small_models import CHAIN, batch_for, make

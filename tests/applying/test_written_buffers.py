@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from budgetfit.applying.run import Run
-from budgetfit.applying.written_buffers import MOST_ELEMENTS, WrittenBuffers
+from budgetfit.applying.checkpointing.mutated_buffers import (
+    MOST_ELEMENTS,
+    WrittenBuffers,
+)
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from tests.models import mean
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.small_models import batch_for, make
 

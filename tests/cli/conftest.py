@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 from tests.cli.fake_api import FakeApi
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
-    monkeypatch.setitem(sys.modules, "budgetfit.api", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "budgetfit.api.plan", fake)  # type: ignore[arg-type]
     return fake
 
 

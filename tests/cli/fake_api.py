@@ -15,7 +15,7 @@ from tests.reporting.sample_plans import (
 
 
 class FakeApi:
-    """Stands in for ``budgetfit.api``: answers from a table, raises what it is told."""
+    """``budgetfit``'s public names, answering from a table or raising."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[object, ...], dict[str, Any]]] = []

@@ -11,7 +11,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +106,7 @@ def write_models(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Set what ``budgetfit.cli.main`` sets for its own process."""
+    """Set what ``budgetfit.cli.app.main`` sets for its own process."""
     log = transformers.utils.logging
     before = log.get_verbosity()
     log.set_verbosity_error()

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.core.errors import (
+from budgetfit.core.plan import Plan
+from budgetfit.errors import (
     BudgetfitError,
     DoesNotFitError,
     InputError,
     Suggestion,
     TraceError,
 )
-from budgetfit.core.plan import Plan
-from budgetfit.reporting.text import render_plan
+from budgetfit.reporting.render import render_plan
 from tests.reporting.sample_plans import (
     GIB,
     sample_estimate,
@@ -178,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 def test_an_export_is_not_made_for_a_place_that_cannot_be_written(
     run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("budgetfit.cli.load", None)
+    monkeypatch.setattr("budgetfit.cli.app.load", None)
 
     result = run("export", saved, "--to", "torch", "--save", saved.parent)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def test_the_command_alone_lists_what_there_is() -> None:
 
 
 def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "budgetfit.planning.trace_cache", None)
+    monkeypatch.setitem(sys.modules, "budgetfit.traces.cache.cache", None)
     result = run("clear")
     assert result.exit_code == 1
     assert "--traceback" in result.output

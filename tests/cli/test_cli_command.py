@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.main
 
-from budgetfit.cli import app
-from budgetfit.cli_command import INSTEAD
+from budgetfit.cli.app import app
+from budgetfit.cli.help import INSTEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable

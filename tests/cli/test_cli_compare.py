@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.cli_input import read_lengths
-from budgetfit.core.errors import InputError
+from budgetfit.cli.parsing import read_lengths
+from budgetfit.errors import InputError
 from tests.reporting.sample_plans import (
     sample_cards,
     sample_model,

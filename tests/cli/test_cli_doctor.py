@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from budgetfit.cli import app
-from budgetfit.doctor import check_up, gather
+from budgetfit.cli.app import app
+from budgetfit.doctor import checks, gather
 from tests.doctor import machines
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def run(*words: str) -> Result:
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
     """The machine that is found; put another one in its place."""
     found = [machines.GOOD]
-    monkeypatch.setattr(check_up, "gather", lambda: found[0])
+    monkeypatch.setattr(checks, "gather", lambda: found[0])
     return found
 
 
@@ -89,7 +89,7 @@ def test_this_machine_is_looked_at_whatever_is_broken(
 
 
 def test_the_check_up_itself_imports_no_torch() -> None:
-    code = "import sys, budgetfit.doctor.check_up; print('torch' in sys.modules)"
+    code = "import sys, budgetfit.doctor.checks; print('torch' in sys.modules)"
     done = subprocess.run(  # noqa: S603 - our own words
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

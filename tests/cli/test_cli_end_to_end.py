@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from budgetfit import api as real_api
-from budgetfit.cli import app
+from budgetfit.api import plan as real_api
+from budgetfit.cli.app import app
 from budgetfit.core.plan import Plan
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 from tests.explain import messages
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
 def test_of_a_huge_log_the_end_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("budgetfit.cli_explain._LONGEST_BYTES", 2000)
+    monkeypatch.setattr("budgetfit.cli.explain._LONGEST_BYTES", 2000)
     path = tmp_path / "train.log"
     steps = "step\n" * 5000
     path.write_text(f"{messages.TORCH_1_0}\n{steps}{messages.FULL}")
@@ -66,7 +66,7 @@ def test_of_a_huge_log_the_end_is_read(
 def test_of_a_huge_standard_input_the_end_is_read(
     monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
-    monkeypatch.setattr("budgetfit.cli_explain._LONGEST_BYTES", 2000)
+    monkeypatch.setattr("budgetfit.cli.explain._LONGEST_BYTES", 2000)
     text = f"{messages.TORCH_1_0}\n{'step' * 5000}\n{messages.FULL}"
     result = json.loads(run("-", "--json", given=text.encode(encoding)).stdout)
     assert result["messages"] == 1
@@ -88,7 +88,7 @@ def test_a_closed_standard_input_is_a_mistake_of_usage(tmp_path: Path) -> None:
     errors = tmp_path / "errors.txt"
     code = (
         "import sys; sys.stdin = None; sys.argv[1:] = ['explain', '-']; "
-        "from budgetfit.cli import main; main()"
+        "from budgetfit.cli.app import main; main()"
     )
     with errors.open("w") as file:
         done = subprocess.run(  # noqa: S603 - our own words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer.main
 
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 
 COMMON = {"--help", "-h", "--json", "--traceback"}
 CARD = {"--vram", "--gpu", "--headroom", "--host-ram"}

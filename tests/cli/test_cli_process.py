@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.cli import main
-from budgetfit.cli_answers import api, ignore_odd_width
-from budgetfit.cli_quiet import quiet_libraries
+from budgetfit.cli.app import main
+from budgetfit.cli.output import api, ignore_odd_width
+from budgetfit.cli.quiet_libraries import quiet_libraries
 from tests.reporting.sample_plans import sample_plan
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
 def test_an_ascii_terminal_can_show_every_table() -> None:
     result = python(
         "import sys; sys.argv = ['budgetfit', 'gpus']\n"
-        "from budgetfit.cli import main; main()",
+        "from budgetfit.cli.app import main; main()",
         PYTHONIOENCODING="ascii",
         PYTHONUTF8="0",
     )
@@ -176,7 +176,7 @@ class Swallows:
             raise ImportError("cannot load module more than once per process")
 sys.meta_path.insert(0, Swallows())
 sys.argv = ["budgetfit", "plan", "gpt2", "--gpu", "t4"]
-from budgetfit.cli import main
+from budgetfit.cli.app import main
 main()
 """
     )
@@ -194,7 +194,7 @@ def test_interruptions_are_python_s_again_once_torch_is_loaded() -> None:
 REMARKS = """
 import logging, warnings
 import platformdirs
-import budgetfit.cli as cli
+import budgetfit.cli.app as cli
 
 def remark(where, category=UserWarning):
     warnings.warn_explicit(f"{{category.__name__}} in {{where}}", category, where, 1)

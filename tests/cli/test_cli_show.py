@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Plan
+from budgetfit.errors import InputError
 from tests.reporting.sample_plans import sample_plan
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_torch_is_not_imported_for_it(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     sample_plan().save(path)
     code = (
-        "import sys; from budgetfit.cli import app\n"
+        "import sys; from budgetfit.cli.app import app\n"
         f"try: app(['show', {str(path)!r}])\n"
         "finally: assert 'torch' not in sys.modules"
     )

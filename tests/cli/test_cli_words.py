@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.cli import app
-from budgetfit.cli_words import in_options
-from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion
+from budgetfit.cli.app import app
+from budgetfit.cli.error_wording import in_options
+from budgetfit.errors import DoesNotFitError, InputError, Suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from budgetfit.core.adapter import Adapter, parse_adapter
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 
 
 def test_no_method_is_no_adapter() -> None:

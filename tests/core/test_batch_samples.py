@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from budgetfit.core.batch_samples import count_samples, holds_samples, rows_of_samples
+from budgetfit.batches.sample_count import count_samples, holds_samples, rows_of_samples
 
 
 def masks(*counts: int) -> dict[str, Any]:

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetfit.core.budget import Budget, plan_budget
-from budgetfit.core.cuda_context import (
+from budgetfit.errors import InputError
+from budgetfit.gpus.cuda_context import (
     Report,
     context_bytes,
     estimated_context,
     measured_context,
     published_reports,
 )
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import Gpu, all_gpus, find_gpu
+from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
 
 MIB = 2**20
 GIB = 2**30

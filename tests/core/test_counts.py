@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from budgetfit.core.adapter import parse_adapter
-from budgetfit.core.counts import MOST_SAMPLES, whole_number
-from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Recipe
-from budgetfit.planning.candidates import check_batch
+from budgetfit.core.requested_precision import check_batch
+from budgetfit.core.validation import MOST_SAMPLES, whole_number
+from budgetfit.errors import InputError
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "8", None, float("nan")])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from budgetfit.core.cuda_context import (
+from budgetfit.gpus.cuda_context import (
     Report,
     context_bytes,
     eager_factors,
@@ -13,7 +13,7 @@ from budgetfit.core.cuda_context import (
     measured_context,
     published_reports,
 )
-from budgetfit.core.gpus import Gpu, all_gpus, find_gpu
+from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from budgetfit.core.errors import (
+from budgetfit.errors import (
     BudgetfitError,
     DoesNotFitError,
     InputError,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import (
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import (
     Gpu,
     all_gpus,
     find_gpu,
@@ -17,8 +17,8 @@ from budgetfit.core.gpus import (
     gpu_from_properties,
     gpus_of_class,
 )
-from budgetfit.core.other_cards import why_not
-from budgetfit.core.torch_builds import builds_note
+from budgetfit.gpus.torch_builds import builds_note
+from budgetfit.gpus.unsupported import why_not
 
 GIB = 2**30
 

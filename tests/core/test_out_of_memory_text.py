@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.out_of_memory_text import (
+from budgetfit.core.out_of_memory_message import (
     OutOfMemoryText,
     own_process,
     plain_text,

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.applying.planned_batch import PlannedBatch, parts_of
-from budgetfit.core.batch_samples import count_samples, dimensions_of
-from budgetfit.core.errors import InputError
+from budgetfit.applying.out_of_memory.expected_batch import PlannedBatch, parts_of
+from budgetfit.batches.batch_tree import describe_batch, resize_batch
+from budgetfit.batches.sample_count import count_samples, dimensions_of
 from budgetfit.core.sample_dims import SampleDims
-from budgetfit.tracing.batch_shapes import describe_batch, resize_batch
+from budgetfit.errors import InputError
 from tests.core.test_batch_samples import boxes, masks
 
 # Parts with 9 rows outvote x; nothing but a name says that x has the samples.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.errors import InputError
 from budgetfit.core.units import format_bytes, parse_bytes
+from budgetfit.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 from tests.docs.markdown import ROOT, blocks
 from tests.docs.shown import is_shown
 from tests.docs.stand_ins import full_config

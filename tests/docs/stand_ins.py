@@ -21,7 +21,8 @@ import torch
 import transformers
 
 import budgetfit
-from budgetfit import api, apply_and_verify
+from budgetfit.api import apply_and_verify
+from budgetfit.api import plan as api
 from tests.docs.markdown import ROOT
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.docs import stand_ins
 from tests.docs.markdown import blocks, pages
 from tests.docs.page_setups import SETUPS

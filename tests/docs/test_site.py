@@ -13,7 +13,7 @@ import typer.main
 import yaml
 
 import budgetfit
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 from tests.docs.markdown import DOCS, ROOT, anchors, links, pages, read
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))

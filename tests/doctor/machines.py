@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.doctor.check_up import judge
+from budgetfit.doctor.checks import judge
 from budgetfit.doctor.facts import (
     CardFacts,
     DriverFacts,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.core.errors import InputError
-from budgetfit.doctor import gather, gather_card, probe, run_tool
+from budgetfit.doctor import gather, gather_gpu, probe, subprocesses
 from budgetfit.doctor.facts import CardFacts
+from budgetfit.errors import InputError
 from tests.doctor.machines import GOOD, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_cards_driver_and_processes_are_read_from_nvidia_smi(
 ) -> None:
     fake_smi(tmp_path, old=old)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    driver, cards, processes = gather_card.gather_cards()
+    driver, cards, processes = gather_gpu.gather_cards()
     assert (driver.version, driver.cuda) == ("550.54.14", (12, 4))
     assert cards == (
         CardFacts(
@@ -78,14 +78,14 @@ def test_a_failing_nvidia_smi_is_a_fact_and_no_error(
     path.write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = gather_card.gather_cards()
+    found = gather_gpu.gather_cards()
     assert found.driver.error == "Failed to initialize NVML"
     assert found.cards == ()
 
 
 def test_without_nvidia_smi_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_card.shutil, "which", lambda *_, **__: None)
-    assert gather_card.gather_cards().driver.version == ""
+    monkeypatch.setattr(gather_gpu.shutil, "which", lambda *_, **__: None)
+    assert gather_gpu.gather_cards().driver.version == ""
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_library_that_breaks_in_any_way_is_a_fact(
 ) -> None:
     (tmp_path / "torchvision.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    error = run_tool.probe_library("torchvision")["error"]
+    error = subprocesses.probe_library("torchvision")["error"]
     assert words in error
     assert bool(words) is bool(error)
 
@@ -113,8 +113,8 @@ def test_a_library_that_hangs_is_given_up(
 ) -> None:
     (tmp_path / "torchaudio.py").write_text("import time; time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(run_tool, "IMPORT_LIMIT_S", 0.3)
-    answer = run_tool.probe_library("torchaudio")
+    monkeypatch.setattr(subprocesses, "IMPORT_LIMIT_S", 0.3)
+    answer = subprocesses.probe_library("torchaudio")
     assert answer == {"unanswered": "no answer within 0 s"}
     assert gather._library("torchaudio", "2.11", answer).unanswered  # noqa: SLF001
     assert gather._torch("2.11", answer).unanswered  # noqa: SLF001
@@ -131,10 +131,10 @@ def test_bitsandbytes_tells_why_its_own_library_was_not_loaded(
         "lib = ErrorHandlerMock()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    answer = run_tool.probe_library("bitsandbytes")
+    answer = subprocesses.probe_library("bitsandbytes")
     assert answer == {"error": "No compatible CUDA binary"}
     (package / "cextension.py").write_text("lib = object()\n")
-    assert run_tool.probe_library("bitsandbytes") == {"error": ""}
+    assert subprocesses.probe_library("bitsandbytes") == {"error": ""}
 
 
 def test_torch_tells_what_it_was_built_for() -> None:
@@ -191,7 +191,7 @@ def test_it_is_told_what_keeps_traces_from_having_a_key(
     # A copy of ours that is edited while it runs; what runs must not be trusted.
     shutil.copytree(ROOT / "budgetfit", tmp_path / "budgetfit")
     late = time.time() + 3600
-    os.utime(tmp_path / "budgetfit" / "api.py", (late, late))
+    os.utime(tmp_path / "budgetfit" / "errors.py", (late, late))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert "just changed" in gather._no_key()  # noqa: SLF001

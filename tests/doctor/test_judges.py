@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import transformers
 
+from budgetfit.doctor.check_libraries import OLDEST
+from budgetfit.doctor.check_torch import (
+    MEASURED_TORCH,
+    MEASURED_TRANSFORMERS,
+    runs_on,
+)
 from budgetfit.doctor.facts import (
     DriverFacts,
     LibraryFacts,
     Machine,
     ProcessFacts,
     TorchFacts,
-)
-from budgetfit.doctor.judge_libraries import OLDEST
-from budgetfit.doctor.judge_torch import (
-    MEASURED_TORCH,
-    MEASURED_TRANSFORMERS,
-    runs_on,
 )
 from tests.accuracy.record import RECORDINGS
 from tests.doctor import machines
@@ -168,7 +168,7 @@ def test_what_transformers_refuses_is_too_old(name: str) -> None:
 def test_the_oldest_versions_are_those_of_transformers() -> None:
     texts = [
         (Path(transformers.__file__).parent / name).read_text(encoding="utf-8")
-        for name in ("integrations/peft.py", "utils/import_utils.py")
+        for name in ("integrations/adapters/peft.py", "utils/import_utils.py")
     ]
     for library, version in OLDEST.items():
         pattern = (

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 from budgetfit.explain.explain import explain
 from budgetfit.reporting.layout import render
-from budgetfit.reporting.text import explain_text
+from budgetfit.reporting.render import explain_text
 from tests.explain import messages
 
 MIB, GIB = 2**20, 2**30

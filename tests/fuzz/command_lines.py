@@ -18,8 +18,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from budgetfit.cli import main as budgetfit_main
-from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from budgetfit.cli.app import main as budgetfit_main
+from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.fuzz.lines import ANY, ERROR, FITS, USAGE, Line, asks_for_json, make_lines
 from tests.fuzz.place import write_place, write_plans
 from tests.fuzz.plan_files import quiet
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run_line(line: Line) -> Outcome:
-    """Run one line through ``budgetfit.cli.main``, as its own process would."""
+    """Run one line through ``budgetfit.cli.app.main``, as its own process would."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     before = sys.argv, sys.stdin, sys.stdout, sys.stderr
     sys.argv, sys.stdout, sys.stderr = ["budgetfit", *line.words], out, err

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import typer
 
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 from tests.fuzz.surroundings import draw_input, draw_variables
 from tests.fuzz.words import NONSENSE, Verdict, draw
 

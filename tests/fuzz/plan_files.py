@@ -25,8 +25,8 @@ import transformers
 from torch import nn
 
 import budgetfit
-from budgetfit.cli import EXPORTS
-from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from budgetfit.cli.app import EXPORTS
+from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.fuzz.mutations import mutated
 from tests.fuzz.place import small, squares, write_place, write_plans
 from tests.fuzz.workers import Outcome, default_jobs, report, run_all

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import budgetfit
-from budgetfit.cli_input import name_or_blocks, names, one_or_list
-from budgetfit.core.gpus import find_gpu
+from budgetfit.cli.parsing import name_or_blocks, names, one_or_list
 from budgetfit.core.units import parse_bytes
-from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.fuzz import words
 from tests.fuzz.command_lines import run_line
 from tests.fuzz.lines import Line, commands, make_lines

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 import budgetfit
-from budgetfit.comparing import compare
+from budgetfit.api.compare import compare
 from tests.zoo.state import assert_same, model_state, process_state
 
 if TYPE_CHECKING:

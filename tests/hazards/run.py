@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import BudgetfitError
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import BudgetfitError
 from tests.hazards.kinds import KINDS, WIDTH, Block, Tower, between_steps, seed, start
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from budgetfit.integrations import accelerate as accelerate_module
+from budgetfit.integrations.exports import accelerate as accelerate_module
 from tests.integrations.tiny_training import (
     ACCUMULATION,
     BATCH_SIZE,

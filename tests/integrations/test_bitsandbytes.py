@@ -7,23 +7,23 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.int8_linear import Int8Linear
-from budgetfit.applying.packed_linear import PackedLinear, parameter_count
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
+from budgetfit.applying.quantized_layers.nf4_linear import PackedLinear, parameter_count
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.integrations import bitsandbytes_layers as layers
-from budgetfit.integrations.bitsandbytes import (
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.integrations.adapters.peft import adapted, adapted_on_meta
+from budgetfit.integrations.quantization import bitsandbytes_layers as layers
+from budgetfit.integrations.quantization.bitsandbytes import (
     is_quantised,
     loading_peak_bytes,
     stored_bytes,
     with_stand_ins,
 )
-from budgetfit.integrations.bitsandbytes_layers import quantise
-from budgetfit.integrations.peft import adapted, adapted_on_meta
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.integrations.quantization.bitsandbytes_layers import quantise
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.integrations.adapters import QUIET, adapter, base, batch, config, trained
 
 if TYPE_CHECKING:

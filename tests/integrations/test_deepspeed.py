@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from budgetfit.integrations import deepspeed as deepspeed_module
+from budgetfit.integrations.exports import deepspeed as deepspeed_module
 from tests.integrations.tiny_training import (
     ACCUMULATION,
     BATCH_SIZE,

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.integrations.model_source import resolve_model
-from budgetfit.tracing.made_batch import make_batch
+from budgetfit.batches.make_batch import make_batch
+from budgetfit.integrations.model_sources.model_source import resolve_model
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 from tests.integrations.tiny_training import (
     ACCUMULATION,
     BATCH_SIZE,
@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the library's own imports
     lightning = pytest.importorskip("lightning")
 
-from budgetfit.integrations import lightning as lightning_module
+from budgetfit.integrations.exports import lightning as lightning_module
 
 if TYPE_CHECKING:
     from pathlib import Path

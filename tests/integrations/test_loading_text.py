@@ -10,14 +10,14 @@ import torch
 import transformers
 from torch import nn
 
-from budgetfit.integrations.export_words import import_block
-from budgetfit.integrations.loading_text import (
+from budgetfit.integrations.adapters.peft import adapted, code
+from budgetfit.integrations.source_code.common import import_block
+from budgetfit.integrations.source_code.model_loading import (
     load_model_text,
     lora_config,
     quantization_config,
     weights_of,
 )
-from budgetfit.integrations.peft import adapted, code
 from tests.integrations.adapters import CONFIG, QUIET, adapter, base, stored, trained
 from tests.reporting.sample_plans import (
     sample_estimate,

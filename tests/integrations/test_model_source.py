@@ -7,8 +7,8 @@ import torch
 import transformers
 from torch import nn
 
-from budgetfit.core.errors import InputError
-from budgetfit.integrations.model_source import resolve_model
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_source import resolve_model
 
 GPT2 = Path(__file__).parents[2] / "examples" / "configs" / "gpt2"
 
@@ -68,8 +68,8 @@ def test_anything_else_is_refused_with_the_right_forms(
 def test_a_plain_module_does_not_import_transformers() -> None:
     code = (
         "import sys, torch\n"
-        "from budgetfit.integrations.model_source import resolve_model\n"
-        "from budgetfit.tracing.made_batch import make_batch\n"
+        "from budgetfit.integrations.model_sources.model_source import resolve_model\n"
+        "from budgetfit.batches.make_batch import make_batch\n"
         "make_batch(resolve_model(torch.nn.Linear(2, 2)).model)\n"
         "assert 'transformers' not in sys.modules\n"
     )

@@ -8,21 +8,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import budgetfit
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
-from budgetfit.integrations import peft as adapters
-from budgetfit.integrations.peft import (
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.integrations.adapters import peft as adapters
+from budgetfit.integrations.adapters.peft import (
     adapted_on_meta,
     adapters_on,
     code,
     to_trace,
     with_adapters,
 )
-from budgetfit.planning.lora_twin import LoraLinear, lora_twin
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.alternatives.lora_estimate import LoraLinear, lora_twin
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.integrations.adapters import (
     QUIET,
     adapter,

@@ -15,12 +15,12 @@ pytest.importorskip("accelerate")  # the Trainer needs it
 
 from budgetfit.core.plan import Alternative
 from budgetfit.core.recipe import Segment
-from budgetfit.integrations import plain_checkpointing as plain_module
-from budgetfit.integrations import trainer as trainer_module
-from budgetfit.integrations.plain_checkpointing import (
+from budgetfit.integrations.exports import every_n_layers as plain_module
+from budgetfit.integrations.exports import trainer as trainer_module
+from budgetfit.integrations.exports.every_n_layers import (
     plain_checkpointing,
 )
-from budgetfit.planning.every_nth import every_nth
+from budgetfit.planning.search.every_nth_block import every_nth
 from tests.integrations.adapters import QUIET as QUIET_PEFT
 from tests.integrations.adapters import adapter
 from tests.integrations.test_trainer import QUIET

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.core.errors import InputError
-from budgetfit.integrations.model_text import is_factory_text
-from budgetfit.integrations.python_factory import load_factory
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_name import is_factory_text
+from budgetfit.integrations.model_sources.python_factory import load_factory
 
 MODEL = """
 import sys

@@ -19,10 +19,10 @@ from transformers import (
 )
 
 import budgetfit
-from budgetfit.core.errors import InputError
-from budgetfit.integrations.bitsandbytes import stored_bytes
-from budgetfit.integrations.model_source import resolve_model
-from budgetfit.integrations.unquantised import size_notes
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_source import resolve_model
+from budgetfit.integrations.quantization.bitsandbytes import stored_bytes
+from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from tests.integrations.adapters import QUIET, adapter
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.core.errors import InputError
-from budgetfit.integrations.model_source import resolve_model
-from budgetfit.tracing.made_batch import make_batch
+from budgetfit.batches.make_batch import make_batch
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_source import resolve_model
 
 FIELDS = {
     "architecture": "resnet10t",

@@ -13,16 +13,12 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.applying import (
-    bitsandbytes_optimizers,
-    offloaded_optimizer,
-    torchao_optimizers,
-)
-from budgetfit.applying.optimizer import OPTIMIZER_NAMES, make_optimizer
-from budgetfit.core.errors import InputError
+from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES, make_optimizer
 from budgetfit.core.recipe import Segment
-from budgetfit.integrations.model_source import resolve_model
-from budgetfit.integrations.torch_script import torch_script
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_source import resolve_model
+from budgetfit.integrations.source_code.plain_torch import torch_script
 from tests.reporting.sample_plans import (
     sample_estimate,
     sample_model,
@@ -413,11 +409,11 @@ def test_training_continues_from_what_was_saved(tmp_path: Path) -> None:
 def test_every_optimizer_is_the_one_that_apply_builds(
     name: str, tmp_path: Path
 ) -> None:
-    if name in bitsandbytes_optimizers.RULES:
+    if name in bitsandbytes.RULES:
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    if name in torchao_optimizers.RULES:
+    if name in torchao.RULES:
         pytest.importorskip("torchao", reason="torchao is not installed")
-    if name == offloaded_optimizer.NAME:
+    if name == cpu_offload.NAME:
         pytest.skip("it needs a card")
     if name.startswith("schedule_free"):
         pytest.skip("left to fill in: it must be told when to train")

@@ -14,11 +14,11 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")  # the Trainer needs it
 
 from budgetfit.core.adapter import Adapter  # noqa: E402
-from budgetfit.core.errors import InputError  # noqa: E402
 from budgetfit.core.plan import Plan  # noqa: E402
 from budgetfit.core.recipe import Segment  # noqa: E402
-from budgetfit.integrations import trainer as trainer_module  # noqa: E402
-from budgetfit.integrations.trainer_arguments import planned_arguments  # noqa: E402
+from budgetfit.errors import InputError  # noqa: E402
+from budgetfit.integrations.exports import trainer as trainer_module  # noqa: E402
+from budgetfit.integrations.exports.trainer_arguments import planned_arguments  # noqa: E402
 from tests.integrations.tiny_training import (  # noqa: E402
     ACCUMULATION,
     BATCH_SIZE,

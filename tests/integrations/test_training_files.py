@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from budgetfit.core.errors import InputError
 from budgetfit.core.plan import Alternative
 from budgetfit.core.recipe import Segment
-from budgetfit.integrations import axolotl, llamafactory
+from budgetfit.errors import InputError
+from budgetfit.integrations.exports import axolotl, llamafactory
 from tests.integrations.adapters import adapter
 from tests.reporting.sample_plans import (
     BLOCKS,

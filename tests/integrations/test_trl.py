@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import transformers
 
-from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
 from tests.integrations.tiny_training import (
     BATCH_SIZE,
     LENGTH,
@@ -34,7 +34,7 @@ from tests.integrations.tiny_training import (
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
-from budgetfit.integrations import trl as trl_module  # noqa: E402
+from budgetfit.integrations.exports import trl as trl_module  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -228,7 +228,7 @@ def test_the_text_is_written_without_trl(name: str, tmp_path: Path) -> None:
         "for name in ('trl', 'peft', 'datasets', 'accelerate', 'bitsandbytes'):\n"
         "    sys.modules[name] = None\n"
         "sys.argv[1:] = sys.argv[1:]\n"
-        "from budgetfit.cli import main\n"
+        "from budgetfit.cli.app import main\n"
         "main()\n"
     )
     words = ["export", str(path), "--to", name]

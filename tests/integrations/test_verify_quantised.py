@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit.integrations.bitsandbytes_layers import quantise
+from budgetfit.integrations.quantization.bitsandbytes_layers import quantise
 from tests.integrations.adapters import QUIET, adapter, base, batch
 
 pytest.importorskip("bitsandbytes")

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 
-from budgetfit.planning.trace_cache import CACHE_VARIABLE
+from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.leaks.process import held, memory
 from tests.leaks.work import work
 

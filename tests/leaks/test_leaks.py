@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from budgetfit.tracing.op_calls import MOST_CALLS, Calls
+from budgetfit.tracing.op_signature import MOST_CALLS, Calls
 from tests.leaks.process import held, memory
 from tests.leaks.work import WORK
 

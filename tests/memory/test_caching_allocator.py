@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from budgetfit.memory.caching_allocator import (
+from budgetfit.memory.reference_allocator.allocator import (
     CachingAllocator,
     OutOfMemory,
     round_bytes,

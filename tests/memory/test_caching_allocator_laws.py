@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetfit.memory.caching_allocator import (
+from budgetfit.memory.reference_allocator.allocator import (
     Block,
     CachingAllocator,
     OutOfMemory,

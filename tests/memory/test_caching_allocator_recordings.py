@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from budgetfit.memory.caching_allocator import Block, CachingAllocator, OutOfMemory
+from budgetfit.memory.reference_allocator.allocator import (
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+)
 
 MIB = 1 << 20
 RECORDINGS = sorted((Path(__file__).parent / "fixtures").glob("allocator_*.json.gz"))

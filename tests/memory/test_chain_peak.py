@@ -3,9 +3,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from budgetfit.core.block_profile import BlockOption, ChainProfile
-from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import (
+from budgetfit.errors import InputError
+from budgetfit.memory.chain.peak import (
     ChainPoint,
     chain_peak_bytes,
     chain_points,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from budgetfit.memory.caching_allocator import CachingAllocator, OutOfMemory
+from budgetfit.memory.reference_allocator.allocator import CachingAllocator, OutOfMemory
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.memory.kernel_scratch import (
+from budgetfit.memory.kernel_rules.registry import block_bytes, larger
+from budgetfit.memory.kernel_rules.workspaces import (
     PARTS,
     RULES,
     KernelCard,
@@ -18,7 +19,6 @@ from budgetfit.memory.kernel_scratch import (
     rule,
     scratch_bytes,
 )
-from budgetfit.memory.scratch_rules import block_bytes, larger
 
 if TYPE_CHECKING:
     from random import Random

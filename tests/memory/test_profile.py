@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_points
-from budgetfit.memory.live_curve import LiveCurve
-from budgetfit.memory.measured_trace import Probe
-from budgetfit.memory.profile import chain_profile
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.live_bytes import LiveCurve
+from budgetfit.memory.chain.measured_trace import Probe
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
+from budgetfit.memory.chain.profile import chain_profile
+from budgetfit.memory.chain.stages import EPILOGUE, PROLOGUE, stations, steady_moment
 from budgetfit.memory.replay import kernel_card, replay
-from budgetfit.memory.stations import EPILOGUE, PROLOGUE, stations, steady_moment
 from tests.memory.made_traces import MIB, TraceMaker
 
 if TYPE_CHECKING:

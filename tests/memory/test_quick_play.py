@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetfit.memory.caching_allocator import (
+from budgetfit.memory.caching_allocator import QuickAllocator
+from budgetfit.memory.reference_allocator.allocator import (
     Block,
     CachingAllocator,
     OutOfMemory,
     round_bytes,
 )
-from budgetfit.memory.quick_play import QuickAllocator
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.step_trace import CATEGORIES, Affine, Category
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import (
     ENDLESS_BYTES,
     block_bytes,

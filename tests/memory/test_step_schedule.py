@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.core.gpus import find_gpu
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.memory.step_schedule import stretches, with_micro_steps
+from budgetfit.memory.replay_schedule import stretches, with_micro_steps
 from tests.memory.made_traces import MIB, TraceMaker
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import budgetfit
 from budgetfit import InputError
-from budgetfit.cli import app
+from budgetfit.cli.app import app
 from tests.applying.small_models import make, text_batch
 from tests.integrations.tiny_training import Samples, plan_for, tiny_model
 from tests.misuse.case import refused, right, unharmed, warned

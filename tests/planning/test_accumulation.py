@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import budgetfit
-from budgetfit.planning import accumulation
+from budgetfit.planning.search import accumulation
 from tests.models import MIB, Mebi, mean
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from budgetfit import Estimate, Plan, Recipe
     from budgetfit.core.budget import Budget
-    from budgetfit.planning.chains import Chains
+    from budgetfit.planning.profiling.block_chain import Chains
 
 
 def plan(vram: int) -> Plan:

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpus import find_gpu
-from budgetfit.memory.chain_peak import chain_time_ns
-from budgetfit.planning.alternatives import alternatives
-from budgetfit.planning.chains import Chains, Setting, every_block
-from budgetfit.planning.levers import lever_rows, levers
-from budgetfit.planning.practices import Batches, best_of_policy
-from budgetfit.planning.search import Request, judged, rank, search
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_time_ns
+from budgetfit.planning.alternatives.alternatives import alternatives
+from budgetfit.planning.alternatives.training_changes import lever_rows, levers
+from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
+from budgetfit.planning.search.baselines import Batches, best_of_policy
+from budgetfit.planning.search.search import Request, judged, rank, search
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:

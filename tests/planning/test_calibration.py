@@ -10,26 +10,26 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit.arguments import find_card
-from budgetfit.core.cuda_context import estimated_context
-from budgetfit.core.gpus import find_gpu
-from budgetfit.planning import calibration
-from budgetfit.planning.calibration import (
+from budgetfit.calibration import known_measurements
+from budgetfit.calibration.file import (
+    keep_measurement,
+    keep_step_time,
+    read_measurements,
+    read_step_times,
+)
+from budgetfit.calibration.known_measurements import (
     known_context,
     remember_context,
     remember_step_time,
     time_factor,
     times_source,
 )
-from budgetfit.planning.judge import TIME_NOTE
-from budgetfit.planning.verify_plan import with_step_time
-from budgetfit.verifying.calibration_file import (
-    keep_measurement,
-    keep_step_time,
-    read_measurements,
-    read_step_times,
-)
-from budgetfit.verifying.process_memory import ProcessMemory
+from budgetfit.gpus.cuda_context import estimated_context
+from budgetfit.gpus.table import find_gpu
+from budgetfit.inputs.settings import find_card
+from budgetfit.measuring.process_memory import ProcessMemory
+from budgetfit.planning.judging.judge import TIME_NOTE
+from budgetfit.verification.verify_plan import with_step_time
 from tests.api.planned import SAMPLE_OF_MEBI
 from tests.models import Mebi, mean
 from tests.reporting.sample_plans import sample_plan, sample_verification
@@ -48,7 +48,7 @@ HERE = platform.node()
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(tmp_path))
-    monkeypatch.setattr(calibration, "cuda_version", lambda: "13.0")
+    monkeypatch.setattr(known_measurements, "cuda_version", lambda: "13.0")
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
     return tmp_path
 
@@ -116,7 +116,7 @@ def test_a_torch_without_cuda_uses_no_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keep_measurement(measurement())
-    monkeypatch.setattr(calibration, "cuda_version", lambda: None)
+    monkeypatch.setattr(known_measurements, "cuda_version", lambda: None)
     assert known_context(ADA) == (estimated_context(ADA), ())
 
 
@@ -128,7 +128,7 @@ def test_a_machine_with_the_same_home_is_told_apart() -> None:
 
 def test_a_damaged_file_is_a_note_on_a_plan_as_good_as_before(folder: Path) -> None:
     without = plan()
-    (folder / "calibration.json").write_text("{")
+    (folder / "known_measurements.json").write_text("{")
     found = plan()
     assert found.budget == without.budget
     (note,) = [text for text in found.warnings if "verify measured" in text]
@@ -308,7 +308,7 @@ def test_an_edited_time_is_not_believed() -> None:
 
 
 def test_a_damaged_file_gives_no_factor_and_a_note(folder: Path) -> None:
-    (folder / "calibration.json").write_text("{")
+    (folder / "known_measurements.json").write_text("{")
     assert time_factor(ADA, "fp32") is None
     assert "was not kept" in remember(120.0)
 

@@ -1,8 +1,8 @@
 import pytest
 
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
-from budgetfit.planning.candidates import check_batch, precisions
+from budgetfit.core.requested_precision import check_batch, precisions
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
 
 ADA, T4 = find_gpu("rtx-4090"), find_gpu("t4")
 

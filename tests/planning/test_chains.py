@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_points
-from budgetfit.memory.kernel_scratch import (
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
+from budgetfit.memory.kernel_rules.workspaces import (
     CUBLASLT_WORKSPACE_BYTES,
     cublas_workspace_stays,
     cublaslt_workspace_is_separate,
 )
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.chains import Chains, Setting, every_block
+from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
 from tests.models import MIB
 from tests.traced import ADA, PAIRS, chains, session
 

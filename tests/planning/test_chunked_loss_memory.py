@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 import budgetfit
 from budgetfit.core.recipe import Recipe
-from budgetfit.tracing.steady_step import repeat_step
+from budgetfit.tracing.recording.steady_state import repeat_step
 from tests.planning.test_real_cpu_step import BATCH, predicted, real
 from tests.traced import raw_trace
 

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from budgetfit.comparing import compare
+from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
-from budgetfit.planning.compare_cards import OneCard, compare_cards
-from budgetfit.planning.search import Request
-from budgetfit.planning.subject import Subject
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.alternatives.compare_gpus import OneCard, compare_cards
+from budgetfit.planning.search.search import Request
+from budgetfit.workload.workload import Subject
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.card_row import CardRow
+    from budgetfit.core.gpu_comparison import CardRow
 
 ADA = find_gpu("rtx-4090")
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.chains import Chains, Setting
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.profiling.block_chain import Chains, Setting
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.traced import ADA
 
 WIDTH, POSITIONS, BATCH = 64, 1024, 32

@@ -9,20 +9,20 @@ import torch
 from torch import nn
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning import evaluation_batch
-from budgetfit.planning.evaluation_batch import (
+from budgetfit.planning.search import evaluation_batch
+from budgetfit.planning.search.evaluation_batch import (
     evaluation_batch_size,
     evaluation_trace,
 )
-from budgetfit.planning.largest_batch import largest_up_to
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.evaluation import inputs_of
+from budgetfit.planning.search.largest_batch import largest_up_to
+from budgetfit.traces.session import Traces
+from budgetfit.tracing.recording.evaluation import inputs_of
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES, MIB, Mebi
 from tests.traced import ADA, session
 

@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.errors import InputError
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.planning.alternatives import alternatives
-from budgetfit.planning.chains import Chains, Setting, every_block
-from budgetfit.planning.every_nth import (
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.planning.alternatives.alternatives import alternatives
+from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
+from budgetfit.planning.search.every_nth_block import (
     every_nth,
     fastest_every_nth,
     number_of,
     ordinal,
     which_nth,
 )
-from budgetfit.planning.search import Request, fixed_segments, judged, search
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.search.search import Request, fixed_segments, judged, search
 from budgetfit.solvers.problem import Problem
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.integrations.tiny_training import KINDS, blocks_of, tiny_model
 from tests.models import MIB, Mebi
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from budgetfit.memory.chain_peak import chain_time_ns
-from budgetfit.planning.fastest import bounds_of_fastest, fastest
+from budgetfit.memory.chain.peak import chain_time_ns
+from budgetfit.planning.search.solver_choice import bounds_of_fastest, fastest
 from budgetfit.solvers.batch_size import choose_batch_size
 from tests.solvers.chains import random_problem, seeded
 

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from budgetfit.planning.garbage import old_objects_left_alone
+from budgetfit.traces.gc_freeze import old_objects_left_alone
 
 
 def test_old_objects_are_left_alone_and_given_back() -> None:

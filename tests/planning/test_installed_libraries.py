@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import budgetfit
-from budgetfit.core import user_code
-from budgetfit.core.user_code import is_installed
-from budgetfit.planning.fingerprint import Fingerprint
+from budgetfit.traces.cache.value_hash import Fingerprint
+from budgetfit.utils import user_code
+from budgetfit.utils.user_code import is_installed
 
 ROOT = Path(budgetfit.__file__).parents[1]
 PACKAGES = Path(sysconfig.get_paths()["purelib"])
 ASKS = """
 import packaging.requirements, platformdirs
-from budgetfit.core.user_code import is_library
+from budgetfit.utils.user_code import is_library
 print(is_library("packaging.requirements"), is_library("platformdirs"))
 """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.last_batch import last_batch_warnings
+from budgetfit.planning.judging.partial_last_batch import last_batch_warnings
 from tests.memory.made_traces import MIB, TraceMaker
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.plan import Plan
-from budgetfit.planning.make_plan import make_plan
-from budgetfit.planning.search import Request
-from budgetfit.planning.subject import Subject
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.planner import make_plan
+from budgetfit.planning.search.search import Request
+from budgetfit.workload.workload import Subject
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:

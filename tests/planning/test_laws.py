@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.memory.kernel_scratch import cublas_workspace_stays
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.kernel_rules.workspaces import cublas_workspace_stays
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.chains import every_block
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES, MIB
 from tests.traced import ADA, PAIRS, chains, line, session
 

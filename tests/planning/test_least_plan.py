@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.memory.chain_peak import chain_host_bytes, chain_peak_bytes
-from budgetfit.planning import least_plan
-from budgetfit.planning.chains import Chains, Setting, every_block
-from budgetfit.planning.least_plan import smallest, something_that_fits
-from budgetfit.planning.search import Request, judged
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
+from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
+from budgetfit.planning.search import lowest_peak
+from budgetfit.planning.search.lowest_peak import smallest, something_that_fits
+from budgetfit.planning.search.search import Request, judged
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         recipes.append(recipe)
         return judged(chains, recipe, *rest)
 
-    monkeypatch.setattr(least_plan, "judged", spy)
+    monkeypatch.setattr(lowest_peak, "judged", spy)
     return recipes
 
 
@@ -86,7 +86,7 @@ def test_of_equal_peaks_the_simplest_comes_first_and_then_what_pins_least(
     smallest(chains, Request(), budget(1))
     chain = chains.at(1)
     peaks = [chain_peak_bytes(chain, recipe.segments) for recipe in tried]
-    step = round(min(peaks) * least_plan.ALIKE)
+    step = round(min(peaks) * lowest_peak.ALIKE)
     kinds = [
         len(
             {
@@ -170,11 +170,11 @@ def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:
 def test_a_near_miss_is_looked_at_longer(
     subject: Subject, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(least_plan, "MOST_EVENTS", 0)
+    monkeypatch.setattr(lowest_peak, "MOST_EVENTS", 0)
     far_mib = 1
     least = smallest(Chains(Traces(subject), SETTING), Request(), budget(far_mib))
     in_short = len(tried)
-    assert in_short == least_plan.MOST_JUDGED
+    assert in_short == lowest_peak.MOST_JUDGED
     tried.clear()
     near_mib = least.reserved_bytes // MIB - 1
     smallest(Chains(Traces(subject), SETTING), Request(), budget(near_mib))
@@ -195,5 +195,5 @@ def test_inputs_on_the_host_but_for_one_are_tried_while_traces_are_short(
         }
 
     assert on_host() >= {7, 8}
-    monkeypatch.setattr(least_plan, "MOST_EVENTS", 0)
+    monkeypatch.setattr(lowest_peak, "MOST_EVENTS", 0)
     assert 7 not in on_host()

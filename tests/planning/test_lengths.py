@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.errors import InputError
-from budgetfit.planning.lengths import summarize
+from budgetfit.errors import InputError
+from budgetfit.inputs.sample_lengths import summarize
 
 LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=50)
 

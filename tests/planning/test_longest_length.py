@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from budgetfit.core.errors import DoesNotFitError
-from budgetfit.planning.longest_length import (
+from budgetfit.errors import DoesNotFitError
+from budgetfit.planning.alternatives.longest_length import (
     Need,
     lengths_up_to,
     longest_plan,

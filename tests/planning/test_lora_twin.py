@@ -3,12 +3,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
-from budgetfit.planning.chains import every_block
-from budgetfit.planning.lora_twin import RANK, LoraLinear, lora_twin
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.alternatives.lora_estimate import RANK, LoraLinear, lora_twin
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES, VOCABULARY, WIDTH
 
 GPU = find_gpu("rtx-4090")

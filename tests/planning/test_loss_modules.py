@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.planning.loss_modules import FakedLoss
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.swap_modules import modules_in, swapped
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.fake_step import trace_once
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.loss_modules import FakedLoss
+from budgetfit.traces.session import Traces
+from budgetfit.traces.swap_modules import modules_in, swapped
+from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.workload.workload import Subject
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:

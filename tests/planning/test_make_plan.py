@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.errors import DoesNotFitError, InputError
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import DoesNotFitError, InputError
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.chains import Chains, Setting, every_block
-from budgetfit.planning.judge import judge
-from budgetfit.planning.make_plan import (
+from budgetfit.planning.judging.judge import judge
+from budgetfit.planning.planner import (
     make_estimate,
     make_layers,
     make_plan,
     policy_recipe,
 )
-from budgetfit.planning.search import Request, fixed_segments, rank, search
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
+from budgetfit.planning.search.search import Request, fixed_segments, rank, search
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES, MIB, Mebi
 
 if TYPE_CHECKING:

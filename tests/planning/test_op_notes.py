@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.step_trace import Affine, StepTrace, UnverifiedOp
-from budgetfit.planning.op_notes import held_bytes, unverified_op_notes
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.judging.unverified_ops import held_bytes, unverified_op_notes
 from tests.memory.made_traces import MIB, TraceMaker
 
 GPU = find_gpu("rtx-4090")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import budgetfit
-from budgetfit.tracing.overwritten_inputs import overwriting_blocks
+from budgetfit.tracing.recording.inplace_inputs import overwriting_blocks
 
 
 class Adds(nn.Module):

@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.memory.profile import block_types
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.profile import block_types
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.chains import Chains, Setting
-from budgetfit.planning.judge import step_ms
-from budgetfit.planning.probes import probe_segments
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.judging.judge import step_ms
+from budgetfit.planning.profiling.block_chain import Chains, Setting
+from budgetfit.planning.profiling.option_probes import probe_segments
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.traced import ADA, PAIRS, chains
 
 SETS = [("aten.mm.default:0",), ("aten.mm.default:0", "aten.mm.default:1")]

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from budgetfit.applying.run import Run
-from budgetfit.applying.weightless_copy import weightless_copy
+from budgetfit.applying.meta_copy import weightless_copy
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.planning.chains import every_block
-from budgetfit.tracing.fake_step import trace_once
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.models import MIB, Mebi, mean, without_loss
 
 if TYPE_CHECKING:

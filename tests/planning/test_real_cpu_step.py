@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 import torch
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
+from budgetfit.batches.batch_tree import change_tensors, resize_batch
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.chains import every_block
-from budgetfit.tracing.batch_shapes import change_tensors, resize_batch
-from budgetfit.tracing.steady_step import repeat_step
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.tracing.recording.steady_state import repeat_step
+from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.models import EXAMPLES, WITHOUT_LOSS, mean
 from tests.traced import raw_trace, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.recording.step_tracer import RawTrace
 
 BATCH = 3
 STEPS = 2  # the first creates states, the second meets them

@@ -12,7 +12,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit import Plan
-from budgetfit.planning.same_settings import settings_of, warn_of_other_settings
+from budgetfit.workload.settings_check import settings_of, warn_of_other_settings
 from tests.applying.small_models import batch_for, make
 from tests.models import mean
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from budgetfit.core.gpus import find_gpu
-from budgetfit.planning.subject import Subject
+from budgetfit.gpus.table import find_gpu
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES
 
 HOPPER = find_gpu("h100-80gb")

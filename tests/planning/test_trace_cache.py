@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning import trace_cache
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.trace_cache import CacheSize, TraceCache, cache_folder
-from budgetfit.planning.traces import Traces
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.cache import cache as trace_cache
+from budgetfit.traces.cache.cache import CacheSize, TraceCache, cache_folder
+from budgetfit.traces.session import Traces
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_another_process_reads_it(cache: TraceCache) -> None:
     cache.store(KEY, trace())
     code = (
         "import sys; from pathlib import Path\n"
-        "from budgetfit.planning.trace_cache import TraceCache\n"
+        "from budgetfit.traces.cache.cache import TraceCache\n"
         f"found = TraceCache(Path(sys.argv[1])).load({KEY!r})\n"
         "print(len(found.events))"
     )
@@ -114,7 +114,7 @@ def test_another_process_reads_it(cache: TraceCache) -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    code = "import sys, budgetfit.planning.trace_cache\nprint('torch' in sys.modules)"
+    code = "import sys, budgetfit.traces.cache.cache\nprint('torch' in sys.modules)"
     found = subprocess.run(  # noqa: S603 - this interpreter
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -285,7 +285,7 @@ def test_a_folder_that_cannot_be_written_is_read(
 def test_writers_at_once_leave_a_whole_file(cache: TraceCache) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from budgetfit.planning.trace_cache import TraceCache\n"
+        "from budgetfit.traces.cache.cache import TraceCache\n"
         "cache = TraceCache(Path(sys.argv[1]))\n"
         f"trace = cache.load({OTHER!r})\n"
         "for _ in range(20):\n"

@@ -18,12 +18,12 @@ from torch import nn
 from torch.utils import checkpoint
 from transformers.models.llama import modeling_llama
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Segment
 from budgetfit.core.sample_dims import SampleDims
-from budgetfit.planning import trace_key
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.trace_key import cache_key, subject_key, why_not_cacheable
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.cache import key as trace_key
+from budgetfit.traces.cache.key import cache_key, subject_key, why_not_cacheable
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES
 
 if TYPE_CHECKING:
@@ -480,7 +480,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "room" / "file.py").write_text("x = 1")
     (tmp_path / "cards.toml").write_text("")
-    own = tmp_path / "planning" / "trace_key.py"
+    own = tmp_path / "traces" / "cache" / "key.py"
     monkeypatch.setattr(trace_key, "__file__", str(own))
     return tmp_path
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.core.errors import InputError, TraceError
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning import trace_errors as module_of_errors
-from budgetfit.planning import traces as module_of_traces
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.assumed_values import FULL_MASK
-from budgetfit.tracing.real_values import REAL_VALUES
+from budgetfit.errors import InputError, TraceError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces import errors as module_of_errors
+from budgetfit.traces import session as module_of_traces
+from budgetfit.traces.session import Traces
+from budgetfit.tracing.values.assumptions import FULL_MASK
+from budgetfit.tracing.values.concrete_execution import REAL_VALUES
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES
 
 ADA = find_gpu("rtx-4090")

@@ -22,13 +22,13 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from budgetfit.core.function_name import qualified_name
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.chains import every_block
-from budgetfit.planning.evaluation_batch import evaluation_trace
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.planning.search.evaluation_batch import evaluation_trace
+from budgetfit.traces.session import Traces
+from budgetfit.utils.function_name import qualified_name
+from budgetfit.workload.workload import Subject
 from tests.models import IMAGE, LENGTH, VOCABULARY, WIDTH, Mebi, images, text
 
 if TYPE_CHECKING:

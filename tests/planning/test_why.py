@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from budgetfit.core.block_table import BlockRow, find_block
-from budgetfit.core.errors import InputError
+from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_points, chain_time_ns
-from budgetfit.planning.why import block_rows
+from budgetfit.errors import InputError
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points, chain_time_ns
+from budgetfit.planning.reports.block_report import block_rows
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.exhaustive import all_plans
 from budgetfit.solvers.problem import Problem

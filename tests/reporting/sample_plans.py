@@ -4,10 +4,9 @@
 import dataclasses
 from typing import Any
 
-from budgetfit.core.block_table import BlockChoice, BlockRow
+from budgetfit.core.block_report import BlockChoice, BlockRow
 from budgetfit.core.budget import Budget
-from budgetfit.core.card_row import CardRow
-from budgetfit.core.gpus import Gpu, find_gpu
+from budgetfit.core.gpu_comparison import CardRow
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.plan import (
     Alternative,
@@ -20,6 +19,7 @@ from budgetfit.core.plan import (
     Verification,
 )
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.gpus.table import Gpu, find_gpu
 
 MIB = 2**20
 GIB = 2**30

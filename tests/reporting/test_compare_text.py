@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from budgetfit.reporting.json import compare_json, why_json
-from budgetfit.reporting.text import compare_text, render
+from budgetfit.reporting.render import compare_text, render
 from tests.reporting.sample_plans import sample_cards, sample_model, sample_row
 
 ROWS = sample_cards()

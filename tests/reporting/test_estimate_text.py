@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from budgetfit.reporting.text import (
+from budgetfit.reporting.render import (
     estimate_text,
     render,
     render_estimate,

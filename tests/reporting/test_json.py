@@ -2,9 +2,9 @@
 
 import json
 
-from budgetfit.core.errors import DoesNotFitError, InputError, Suggestion, TraceError
-from budgetfit.core.gpus import all_gpus
 from budgetfit.core.plan import Plan
+from budgetfit.errors import DoesNotFitError, InputError, Suggestion, TraceError
+from budgetfit.gpus.table import all_gpus
 from budgetfit.reporting.json import (
     error_json,
     estimate_json,

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.cuda_context import CudaContext, measured_context
-from budgetfit.core.gpus import find_gpu, generic_gpu
 from budgetfit.core.plan import Alternative, Plan
-from budgetfit.reporting.text import plan_text, print_plan, render, render_plan, show
+from budgetfit.gpus.cuda_context import CudaContext, measured_context
+from budgetfit.gpus.table import find_gpu, generic_gpu
+from budgetfit.reporting.render import plan_text, print_plan, render, render_plan, show
 from tests.reporting.sample_plans import (
     GIB,
     MIB,

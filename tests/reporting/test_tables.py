@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from budgetfit.core.gpus import all_gpus
-from budgetfit.reporting.text import WIDE, gpus_text, layers_text, render
+from budgetfit.gpus.table import all_gpus
+from budgetfit.reporting.render import WIDE, gpus_text, layers_text, render
 from tests.reporting.sample_plans import sample_layers
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from budgetfit.core.plan import CategoryCheck
-from budgetfit.reporting.text import WIDE, render, verification_text
+from budgetfit.reporting.render import WIDE, render, verification_text
 from tests.reporting.sample_plans import GIB, MIB, sample_verification
 
 

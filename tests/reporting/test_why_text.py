@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from budgetfit.core.block_table import BlockChoice, BlockRow
+from budgetfit.core.block_report import BlockChoice, BlockRow
 from budgetfit.core.plan import Plan
-from budgetfit.reporting.text import render_why
+from budgetfit.reporting.render import render_why
 from tests.reporting.sample_plans import MIB, sample_plan
 
 KEEP = BlockChoice(

@@ -3,7 +3,7 @@
 import pytest
 
 from budgetfit.core.recipe import Segment
-from budgetfit.reporting.words import (
+from budgetfit.reporting.phrases import (
     blocks_text,
     class_text,
     count_text,

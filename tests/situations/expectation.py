@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from budgetfit.core.gpus import find_gpu
+from budgetfit.gpus.table import find_gpu
 from tests.situations.answer import DOES_NOT_FIT, FITS, GIB, Answer
 
 DEFAULT_HOST_GIB = 16.0  # of plans made where the card is not

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import budgetfit
-from budgetfit.core.errors import BudgetfitError
+from budgetfit.errors import BudgetfitError
 from budgetfit.reporting.json import error_json, estimate_json, plan_json
 from tests.situations import modules
 from tests.situations.answer import DOES_NOT_FIT, FITS, USAGE

@@ -28,16 +28,16 @@ from torch import nn
 
 import budgetfit
 from budgetfit import DoesNotFitError, InputError, Recipe, Segment, TraceError
-from budgetfit.arguments import find_card
-from budgetfit.memory.chain_peak import chain_host_bytes, chain_peak_bytes
-from budgetfit.plan_arguments import PlanArguments
-from budgetfit.planning import refusal
-from budgetfit.planning.chains import Chains, Setting
-from budgetfit.planning.judge import judge
-from budgetfit.planning.least_plan import FORMULA_ERROR
-from budgetfit.planning.make_plan import make_plan
-from budgetfit.planning.settled_traces import settled
-from budgetfit.planning.traces import Traces
+from budgetfit.inputs.plan_request import PlanArguments
+from budgetfit.inputs.settings import find_card
+from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
+from budgetfit.planning.alternatives import refusal
+from budgetfit.planning.judging.judge import judge
+from budgetfit.planning.planner import make_plan
+from budgetfit.planning.profiling.block_chain import Chains, Setting
+from budgetfit.planning.profiling.first_trace import settled
+from budgetfit.planning.search.lowest_peak import FORMULA_ERROR
+from budgetfit.traces.session import Traces
 from tests.models import Mebi
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.integrations.model_source import resolve_model
+from budgetfit.integrations.model_sources.model_source import resolve_model
 
 CONFIGS = Path(__file__).parent / "configs"
 

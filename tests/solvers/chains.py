@@ -7,7 +7,7 @@ from typing import Final
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile, Mode
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.exhaustive import all_plans
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
 

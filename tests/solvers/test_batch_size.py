@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from budgetfit.core.block_profile import ChainProfile
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 from budgetfit.solvers import Solve
-from budgetfit.solvers.batch_ladder import (
-    LARGEST_BATCH_SIZE,
-    fitting_ladder,
-    ladder,
-)
 from budgetfit.solvers.batch_size import (
     BatchCandidate,
     BatchChoice,
     Objective,
     choose_batch_size,
+)
+from budgetfit.solvers.batch_size_grid import (
+    LARGEST_BATCH_SIZE,
+    fitting_ladder,
+    ladder,
 )
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.problem import Problem, Solution

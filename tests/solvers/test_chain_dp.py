@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak, pareto_front
 from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.problem import Problem

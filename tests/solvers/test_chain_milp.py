@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 from scipy.optimize import milp
 
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.chain_milp import chain_milp
 from budgetfit.solvers.exhaustive import exhaustive

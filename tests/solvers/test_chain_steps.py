@@ -1,8 +1,8 @@
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.chain_steps import chain_steps, incoming_bytes
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.exhaustive import all_plans
 from budgetfit.solvers.problem import Problem, segments_from
+from budgetfit.solvers.transitions import chain_steps, incoming_bytes
 from tests.solvers.chains import chain_of, equal_blocks, option, random_chain, seeded
 
 KEEP = option("keep", saved=10, forward=14, backward=3)

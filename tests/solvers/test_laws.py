@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers import SOLVERS, Solve
 from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.problem import Problem

@@ -2,7 +2,7 @@ from itertools import combinations
 
 import pytest
 
-from budgetfit.core.errors import InputError
+from budgetfit.errors import InputError
 from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
 from tests.solvers.chains import seeded
 

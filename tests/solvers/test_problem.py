@@ -1,7 +1,7 @@
 import pytest
 
-from budgetfit.core.errors import InputError
 from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
 from budgetfit.solvers.problem import (
     Problem,
     describe,

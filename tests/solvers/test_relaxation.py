@@ -1,12 +1,12 @@
 from dataclasses import replace
 
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp, pareto_front
-from budgetfit.solvers.chain_steps import chain_steps, steps_of, worthwhile
 from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.labels import segments_of
+from budgetfit.solvers.lagrangian_bounds import NEVER, relaxation
 from budgetfit.solvers.problem import Problem
-from budgetfit.solvers.relaxation import NEVER, relaxation
+from budgetfit.solvers.transitions import chain_steps, steps_of, worthwhile
 from tests.solvers.chains import (
     chain_of,
     equal_blocks,

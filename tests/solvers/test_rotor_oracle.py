@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 
 from budgetfit.core.block_profile import ChainProfile
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.problem import Problem
 from tests.solvers.chains import block, chain_of, option, seeded

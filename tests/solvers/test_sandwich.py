@@ -3,15 +3,15 @@ from dataclasses import replace
 import pytest
 
 from budgetfit.core.block_profile import ChainProfile
-from budgetfit.memory.chain_peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.chain_milp import chain_milp
-from budgetfit.solvers.chain_steps import chain_steps
+from budgetfit.solvers.discretized_bounds import sandwich
 from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.labels import segments_of
+from budgetfit.solvers.lagrangian_bounds import NEVER
 from budgetfit.solvers.problem import Problem
-from budgetfit.solvers.relaxation import NEVER
-from budgetfit.solvers.sandwich import sandwich
+from budgetfit.solvers.transitions import chain_steps
 from tests.solvers.chains import (
     block,
     chain_of,

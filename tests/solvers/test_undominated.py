@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.solvers.undominated import undominated
+from budgetfit.solvers.pareto import undominated
 
 Label = tuple[int, int, int]
 

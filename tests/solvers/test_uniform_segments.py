@@ -4,7 +4,7 @@ import pytest
 
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain_peak import chain_peak_bytes
+from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import (

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from budgetfit.core.gpus import Gpu, all_gpus, find_gpu
 from budgetfit.core.step_trace import RATES, BlockPass, OpTable, Phase, StepTrace
+from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
 from budgetfit.timing.roofline import (
     BANDWIDTH_SHARE,
     LAUNCH_NS,

@@ -11,20 +11,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import kernel_card, replay, storage_bytes
-from budgetfit.planning.chains import every_block
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.affine_trace import NotAffineError, affine_trace, step_trace
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.steady_step import repeat_step
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.traces.session import Traces
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.batch_scaling import (
+    NotAffineError,
+    affine_trace,
+    step_trace,
+)
+from budgetfit.tracing.recording.steady_state import repeat_step
+from budgetfit.workload.workload import Subject
 from tests.traced import ADA, PAIRS, T4, line, raw_trace, session
 
 if TYPE_CHECKING:
-    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.recording.step_tracer import RawTrace
 
 CASES = [
     *((name, *PAIRS[name], recompute) for name in PAIRS for recompute in (False, True)),

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from budgetfit.tracing.cuda_semantics.attention import AttentionCall, choose_backend
-from budgetfit.tracing.cuda_semantics.device_branches import cuda_branches
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_branches
+from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, choose_backend
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.tracing.attention_calls import Call, calls
 
 if TYPE_CHECKING:

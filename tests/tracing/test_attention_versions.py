@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import torch
 
-from budgetfit.core.gpus import find_gpu
-from budgetfit.memory.kernel_scratch import scratch_bytes
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.kernel_rules.workspaces import scratch_bytes
 from budgetfit.memory.replay import kernel_card
-from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
-from budgetfit.tracing.cuda_semantics.scratch_registry import Take
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.cuda_semantics.temporaries import steps_of
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.cuda.kernel_memory import steps_of
+from budgetfit.tracing.cuda.kernel_memory.registry import Take
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
 
 FORWARD = torch.ops.aten._scaled_dot_product_efficient_attention.default
 BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.tracing.cuda_semantics.autocast import (
+from budgetfit.tracing.cuda.dispatch.autocast import (
     BANNED,
     FP32,
     FP32_OUTPUT,
@@ -26,7 +26,7 @@ from budgetfit.tracing.cuda_semantics.autocast import (
     cuda_autocast,
     ops_with_kernel,
 )
-from budgetfit.tracing.fake_model import fake_mode
+from budgetfit.tracing.fake.model_copy import fake_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,15 +9,15 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from budgetfit.core.errors import InputError
-from budgetfit.core.sample_dims import SampleDims
-from budgetfit.tracing.batch_shapes import (
+from budgetfit.batches.batch_tree import (
     Batch,
     batch_size_of,
     change_tensors,
     describe_batch,
     resize_batch,
 )
+from budgetfit.core.sample_dims import SampleDims
+from budgetfit.errors import InputError
 from tests.core.test_batch_samples import boxes, masks
 
 

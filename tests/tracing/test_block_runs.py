@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from budgetfit.core.recipe import Segment
-from budgetfit.tracing.block_kinds import block_kinds
-from budgetfit.tracing.block_runs import find_runs
-from budgetfit.tracing.shortened_twin import shortening
+from budgetfit.tracing.blocks.block_signature import block_kinds
+from budgetfit.tracing.blocks.repeated_runs import find_runs
+from budgetfit.tracing.fake.shortened_model import shortening
 from tests.models import Mebi
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.tracing.block_tracker import first_tensor
-from budgetfit.tracing.fake_step import trace_once
+from budgetfit.tracing.recording.module_tracker import first_tensor
+from budgetfit.tracing.recording.step_tracer import trace_once
 from tests.models import EXAMPLES, MIB, without_loss
 from tests.traced import raw_trace, session
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import BlockPass
-    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.recording.step_tracer import RawTrace
 
 SGD = Recipe(batch_size=4, optimizer="sgd")
 MEBI = tuple(f"blocks.{index}" for index in range(3))

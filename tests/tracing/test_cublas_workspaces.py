@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from budgetfit.tracing.cuda_semantics.cublas_workspaces import in_cublaslt
-from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.cuda.kernel_memory.cublas_workspaces import in_cublaslt
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

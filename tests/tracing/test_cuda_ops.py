@@ -8,14 +8,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn import functional
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
-from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.fake_step import trace_once
-from budgetfit.tracing.log_rows import run_plainly
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.records import run_plainly
 from tests.models import without_loss
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from budgetfit.tracing.cuda_semantics.device_branches import cuda_branches
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_model import fake_mode
+from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_branches
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

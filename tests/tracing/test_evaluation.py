@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.step_trace import Phase
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.evaluation_batch import evaluation_trace
-from budgetfit.tracing.evaluation import evaluation_after, inputs_of
+from budgetfit.planning.search.evaluation_batch import evaluation_trace
+from budgetfit.tracing.recording.evaluation import evaluation_after, inputs_of
 from tests.traced import ADA, line, session
 
 

@@ -10,15 +10,17 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
-from budgetfit.tracing import fake_results, op_calls, storage_log
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.fake_results import FakeResults, Output, Result
-from budgetfit.tracing.fake_step import trace_once
-from budgetfit.tracing.fake_tensors import FakeTensors
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing import op_signature
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake import result_cache
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.fake.result_cache import FakeResults, Output, Result
+from budgetfit.tracing.fake.tensor_factory import FakeTensors
+from budgetfit.tracing.recording import storage_log
+from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.traced import raw_trace
 
 if TYPE_CHECKING:
@@ -31,9 +33,9 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _nothing_seen() -> Iterator[None]:
-    fake_results._SEEN.clear()
+    result_cache._SEEN.clear()
     yield
-    fake_results._SEEN.clear()
+    result_cache._SEEN.clear()
 
 
 def floats(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -155,14 +157,14 @@ def test_a_view_of_which_one_is_not_guessed() -> None:
     with fake_mode():
         x = floats(12)
         args = (x, x.view(3, 4))
-        assert fake_results._result_of(args, {}, x.view(4, 3)) is None
-        assert fake_results._result_of((x,), {}, x.view(4, 3)) is not None
+        assert result_cache._result_of(args, {}, x.view(4, 3)) is None
+        assert result_cache._result_of((x,), {}, x.view(4, 3)) is not None
 
 
 def test_outputs_that_share_or_pad_their_storage_are_left_to_torch() -> None:
     with fake_mode() as mode:
         pair = floats(2, 6).unbind()
-        assert fake_results._result_of((), {}, pair) is None
+        assert result_cache._result_of((), {}, pair) is None
         padded = floats(9)[:6]
         made = Result(None, (Output(-1, padded.shape, (1,)),))
         assert not FakeResults(mode)._makes(made, (), padded)
@@ -172,12 +174,12 @@ def test_outputs_that_share_or_pad_their_storage_are_left_to_torch() -> None:
 def test_no_more_is_remembered_than_memory_is_worth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(op_calls, "MOST_CALLS", 4)
+    monkeypatch.setattr(op_signature, "MOST_CALLS", 4)
     with fake_mode() as mode:
         run = FakeResults(mode).run
         for size in range(1, 20):
             assert run(aten.neg.default, (floats(size),), {}).shape == (size,)
-            assert len(fake_results._SEEN) <= 4
+            assert len(result_cache._SEEN) <= 4
 
 
 def test_another_torch_that_makes_fakes_in_another_way_makes_them_itself(
@@ -191,7 +193,7 @@ def test_another_torch_that_makes_fakes_in_another_way_makes_them_itself(
         run = FakeResults(mode).run
         for _ in range(3):
             assert run(aten.neg.default, (floats(3),), {}).shape == (3,)
-        assert not fake_results._SEEN
+        assert not result_cache._SEEN
         parameter = FakeTensors(mode).parameter(floats(3))
         assert isinstance(parameter, torch.nn.Parameter)
 
@@ -200,7 +202,7 @@ def test_in_inference_mode_torch_makes_all_results() -> None:
     with fake_mode() as mode, torch.inference_mode():
         out = FakeResults(mode).run(aten.neg.default, (floats(3),), {})
     assert out.is_inference()
-    assert not fake_results._SEEN
+    assert not result_cache._SEEN
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "convolutions"])

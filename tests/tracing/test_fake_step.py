@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import TraceError
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_step import trace_once
+from budgetfit.errors import TraceError
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.step_tracer import trace_once
 from tests.models import EXAMPLES, MIB, without_loss
 from tests.traced import raw_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.recording.step_tracer import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 SGD = Recipe(batch_size=4, optimizer="sgd")

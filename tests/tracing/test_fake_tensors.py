@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.tracing.fake_model import fake_copy, fake_mode
-from budgetfit.tracing.fake_tensors import FakeTensors
+from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
+from budgetfit.tracing.fake.tensor_factory import FakeTensors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -12,7 +12,7 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from budgetfit.tracing.find_blocks import find_blocks
+from budgetfit.tracing.blocks.find_blocks import find_blocks
 from tests.models import EXAMPLES
 
 

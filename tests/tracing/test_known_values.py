@@ -18,20 +18,20 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import functional
 from torch.nn.utils import rnn
 
-from budgetfit.tracing.assumed_values import (
+from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_branches
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.values.assumptions import (
     ALL_DIFFERENT,
     EVEN_CHOICE,
     FULL_MASK,
     RANDOM_CHOICE,
     READ_NUMBER,
 )
-from budgetfit.tracing.cuda_semantics.device_branches import cuda_branches
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.followed_values import LARGEST_ELEMENTS, MOST_FLOATS
-from budgetfit.tracing.known_values import KnownValues, UnknownValueError
-from budgetfit.tracing.library_questions import values_matter
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.values.known_values import KnownValues, UnknownValueError
+from budgetfit.tracing.values.library_patches import values_matter
+from budgetfit.tracing.values.propagation import LARGEST_ELEMENTS, MOST_FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from budgetfit.core.errors import InputError
-from budgetfit.tracing.batch_shapes import Batch, describe_batch
-from budgetfit.tracing.made_batch import batch_dimension, make_batch
+from budgetfit.batches.batch_tree import Batch, describe_batch
+from budgetfit.batches.make_batch import batch_dimension, make_batch
+from budgetfit.errors import InputError
 
 
 class NanoGPT(nn.Module):

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from budgetfit.tracing.batch_shapes import batch_size_of, resize_batch
-from budgetfit.tracing.made_batch import make_batch
+from budgetfit.batches.batch_tree import batch_size_of, resize_batch
+from budgetfit.batches.make_batch import make_batch
 from tests.zoo.entry import zoo
 
 TRAINABLE = {

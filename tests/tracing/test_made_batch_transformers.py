@@ -3,9 +3,9 @@ import torch
 import transformers
 from torch import nn
 
-from budgetfit.core.errors import InputError
-from budgetfit.tracing.batch_shapes import batch_size_of, describe_batch, resize_batch
-from budgetfit.tracing.made_batch import make_batch
+from budgetfit.batches.batch_tree import batch_size_of, describe_batch, resize_batch
+from budgetfit.batches.make_batch import make_batch
+from budgetfit.errors import InputError
 from tests.tracing.tiny_transformers import WITH_LOSS, WITHOUT_LOSS, tiny_model
 
 

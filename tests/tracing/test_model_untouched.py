@@ -16,16 +16,16 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import TraceError
-from budgetfit.core.gpus import find_gpu
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
-from budgetfit.planning.chains import every_block
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.cuda_semantics.autocast import ops_with_kernel
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_step import trace_once
+from budgetfit.errors import TraceError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.traces.session import Traces
+from budgetfit.tracing.cuda.dispatch.autocast import ops_with_kernel
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.workload.workload import Subject
 from tests.models import EXAMPLES, without_loss
 
 if TYPE_CHECKING:

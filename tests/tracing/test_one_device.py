@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import budgetfit
-from budgetfit.tracing.one_device import OneDevice
+from budgetfit.tracing.isolation.cuda_device_names import OneDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

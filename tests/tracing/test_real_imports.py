@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.real_imports import real_imports
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.session import Traces
+from budgetfit.tracing.isolation.imports import real_imports
+from budgetfit.workload.workload import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

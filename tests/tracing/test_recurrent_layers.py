@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
-from budgetfit.tracing.cuda_semantics.recurrent_layers import RECURRENT_LAYERS
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.fake_model import fake_copy, fake_mode
-from budgetfit.tracing.known_values import KnownValues
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
+from budgetfit.tracing.cuda.semantics.context import imitate_cuda
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.values.known_values import KnownValues
 
 TARGET = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13), cudnn=False)
 LAYOUTS = [

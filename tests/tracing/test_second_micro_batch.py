@@ -9,12 +9,12 @@ import pytest
 
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.second_micro_batch import repeat_micro_step
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.second_micro_batch import repeat_micro_step
 from tests.traced import raw_trace
 
 if TYPE_CHECKING:
-    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.recording.step_tracer import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 

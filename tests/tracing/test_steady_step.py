@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from budgetfit.core.function_name import qualified_name
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.steady_step import repeat_step
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.steady_state import repeat_step
+from budgetfit.utils.function_name import qualified_name
 from tests.traced import raw_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from budgetfit.tracing.fake_step import RawTrace
+    from budgetfit.tracing.recording.step_tracer import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 Optimizer = torch.optim.Optimizer

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from budgetfit.core.step_trace import CATEGORIES, RATES
-from budgetfit.tracing.fake_model import fake_mode
-from budgetfit.tracing.log_rows import OpScratch, ScratchRow, Step
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.records import OpScratch, ScratchRow, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,21 +10,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.memory.kernel_scratch import PARTS
-from budgetfit.tracing.cuda_semantics.scratch_registry import (
+from budgetfit.memory.kernel_rules.workspaces import PARTS
+from budgetfit.tracing.cuda.kernel_memory import (
+    kept_output,
+    output_bytes_of,
+    steps_of,
+    temporaries_of,
+    temporary,
+)
+from budgetfit.tracing.cuda.kernel_memory.registry import (
     FUNCTIONS,
     KEPT,
     STEPS,
     Give,
     Scratch,
     Take,
-)
-from budgetfit.tracing.cuda_semantics.temporaries import (
-    kept_output,
-    output_bytes_of,
-    steps_of,
-    temporaries_of,
-    temporary,
 )
 
 aten = torch.ops.aten

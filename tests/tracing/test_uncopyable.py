@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.core.errors import TraceError
-from budgetfit.tracing.fake_model import fake_copy, fake_mode
+from budgetfit.errors import TraceError
+from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from budgetfit.core.errors import BudgetfitError
+from budgetfit.errors import BudgetfitError
 from tests.training_loops.loops import WAYS, Loop
 from tests.training_loops.treatments import runs_again, segments_of
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from budgetfit.applying import repeatable
-from budgetfit.applying.forward_state import RandomState
-from budgetfit.applying.recomputed_values import SavedValues
+from budgetfit.applying.checkpointing import repeatable_forward
+from budgetfit.applying.checkpointing.forward_context import RandomState
+from budgetfit.applying.checkpointing.recomputation_check import SavedValues
 from budgetfit.applying.undo import Undo
-from budgetfit.integrations import prepared_model
+from budgetfit.integrations.exports import prepared_model
 from tests.training_loops.compare import (
     OTHER_TREATMENT,
     REFUSED,
@@ -142,7 +142,9 @@ def test_statistics_that_are_counted_twice_are_a_silent_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Losses in training are the same all the same."""
-    monkeypatch.setattr(repeatable, "buffers_as_before", lambda _: nullcontext())
+    monkeypatch.setattr(
+        repeatable_forward, "buffers_as_before", lambda _: nullcontext()
+    )
     compare_no_values(monkeypatch)
 
     found = judged(loop_of("Run", "own", "", "recompute"))

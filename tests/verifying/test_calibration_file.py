@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from budgetfit.verifying import calibration_file, only_writer
-from budgetfit.verifying.calibration_file import (
+from budgetfit.calibration import file as calibration_file
+from budgetfit.calibration import file_lock
+from budgetfit.calibration.file import (
     CalibrationError,
     Measurement,
     StepTime,
@@ -127,11 +128,11 @@ def test_verifications_that_end_at_once_lose_nothing() -> None:
 def test_a_writer_that_never_ends_is_told_and_goes_on_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(only_writer, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(file_lock, "PATIENCE_S", 0.0)
     folder.mkdir()
     lock = folder / "calibration.lock"
     with (
-        only_writer.only_writer(lock),
+        file_lock.only_writer(lock),
         pytest.raises(CalibrationError, match="another process has been writing"),
     ):
         keep_measurement(measurement())
@@ -142,7 +143,7 @@ def test_a_writer_that_never_ends_is_told_and_goes_on_later(
 def test_another_process_reads_what_this_one_keeps() -> None:
     keep_measurement(measurement())
     code = (
-        "from budgetfit.verifying.calibration_file import read_measurements\n"
+        "from budgetfit.calibration.file import read_measurements\n"
         "print(read_measurements()[0].outside_bytes)"
     )
     found = subprocess.run(  # noqa: S603 - this interpreter

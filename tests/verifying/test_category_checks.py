@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.verifying.category_checks import category_checks
-from budgetfit.verifying.count_categories import (
+from budgetfit.measuring.category_checks import category_checks
+from budgetfit.measuring.count_categories import (
     gradient_bytes,
     model_bytes,
     state_bytes,

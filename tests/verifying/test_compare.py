@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.verifying.compare import (
+from budgetfit.measuring.compare import (
     GradientCheck,
     build_verification,
     check_gradients,
     largest_error,
 )
-from budgetfit.verifying.real_step import MeasuredPhase, RealSteps
+from budgetfit.measuring.real_step import MeasuredPhase, RealSteps
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
 
 if TYPE_CHECKING:

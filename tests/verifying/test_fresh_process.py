@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from budgetfit.core.errors import BudgetfitError, InputError
+from budgetfit.errors import BudgetfitError, InputError
+from budgetfit.measuring import subprocess_run
 from budgetfit.reporting.json import error_json, verification_json
-from budgetfit.reporting.text import render_verification
-from budgetfit.verifying import fresh_process
+from budgetfit.reporting.render import render_verification
 from tests.reporting.sample_plans import sample_plan, sample_verification
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Child:
         self.stdout = stdout
         self.stderr = "warming up\nSegmentation fault"
         self.asked: list[str] = []
-        monkeypatch.setattr(fresh_process, "_run", self)
+        monkeypatch.setattr(subprocess_run, "_run", self)
 
     def __call__(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         with open(arguments[0], encoding="utf-8") as file:  # noqa: PTH123
@@ -42,7 +42,7 @@ def verify(**options: Any) -> Any:  # noqa: ANN401
         "progress": None,
         **options,
     }
-    return fresh_process.verify_in_fresh_process(sample_plan(), "m:f", **settings)
+    return subprocess_run.verify_in_fresh_process(sample_plan(), "m:f", **settings)
 
 
 def test_u13_the_childs_answer_is_the_verification_and_says_where_it_ran(

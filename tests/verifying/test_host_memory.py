@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.verifying import host_memory
-from budgetfit.verifying.host_memory import resident_bytes
+from budgetfit.measuring import host_memory
+from budgetfit.measuring.host_memory import resident_bytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
-from budgetfit.verifying.kept_model import kept_as_it_was
+from budgetfit.measuring.preserve_model import kept_as_it_was
 from tests.applying.small_models import batch_for, make
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from budgetfit.core.errors import InputError
-from budgetfit.verifying.longest_batch import MOST_RUN, longest_first
+from budgetfit.errors import InputError
+from budgetfit.measuring.longest_batch import MOST_RUN, longest_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

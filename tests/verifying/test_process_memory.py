@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from budgetfit.verifying.process_memory import process_memory
+from budgetfit.measuring.process_memory import process_memory
 
 DEVICE = torch.device("cuda")
 GIB = 2**30

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from budgetfit.applying.run import Run
-from budgetfit.core.errors import InputError
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.verifying import meters, real_step
-from budgetfit.verifying.process_memory import ProcessMemory
-from budgetfit.verifying.real_step import find_device, is_out_of_memory, run_real_steps
+from budgetfit.errors import InputError
+from budgetfit.measuring import meters, real_step
+from budgetfit.measuring.process_memory import ProcessMemory
+from budgetfit.measuring.real_step import find_device, is_out_of_memory, run_real_steps
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, batch_for, make
 

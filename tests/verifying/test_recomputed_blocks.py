@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.run import Run
+from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.verifying.recomputed_blocks import (
+from budgetfit.measuring.recomputed_blocks import (
     RecomputedBlocks,
     blocks_run_again,
     saving_nothing,

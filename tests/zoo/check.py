@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 import budgetfit
-from budgetfit.applying.call_model import loss_of, mean_of
-from budgetfit.planning.traced_step import NO_LOSS
-from budgetfit.tracing.batch_shapes import batch_size_of, resize_batch
-from budgetfit.verifying.recomputed_blocks import RecomputedBlocks, saving_nothing
+from budgetfit.applying.loss.call_model import loss_of, mean_of
+from budgetfit.batches.batch_tree import batch_size_of, resize_batch
+from budgetfit.measuring.recomputed_blocks import RecomputedBlocks, saving_nothing
+from budgetfit.traces.traced_step import NO_LOSS
 from tests.zoo.state import (
     assert_same,
     model_state,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.core.errors import BudgetfitError, InputError, TraceError
+from budgetfit.errors import BudgetfitError, InputError, TraceError
 from tests.zoo.networks import (
     user_attributes,
     user_compute,

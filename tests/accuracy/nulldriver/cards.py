@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[3]
-CARD_TABLE: Final = ROOT / "budgetfit" / "core" / "gpus.toml"
+CARD_TABLE: Final = ROOT / "budgetfit" / "gpus" / "gpus.toml"
 
 
 @dataclass(frozen=True, kw_only=True)

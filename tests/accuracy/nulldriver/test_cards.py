@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.core.gpus import all_gpus
+from budgetfit.gpus.table import all_gpus
 from tests.accuracy.nulldriver.cards import all_cards, find_card
 
 TABLE = """

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.memory.kernel_scratch import KernelCard, scratch_bytes
-from budgetfit.memory.scratch_rules import block_bytes
-from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
-from budgetfit.tracing.cuda_semantics.imitate import imitate_cuda
-from budgetfit.tracing.cuda_semantics.target import CudaTarget
-from budgetfit.tracing.storage_log import StorageLog
+from budgetfit.memory.kernel_rules.registry import block_bytes
+from budgetfit.memory.kernel_rules.workspaces import KernelCard, scratch_bytes
+from budgetfit.tracing.cuda.semantics.context import imitate_cuda
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.accuracy.op_level.op_call import decode, op_named, strided
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from budgetfit.tracing.log_rows import ScratchRow
+    from budgetfit.tracing.records import ScratchRow
 
 # Nothing that is recorded here depends on the card outside the rules.
 TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)

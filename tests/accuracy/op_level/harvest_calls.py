@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.planning.traces import Traces
-from budgetfit.tracing.cuda_semantics.cuda_ops import CudaOps
+from budgetfit.traces.session import Traces
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
 from tests.accuracy.cases import CASES
 from tests.accuracy.op_level.op_call import encode
 from tests.accuracy.predict import recipe_of, segments_of, subject_of

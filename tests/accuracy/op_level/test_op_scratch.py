@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.memory import reduction_scratch
+from budgetfit.memory.kernel_rules import reductions
 from tests.accuracy.op_level.compare import card_of, imitation, matches, recording
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
@@ -34,10 +34,10 @@ def test_the_bytes_at_the_peak_of_every_recorded_op_are_the_predicted_ones(
 
 def test_a_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     path = next(path for path in RECORDINGS if path.stem == "sums")
-    reduction_scratch._of_loop.cache_clear()  # noqa: SLF001 - else old answers stay
-    monkeypatch.setattr(reduction_scratch, "MIN_VALUES_PER_THREAD", 17)
+    reductions._of_loop.cache_clear()  # noqa: SLF001 - else old answers stay
+    monkeypatch.setattr(reductions, "MIN_VALUES_PER_THREAD", 17)
     wrong, calls = differences(path)
-    reduction_scratch._of_loop.cache_clear()  # noqa: SLF001
+    reductions._of_loop.cache_clear()  # noqa: SLF001
     assert 0 < len(wrong) < calls
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from budgetfit.tracing.cuda_semantics.verified_ops import is_verified, verified_ops
+from budgetfit.tracing.cuda.kernel_memory.verified_ops import is_verified, verified_ops
 from tests.accuracy.op_level.harvested_cases import HARVEST
 from tests.accuracy.op_level.verify_ops import VERIFIED, listing, traced_ops
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import budgetfit.tracing.cuda_semantics
+from budgetfit.tracing.cuda import kernel_memory
 from tests.accuracy.op_level.compare import card_of, imitation, matches, recording
 from tests.accuracy.op_level.harvested_cases import HARVEST
 from tests.accuracy.op_level.op_call import op_named
@@ -26,9 +26,7 @@ from tests.accuracy.op_level.record_ops import RECORDINGS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERIFIED: Final = (
-    Path(budgetfit.tracing.cuda_semantics.__file__).parent / "verified_ops.txt"
-)
+VERIFIED: Final = Path(kernel_memory.__file__).parent / "verified_ops.txt"
 LEAST_CALLS: Final = 3  # that differ
 LEAST_CAPABILITIES: Final = 4
 HEADER: Final = """\

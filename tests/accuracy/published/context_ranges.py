@@ -6,13 +6,13 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
-from budgetfit.core.cuda_context import (
+from budgetfit.gpus.cuda_context import (
     CudaContext,
     Report,
     estimated_context,
     published_reports,
 )
-from budgetfit.core.gpus import find_gpu
+from budgetfit.gpus.table import find_gpu
 
 MIB = 2**20
 

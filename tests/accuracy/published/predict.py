@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from budgetfit.core.budget import plan_budget
-from budgetfit.core.function_name import qualified_name
-from budgetfit.core.gpus import find_gpu
 from budgetfit.core.recipe import Recipe
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.chains import every_block
-from budgetfit.planning.subject import Subject
-from budgetfit.planning.traces import Traces
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.traces.session import Traces
+from budgetfit.utils.function_name import qualified_name
+from budgetfit.workload.workload import Subject
 from tests.accuracy.published.programs import alternative, program
 from tests.accuracy.published.rows import Row, no_prediction
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from budgetfit.core.byte_text import format_bytes
+from budgetfit.utils.format_bytes import format_bytes
 from tests.accuracy.published.context_ranges import section
 from tests.accuracy.published.predict import Prediction, predict_with_sentence
 from tests.accuracy.published.rows import rows

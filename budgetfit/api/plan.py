@@ -1,0 +1,299 @@
+"""What ``import budgetfit`` gives; plan and estimate parse arguments and hand on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.api.apply_and_verify import apply, verify
+from budgetfit.api.compare import compare
+from budgetfit.api.estimate import estimate_settings, layers, with_dtypes
+from budgetfit.api.longest_context import plan_longest
+from budgetfit.api.what_would_fit import what_would_fit
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.validation import size_as_text
+from budgetfit.errors import DoesNotFitError
+from budgetfit.inputs.adapter import find_adapter, loading_notes
+from budgetfit.inputs.plan_request import PlanArguments
+from budgetfit.inputs.settings import (
+    check_recipe,
+    find_card,
+    make_subject,
+    optimizer_name,
+    parse_lengths,
+)
+from budgetfit.planning.planner import (
+    make_estimate,
+    make_plan,
+)
+from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.tracing.isolation.torch_state import undisturbed
+from budgetfit.utils.function_name import qualified_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
+    from torch import nn
+    from transformers import PretrainedConfig
+
+    from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.core.sample_dims import BatchDims
+    from budgetfit.core.validation import ImageSize
+    from budgetfit.workload.workload import Subject
+
+    Model = nn.Module | PretrainedConfig | str
+    Loss = Callable[[Any, Any], torch.Tensor]
+    Optimizer = str | Callable[..., torch.optim.Optimizer]
+    Progress = Callable[[str], None]
+    Lengths = Iterable[int] | Mapping[int, int]
+
+__all__ = [
+    "apply",
+    "compare",
+    "estimate",
+    "estimate_settings",
+    "layers",
+    "plan",
+    "verify",
+]
+
+
+@undisturbed()
+def plan(  # noqa: PLR0913 - the contract of interface 2.1
+    model: Model,
+    vram: int | str | None = None,
+    *,
+    gpu: str | None = None,
+    batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    batch_dims: BatchDims = None,
+    max_length: int | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
+    lengths: Lengths | None = None,
+    loss: Loss | str | None = None,
+    precision: str | Sequence[str] = "auto",
+    optimizer: Optimizer = "adamw_torch_fused",
+    batch_size: int | None = None,
+    effective_batch_size: int | None = None,
+    checkpointing: str | Sequence[str] = "auto",
+    objective: str = "throughput",
+    headroom: int | str | None = None,
+    host_ram: int | str | None = None,
+    optimizer_in_backward: bool = False,
+    method: str | None = None,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_dropout: float = 0.0,
+    target_modules: str | Sequence[str] = "all-linear",
+    quantization: str | None = None,
+    double_quantization: bool = True,
+    prepare_for_kbit: bool = True,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the training settings that fit a VRAM budget and serve the objective best.
+
+    Needs no GPU and no weights; the model is not changed.
+
+    Args:
+        model: Any ``torch.nn.Module`` (on CPU, CUDA or meta), a transformers config, or
+            text: a hub id, a folder or ``config.json``, ``package.module:factory`` or
+            ``file.py:factory``, which may return ``(model, batch, loss)``, too. Text
+            never downloads weights.
+        vram: Bytes, or text such as ``"24GB"`` (10^9) or ``"24GiB"`` (2^30).
+        gpu: A card, for example ``"rtx-4090"``; see ``budgetfit gpus``.
+        batch: An example batch of any batch size, or ``file.py:function`` that makes
+            one; made from the model if left out.
+        batch_dims: Where the batch counts samples, in the manner of ``torch.vmap``'s
+            ``in_dims``: the dimension of all tensors (``1``), or of parts by name
+            (``{"x": 0, "class_weights": None}``), None for what goes with every sample.
+            A container's name stands for everything in it, ``"0"`` for the first
+            positional input; 0 of a list with one entry for each sample means its
+            entries. What is not named is found from the batch's structure.
+        max_length: Sequence length of a made text batch.
+        image_size: Pixels of the images of a made batch: ``448``, or height and width.
+        text_only: Whether a made batch leaves out images and sound, for models that
+            read text alone as well.
+        lengths: Lengths of the samples, or samples by length: planned for the longest,
+            with a warning that says what padding to it costs.
+        loss: ``loss(outputs, batch) -> scalar``, or ``file.py:function``; the model's
+            own if left out.
+        precision: ``auto`` (16-bit autocast; fp32 if the model cannot run in it),
+            ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``, ``bf16``, ``as-is``, or
+            a list of them to compare.
+        optimizer: transformers' ``optim`` name or a function of the parameters.
+        batch_size: Samples per micro-batch; solved for if left out.
+        effective_batch_size: Samples per optimizer step; never changed.
+        checkpointing: ``auto``, ``none``, ``full``, ``every-2`` (or another number),
+            ``sqrt``, ``as-is`` or block names.
+        objective: ``throughput``, ``batch_size`` or ``memory``; or ``length``: the plan
+            for the longest samples that fit, at most ``max_length`` tokens, at batch 1
+            unless ``batch_size`` is given.
+        headroom: Kept free on top of the predicted process.
+        host_ram: Most pinned host memory that offloading may use; left out: what is
+            free where this machine has the card, else 16 GiB (8 for a T4).
+        optimizer_in_backward: Each weight is updated as soon as its gradient is
+            complete, and the gradient freed; takes no accumulation and no clipping.
+        method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
+            them. The other arguments of adapters are those of peft's ``LoraConfig``.
+        lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.
+        lora_alpha: Their scale, over the rank.
+        lora_dropout: Share of an adapter's input that is dropped.
+        target_modules: Which layers get one: ``all-linear``, a pattern, or names.
+        quantization: How the frozen base is stored: ``nf4`` (``qlora``'s), ``int8``,
+            or None for as it is (``lora``'s).
+        double_quantization: Whether nf4's scales are quantised, too.
+        prepare_for_kbit: Whether peft's ``prepare_model_for_kbit_training`` turns
+            embeddings, norms and the head of a quantised base into fp32.
+        trust_remote_code: Let a hub model's own code run.
+        progress: Called with a line for each longer piece of work.
+
+    Returns:
+        The plan; ``print`` it, ``save`` it, ``apply`` it.
+
+    Raises:
+        InputError: Something cannot be what was meant; nothing was traced or changed.
+        DoesNotFitError: No settings fit; says what is needed and what would help.
+        TraceError: The model cannot run on fake tensors.
+    """
+    given = dict(locals())
+    if objective == "length":
+        return plan_longest(plan, given)
+    asked = PlanArguments.of(given)
+    source, known = asked.source, asked.lengths
+    try:
+        made = make_plan(asked.subject, asked.budget, asked.request, **asked.settings)
+    except DoesNotFitError as error:
+        more = tuple(what_would_fit(given, asked, error))
+        raise error.with_suggestions(more) from None
+    longest = max_length if known is None else known.planned
+    rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
+    return made.changed(
+        source=source,
+        adapter=source.adapter,
+        warnings=(
+            *made.warnings,
+            *rates,
+            *loading_notes(asked.subject.model, made.estimate),
+        ),
+        provenance={
+            **made.provenance,
+            "asked": _asked(
+                model,
+                loss or source.loss,
+                vram=vram,
+                gpu=gpu,
+                max_length=longest,
+                image_size=None if image_size is None else size_as_text(image_size),
+                text_only=text_only,
+            ),
+        },
+    )
+
+
+def _asked(
+    model: Model,
+    loss: Loss | str | None,
+    **settings: object,
+) -> dict[str, object]:
+    """Return what was asked for, as far as a file can hold it, to verify it later."""
+    return {
+        "model": model if isinstance(model, str) else None,
+        **settings,
+        "loss": qualified_name(loss) if callable(loss) else loss,
+    }
+
+
+@undisturbed()
+def estimate(  # noqa: PLR0913 - the contract of interface 2.1
+    model: Model,
+    recipe: Recipe | None = None,
+    *,
+    gpu: str | None = None,
+    vram: int | str | None = None,
+    batch: Any = None,  # noqa: ANN401
+    batch_dims: BatchDims = None,
+    max_length: int | None = None,
+    image_size: ImageSize = None,
+    text_only: bool = False,
+    lengths: Lengths | None = None,
+    loss: Loss | str | None = None,
+    optimizer: Optimizer | None = None,
+    headroom: int | str | None = None,
+    host_ram: int | str | None = None,
+    method: str | None = None,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_dropout: float = 0.0,
+    target_modules: str | Sequence[str] = "all-linear",
+    quantization: str | None = None,
+    double_quantization: bool = True,
+    prepare_for_kbit: bool = True,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Estimate:
+    """Predict the memory of one given recipe: will what I have now fit?
+
+    ``recipe=None`` means as it is: the model's dtypes and its own checkpointing,
+    ``optimizer`` (``adamw_torch_fused`` if left out), the example batch's own size. No
+    decision is taken. The other arguments are those of ``plan``; with a recipe,
+    ``optimizer`` is the function that it names, if it names one.
+
+    Raises:
+        InputError: Something cannot be what was meant.
+        TraceError: The model cannot run on fake tensors.
+    """
+    check_recipe(recipe)
+    card = find_card(vram, gpu)
+    adapter = find_adapter(
+        method,
+        card.gpu,
+        ["as-is" if recipe is None else recipe.precision],
+        lora_r=lora_r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=target_modules,
+        quantization=quantization,
+        double_quantization=double_quantization,
+        prepare_for_kbit=prepare_for_kbit,
+    )
+    if optimizer is None:
+        optimizer = "adamw_torch_fused" if recipe is None else recipe.optimizer
+    name = optimizer_name(optimizer)
+    subject, source = make_subject(
+        model,
+        card,
+        batch=batch,
+        batch_dims=batch_dims,
+        max_length=max_length,
+        image_size=image_size,
+        text_only=text_only,
+        lengths=parse_lengths(lengths, max_length),
+        loss=loss,
+        optimizer=optimizer,
+        adapter=adapter,
+        keeps_dtypes=recipe is None or recipe.precision == "as-is",
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    made = make_estimate(
+        subject,
+        _as_it_is(subject, source.batch_size, name)
+        if recipe is None
+        else subject.with_full_names(recipe),
+        card.budget(headroom, host_ram),
+        context_bytes=card.context_bytes,
+        keep_own_checkpointing=recipe is None,
+        progress=progress,
+    )
+    return with_dtypes(made, subject)
+
+
+def _as_it_is(subject: Subject, batch_size: int, optimizer: str) -> Recipe:
+    """Return the recipe of a model for which nothing was decided."""
+    return Recipe(
+        batch_size=batch_size,
+        precision="as-is",
+        optimizer=optimizer,
+        segments=every_block(subject.own_checkpointing()),
+    )

@@ -1,0 +1,260 @@
+"""Selective checkpointing: which calls of a block's ops are saved and not run again.
+
+Torch's own mechanism keeps the tensors; here is the policy that says which, keyed on
+the op and on which of its calls in the block it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils._pytree import tree_iter
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+)
+
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+_CPU_ATTENTION: Final = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+# What a CPU calls where CUDA calls the key (aten/src/ATen/native/transformers/
+# attention.cpp, scaled_dot_product_attention), so that a plan for a card saves the
+# attention on a CPU too. Where neither comes, the block is recomputed without it.
+CPU_STAND_INS: Final = {
+    "aten._scaled_dot_product_cudnn_attention.default": _CPU_ATTENTION,
+    "aten._scaled_dot_product_efficient_attention.default": _CPU_ATTENTION,
+    "aten._scaled_dot_product_flash_attention.default": _CPU_ATTENTION,
+}
+
+_MUTATED = "has been mutated"  # torch's words, _VersionWrapper.get_val
+
+
+class SavedCalls:
+    """The calls that one block saves.
+
+    Args:
+        block: The block's name, for errors.
+        saved_ops: As in ``Segment.saved_ops``. A call that never comes is no error.
+        shares_weights: Whether modules outside the block have parameters of it.
+
+    Raises:
+        InputError: If torch does not know an op, or it writes to its arguments: what
+            such an op did cannot be saved instead of done.
+    """
+
+    def __init__(
+        self, block: str, saved_ops: Iterable[str], *, shares_weights: bool = False
+    ) -> None:
+        self.block = block
+        self.wanted = frozenset(_with_stand_ins(saved_ops))
+        self._shares_weights = shares_weights
+        self._newest: weakref.ref[_Policy] | None = None
+        for name in self.wanted:
+            _check_op(block, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the forward before: copies and pickles of a model had none."""
+        return {**vars(self), "_newest": None}
+
+    def contexts(
+        self,
+    ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return the contexts of one forward and of its recomputation.
+
+        They are made for every forward anew: they count calls and own what is saved.
+        The backward pass can use them once; torch raises at the second time.
+        """
+        policy = _Policy(self.block, self.wanted)
+        saving, reusing = create_selective_checkpoint_contexts(policy)
+        if hasattr(saving, "respect_saved_tensors_hooks"):  # torch 2.15; else it warns
+            saving.respect_saved_tensors_hooks = False  # as every version before
+        # Autocast casts a weight once and remembers it. The recomputation remembers
+        # nothing and casts every weight, so the forward must (solver-facts P10):
+        # remembered casts come from other blocks, or from a call of this block before.
+        before = self._newest() if self._newest is not None else None
+        casts_anew = self._shares_weights or before is not None
+        self._newest = weakref.ref(policy)
+        return _Context(policy, saving, casts_anew), _Context(policy, reusing, True)
+
+
+def draws_numbers(
+    op: Any,  # noqa: ANN401 - an OpOverload or a higher-order op
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> bool:
+    """Whether this call moves a random generator on.
+
+    Attention carries the tag whether it drops or not; without dropout it draws nothing.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
+        return False
+    return _argument(op, args, kwargs, "dropout_p") != 0.0
+
+
+def in_place_on_saved(
+    op: Any,  # noqa: ANN401
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    saved: dict[int, str],
+) -> str | None:
+    """Return the saved call whose tensor this call writes to; None for no such.
+
+    Args:
+        op: What is called.
+        args: Its arguments.
+        kwargs: Its named arguments.
+        saved: Storage's address -> the call that made it.
+    """
+    schema = getattr(op, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return None
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        for tensor in _tensors(value):
+            if _storage(tensor) in saved:
+                return saved[_storage(tensor)]
+    return None
+
+
+class _Policy:
+    """Tells torch what to save, by counting the calls of each op.
+
+    Torch up to 2.12 asks again in the recomputation, and gets the same answers because
+    every pass counts from 0 (solver-facts P8).
+    """
+
+    def __init__(self, block: str, wanted: frozenset[str]) -> None:
+        self.block = block
+        self._wanted = wanted
+        self._saved: dict[int, str] = {}  # storage -> the call that made it
+        self.start()
+
+    def start(self) -> None:
+        """Begin a pass through the block."""
+        self._calls: Counter[Any] = Counter()
+        self._skipped_draw = ""  # the first saved call that draws
+
+    def __call__(
+        self,
+        context: Any,  # noqa: ANN401 - torch's SelectiveCheckpointContext
+        op: Any,  # noqa: ANN401
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> CheckpointPolicy:
+        """Decide about one call."""
+        call = f"{op}:{self._calls[op]}"
+        self._calls[op] += 1
+        written = in_place_on_saved(op, args, kwargs, self._saved)
+        if written is not None:
+            raise InputError(_overwritten(self.block, repr(written), str(op)))
+        saved = call in self._wanted
+        if (saved or self._skipped_draw) and draws_numbers(op, args, kwargs):
+            # What is saved is not drawn again, so the generator would be behind at the
+            # next draw: from the first saved one on all are saved (solver-facts P4).
+            self._check_draw(op, self._skipped_draw)
+            self._skipped_draw = self._skipped_draw or call
+            saved = True
+        if not saved:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        # Torch up to 2.12 asks before the call and has no output to show.
+        for tensor in _tensors(getattr(context, "op_output", None)):
+            self._saved[_storage(tensor)] = call
+        return CheckpointPolicy.MUST_SAVE
+
+    def _check_draw(self, op: Any, before: str) -> None:  # noqa: ANN401
+        if op._schema.is_mutable:  # noqa: SLF001 - OpOverload has no public schema
+            raise InputError(
+                f"Block {self.block!r} saves the random numbers of {before!r}, and "
+                f"later draws others in place ({op}), which cannot be saved. Leave "
+                f"{before!r} out of its saved_ops."
+            )
+
+
+class _Context:
+    """One of torch's two contexts, entered with fresh counts and autocast."""
+
+    def __init__(self, policy: _Policy, mode: Any, casts_anew: bool) -> None:  # noqa: ANN401
+        self._policy = policy
+        self._mode = mode
+        self._casts_anew = casts_anew
+
+    def __enter__(self) -> None:
+        self._policy.start()
+        if self._casts_anew and torch.is_autocast_cache_enabled():
+            torch.clear_autocast_cache()
+        self._mode.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._mode.__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and _MUTATED in str(error):
+            block = self._policy.block
+            raise InputError(_overwritten(block, "a tensor", "something")) from error
+
+
+def _with_stand_ins(saved_ops: Iterable[str]) -> Iterable[str]:
+    for name in saved_ops:
+        op, _, number = name.rpartition(":")
+        yield f"{op}:{int(number)}"
+        if op in CPU_STAND_INS:
+            yield f"{CPU_STAND_INS[op]}:{int(number)}"
+
+
+def _check_op(block: str, name: str) -> None:
+    words = name.rpartition(":")[0].split(".")
+    if len(words) != 3:  # noqa: PLR2004 - a higher-order op has no overloads
+        return
+    space, packet, overload = words
+    op = getattr(getattr(getattr(torch.ops, space), packet, None), overload, None)
+    if op is None:
+        raise InputError(
+            f"Block {block!r} cannot save {name!r}: this torch {torch.__version__} has "
+            "no such op. Write it as torch prints it, for example "
+            f'"aten.mm.default:0", or make the plan anew.'
+        )
+    if op._schema.is_mutable:  # noqa: SLF001 - OpOverload has no public schema
+        raise InputError(
+            f"Block {block!r} cannot save {name!r}: this op writes to its arguments, "
+            "and would have to run again. Save an op that makes a new tensor."
+        )
+
+
+def _overwritten(block: str, what: str, by: str) -> str:
+    return (
+        f"Block {block!r} saves {what}, which {by} then writes to in place. Leave it "
+        "out of the block's saved_ops, or compute out of place."
+    )
+
+
+def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
+    """Return an argument's value, given or default; None if the op has none."""
+    schema = getattr(op, "_schema", None)
+    for place, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == name:
+            default = kwargs.get(name, argument.default_value)
+            return args[place] if place < len(args) else default
+    return None
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return what tells a storage from others while both are alive."""
+    return tensor.untyped_storage()._cdata  # noqa: SLF001 - also of fake tensors
+
+
+def _tensors(value: object) -> Iterable[torch.Tensor]:
+    return (item for item in tree_iter(value) if isinstance(item, torch.Tensor))

@@ -1,0 +1,307 @@
+"""A causal language model's output head and loss, computed in parts of the sequence.
+
+The logits of a vocabulary of 128,000 are the largest tensor of many trainings: bf16
+logits, their fp32 copy, its log-softmax and the gradients of both, for every position.
+Cut into ``n`` parts, each part's logits are made, turned into a number and dropped, and
+made again in backward (non-reentrant checkpointing). Loss and gradients are the same up
+to the order of sums, not bit for bit: the loss is added up part by part, and so are
+the gradients of the head.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from budgetfit.applying.loss.deferred_logits import (
+    CannotChunkLossError,
+    Change,
+    DeferredLogits,
+    refuse,
+)
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.applying.undo import Undo
+
+__all__ = ["CannotChunkLossError", "ChunkedLoss", "can_chunk_loss", "chunk_loss"]
+
+_LOSS = "ForCausalLMLoss"  # transformers.loss.loss_utils
+_NEVER_MET = (
+    "its loss function never got what its output head returns; are there labels in the "
+    "batch?"
+)
+
+
+def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
+    """Say whether ``chunk_loss`` takes this model, as far as can be told beforehand.
+
+    What the model does between its head and its loss is only seen when it runs: a
+    training step may still end in a ``CannotChunkLossError``.
+
+    Args:
+        model: Also one in a PEFT wrapper.
+        loss: The user's own loss; with one the model's is not used, and nothing is cut.
+    """
+    return loss is None and _causal_model(model) is not None
+
+
+def chunk_loss(
+    model: nn.Module,
+    parts: int,
+    undo: Undo,
+    *,
+    loss: object = None,
+    determinism_check: str = "default",
+) -> ChunkedLoss:
+    """Make ``model`` compute head and loss in ``parts`` within ``training_call``.
+
+    Elsewhere, in evaluation for example, it computes logits as before.
+
+    Args:
+        model: Changed on two instances: its head's ``forward`` and its loss function.
+        parts: At least 2; the positions of the sequence are shared out evenly.
+        undo: Takes what puts both back.
+        loss: The user's own loss, which must be None.
+        determinism_check: See ``checkpoint.apply_segments``.
+
+    Raises:
+        InputError: If the model's loss cannot be cut; nothing is changed then.
+    """
+    if loss is not None:
+        raise InputError(
+            "loss_chunks cuts the loss that the model computes itself, and loss= takes "
+            "its place. Leave loss= out, or plan with it, or use a Recipe with "
+            "loss_chunks=1."
+        )
+    causal = _causal_model(model)
+    if causal is None:
+        raise InputError(
+            f"loss_chunks cuts the output head and the loss of a causal language model "
+            f"of transformers, and {type(model).__name__} is none. Use a Recipe "
+            "with loss_chunks=1."
+        )
+    head = causal.get_output_embeddings()
+    chunked = ChunkedLoss(head, causal.loss_function, parts, determinism_check)
+    undo.set_on(head, "forward", _DeferringForward(chunked, head.forward))
+    undo.set_on(causal, "_loss_function", chunked)  # what its property reads
+    return chunked
+
+
+class ChunkedLoss:
+    """Stands in for transformers' loss function and for the head's forward.
+
+    A plain object and no closure, so that a deep copy of the model is a working model
+    of its own.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        plain: Callable[..., torch.Tensor],
+        parts: int,
+        determinism_check: str,
+    ) -> None:
+        self._head = head
+        self._plain = plain
+        self._parts = parts
+        self._check = determinism_check
+        # A Linear draws nothing; an adapter around it may have dropout (applying P7).
+        self._random = type(head) is not nn.Linear
+        self._defers = False
+        self._deferred = False  # the head handed its input through
+        self._met = False  # the loss function got it
+
+    @contextmanager
+    def training_call(self) -> Iterator[None]:
+        """Hold the logits back while the model runs in here.
+
+        Raises:
+            CannotChunkLossError: If the model's loss was not computed from what its
+                head was to return.
+        """
+        self._defers, self._deferred, self._met = True, False, False
+        try:
+            yield
+        except CannotChunkLossError:
+            raise
+        except InputError as error:
+            if self._deferred and not self._met:
+                refuse(_NEVER_MET, error)
+            raise
+        except Exception as error:
+            if self._deferred and not self._met:
+                text = " ".join(str(error).split())[:200].rstrip(".")
+                refuse(f"it needs its logits ({type(error).__name__}: {text})", error)
+            raise
+        finally:
+            self._defers = False
+        if not self._met:
+            refuse(_NEVER_MET)
+
+    def defers(self) -> bool:
+        """Say whether the head is to hand its input through."""
+        return self._defers and torch.is_grad_enabled()
+
+    def defer(self, hidden: torch.Tensor) -> DeferredLogits:
+        """Return what stands for the logits of ``hidden``."""
+        self._deferred = True
+        return DeferredLogits(hidden)
+
+    def __call__(  # noqa: PLR0913, PLR0917 - transformers' signature
+        self,
+        logits: torch.Tensor | DeferredLogits,
+        labels: torch.Tensor | None,
+        vocab_size: int,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        ignore_index: int = -100,
+        shift_labels: torch.Tensor | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> torch.Tensor:
+        """Return what ``transformers.loss.loss_utils.ForCausalLMLoss`` does."""
+        if not isinstance(logits, DeferredLogits):
+            return self._plain(
+                logits,
+                labels,
+                vocab_size,
+                num_items_in_batch,
+                ignore_index,
+                shift_labels,
+                **kwargs,
+            )
+        self._met = True
+        hidden = logits.hidden
+        targets = _shifted(labels, shift_labels, ignore_index).to(hidden.device)
+        if targets.shape != hidden.shape[:-1]:
+            refuse(
+                f"labels of shape {tuple(targets.shape)} do not go with hidden states "
+                f"of shape {tuple(hidden.shape)}"
+            )
+        count = num_items_in_batch
+        if count is None:
+            count = (targets != ignore_index).sum()
+        elif isinstance(count, torch.Tensor):
+            count = count.to(hidden.device)
+        total = self._total(hidden, targets, logits.changes, vocab_size, ignore_index)
+        return total / count
+
+    def _total(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        changes: tuple[Change, ...],
+        vocab_size: int,
+        ignore_index: int,
+    ) -> torch.Tensor:
+        """Add the losses of all parts up, in their order."""
+        sizes = _even_sizes(targets.shape[-1], self._parts)
+        defers, self._defers = self._defers, False
+        try:
+            # One split, and not a slice per part: its gradient is one concatenation,
+            # where every slice would bring a tensor of the whole sequence.
+            losses = [
+                checkpoint(
+                    self._part,
+                    part,
+                    part_targets,
+                    changes,
+                    vocab_size,
+                    ignore_index,
+                    use_reentrant=False,
+                    preserve_rng_state=self._random,
+                    determinism_check="none" if self._check == "none" else "default",
+                )
+                for part, part_targets in zip(
+                    hidden.split(sizes, dim=-2),
+                    targets.split(sizes, dim=-1),
+                    strict=True,
+                )
+            ]
+        finally:
+            self._defers = defers
+        return functools.reduce(torch.add, losses)
+
+    def _part(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        changes: tuple[Change, ...],
+        vocab_size: int,
+        ignore_index: int,
+    ) -> torch.Tensor:
+        """Return the sum of one part's losses, in fp32 as in transformers."""
+        logits = self._head(hidden)
+        for change in changes:
+            logits = change.of(logits)
+        return functional.cross_entropy(
+            logits.float().view(-1, vocab_size),
+            targets.reshape(-1),
+            ignore_index=ignore_index,
+            reduction="sum",
+        )
+
+
+class _DeferringForward:
+    """Stands in for the head's ``forward`` and hands its input through when asked."""
+
+    def __init__(self, chunked: ChunkedLoss, plain: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, plain)
+        self.__wrapped__ = plain
+        self._chunked = chunked
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Return logits, or what stands for them."""
+        if len(args) == 1 and not kwargs and self._chunked.defers():
+            return self._chunked.defer(args[0])
+        return self.__wrapped__(*args, **kwargs)
+
+
+def _shifted(
+    labels: torch.Tensor | None, shift_labels: torch.Tensor | None, ignore_index: int
+) -> torch.Tensor:
+    """Return the target of each position: the next label (as ``ForCausalLMLoss``)."""
+    if shift_labels is not None:
+        return shift_labels
+    if labels is None:
+        refuse("its loss function got no labels")
+    return functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+
+
+def _even_sizes(length: int, parts: int) -> list[int]:
+    """Share ``length`` positions out; the first parts take what is left over."""
+    parts = min(parts, length)
+    size, left = divmod(length, parts)
+    return [size + (part < left) for part in range(parts)]
+
+
+def _causal_model(model: nn.Module) -> Any:  # noqa: ANN401 - transformers' class
+    """Return the causal language model in ``model``, itself or in a wrapper, or None.
+
+    It has an output head, and its forward hands logits to ``self.loss_function``, which
+    is transformers' loss for causal models.
+    """
+    module: Any
+    for module in model.modules():
+        bases = {base.__name__ for base in type(module).__mro__}
+        if (
+            "PreTrainedModel" in bases
+            and "loss_function" in _names_used(type(module).forward)
+            and getattr(module.loss_function, "__name__", "") == _LOSS
+            and isinstance(module.get_output_embeddings(), nn.Module)
+        ):
+            return module
+    return None
+
+
+def _names_used(forward: Callable[..., Any]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return getattr(code, "co_names", ())

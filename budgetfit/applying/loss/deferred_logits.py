@@ -1,0 +1,169 @@
+"""Logits that nobody has computed: what a head hands on whose loss is cut into parts.
+
+Hidden states in the place of logits would be believed by whoever looks at them. This is
+no tensor: the few pointwise changes that models make between head and loss are written
+down and made later, part by part, and everything else is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+
+from budgetfit.errors import InputError
+
+KEEP_WHOLE = (
+    "Plan with loss=lambda outputs, batch: outputs.loss, which keeps it whole, or use "
+    "a Recipe with loss_chunks=1."
+)
+
+
+class CannotChunkLossError(InputError):
+    """The loss of this model cannot be computed in parts."""
+
+
+class _NoLogitsError(CannotChunkLossError, AttributeError):
+    """What the logits have no value for; ``hasattr`` says no, and passes them on."""
+
+
+def refuse(
+    reason: str,
+    cause: Exception | None = None,
+    kind: type[CannotChunkLossError] = CannotChunkLossError,
+) -> NoReturn:
+    """Say why the loss cannot be cut, and what to do.
+
+    Raises:
+        CannotChunkLossError: Always.
+    """
+    raise kind(
+        f"The loss of this model cannot be cut into parts: {reason}. {KEEP_WHOLE}"
+    ) from cause
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Change:
+    """A pointwise function that the model applied to its logits."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def of(self, logits: torch.Tensor) -> torch.Tensor:
+        """Make the change."""
+
+        def filled(value: Any) -> Any:  # noqa: ANN401
+            return logits if value is _LOGITS else value
+
+        args = [filled(value) for value in self.args]
+        kwargs = {name: filled(value) for name, value in self.kwargs.items()}
+        result: torch.Tensor = self.function(*args, **kwargs)
+        return result
+
+
+_LOGITS = object()  # where the logits go; a reference would keep hidden states alive
+
+
+# Each entry of the result depends on the same entry of the logits and on numbers:
+# Cohere scales, Granite divides, Gemma 2 caps by tanh, older code turns to fp32.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "__add__": torch.add,
+    "__mul__": torch.mul,
+    "__rmul__": torch.mul,
+    "__sub__": torch.sub,
+    "__truediv__": torch.div,
+}
+_METHODS = ("add", "clamp", "contiguous", "div", "float", "mul", "sub", "tanh", "to")
+_POINTWISE = frozenset(
+    {
+        *(getattr(torch.Tensor, name) for name in _METHODS),
+        *(torch.add, torch.clamp, torch.div, torch.mul, torch.sub, torch.tanh),
+    }
+)
+_LOOKED_INTO = ("__bool__", "__getitem__", "__iter__", "__len__", "__matmul__")
+
+
+@dataclass(frozen=True, eq=False)
+class DeferredLogits:
+    """The head's input, and what the model wants done to the head's output.
+
+    Attributes:
+        hidden: What the head was called with, [..., positions, width].
+        changes: Pointwise functions, in order.
+    """
+
+    hidden: torch.Tensor
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the logits will be."""
+        return self.hidden.device
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ANN401 - as torch declares it
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> DeferredLogits:
+        """Write a pointwise function of torch down."""
+        del types
+        kwargs = kwargs or {}
+        values = (*args, *kwargs.values())
+        own = [value for value in values if isinstance(value, cls)]
+        if func not in _POINTWISE or len(own) != 1 or not all(map(_is_number, values)):
+            name = getattr(func, "__name__", func)
+            refuse(f"between its output head and its loss it calls {name}")
+
+        def emptied(value: Any) -> Any:  # noqa: ANN401
+            return _LOGITS if value is own[0] else value
+
+        change = Change(
+            func,
+            tuple(map(emptied, args)),
+            {name: emptied(value) for name, value in kwargs.items()},
+        )
+        return replace(own[0], changes=(*own[0].changes, change))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Return a pointwise method; the logits have nothing else to look at."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _METHODS:
+            method = getattr(torch.Tensor, name)
+            return functools.partial(_call, method, self)
+        reason = f"it asks for logits.{name}, and no logits are computed"
+        refuse(reason, kind=_NoLogitsError)
+
+
+def _call(
+    function: Callable[..., Any],
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> DeferredLogits:
+    return DeferredLogits.__torch_function__(function, (), args, kwargs)
+
+
+def _is_number(value: Any) -> bool:  # noqa: ANN401
+    """Whether a change with this argument treats all entries alike."""
+    return not isinstance(value, torch.Tensor) or value.dim() == 0
+
+
+def _operator(function: Callable[..., Any]) -> Callable[..., DeferredLogits]:
+    return lambda *args: _call(function, *args)
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    return lambda *_: refuse(f"it uses {name} of logits that are not computed")
+
+
+for _dunder, _function in _OPERATORS.items():
+    setattr(DeferredLogits, _dunder, _operator(_function))
+for _dunder in _LOOKED_INTO:
+    setattr(DeferredLogits, _dunder, _refusal(_dunder))

@@ -1,0 +1,177 @@
+"""AdamW whose states and step are in host memory: torchao's, and a stand-in in traces.
+
+Source: ``torchao/optim/cpu_offload.py`` of 0.18.0. Each tensor of 4096 or more elements
+has a pinned copy of itself and one of its gradient on the host. A gradient is copied
+as soon as it is accumulated, beside the backward pass; the step runs on the CPU and
+copies the weights back. Smaller tensors are stepped on the card. Gradients on the card
+stay until they are set to None, so that accumulation works.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._subclasses import FakeTensor
+
+from budgetfit.applying.host_copy import to_host
+from budgetfit.applying.optimizers.library import import_to_train
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME: Final = "adamw_torch_cpu_offload"
+LEAST_OFFLOADED_ELEMENTS: Final = 4096
+OPTIONS: Final[dict[str, Any]] = {
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "fused": True,  # torchao's choice for AdamW
+}
+NOTE: Final = (
+    "pinned host memory is of the weights and gradients; the states take as much again "
+    "of ordinary host memory. The time of the step on the CPU is not counted"
+)
+
+# An op of our own, so that the roofline sees weights come back. It never runs on real
+# tensors. A fragment: several files define ops of this namespace.
+_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
+_LIBRARY.define("offloaded_step_(Tensor(a!) parameter) -> ()")
+_LIBRARY.impl("offloaded_step_", lambda *_: None, "Meta")
+
+
+def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
+    """Return torchao's optimizer, or a stand-in for fake tensors.
+
+    Raises:
+        InputError: If the model is to train and torchao is not installed, or the
+            parameters are not on a card.
+    """
+    if any(isinstance(parameter, FakeTensor) for parameter in parameters):
+        return StandIn(parameters, lr)
+    homes = {parameter.device.type for parameter in parameters}
+    if homes != {"cuda"}:
+        raise InputError(
+            f"Optimizer {NAME!r} moves states from the card to host memory: it needs "
+            f"parameters on CUDA, these are on {', '.join(sorted(homes))}. Use "
+            "adamw_torch."
+        )
+    library = import_to_train(NAME, "torchao.optim")
+    kind = type("Offloaded", (_SeesChanges, library.CPUOffloadOptimizer), {})
+    made: torch.optim.Optimizer = kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
+    return made
+
+
+class _SeesChanges:
+    """Completes torchao's class: gradients may be clipped or scaled before the step.
+
+    The library copies gradients in the backward pass; what is done to them afterwards
+    would be lost. It also lacks what other optimizers have.
+    """
+
+    param_d2h_map: dict[torch.Tensor, torch.Tensor]
+    optim_dict: dict[torch.Tensor, torch.optim.Optimizer]
+    d_opt: torch.optim.Optimizer | None
+    queue: dict[torch.Tensor, torch.cuda.Event]
+    param_groups: list[dict[str, Any]]
+
+    def __init__(self, parameters: list[Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        before = {each: _hooks_of(each) for each in parameters}
+        super().__init__(parameters, *args, **kwargs)  # type: ignore[call-arg]
+        self.trained = list(parameters)
+        self._copied: dict[torch.Tensor, int] = {}
+        for parameter in self.param_d2h_map:
+            parameter.register_post_accumulate_grad_hook(self._note_copy)
+        self._hooks = {
+            each: _hooks_of(each) - before[each] for each in self.param_d2h_map
+        }
+
+    def _note_copy(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None  # noqa: S101 - just accumulated
+        self._copied[parameter] = parameter.grad._version  # noqa: SLF001
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The states of all tensors, by the card's parameters."""
+        host = {
+            parameter: optimizer.state[self.param_d2h_map[parameter]]
+            for parameter, optimizer in self.optim_dict.items()
+            if optimizer.state
+        }
+        return {**(self.d_opt.state if self.d_opt is not None else {}), **host}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Copy again what changed since the backward pass, then step."""
+        for parameter, copied in self.queue.items():
+            gradient, host = parameter.grad, self.param_d2h_map[parameter].grad
+            assert gradient is not None  # noqa: S101 - it stays until zero_grad
+            assert host is not None  # noqa: S101 - made with the optimizer
+            if gradient._version != self._copied[parameter]:  # noqa: SLF001
+                copied.synchronize()
+                with torch.no_grad():
+                    host.copy_(gradient)
+        return super().step(closure)  # type: ignore[misc]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients, and what an interrupted step has queued."""
+        super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+        self.queue.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the library's, with the sizes of the groups as others have."""
+        groups = [
+            {"params": list(range(len(group["params"])))} for group in self.param_groups
+        ]
+        return {**super().state_dict(), "param_groups": groups}  # type: ignore[misc]
+
+    def remove_hooks(self) -> None:
+        """Take away the hooks on parameters."""
+        for parameter, added in self._hooks.items():
+            for key in added:
+                parameter._post_accumulate_grad_hooks.pop(key, None)  # noqa: SLF001
+
+
+def _hooks_of(parameter: Any) -> set[int]:  # noqa: ANN401
+    return set(parameter._post_accumulate_grad_hooks or {})  # noqa: SLF001
+
+
+class StandIn(torch.optim.Optimizer):
+    """Takes the same memory as the library's on fake tensors, and changes no value."""
+
+    def __init__(self, parameters: list[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "fused": True})
+        small = [each for each in parameters if each.numel() < LEAST_OFFLOADED_ELEMENTS]
+        self._large = [
+            each for each in parameters if each.numel() >= LEAST_OFFLOADED_ELEMENTS
+        ]
+        self._on_host: list[torch.Tensor] = []
+        for parameter in self._large:
+            for _ in ("weights", "gradient"):
+                self._on_host.append(to_host(parameter.detach()))
+        self._handles = [
+            each.register_post_accumulate_grad_hook(_copy_gradient)
+            for each in self._large
+        ]
+        self._on_card = torch.optim.AdamW(small, lr=lr, **OPTIONS) if small else None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Step the small tensors; the large ones get their weights from the host."""
+        assert closure is None  # noqa: S101 - traced programs have none
+        if self._on_card is not None:
+            self._on_card.step()
+            self.state.update(self._on_card.state)
+        for parameter in self._large:
+            if parameter.grad is not None:
+                torch.ops.budgetfit.offloaded_step_(parameter)
+
+    def remove_hooks(self) -> None:
+        """Take away the hooks on parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _copy_gradient(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None  # noqa: S101 - just accumulated
+    to_host(parameter.grad)

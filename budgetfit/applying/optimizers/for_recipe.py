@@ -1,0 +1,181 @@
+"""The optimizer of a Run: it steps at the end, or tensor by tensor in backward."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from budgetfit.applying.optimizers import cpu_offload
+from budgetfit.applying.optimizers.factory import make_optimizer
+from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+    from torch import nn
+
+    from budgetfit.applying.undo import Undo
+    from budgetfit.core.recipe import Recipe
+
+CLIPPING = (
+    "With optimizer_in_backward gradients are used up before their total norm is "
+    "known, so they cannot be clipped to it. Leave max_grad_norm out, or train with "
+    "optimizer_in_backward=False."
+)
+SCALING = (
+    "With optimizer_in_backward there can be no GradScaler, as it looks at all "
+    "gradients before it lets the optimizer step. Use precision='bf16-mixed' or "
+    "'fp32', or optimizer_in_backward=False."
+)
+OFFLOADING = (
+    f"Optimizer {cpu_offload.NAME!r} reads gradients from host memory, where a "
+    "GradScaler does not unscale them. Use precision='bf16-mixed' or 'fp32', or "
+    "optimizer='adamw_torch'."
+)
+BOTH = (
+    f"Optimizer {cpu_offload.NAME!r} has hooks of its own in the backward pass "
+    "and cannot step there. Use optimizer_in_backward=False."
+)
+
+
+def optimizer_of(  # noqa: PLR0913 - make_optimizer's, and where it is undone
+    recipe: Recipe,
+    optimizer: str | Callable[..., torch.optim.Optimizer],
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    lr: float,
+    device_type: str,
+    scaler: torch.amp.GradScaler | None,
+    undo: Undo,
+) -> torch.optim.Optimizer:
+    """Build a recipe's optimizer; its hooks on parameters go with ``undo``.
+
+    Args:
+        recipe: Says whether it steps in backward.
+        optimizer: See ``make_optimizer``.
+        parameters: See ``make_optimizer``.
+        lr: See ``make_optimizer``.
+        device_type: See ``make_optimizer``.
+        scaler: What gradients will be unscaled with; None without one.
+        undo: Takes hooks away again.
+
+    Raises:
+        InputError: As ``make_optimizer``, or if recipe, optimizer and scaler do not go
+            together.
+    """
+    offloads = optimizer == cpu_offload.NAME
+    if scaler is not None and (offloads or recipe.optimizer_in_backward):
+        raise InputError(SCALING if recipe.optimizer_in_backward else OFFLOADING)
+    if offloads and recipe.optimizer_in_backward:
+        raise InputError(BOTH)
+    make = functools.partial(make_optimizer, optimizer, lr=lr, device_type=device_type)
+    if recipe.optimizer_in_backward:
+        made: torch.optim.Optimizer = OptimizerInBackward(parameters, make)
+    else:
+        made = make(parameters)
+    remove_hooks = getattr(made, "remove_hooks", None)
+    if remove_hooks is not None:
+        undo.add(remove_hooks)
+    return made
+
+
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return the parameters that an optimizer trains, on the device of the model."""
+    own: list[torch.nn.Parameter] | None = getattr(optimizer, "trained", None)
+    if own is not None:
+        return own
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+class SameParameters:
+    """Sees that what trains is what the model computes with.
+
+    Args:
+        model: With the parameters that it has when a run begins.
+        optimizer: The run's; it may train a part of them, or others beside them.
+
+    Raises:
+        InputError: If it trains none of them.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        trained = set(trained_parameters(optimizer))
+        self._trainable = {p for p in model.parameters() if p.requires_grad}
+        self._trained = trained.intersection(model.parameters())
+        self._kinds = {p: _kind(p) for p in model.parameters()}
+        self._optimizer, self._all_trained = optimizer, trained
+        if not self._trained:
+            raise InputError(
+                "The optimizer has none of the model's parameters: steps would not "
+                "change it. Let the function build it over the parameters that it is "
+                "called with: optimizer=lambda parameters: SGD(parameters, lr=0.1)."
+            )
+
+    def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the model as it is now.
+
+        Raises:
+            InputError: If it has other parameters than it had, or in another dtype, or
+                the optimizer is another one.
+        """
+        trained = set(trained_parameters(optimizer))
+        if optimizer is not self._optimizer or trained != self._all_trained:
+            raise InputError(
+                "run.optimizer was replaced, or given other parameters: the run would "
+                "update, scale and clip those that it had. Undo it and apply the plan "
+                "again; plan(..., optimizer=function) takes a function that makes it."
+            )
+        known = self._trainable.union(trained)
+        there = set()
+        for name, parameter in model.named_parameters():
+            there.add(parameter)
+            before, now = self._kinds.get(parameter), _kind(parameter)
+            if before not in (None, now):
+                raise InputError(
+                    f"{name} is {now} now and was {before} when the plan was applied: "
+                    "weights were cast or resized since (by model.half(), model.to(), "
+                    "resize_token_embeddings ...). Undo the run, and plan for the "
+                    "model as it is to be trained."
+                )
+            if parameter.requires_grad and parameter not in known:
+                raise InputError(
+                    f"{name} is not in the run's optimizer and would never change: it "
+                    "was made or unfrozen after apply (by fully_shard, get_peft_model, "
+                    "load_state_dict(assign=True) ...). Apply the plan after that."
+                )
+        gone = self._trained - there
+        if gone:
+            raise InputError(
+                f"{len(gone)} parameters of the run's optimizer are no longer the "
+                "model's: steps would not change it. Make or replace layers before "
+                "you apply the plan."
+            )
+
+
+def _kind(parameter: nn.Parameter) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+
+
+def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:
+    """Refuse to clip gradients that will be gone, or to what is no norm.
+
+    Raises:
+        InputError: If they will be, or it is none.
+    """
+    if max_grad_norm is None:
+        return
+    if recipe.optimizer_in_backward:
+        raise InputError(CLIPPING)
+    if not (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
+        shown = (
+            max_grad_norm
+            if isinstance(max_grad_norm, (int, float))
+            else f"a {type(max_grad_norm).__name__}"
+        )
+        raise InputError(
+            f"max_grad_norm must be a number above zero, got {shown}. Leave it out to "
+            "clip nothing; a batch of several parts is one argument: "
+            "run.step((inputs, labels))."
+        )

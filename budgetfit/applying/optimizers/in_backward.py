@@ -1,0 +1,135 @@
+"""An optimizer that steps each parameter inside the backward pass.
+
+Each gradient is used up as soon as it is accumulated and freed at once, so that
+gradients of all parameters never exist together. What needs them all is not possible:
+accumulation over micro-batches (there is nothing to add to), clipping by their total
+norm, and a GradScaler (which may skip a step after it has seen them all).
+
+Saved weights are safe: a parameter's gradient is complete only after every op that
+used the parameter has run backward, recomputation included. The states are those that
+one optimizer over everything would make, but for what a library makes once for each
+optimizer (bitsandbytes' tables).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class OptimizerInBackward(torch.optim.Optimizer):
+    """One optimizer for each parameter, stepped as soon as its gradient is complete.
+
+    ``param_groups`` are those of the single optimizers, so learning-rate schedulers
+    work. ``step`` has nothing left to do.
+
+    Args:
+        parameters: Those without ``requires_grad`` are left out.
+        make: Builds the optimizer of one parameter, given in a list.
+
+    Attributes:
+        trained: The parameters.
+        has_stepped: Whether any was updated in a step that is not over.
+
+    Raises:
+        InputError: If nothing is trained.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    ) -> None:
+        self.trained = [each for each in parameters if each.requires_grad]
+        if not self.trained:
+            raise InputError(
+                "The model has no trainable parameter: requires_grad is False "
+                "everywhere. Unfreeze what is to be trained: "
+                "parameter.requires_grad_(True)."
+            )
+        self._single = {each: make([each]) for each in self.trained}
+        first = self._single[self.trained[0]]
+        super().__init__(self.trained, dict(first.defaults))
+        self.param_groups = [
+            group
+            for optimizer in self._single.values()
+            for group in optimizer.param_groups
+        ]
+        self.has_stepped = False
+        self._handles = [
+            each.register_post_accumulate_grad_hook(self._step_one)
+            for each in self.trained
+        ]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Do nothing: the backward pass has updated the parameters."""
+        assert closure is None  # noqa: S101 - a closure would need its own backward
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients, as a loop does after each step and after one that failed."""
+        super().zero_grad(set_to_none=set_to_none)
+        self.has_stepped = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the single optimizers, in the parameters' order.
+
+        Each library loads its own: some states would be cast by torch's common way.
+        """
+        states = [each.state_dict() for each in self._single.values()]
+        groups = [{"params": [index]} for index in range(len(states))]
+        return {"single": states, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what ``state_dict`` returned.
+
+        Raises:
+            InputError: If it is of another optimizer; nothing is loaded then.
+        """
+        states = state_dict.get("single")
+        if states is None or len(states) != len(self._single):
+            raise InputError(
+                "This is no state of this optimizer: it has "
+                f"{'none' if states is None else len(states)} of the "
+                f"{len(self._single)} states that optimizer_in_backward keeps, one for "
+                "each parameter. Load what run.state_dict() of the same plan returned."
+            )
+        for (parameter, optimizer), state in zip(
+            self._single.items(), states, strict=True
+        ):
+            optimizer.load_state_dict(state)
+            self._publish(parameter, optimizer)
+        self.param_groups = [
+            group
+            for optimizer in self._single.values()
+            for group in optimizer.param_groups
+        ]
+
+    def remove_hooks(self) -> None:
+        """Take away the hooks on parameters: they are trained no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _step_one(self, parameter: torch.nn.Parameter) -> None:
+        optimizer = self._single[parameter]
+        is_first = parameter not in self.state
+        self.has_stepped = True
+        try:
+            optimizer.step()
+        except BaseException:
+            if is_first:  # half of a state would break the next step
+                optimizer.state.clear()
+            raise
+        parameter.grad = None
+        self._publish(parameter, optimizer)
+
+    def _publish(
+        self, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if parameter in optimizer.state:
+            self.state[parameter] = optimizer.state[parameter]

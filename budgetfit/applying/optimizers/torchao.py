@@ -1,0 +1,211 @@
+"""torchao's low-bit AdamW: the library where a model trains, a stand-in in traces.
+
+The library compiles its step, which fake tensors cannot run, and planning must not need
+it. What decides memory is repeated here: which states it makes by tensor and in what
+order (source: ``torchao/optim/adam.py`` and ``subclass_*.py`` of 0.18.0), and what the
+compiled step holds while it works on one tensor (``temporary_sizes``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch._subclasses import FakeTensor
+
+from budgetfit.applying.optimizers.library import import_to_train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BLOCK_ELEMENTS: Final = 256  # transformers' block_size, for 4 bits too
+LEAST_QUANTIZED_ELEMENTS: Final = 4096
+
+COMPILE_NOTE: Final = (
+    "torchao compiles its step at the first one for each shape of tensor (seconds "
+    "each) and then tries kernels out, which may take copies of a tensor and of its "
+    "states beside; neither is in this estimate"
+)
+
+
+class Rules(NamedTuple):
+    """What decides an optimizer's states.
+
+    Attributes:
+        kind: Name of the class in ``torchao.optim``.
+        format: ``"8bit"``, ``"4bit"``, ``"fp8"`` or ``"none"``.
+        block_elements: That share one fp32 scale.
+        has_maximum: Whether there is a third state (amsgrad, which the library does
+            only without quantizing).
+    """
+
+    kind: str
+    format: str
+    block_elements: int = BLOCK_ELEMENTS
+    has_maximum: bool = False
+
+    def quantizes(self, parameter: torch.Tensor) -> bool:
+        """Whether states of this tensor are quantized; else they have its dtype."""
+        return (
+            self.format != "none"
+            and parameter.numel() >= LEAST_QUANTIZED_ELEMENTS
+            and parameter.numel() % self.block_elements == 0
+        )
+
+
+# The first two are transformers'; it has no name for the third.
+RULES: Final = {
+    "adamw_torch_8bit": Rules("AdamW8bit", "8bit"),
+    "adamw_torch_4bit": Rules("AdamW4bit", "4bit"),
+    "adamw_torch_fp8": Rules("AdamWFp8", "fp8"),
+}
+_OPTIONS: Final[dict[str, Any]] = {
+    "block_size": BLOCK_ELEMENTS,
+    "bf16_stochastic_round": False,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
+_FORMATS: Final = {"8bit": "8bit", "4bit": "4bit", "Fp8": "fp8"}
+
+# An op of our own, so that the roofline sees the bytes that a step moves. It never runs
+# on real tensors. A fragment: several files define ops of this namespace.
+_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
+_LIBRARY.define(
+    "torchao_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states, "
+    "Tensor(c!)[] temporaries) -> ()"
+)
+_LIBRARY.impl("torchao_step_", lambda *_: None, "Meta")
+
+
+def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
+    """Return the library's optimizer as transformers' Trainer makes it, or a stand-in.
+
+    Raises:
+        InputError: If the model is to train and torchao is not installed.
+    """
+    rules = RULES[name]
+    if any(isinstance(parameter, FakeTensor) for parameter in parameters):
+        return StandIn(parameters, rules)
+    library = import_to_train(name, "torchao.optim")
+    made: torch.optim.Optimizer = getattr(library, rules.kind)(
+        parameters, lr=lr, **_OPTIONS
+    )
+    return made
+
+
+def stand_in_for(optimizer: object) -> StandIn | None:
+    """Return what stands for an optimizer of the library; None for any other."""
+    families = {kind.__name__: kind.__module__ for kind in type(optimizer).__mro__}
+    if families.get("_AdamBase") != "torchao.optim.adam":
+        return None
+    given: Any = optimizer
+    ours = next(
+        (kind for kind in families if families[kind] == "torchao.optim.adam"), ""
+    )
+    form = next((_FORMATS[end] for end in _FORMATS if ours.endswith(end)), "none")
+    size = given.block_size if form != "none" else BLOCK_ELEMENTS
+    has_maximum = any(group["amsgrad"] for group in given.param_groups)
+    return StandIn(given.param_groups, Rules(ours, form, size, has_maximum))
+
+
+def temporary_sizes(
+    rules: Rules, parameter: torch.Tensor
+) -> Iterator[tuple[int, torch.dtype]]:
+    """Yield (elements, dtype) of what the compiled step holds at its peak, in order.
+
+    Found with the null driver, by running torch 2.13's compiled step of 20 shapes on
+    four cards. What Inductor can fuse into one kernel depends on whether the blocks of
+    a scale follow the tensor's dimensions. Partial results of a scale that is reduced
+    in two passes (tensors under 4 M elements) are left out: 1/32 byte per element.
+    """
+    if not rules.quantizes(parameter):
+        return
+    sides = [side for side in parameter.shape if side != 1]
+    is_flat = len(sides) == 1
+    row_is_block = not is_flat and sides[-1] == rules.block_elements
+    blocks = (parameter.numel() // rules.block_elements, torch.float32)
+    whole = parameter.numel()
+    held: dict[str, list[tuple[int, torch.dtype]]] = {
+        "8bit": [] if is_flat or row_is_block else [blocks, (whole, torch.float32)],
+        "4bit": [blocks, (whole, torch.float32), (whole, torch.int64)],
+        "fp8": [] if row_is_block else [blocks],
+    }
+    if not is_flat and sides[-1] < rules.block_elements:
+        held["fp8"].append((whole, torch.float8_e4m3fn))
+    for each in held[rules.format]:
+        yield from (each, each)
+
+
+class StandIn(torch.optim.Optimizer):
+    """Makes the library's states on fake tensors, and changes no value.
+
+    A quantized state is a dictionary of the tensors that the library's tensor subclass
+    is made of.
+
+    Args:
+        parameters: Fake tensors, or groups of them.
+        rules: Which states.
+    """
+
+    def __init__(self, parameters: list[Any], rules: Rules) -> None:
+        super().__init__(parameters, {"lr": 0.0})
+        self._rules = rules
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Make the states of each tensor in turn, then update it in place."""
+        assert closure is None  # noqa: S101 - traced programs have none
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    self._make_state(parameter, state)
+                temporaries = [
+                    parameter.new_empty(elements, dtype=dtype)
+                    for elements, dtype in temporary_sizes(self._rules, parameter)
+                ]
+                torch.ops.budgetfit.torchao_step_(
+                    parameter, parameter.grad, list(_tensors(state)), temporaries
+                )
+                while temporaries:
+                    temporaries.pop()
+
+    def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        state["step"] = torch.tensor(0.0)  # the library's is in host memory too
+        names = ["exp_avg", "exp_avg_sq"]
+        if self._rules.has_maximum:
+            names.append("max_exp_avg_sq")
+        for name in names:
+            state[name] = self._buffer(parameter)
+
+    def _buffer(
+        self, parameter: torch.Tensor
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        rules = self._rules
+        if not rules.quantizes(parameter):
+            return torch.zeros_like(parameter)
+        shape: tuple[int, ...] = tuple(parameter.shape)
+        code = torch.float8_e4m3fn if rules.format == "fp8" else torch.uint8
+        if rules.format == "4bit":
+            shape = (parameter.numel() // 2,)
+        blocks = parameter.numel() // rules.block_elements
+        made = {
+            "codes": parameter.new_zeros(shape, dtype=code),
+            "scale": parameter.new_zeros(blocks, dtype=torch.float32),
+        }
+        if rules.format != "fp8":
+            values = 2 ** int(rules.format[0])
+            made["qmap"] = parameter.new_empty(values, dtype=torch.float32)
+        return made
+
+
+def _tensors(state: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a state that are on the device."""
+    for name, value in state.items():
+        if isinstance(value, dict):
+            yield from value.values()
+        elif name != "step":
+            yield value

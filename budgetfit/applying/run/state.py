@@ -1,0 +1,109 @@
+"""What a Run is saved as, and how it continues from that."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.applying.run.accumulation import Group
+from budgetfit.applying.run.random_state import random_state, set_random_state
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from budgetfit.applying.run.run import Run
+
+_NEEDED = {"model", "optimizer", "scaler"}
+_CLASS = "optimizer_class"
+
+
+def save_state(run: Run) -> dict[str, Any]:
+    """Return all that the next step depends on, but for the data and the settings.
+
+    Tensors are the live ones, as in a model's own ``state_dict``.
+    """
+    return {
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        _CLASS: type(run.optimizer).__name__,
+        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
+        "steps": {"done": run.steps_done, "skipped": run.skipped_steps},
+        "group": dataclasses.asdict(run.group),
+        "gradients": [item.grad for item in run.trained] if run.group.count else None,
+        "random": random_state(run.device),
+    }
+
+
+def load_state(run: Run, state: dict[str, Any], *, random: bool) -> None:
+    """Continue from what ``save_state`` returned, of this version or an older one.
+
+    Raises:
+        InputError: If it is no state of this run; nothing is loaded then.
+    """
+    missing = _NEEDED - set(state)
+    if missing:
+        raise InputError(
+            f"This is no state of a Run: {sorted(missing)} is missing. "
+            "Use what run.state_dict() returned."
+        )
+    _check_model(run.model, state["model"])
+    _check_optimizer(run.optimizer, state["optimizer"], state.get(_CLASS))
+    run.drop_group()
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    if run.scaler is not None and state["scaler"] is not None:
+        run.scaler.load_state_dict(state["scaler"])
+    steps = state.get("steps", {})
+    run.steps_done, run.skipped_steps = steps.get("done", 0), steps.get("skipped", 0)
+    gradients = state.get("gradients")
+    if gradients is not None:
+        for parameter, gradient in zip(run.trained, gradients, strict=True):
+            if gradient is not None:
+                # A copy: the next micro-batch is added to it in place.
+                parameter.grad = gradient.to(parameter, copy=True)
+        run.group = Group(**state["group"])
+        run.gathered.note()
+    if random and "random" in state:
+        set_random_state(state["random"], run.device)
+
+
+def _check_model(model: nn.Module, state: dict[str, Any]) -> None:
+    """Refuse the state of another model before half of it is loaded."""
+    own = model.state_dict()
+    for name in (*own, *state):
+        if name not in own or name not in state:
+            where = "the state" if name in own else "the model"
+            raise InputError(
+                f"This is the state of another model: {where} has no {name!r}. Load it "
+                "into the model that it was saved from."
+            )
+        shapes = [getattr(each[name], "shape", None) for each in (own, state)]
+        if shapes[0] != shapes[1]:
+            raise InputError(
+                f"This is the state of another model: {name!r} is "
+                f"{list(shapes[1] or ())} in the state and {list(shapes[0] or ())} in "
+                "the model. Build the model as it was when it was saved."
+            )
+
+
+def _check_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], saved_class: str | None
+) -> None:
+    """Refuse the state of another optimizer; older states do not say their class."""
+    own_class = type(optimizer).__name__
+    if saved_class is not None and saved_class != own_class:
+        raise InputError(
+            f"This is the state of another optimizer: it was saved from {saved_class}, "
+            f"and this run trains with {own_class}. Plan with the optimizer that it "
+            "was saved from, or load state['model'] into the model before you apply."
+        )
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    saved = [len(group["params"]) for group in state["param_groups"]]
+    if own != saved:
+        raise InputError(
+            f"This is the state of another optimizer: it has {saved} parameters in "
+            f"its groups, and this one has {own}. Train the same parameters in the "
+            "same groups as when it was saved."
+        )

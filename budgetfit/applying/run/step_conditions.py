@@ -1,0 +1,54 @@
+"""What must hold around a step, and of its batch, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from budgetfit.applying.pytree import tensors_in
+from budgetfit.errors import InputError
+
+
+def refuse_surroundings() -> None:
+    """Refuse a step where nothing can train, or where autocast keeps old weights.
+
+    Inside of a region of autocast, inner ones do not end theirs: the copies of weights
+    that they make outlive the update.
+
+    Raises:
+        InputError: Under ``no_grad``, ``inference_mode`` or ``autocast``.
+    """
+    if not torch.is_grad_enabled():
+        raise InputError(
+            "run.step was called under torch.no_grad() or torch.inference_mode(), "
+            "where nothing trains. Call it outside; only evaluation belongs inside."
+        )
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    if depth:
+        raise InputError(
+            "run.step was called inside of torch.autocast. It has the plan's own, and "
+            "inside of another the 16-bit copies of weights would outlive the update. "
+            'Call it outside; plan(..., precision="bf16-mixed") is how to autocast.'
+        )
+
+
+def refuse_batch(batch: Any) -> None:  # noqa: ANN401 - whatever is handed in
+    """Refuse a batch that holds nothing to train on.
+
+    Raises:
+        InputError: If it holds no tensor, or none of its tensors has an element.
+    """
+    sizes = [tensor.numel() for tensor in tensors_in(batch)]
+    if not sizes:
+        raise InputError(
+            f"There is no tensor in this batch, a {type(batch).__name__}. Hand in one "
+            "micro-batch of tensors, what a loader yields; numpy arrays and lists of "
+            "numbers become tensors by torch.as_tensor."
+        )
+    if not any(sizes):
+        raise InputError(
+            "The batch is empty: its tensors have no elements, and the mean of nothing "
+            "is nan. Leave it out; a loader with drop_last=True makes none."
+        )

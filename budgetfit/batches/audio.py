@@ -1,0 +1,85 @@
+"""Sound: raw waves or spectrograms, and transcripts that fit into them."""
+
+import torch
+from torch import Tensor
+
+from budgetfit.batches.request import BatchRequest
+from budgetfit.batches.token_ids import first_field, text_length, token_ids
+
+_SECONDS = 10  # about the mean of LibriSpeech's training utterances (12.3 s)
+_SAMPLES_PER_S = 16_000  # what every speech model of transformers is trained on
+_FRAMES_PER_S = 100  # spectrogram columns every 10 ms
+_DEFAULT_MELS = 80
+_TRANSCRIPT_TOKENS = 128  # about 13 characters a second
+
+
+def waves(request: BatchRequest, config: object) -> Tensor:
+    """Return float ``[batch, samples]``, or a spectrogram for models that patch it."""
+    mels = first_field(config, "num_mel_bins")
+    columns = first_field(config, "max_length")
+    if mels is not None and columns is not None:
+        request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
+        return request.floats((request.batch_size, columns, mels))
+    request.notes.append(f"sound of {_SECONDS} s at {_SAMPLES_PER_S // 1000} kHz")
+    return request.floats((request.batch_size, _SECONDS * _SAMPLES_PER_S))
+
+
+def spectrograms(request: BatchRequest, config: object) -> Tensor:
+    """Return float mel features, in the orientation that the model reads.
+
+    Whisper and its kin take exactly ``[batch, mels, 2 * max_source_positions]``; the
+    others ``[batch, columns, mels]`` of any length.
+    """
+    encoder = first_field(config, "audio_config", "encoder_config", "audio_encoder")
+    encoder = encoder or config
+    per_column = first_field(
+        encoder, "input_feat_per_channel", "feature_projection_input_dim"
+    )
+    positions = first_field(encoder, "max_source_positions")
+    mels = per_column or first_field(encoder, "num_mel_bins") or _DEFAULT_MELS
+    if per_column is None and positions is not None:
+        columns = 2 * positions
+        request.notes.append(f"spectrograms of {mels} mel bins and {columns} columns")
+        return request.floats((request.batch_size, mels, columns))
+    columns = _SECONDS * _FRAMES_PER_S
+    request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
+    return request.floats((request.batch_size, columns, mels))
+
+
+def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
+    """Return int64 ``[batch, tokens]``: CTC needs two frames for each token."""
+    frames = _frames(request, sound)
+    length = min(request.max_length or _TRANSCRIPT_TOKENS, max(1, frames // 2))
+    request.notes.append(f"transcripts of {length} tokens")
+    return token_ids(request, length)
+
+
+def transcripts(request: BatchRequest, config: object) -> Tensor:
+    """Return int64 ``[batch, tokens]`` for a model that writes down what it hears."""
+    decoder = first_field(config, "decoder", "text_config") or config
+    limit = first_field(decoder, "max_target_positions")
+    if limit is None:
+        return token_ids(request, text_length(request, decoder))
+    length = min(request.max_length or limit, limit)
+    request.notes.append(f"transcripts of {length} tokens; max_length= changes it")
+    return token_ids(request, length)
+
+
+def frame_labels(request: BatchRequest, config: object, sound: Tensor) -> Tensor:
+    """Return float ``[batch, frames, classes]``: which class sounds in which frame."""
+    shape = (
+        request.batch_size,
+        _frames(request, sound),
+        first_field(config, "num_labels"),
+    )
+    return request.integers(shape, 0, 2).to(torch.float32)
+
+
+def _frames(request: BatchRequest, sound: Tensor) -> int:
+    """Return how many frames the encoder makes of the sound."""
+    samples = torch.tensor([sound.shape[1]], device="cpu")
+    for name in ("_get_feat_extract_output_lengths", "_get_subsampling_output_length"):
+        count = getattr(request.model, name, None)
+        if callable(count):
+            return int(count(samples)[0])
+    return sound.shape[1] // 8

@@ -1,0 +1,95 @@
+"""Images and videos of the size that a transformers model was configured for."""
+
+import torch
+from torch import Tensor
+
+from budgetfit.batches.request import BatchRequest
+from budgetfit.batches.token_ids import ConfigValue, first_field
+
+_DEFAULT_PIXELS = 224  # ImageNet's training crop
+_DEFAULT_MASK_PIXELS = 512  # ADE20K's training crop, what segmentation models see
+_DEFAULT_FRAMES = 16
+# Lets a vision transformer read images of another size than its table of positions.
+_INTERPOLATES = "interpolate_pos_encoding"
+_MASKED_PART = 0.4  # BEiT's share of masked patches
+
+
+def images(request: BatchRequest, config: object, *, for_masks: bool = False) -> Tensor:
+    """Return float ``[batch, channels, height, width]`` as the config describes it."""
+    vision = vision_config(config)
+    count = channels(vision)
+    height, width = _image_size(request, vision, for_masks=for_masks)
+    request.notes.append(f"images of {count} x {height} x {width} pixels")
+    return request.floats((request.batch_size, count, height, width))
+
+
+def videos(request: BatchRequest, config: object) -> Tensor:
+    """Return float ``[batch, frames, channels, height, width]``."""
+    vision = vision_config(config)
+    frames = first_field(vision, "num_frames", "frames_per_clip") or _DEFAULT_FRAMES
+    height, width = _image_size(request, vision)
+    count = channels(vision)
+    request.notes.append(
+        f"videos of {frames} frames of {count} x {height} x {width} pixels"
+    )
+    return request.floats((request.batch_size, frames, count, height, width))
+
+
+def masked_patches(request: BatchRequest, config: object) -> Tensor:
+    """Return bool ``[batch, patches]``, as many masked in every row."""
+    vision = vision_config(config)
+    height, width = _image_size(request, vision)
+    patch = first_field(vision, "patch_size") or 16
+    rows, columns = (patch, patch) if isinstance(patch, int) else tuple(patch)[-2:]
+    patches = (height // rows) * (width // columns)
+    frames = first_field(vision, "num_frames")
+    if frames is not None:
+        patches *= frames // (first_field(vision, "tubelet_size") or 1)
+    # The same patches in each row: VideoMAE reshapes what is masked into a rectangle.
+    order = torch.randperm(patches, generator=request.generator, device="cpu")
+    is_masked = order < max(1, int(patches * _MASKED_PART))
+    return is_masked.expand(request.batch_size, patches).clone()
+
+
+def interpolation(
+    request: BatchRequest, takes: frozenset[str]
+) -> dict[str, ConfigValue]:
+    """Return what to pass beside images that are not of the configured size."""
+    usual = usual_sides(vision_config(request.model.config))
+    if request.image_size in (None, usual) or _INTERPOLATES not in takes:
+        return {}
+    return {_INTERPOLATES: True}
+
+
+def vision_config(config: object) -> ConfigValue:
+    """Return the part of a config that describes the images."""
+    return first_field(config, "vision_config", "image_config", "encoder") or config
+
+
+def channels(config: object) -> int:
+    """Return the colours of a pixel: 3 unless the config says otherwise."""
+    count = first_field(
+        config, "num_channels", "in_channels", "in_chans", "num_input_channels"
+    )
+    return count if isinstance(count, int) else 3
+
+
+def _image_size(
+    request: BatchRequest, config: object, *, for_masks: bool = False
+) -> tuple[int, int]:
+    return request.sides_of_images(usual_sides(config, for_masks=for_masks))
+
+
+def usual_sides(config: object, *, for_masks: bool = False) -> tuple[int, int]:
+    """Return the height and width that a config was written for."""
+    size = first_field(config, "image_size", "img_size", "crop_size", "input_size")
+    if size is None and (backbone := first_field(config, "backbone_config")):
+        size = first_field(backbone, "image_size")
+    if isinstance(size, dict):
+        size = (size["height"], size["width"]) if "height" in size else None
+    if isinstance(size, (list, tuple)) and len(size) in (1, 2):
+        return int(size[0]), int(size[-1])
+    if isinstance(size, int):
+        return size, size
+    pixels = _DEFAULT_MASK_PIXELS if for_masks else _DEFAULT_PIXELS
+    return pixels, pixels

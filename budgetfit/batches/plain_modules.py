@@ -1,0 +1,201 @@
+"""Batches for plain modules: the first layer with parameters fixes the shape."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from budgetfit.batches.batch_tree import Batch
+from budgetfit.batches.dry_run import runs
+from budgetfit.batches.input_shapes import (
+    CONVOLUTIONS,
+    DEFAULT_LENGTH,
+    SEQUENCE_MODULES,
+    fixes_shape,
+    is_length_first,
+    shapes_read_by,
+)
+from budgetfit.batches.request import (
+    BatchRequest,
+    forward_arguments,
+    unwrap_model,
+)
+from budgetfit.errors import InputError
+
+# The first to run is among the first few nearly always, but for repeated ones.
+_MOST_LAYERS, _MOST_SHAPES = 64, 64
+_READS_TWO = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
+
+
+def batch_dimension(model: nn.Module) -> int:
+    """Return the dimension of the model's inputs that counts samples: 0 nearly always.
+
+    It is 1 for torch's own recurrent, attention and Transformer modules that were made
+    without ``batch_first=True``: their inputs are ``[length, batch, features]``.
+    """
+    return 1 if is_length_first(unwrap_model(model)) else 0
+
+
+def make_layer_batch(request: BatchRequest) -> Batch:
+    """Return what the model's first parameterised layer reads.
+
+    A tensor, or a tuple of them for torch's own modules of several inputs, or a mapping
+    for a language model that takes targets beside its tokens.
+
+    Raises:
+        InputError: The model needs several inputs, or its first layer fixes no shape.
+    """
+    model = request.model
+    if isinstance(model, SEQUENCE_MODULES):
+        return _sequence_module_input(request, model)
+    if isinstance(model, nn.Bilinear):
+        rows = request.batch_size
+        widths = (model.in1_features, model.in2_features)
+        return tuple(request.floats((rows, width)) for width in widths)
+    takes, needs = forward_arguments(model)
+    if len(needs) > 1:
+        raise cannot_make(model, f"its forward needs {', '.join(needs)}", needs)
+    first: tuple[Batch, str] | None = None
+    for name, layer, shape in _candidates(request, needs):
+        where = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
+        batch = _filled(request, layer, shape, takes, needs)
+        note = f"input {list(shape)}, from the first layer, {where}"
+        first = first or (batch, note)
+        if runs(model, batch):
+            request.notes.append(note)
+            return batch
+    assert first is not None  # noqa: S101 - a readable layer reads one shape at least
+    request.notes.append(first[1])
+    return first[0]  # the trace will say what does not go together
+
+
+def cannot_make(
+    model: nn.Module, reason: str, needs: tuple[str, ...] = ()
+) -> InputError:
+    """Return the error that shows how to hand in a batch for this model."""
+    names = needs or ("x",)
+    items = ", ".join(f'"{name}": ...' for name in names)
+    example = f"batch={{{items}}}" if len(names) > 1 else "batch=torch.zeros(2, 3, 64)"
+    return InputError(
+        f"No batch can be made for {type(model).__name__}: {reason}. Pass a small one "
+        f"that your data loader could give: {example} with tensors of your model's "
+        "shapes and dtypes, the batch dimension first."
+    )
+
+
+def _candidates(
+    request: BatchRequest, needs: tuple[str, ...]
+) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Yield layers with a shape each: the likeliest of all layers, then the next."""
+    layers = list(_readable_layers(request.model, needs))
+    shapes = [list(shapes_read_by(request, layer)) for _, layer in layers]
+    seen = set()
+    for row in zip_longest(*shapes):
+        for (name, layer), shape in zip(layers, row, strict=True):
+            kind = shape, isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+            if shape is not None and kind not in seen:
+                seen.add(kind)
+                yield name, layer, shape
+                if len(seen) == _MOST_SHAPES:
+                    return
+
+
+def _readable_layers(
+    model: nn.Module, needs: tuple[str, ...]
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers that may be the first to run and fix a shape.
+
+    They come in the order of registration, which may differ from the order of calls.
+    """
+    length_first = _length_first_part(model)
+    reason = "no layer of it has parameters"
+    found = 0
+    for name, layer in _layers_with_parameters(model):
+        where = f"its first layer, {name or 'itself'} ({type(layer).__name__}),"
+        if any(is_lazy(parameter) for parameter in layer.parameters()):
+            reason = f"{where} is lazy: it has no shape yet"
+            break
+        if not fixes_shape(layer):
+            reason = f"{where} fixes no input shape" if not found else reason
+            continue
+        if length_first and not isinstance(layer, CONVOLUTIONS):
+            reason = (
+                f"{length_first} was made without batch_first=True, so it does "
+                "not show which dimension of the input is the batch"
+            )
+            break
+        yield name, layer
+        found += 1
+        if found == _MOST_LAYERS:
+            return
+    if not found:
+        raise cannot_make(model, reason, needs)
+
+
+def _filled(
+    request: BatchRequest,
+    layer: nn.Module,
+    shape: tuple[int, ...],
+    takes: frozenset[str],
+    needs: tuple[str, ...],
+) -> Batch:
+    """Return valid values of one shape, and targets for what writes tokens."""
+    if not isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        return request.floats(shape)
+    made = request.integers(shape, 0, layer.num_embeddings)
+    if isinstance(layer, nn.Embedding) and _writes_tokens(request.model, layer):
+        for target in {"targets", "labels"} & takes:
+            return {next(iter(needs), "input_ids"): made, target: made.clone()}
+    return made
+
+
+def _layers_with_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        has_own = any(True for _ in module.parameters(recurse=False))
+        # Parameters beside children are position tables and class tokens: no layer.
+        is_layer = has_own and not any(True for _ in module.children())
+        # Its parameters are those of weight norms and the like, one level below.
+        is_layer = is_layer or is_parametrized(module)
+        if is_layer or isinstance(module, SEQUENCE_MODULES):
+            yield name, module
+
+
+def _length_first_part(model: nn.Module) -> str:
+    """Return name and type of the first part that is length-first; else nothing."""
+    for name, module in model.named_modules():
+        if is_length_first(module):
+            return f"{name} ({type(module).__name__})"
+    return ""
+
+
+def _sequence_module_input(
+    request: BatchRequest, model: nn.Module
+) -> Tensor | tuple[Tensor, ...]:
+    """Return what torch's own sequence modules read, in their order of dimensions."""
+    length = request.max_length or DEFAULT_LENGTH
+    rows = (request.batch_size, length)
+    shape = rows[::-1] if is_length_first(model) else rows
+    order = "[length, batch, features]" if is_length_first(model) else "batch first"
+    request.notes.append(f"{length} positions, {order}; max_length= changes the length")
+    if isinstance(model, nn.RNNBase):
+        return request.floats((*shape, model.input_size))
+    attention = next(
+        part for part in model.modules() if isinstance(part, nn.MultiheadAttention)
+    )
+    if attention is model:
+        widths = (attention.embed_dim, attention.kdim, attention.vdim)
+        return tuple(request.floats((*shape, width)) for width in widths)
+    source = request.floats((*shape, attention.embed_dim))
+    if isinstance(model, _READS_TWO):
+        return source, request.floats((*shape, attention.embed_dim))
+    return source
+
+
+def _writes_tokens(model: nn.Module, tokens: nn.Embedding) -> bool:
+    """Whether a layer answers with one score for each token of the vocabulary."""
+    return any(
+        isinstance(layer, nn.Linear) and layer.out_features == tokens.num_embeddings
+        for layer in model.modules()
+    )

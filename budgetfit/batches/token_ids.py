@@ -1,0 +1,213 @@
+"""Token ids that a transformers model accepts, and their usual length."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from budgetfit.batches.request import BatchRequest
+from budgetfit.errors import InputError
+
+# What a config field holds is known only to the model that reads it.
+ConfigValue: TypeAlias = Any
+
+# TRL's SFTConfig.max_length: what a fine-tuning run gets that asks for nothing.
+_DEFAULT_LENGTH = 1024
+_DEFAULT_VOCABULARY = 1024  # models of characters and hashes: any number is a token
+# Without positions to limit them, encoder-decoders are trained at T5's length.
+_DEFAULT_SEQ2SEQ_LENGTH = 512
+
+_LENGTH_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_ctx",
+    "max_target_positions",
+)
+
+
+def text_length(request: BatchRequest, config: object) -> int:
+    """Return tokens per row: the user's wish, else the model's usual length.
+
+    Raises:
+        InputError: The wish is below 1 or exceeds a learned table of positions.
+    """
+    limit, is_hard = _positions(request.model, config)
+    if request.max_length is None:
+        usual = _DEFAULT_LENGTH
+        if limit is None and getattr(config, "is_encoder_decoder", False):
+            usual = _DEFAULT_SEQ2SEQ_LENGTH
+        length = usual if limit is None else min(usual, limit)
+        why = "all that the model has positions for" if length == limit else "a default"
+        request.notes.append(
+            f"text rows of {length} tokens ({why}); max_length= changes it"
+        )
+        return length
+    if request.max_length < 1:
+        raise InputError(f"max_length must be at least 1, not {request.max_length}.")
+    if limit is not None and request.max_length > limit:
+        model_name = type(request.model).__name__
+        if is_hard:
+            raise InputError(
+                f"max_length {request.max_length} is too long: {model_name} has "
+                f"{limit} positions. Use max_length={limit} or less."
+            )
+        request.notes.append(
+            f"max_length {request.max_length} is beyond the {limit} positions that "
+            f"{model_name} was configured for"
+        )
+    return request.max_length
+
+
+def most_positions(model: nn.Module) -> int | None:
+    """Return how many positions a transformers model has for text; None: no limit."""
+    return _positions(model, text_config(model))[0]
+
+
+def token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
+    """Return int64 ``[rows or batch_size, length]`` of ordinary tokens.
+
+    Special tokens are left out: padding would change attention masks, an image token
+    would ask for an image.
+    """
+    ordinary = _ordinary_tokens(request.model)
+    shape = (rows or request.batch_size, length)
+    return ordinary[request.integers(shape, 0, len(ordinary))]
+
+
+def count_codebooks(model: nn.Module) -> int:
+    """Return how many codes make up one step of sound; 0 where tokens are words.
+
+    Models of audio codes add up one embedding for each codebook.
+    """
+    for part in (model, getattr(model, "decoder", None)):
+        if isinstance(part, nn.Module) and hasattr(part, "get_input_embeddings"):
+            tables = _input_embedding(part)
+            count = getattr(part.config, "num_codebooks", None)
+            if isinstance(tables, nn.ModuleList) and len(tables) == count:
+                return len(tables)
+    return 0
+
+
+def audio_codes(request: BatchRequest, length: int) -> Tensor:
+    """Return int64 ``[batch, length, codebooks]``, as losses of audio codes read it."""
+    count = count_codebooks(request.model)
+    request.notes.append(f"audio codes of {count} codebooks")
+    codes = token_ids(request, length * count)
+    return codes.view(request.batch_size, length, count)
+
+
+def source_ids(request: BatchRequest, length: int) -> Tensor:
+    """Return ``token_ids``, each row of an encoder-decoder's ended by one EOS.
+
+    BART's classification head reads its answer there and refuses rows that have none.
+    """
+    ids = token_ids(request, length)
+    config = request.model.config
+    end = getattr(config, "eos_token_id", None)
+    if getattr(config, "is_encoder_decoder", False) and isinstance(end, int):
+        ids[:, -1] = end
+    return ids
+
+
+def text_config(model: nn.Module) -> ConfigValue:
+    """Return the part of a model's config that describes its text."""
+    config: Any = model.config
+    for name in ("text_config", "encoder", "decoder"):
+        part = getattr(config, name, None)
+        if getattr(part, "vocab_size", None) is not None:
+            return part
+    return config
+
+
+def first_field(config: object, *names: str) -> ConfigValue:
+    """Return the first of these config fields that is set; None without any."""
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _ordinary_tokens(model: nn.Module) -> Tensor:
+    vocabulary = min(_vocabulary_sizes(model), default=_DEFAULT_VOCABULARY)
+    special = {
+        token for token in _special_tokens(model.config) if 0 <= token < vocabulary
+    }
+    tokens = torch.arange(vocabulary, device="cpu")
+    if len(special) < vocabulary:
+        keep = torch.ones(vocabulary, dtype=torch.bool, device="cpu")
+        keep[torch.tensor(sorted(special), dtype=torch.int64, device="cpu")] = False
+        tokens = tokens[keep]
+    return tokens
+
+
+def _vocabulary_sizes(model: nn.Module) -> Iterator[int]:
+    """Yield every limit on a valid token, of inputs and of labels."""
+    for part in _with_parts(model.config):
+        for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size"):
+            size = getattr(part, name, None)
+            if isinstance(size, int) and size > 0:
+                yield size
+    embedding = _input_embedding(model)
+    if isinstance(embedding, nn.Embedding):
+        yield embedding.num_embeddings
+
+
+def _input_embedding(model: nn.Module) -> nn.Module | None:
+    try:
+        return model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError, TypeError):
+        return None  # models of bytes or hashes have none
+
+
+def _special_tokens(config: object) -> Iterator[int]:
+    for part in _with_parts(config):
+        for name, value in vars(part).items():
+            if name.endswith(("_token_id", "_token_index")):
+                values = value if isinstance(value, list) else [value]
+                yield from (item for item in values if isinstance(item, int))
+
+
+def _with_parts(config: object) -> Iterator[object]:
+    """Yield a config and the text configs inside it."""
+    yield config
+    for name in ("text_config", "encoder", "decoder"):
+        part = getattr(config, name, None)
+        if part is not None and hasattr(part, "model_type"):
+            yield part
+
+
+def _positions(model: nn.Module, config: object) -> tuple[int | None, bool]:
+    """Return the usable positions of a text model, and whether a table enforces them.
+
+    Rotary and relative positions reach further than the config says, tables do not.
+    """
+    limit = first_field(config, *_LENGTH_FIELDS)
+    if not isinstance(limit, int) or limit < 1:
+        return None, False
+    ahead = 1 if getattr(config, "ngram", None) else 0  # ProphetNet looks up the next
+    for rows, padding in _position_tables(model):
+        if not limit <= rows <= limit + 2:  # OPT and BART add two
+            continue
+        if rows == limit and padding is not None:
+            # RoBERTa counts its positions from behind the padding token.
+            return limit - padding - 1 - ahead, True
+        return limit, True
+    return limit, False
+
+
+def _position_tables(model: nn.Module) -> Iterator[tuple[int, int | None]]:
+    """Yield the rows of each table of positions, and the row that is for padding.
+
+    A quantised table (I-BERT's) is no ``nn.Embedding`` and looks like one.
+    """
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        is_table = isinstance(weight, Tensor) and hasattr(module, "padding_idx")
+        if is_table and re.search(r"pos|wpe", name.rpartition(".")[2]):
+            yield weight.shape[0], module.padding_idx  # type: ignore[union-attr]

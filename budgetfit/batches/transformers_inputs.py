@@ -1,0 +1,267 @@
+"""Argumentses for transformers models: inputs by modality, labels by task.
+
+What a model reads is named by its ``main_input_name``; what it is trained for, by the
+library's own table of auto classes, or by the end of its class name.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from budgetfit.batches import audio
+from budgetfit.batches import images as made_batch_images
+from budgetfit.batches import token_ids as made_batch_text
+from budgetfit.batches.extra_arguments import add_companions
+from budgetfit.batches.labels import CHOICES, LABELS, Arguments
+from budgetfit.batches.multimodal_prompts import has_placeholders, prompt_inputs
+from budgetfit.batches.request import BatchRequest, forward_arguments
+from budgetfit.batches.time_series import series, trajectories
+from budgetfit.errors import InputError
+
+# Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
+# what is more specific stands higher.
+_AUTO_TABLES = {
+    "speech to text": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "CTC": "MODEL_FOR_CTC_MAPPING_NAMES",
+    "sequence to sequence": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "masked LM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "image and text LM": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "causal LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "sequence classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "token classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "visual question answering": "MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES",
+    "question answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "multiple choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+    "next sentence": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES",
+    "image classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "video classification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
+    "audio classification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "audio frame classification": "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES",
+    "speaker recognition": "MODEL_FOR_AUDIO_XVECTOR_MAPPING_NAMES",
+    "semantic segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "universal segmentation": "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
+    "object detection": "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
+    "masked images": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES",
+    "image and text contrast": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+}
+
+# For classes outside the tables: other heads, remote code, models of one's own.
+_NAME_ENDS = {
+    "ForCausalLM": "causal LM",
+    "LMHeadModel": "causal LM",
+    "DoubleHeadsModel": "causal LM",
+    "ForMaskedLM": "masked LM",
+    "ForConditionalGeneration": "sequence to sequence",
+    "EncoderDecoderModel": "sequence to sequence",
+    "DualEncoderModel": "image and text contrast",
+    "ForSequenceClassification": "sequence classification",
+    "ForTokenClassification": "token classification",
+    "ForQuestionAnswering": "question answering",
+    "ForQuestionAnsweringSimple": "question answering",
+    "ForMultipleChoice": "multiple choice",
+    "ForImageClassification": "image classification",
+    "ForVideoClassification": "video classification",
+    "ForAudioClassification": "audio classification",
+    "ForSemanticSegmentation": "semantic segmentation",
+    "ForCTC": "CTC",
+    "ForObjectDetection": "object detection",
+    "ForUniversalSegmentation": "universal segmentation",
+    "ForInstanceSegmentation": "universal segmentation",
+    "ForPreTraining": "pretraining",
+}
+
+
+def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
+    """Return keyword arguments for the model, and whether it answers with a loss.
+
+    Raises:
+        InputError: The model reads something that cannot be made up.
+    """
+    model: Any = request.model
+    takes, needs = forward_arguments(model)
+    task = _task_of(type(model))
+    if task is None and "return_loss" in takes and "input_ids" in takes:
+        task = "image and text contrast"
+    batch = _inputs(request, task)
+    add_companions(request, batch)
+    if getattr(model.config, "is_encoder_decoder", False) and task is None:
+        _add_decoder_input(request, batch, takes)
+    # What has a future or a target answers with a loss, and masked series do.
+    returns_loss = model.main_input_name == "past_values" and (
+        not {"future_values", "target_values"}.isdisjoint(batch)
+        or type(model).__name__.endswith("ForPretraining")
+    )
+    if task is not None:
+        labels = LABELS[task](request, batch)
+        returns_loss = labels is not None and takes.issuperset(labels)
+        if labels is not None and returns_loss:
+            batch.update(labels)
+    missing = [name for name in needs if name not in batch]
+    if missing:
+        raise _cannot_make(model, f"it needs {', '.join(missing)}")
+    if not returns_loss:
+        request.notes.append(
+            f"no labels: {type(model).__name__} returns no loss for a made batch"
+        )
+    if "use_cache" in takes and _keeps_cache(model.config):
+        request.notes.append(
+            "config.use_cache is on: training keeps keys and values that only "
+            "generation needs; set model.config.use_cache = False"
+        )
+    return batch, returns_loss
+
+
+def _keeps_cache(config: Any) -> bool:  # noqa: ANN401, its fields differ by model
+    """Whether a forward pass fills a cache for generation; encoders ignore the flag."""
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
+
+    is_encoder = (
+        config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "is_encoder_decoder", False)
+    )
+    return bool(getattr(config, "use_cache", False)) and not is_encoder
+
+
+def _task_of(model_class: type[nn.Module]) -> str | None:
+    """Return the task of the nearest class that transformers knows, else None."""
+    for parent in model_class.__mro__:
+        name = parent.__name__
+        if name == "PreTrainedModel":
+            return None
+        if (task := _tasks_by_class().get(name)) is not None:
+            return task
+        for end, task in _NAME_ENDS.items():
+            if name.endswith(end):
+                return task
+    return None
+
+
+@cache
+def _tasks_by_class() -> dict[str, str]:
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
+
+    tasks: dict[str, str] = {}
+    for task, table in _AUTO_TABLES.items():
+        for names in getattr(modeling_auto, table, {}).values():
+            for name in (names,) if isinstance(names, str) else names:
+                tasks.setdefault(name, task)
+    return tasks
+
+
+def _inputs(request: BatchRequest, task: str | None) -> Arguments:
+    """Return what the model reads, without labels."""
+    model: Any = request.model
+    takes, _ = forward_arguments(model)
+    if task == "image and text contrast":
+        if "pixel_values" in takes:
+            return {**_text_inputs(request), **_image_inputs(request, task)}
+        return {**_text_inputs(request), **_SOURCES["input_features"](request, task)}
+    if has_placeholders(model.config) and "input_ids" in takes:
+        return prompt_inputs(request)
+    if request.text_only and "input_ids" in takes:
+        return _words(request, task)
+    main = model.main_input_name
+    main = main[0] if isinstance(main, (list, tuple)) else main
+    if main == "inputs":  # whatever its encoder reads; an alias names it
+        main = next((name for name in _SOURCES if name in takes), main)
+    if main not in _SOURCES:
+        raise _cannot_make(model, f"it reads {main}")
+    return _SOURCES[main](request, task)
+
+
+def _words(request: BatchRequest, task: str | None) -> Arguments:
+    if task == "multiple choice":
+        return _choices(request)
+    if task == "causal LM" and made_batch_text.count_codebooks(request.model):
+        return {}  # it shifts its labels itself
+    return _text_inputs(request)
+
+
+def _videos(request: BatchRequest, _: str | None) -> Arguments:
+    return {"pixel_values_videos": made_batch_images.videos(request, _config(request))}
+
+
+def _waves(request: BatchRequest, _: str | None) -> Arguments:
+    return {"input_values": audio.waves(request, _config(request))}
+
+
+def _spectrograms(request: BatchRequest, _: str | None) -> Arguments:
+    sound = audio.spectrograms(request, _config(request))
+    return {"input_features": sound}
+
+
+def _config(request: BatchRequest) -> Any:  # noqa: ANN401, its fields differ by model
+    return request.model.config
+
+
+def _text_inputs(request: BatchRequest) -> Arguments:
+    config = made_batch_text.text_config(request.model)
+    length = made_batch_text.text_length(request, config)
+    return {"input_ids": made_batch_text.source_ids(request, length)}
+
+
+def _choices(request: BatchRequest) -> Arguments:
+    config = made_batch_text.text_config(request.model)
+    length = made_batch_text.text_length(request, config)
+    rows = request.batch_size * CHOICES
+    ids = made_batch_text.token_ids(request, length, rows)
+    return {"input_ids": ids.view(request.batch_size, CHOICES, length)}
+
+
+def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
+    config = request.model.config
+    takes, needs = forward_arguments(request.model)
+    is_video = task == "video classification" or (
+        task != "image classification"
+        and "num_frames" in vars(made_batch_images.vision_config(config))
+    )
+    if is_video:
+        batch: Arguments = {"pixel_values": made_batch_images.videos(request, config)}
+    else:
+        for_masks = task == "semantic segmentation"
+        pixels = made_batch_images.images(request, config, for_masks=for_masks)
+        batch = {"pixel_values": pixels}
+    batch.update(made_batch_images.interpolation(request, takes))
+    if "bool_masked_pos" in needs:
+        batch["bool_masked_pos"] = made_batch_images.masked_patches(request, config)
+    reads_text = task is None or task == "image and text LM"
+    if "input_ids" in takes and reads_text:
+        batch.update(_text_inputs(request))
+    return batch
+
+
+# By the name of the main input; of several that an encoder could read the first.
+_SOURCES: dict[str, Callable[[BatchRequest, str | None], Arguments]] = {
+    "input_values": _waves,
+    "input_features": _spectrograms,
+    "pixel_values": _image_inputs,
+    "pixel_values_videos": _videos,
+    "input_ids": _words,
+    "past_values": lambda request, _: series(request),
+    "states": lambda request, _: trajectories(request),
+}
+
+
+def _add_decoder_input(
+    request: BatchRequest, batch: Arguments, takes: frozenset[str]
+) -> None:
+    """Give a headless encoder-decoder a target to read: without labels none is made."""
+    if "decoder_input_ids" not in takes:
+        return
+    if "input_ids" in batch:
+        length = batch["input_ids"].shape[-1]
+        ids = made_batch_text.token_ids(request, length)
+    else:
+        ids = audio.transcripts(request, request.model.config)
+    batch["decoder_input_ids"] = ids
+
+
+def _cannot_make(model: nn.Module, reason: str) -> InputError:
+    return InputError(
+        f"No batch can be made for {type(model).__name__}: {reason}. Pass one that "
+        f"your data loader gives, for example "
+        'batch={"input_ids": torch.zeros(2, 128, dtype=torch.long), ...}.'
+    )

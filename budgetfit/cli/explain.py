@@ -1,0 +1,79 @@
+"""``budgetfit explain``: what an out-of-memory message means."""
+
+import errno
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import typer
+
+from budgetfit.cli import options
+from budgetfit.cli.output import answering, in_json, in_text
+from budgetfit.errors import InputError
+
+_LONGEST_BYTES: Final = 8 * 2**20  # the end of a log is where it failed
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="File with the message, a traceback or a whole log; - for standard input.",
+        metavar="OOM.txt",
+    ),
+]
+
+
+def explain(
+    source: Source,
+    *,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Read an out-of-memory message: what was to blame, what to change."""
+    with answering(as_json=as_json, traceback=traceback):
+        module = importlib.import_module("budgetfit.explain.explain")
+        found = module.explain(_read(source))
+        if as_json:
+            typer.echo(in_json().explanation_json(found))
+        else:
+            in_text().show(in_text().explain_text(found))
+
+
+def _read(source: str) -> str:
+    try:
+        if source == "-":
+            if sys.stdin is None:
+                raise OSError(errno.EBADF, "it is closed")  # noqa: TRY301 - as any other
+            return _decoded(_end(sys.stdin.buffer))
+        with Path(source).open("rb") as file:
+            return _decoded(_end(file))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        name = "standard input" if source == "-" else repr(source)
+        raise InputError(
+            f"Cannot read {name}: {reason}. Hand in a file with the message, for "
+            "example: python train.py 2>&1 | tee oom.txt; budgetfit explain oom.txt"
+        ) from None
+
+
+def _end(stream: BinaryIO) -> bytes:
+    """Return the end of a stream, and of a longer one the first two bytes before it.
+
+    Those may say that it is UTF-16. A pipe, ``explain <(python train.py 2>&1)``, is
+    read to its end without being kept.
+    """
+    mark = stream.read(2)
+    if stream.seekable():
+        stream.seek(max(stream.tell(), stream.seek(0, 2) - _LONGEST_BYTES))
+    data = b""
+    while piece := stream.read(_LONGEST_BYTES):
+        # A UTF-16 character begins at an even byte; so do both lengths.
+        data = (data + piece)[-_LONGEST_BYTES:]
+    return mark + data
+
+
+def _decoded(data: bytes) -> str:
+    """Return text from a file of any shell; PowerShell's ``>`` writes UTF-16."""
+    if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
+        return data.decode("utf-16", errors="replace")
+    return data.decode("utf-8", errors="replace")

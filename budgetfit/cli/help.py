@@ -1,0 +1,94 @@
+"""The commands' common looks: plain help, and words for options that there are not."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+from budgetfit.cli.output import answering
+from budgetfit.errors import InputError
+
+_SEVERAL_GPUS: Final = (
+    "plans for several GPUs are not built yet, and a plan is for one. Under data "
+    "parallelism (DDP) each GPU trains by a plan of its own: divide "
+    "--effective-batch-size by the number of GPUs, and leave room for one more copy of "
+    "the gradients and for NCCL with --headroom"
+)
+_SHARDED: Final = (
+    "plans for sharded training are not built yet, and a plan is for one GPU. What "
+    "makes a model fit there: --method lora or qlora, --optimizer adamw_bnb_8bit, a "
+    "smaller --max-length"
+)
+_COMPILED: Final = (
+    "plans with torch.compile are not built yet, and a plan is for eager mode. Leave "
+    "it out; a compiled step takes another amount, which nothing here predicts"
+)
+
+# What people type that the command does not have, and what they can do instead.
+INSTEAD: Final = {
+    "--gpus": _SEVERAL_GPUS,
+    "--num-gpus": _SEVERAL_GPUS,
+    "--n-gpus": _SEVERAL_GPUS,
+    "--devices": _SEVERAL_GPUS,
+    "--ddp": _SEVERAL_GPUS,
+    "--fsdp": _SHARDED,
+    "--deepspeed": _SHARDED,
+    "--zero": _SHARDED,
+    "--tensor-parallel": _SHARDED,
+    "--compile": _COMPILED,
+    "--torch-compile": _COMPILED,
+    "--seq-len": "use --max-length, the tokens in one sample: --max-length 2048",
+    "--seq-length": "use --max-length, the tokens in one sample: --max-length 2048",
+    "--max-seq-length": "use --max-length, the tokens in one sample: --max-length 2048",
+    "--lora": "use --method lora, and --lora-r for the rank",
+    "--qlora": "use --method qlora, and --lora-r for the rank",
+    "--load-in-4bit": "use --method qlora; --quantization nf4 is its default",
+    "--load-in-8bit": "use --method qlora --quantization int8",
+    "--dtype": "use --precision: bf16-mixed, bf16, fp16-mixed, fp32 or tf32",
+    "--bf16": "use --precision bf16-mixed (autocast) or bf16 (weights too)",
+    "--fp16": "use --precision fp16-mixed",
+    "--optim": "use --optimizer, which takes the same names",
+    "--gradient-checkpointing": "use --checkpointing full, or auto to choose by block",
+    "--attn-implementation": "attention is planned as the model runs it, sdpa where it "
+    'has it. For another, write "_attn_implementation": "eager" into config.json, or '
+    "build the model with it in file.py:factory",
+}
+
+
+class Command(TyperCommand):
+    """A command that answers to common options that it does not have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Parse, unless an option is asked for that there is not."""
+        own = {word for param in self.get_params(ctx) for word in param.opts}
+        asked = (word.partition("=")[0].replace("_", "-") for word in args)
+        for word in asked:
+            instead = INSTEAD.get(word)
+            if instead is not None and word not in own:
+                with answering(as_json="--json" in args, traceback=False):
+                    raise InputError(f"{word}: {instead}.")
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
+        """Return the parameters, for a help without <bool> behind flags."""
+        return _plain(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        """Return the words of the line on usage, without braces."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+
+class Group(TyperGroup):
+    """Commands under one name."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
+        """Return the parameters, for a help without <bool> behind flags."""
+        return _plain(super().get_params(ctx))
+
+
+def _plain(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params

@@ -1,0 +1,79 @@
+"""What stands on the command line as one word and means several things."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from budgetfit.errors import InputError
+
+
+def one_or_list(text: str) -> str | list[str]:
+    """``"fp32,bf16-mixed"`` is a list to compare."""
+    return [part.strip() for part in text.split(",")] if "," in text else text
+
+
+def name_or_blocks(text: str) -> str | Sequence[str]:
+    """A word is a policy; what has commas, dots or digits names blocks."""
+    if text.startswith("every-") and "," not in text:
+        return text
+    if any(sign in ",." or sign.isdecimal() for sign in text):
+        return names(text)
+    return text
+
+
+def names(text: str) -> list[str]:
+    """``"t4, l4"`` is two names."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def read_dims(words: Sequence[str] | None) -> int | dict[str, int | None] | None:
+    """Return what ``batch_dims`` is: ``x=0`` and ``table=none``, or ``1`` alone.
+
+    Raises:
+        InputError: If it is neither.
+    """
+    if not words:
+        return None
+    if len(words) == 1 and words[0].isdecimal():
+        return int(words[0])
+    named: dict[str, int | None] = {}
+    for word in words:
+        name, _, dim = word.rpartition("=")
+        if not name or name in named or not (dim.isdecimal() or dim.lower() == "none"):
+            raise InputError(
+                f"--batch-dims takes NAME=DIM, once for each name, with a dimension "
+                f"counted from 0 or none: --batch-dims x=0 --batch-dims table=none; "
+                f"got {word!r:.60}."
+            )
+        named[name] = None if dim.lower() == "none" else int(dim)
+    return named
+
+
+def read_lengths(path: Path | None) -> dict[int, int] | None:
+    """Return samples by length from a file: ``512`` or ``512 900`` in each line.
+
+    Raises:
+        InputError: If it cannot be read, or a line is neither.
+    """
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"Cannot read lengths from {str(path)!r}: {error}. Hand in a text file "
+            "with one length in each line."
+        ) from None
+    counted: dict[int, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.replace(",", " ").split()
+        if not words:
+            continue
+        if len(words) > 2 or not all(word.isdecimal() for word in words):  # noqa: PLR2004
+            raise InputError(
+                f"Line {number} of {str(path)!r} is {line.strip()[:40]!r}. Write one "
+                'length in each line, "512", or length and number of samples, '
+                '"512 900".'
+            )
+        length, count = int(words[0]), int(words[1]) if len(words) > 1 else 1
+        counted[length] = counted.get(length, 0) + count
+    return counted

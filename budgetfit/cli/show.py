@@ -1,0 +1,26 @@
+"""``budgetfit show``: a saved plan, read again."""
+
+import typer
+
+from budgetfit.cli import options
+from budgetfit.cli.output import answering, in_json, in_text
+from budgetfit.core.validation import check_samples
+
+
+def show(
+    plan_file: options.PlanFile,
+    *,
+    samples: options.Samples = None,
+    as_json: options.AsJson = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Print a saved plan as it was printed when it was made."""
+    with answering(as_json=as_json, traceback=traceback):
+        from budgetfit.core.plan import Plan  # noqa: PLC0415 - keeps --help fast
+
+        check_samples(samples)
+        made = Plan.load(plan_file)
+        if as_json:
+            typer.echo(in_json().plan_json(made, samples))
+        else:
+            in_text().print_plan(made, saved_as=str(plan_file), samples=samples)

@@ -1,0 +1,96 @@
+"""BlockRow: what a plan does with one block, and what each other treatment would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockChoice:
+    """One treatment of one block, by the chain formula.
+
+    Attributes:
+        mode, saved_ops, input_on_host: As in ``Segment``; ``keep`` is a mode, too.
+        saved_bytes: Bytes that wait from the block's forward to its backward.
+        backward_bytes: Most bytes alive in its backward above all that waits.
+        extra_ms: Time that it adds to a micro-batch.
+        plan_peak_bytes: The plan's peak of live bytes if only this were changed.
+        plan_ms: A micro-batch's forward and backward if only this were changed.
+    """
+
+    mode: str
+    saved_ops: tuple[str, ...] = ()
+    input_on_host: bool = False
+    saved_bytes: int
+    backward_bytes: int
+    extra_ms: float
+    plan_peak_bytes: int
+    plan_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRow:
+    """One block of a plan.
+
+    Attributes:
+        name: Module path.
+        segment: The blocks that are recomputed together with it, itself included; () if
+            it is kept.
+        nested: Whether they are recomputed in two levels.
+        choices: All its treatments; ``choices[chosen]`` is the plan's.
+        chosen: Which one is the plan's.
+        prefix_bytes: Static bytes and what waits for the blocks before it.
+        peak_bytes: Most live bytes while this block runs, forward or backward.
+        limit_bytes: Most live bytes that the plan may have at any moment.
+    """
+
+    name: str
+    segment: tuple[str, ...] = ()
+    nested: bool = False
+    choices: tuple[BlockChoice, ...]
+    chosen: int
+    prefix_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+
+    @property
+    def choice(self) -> BlockChoice:
+        """What the plan does."""
+        return self.choices[self.chosen]
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes that are free at the block's own peak."""
+        return self.limit_bytes - self.peak_bytes
+
+
+def find_block(rows: Sequence[BlockRow], name: str) -> BlockRow:
+    """Return the row of a block, named by its module path or the end of it.
+
+    Raises:
+        InputError: If there is none, or several end so.
+    """
+    if not rows:
+        raise InputError(
+            "This plan has no block to explain: the model has none that repeats, or "
+            "the plan was made without a table of them. Plan again."
+        )
+    for row in rows:
+        if row.name == name:
+            return row
+    found = [row for row in rows if row.name.endswith(f".{name}")]
+    if len(found) == 1:
+        return found[0]
+    first = ", ".join(row.name for row in found or rows[:3])
+    if found:
+        raise InputError(f"{name!r} are several blocks: {first}. Write one in full.")
+    raise InputError(
+        f"{name!r} is not a block of this plan. Its blocks are {first} ..., "
+        f"{len(rows)} in all."
+    )

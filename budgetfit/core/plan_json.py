@@ -1,0 +1,257 @@
+"""A saved plan is data that anybody may have written: read strictly, or refused.
+
+``Plan.from_json`` knows the types of the fields; what is here knows what JSON lets
+through (fields that stand twice, NaN, numbers and nestings without bounds) and what one
+field says about another.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import SegmentMode
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from budgetfit.core.plan import Estimate, ModelSummary, Plan
+    from budgetfit.core.recipe import Recipe
+
+LARGEST_FILE_BYTES: Final = 64 * 2**20  # a plan of a thousand blocks has 2 MB
+_LARGEST_NUMBER: Final = 2**63
+_DEEPEST: Final = 24  # a plan has 7
+# -1 is the step before the first; what another treatment adds may be less than nothing.
+_MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
+_RATE: Final = "samples_per_s"
+_TIMES: Final = ("samples", "hours")  # of `--json --samples N`
+_MODES: Final = ("keep", *get_args(SegmentMode))
+_ASKED: Final[dict[str, tuple[type, ...]]] = {
+    "model": (str,),
+    "vram": (int, str),
+    "gpu": (str,),
+    "max_length": (int,),
+    "image_size": (str,),
+    "text_only": (bool,),
+    "loss": (str,),
+}
+
+
+_ANEW: Final = "Save it again: budgetfit plan MODEL --vram 24GB --save plan.json"
+
+
+def damaged(where: str, why: str) -> InputError:
+    """Return the error that names a field and what is wrong with it."""
+    if len(where) > 200:  # noqa: PLR2004 - a field of ours has 60 characters at most
+        where = f"{where[:100]}...{where[-40:]}"
+    return InputError(
+        f"The saved plan is damaged at {where!r}: {why.rstrip('.')}. {_ANEW}"
+    )
+
+
+def read_plan_text(path: str | Path) -> str:
+    """Return what is in a file.
+
+    Raises:
+        InputError: If it cannot be read, or is far too large for a plan.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+        text = content.decode("utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
+        raise InputError(
+            f"Cannot read the plan {str(path)!r}: {error}. {_ANEW}"
+        ) from None
+    if len(content) > LARGEST_FILE_BYTES:
+        raise InputError(f"{str(path)!r} is too large for a plan. {_ANEW}")
+    return text
+
+
+def parse_document(text: str, plan_format: int) -> dict[str, Any]:
+    """Return the fields of a saved plan, of which each stands once and is finite.
+
+    Raises:
+        InputError: If the text is no such document; the field is named.
+    """
+    try:
+        data = json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError:
+        raise InputError(
+            f"This is not a saved plan: it is nested too deep. {_ANEW}"
+        ) from None
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"This is not a saved plan: {error}. {_ANEW}") from None
+    found = data.pop("format", None) if isinstance(data, dict) else None
+    if not isinstance(data, dict) or type(found) is not int or found != plan_format:
+        raise InputError(f"This is not a plan of this version. {_ANEW}")
+    for where, value in _values(data):
+        why = _why_not(where, value)
+        if why:
+            raise damaged(".".join(where), why)
+    return data
+
+
+def add_rates(document: dict[str, Any], plan: Plan) -> None:
+    """Add ``samples_per_s`` to each estimate, for other readers of the document."""
+    pairs = [(document["estimate"], plan.estimate)]
+    pairs += [
+        (row["estimate"], known.estimate)
+        for row, known in zip(document["alternatives"], plan.alternatives, strict=True)
+    ]
+    for estimate, known in pairs:
+        estimate[_RATE] = known.samples_per_s
+
+
+def drop_rates(document: dict[str, Any]) -> None:
+    """Take out what follows from other fields: what ``add_rates`` added, hours."""
+    for name in _TIMES:
+        document.pop(name, None)
+    rows = document.get("alternatives")
+    for holder in (document, *(rows if isinstance(rows, list) else ())):
+        estimate = holder.get("estimate") if isinstance(holder, dict) else None
+        if isinstance(estimate, dict):
+            estimate.pop(_RATE, None)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    for name in found:
+        if not _is_text(name):
+            raise damaged(ascii(name)[1:-1], "the name is no valid Unicode")
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise damaged(twice, "the field stands twice")
+    return found
+
+
+def _values(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each value that is no container, with the way to it."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), data)]
+    while waiting:
+        where, value = waiting.pop()
+        if not isinstance(value, (dict, list)):
+            yield where, value
+            continue
+        if len(where) > _DEEPEST:
+            raise damaged(".".join(where), "it is nested too deep")
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        waiting += [((*where, str(name)), inner) for name, inner in pairs]
+
+
+def _why_not(where: tuple[str, ...], value: object) -> str:
+    """Say why a value can stand nowhere in a plan; empty if it can."""
+    if isinstance(value, str):
+        return "" if _is_text(value) else "the text is no valid Unicode"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ""
+    if not abs(value) < _LARGEST_NUMBER:  # nor is NaN
+        return "the number is out of range"
+    if value < 0 and where[-1] not in _MAY_BE_NEGATIVE:
+        return f"{value} is below zero"
+    return ""
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_fields(plan: Plan) -> None:
+    """Refuse fields of which one contradicts another.
+
+    Raises:
+        InputError: The first such field is named.
+    """
+    _check_recipe("recipe", plan.recipe, plan.model.blocks)
+    _check_estimate("estimate", plan.estimate)
+    for number, row in enumerate(plan.alternatives):
+        where = f"alternatives.{number}.estimate"
+        _check_recipe(f"{where}.recipe", row.estimate.recipe, plan.model.blocks)
+        _check_estimate(where, row.estimate)
+    for number, block in enumerate(plan.block_table):
+        if block.chosen >= len(block.choices):
+            raise damaged(
+                f"block_table.{number}.chosen",
+                f"there are {len(block.choices)} choices, counted from 0",
+            )
+        for choice, each in enumerate(block.choices):
+            if each.mode not in _MODES:
+                raise damaged(
+                    f"block_table.{number}.choices.{choice}.mode",
+                    f"{each.mode!r:.60} is none of {', '.join(_MODES)}",
+                )
+    _check_dims(plan.model)
+    _check_asked(plan.provenance.get("asked"))
+    length = plan.provenance.get("longest_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise damaged("provenance.longest_length", "a whole number is expected")
+    for name in ("solver", "certificate"):
+        if not isinstance(plan.provenance.get(name, ""), str):
+            raise damaged(f"provenance.{name}", "a text is expected")
+    _check_same(plan.recipe, plan.estimate.recipe)
+
+
+def _check_recipe(where: str, recipe: Recipe, blocks: tuple[str, ...]) -> None:
+    try:
+        find_precision(recipe.precision)
+    except InputError as error:
+        raise damaged(f"{where}.precision", str(error)) from None
+    for name in recipe.wrapped_blocks:
+        if name not in blocks:
+            raise damaged(
+                f"{where}.segments", f"the planned model has no block {name!r}"
+            )
+
+
+def _check_dims(model: ModelSummary) -> None:
+    if model.batch_dims is None:
+        return
+    try:
+        model.batch_dims.check_names(model.batch)
+    except InputError as error:
+        raise damaged("model.batch_dims.named", str(error)) from None
+
+
+def _check_estimate(where: str, estimate: Estimate) -> None:
+    for name in ("step_ms", "time_factor"):
+        if getattr(estimate, name) <= 0:
+            raise damaged(f"{where}.{name}", "it must be above zero")
+    points = estimate.timeline.points
+    if points and estimate.timeline.peak >= len(points):
+        raise damaged(
+            f"{where}.timeline.peak", f"there are {len(points)} points, counted from 0"
+        )
+
+
+def _check_asked(asked: object) -> None:
+    """Check what a plan's author asked for, as far as it is used again."""
+    if asked is None:
+        return
+    if not isinstance(asked, dict):
+        raise damaged("provenance.asked", "an object is expected")
+    for name, kinds in _ASKED.items():
+        value = asked.get(name)
+        if value is not None and type(value) not in kinds:  # True is no number here
+            raise damaged(f"provenance.asked.{name}", f"{value!r:.60} was not asked")
+
+
+def _check_same(recipe: Recipe, estimated: Recipe) -> None:
+    """Refuse a recipe that was edited: all numbers are those of another one."""
+    for name in recipe.__dataclass_fields__:
+        value, known = getattr(recipe, name), getattr(estimated, name)
+        if value != known:
+            raise damaged(
+                f"recipe.{name}",
+                f"all numbers of the plan are those of {known!r:.80}, so it cannot be "
+                "edited by hand: plan again with what you want",
+            )

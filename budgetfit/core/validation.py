@@ -1,0 +1,82 @@
+"""Whole numbers that people type: samples, tokens, ranks, pixels."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+from budgetfit.errors import InputError
+
+# Beyond these sizes no card helps, and bytes would no longer be counted in 64 bits.
+MOST_SAMPLES: Final = 2**24
+MOST_PER_STEP: Final = 2**40
+MOST_PIXELS: Final = 2**14  # along each side
+
+# Pixels of a square, height and width, or both as text: "336x448".
+ImageSize: TypeAlias = int | str | tuple[int, int] | None
+
+
+def whole_number(
+    name: str,
+    value: Any,  # noqa: ANN401 - whatever was handed in
+    *,
+    example: int = 8,
+    most: int = MOST_SAMPLES,
+) -> int:
+    """Return ``value`` if it is a whole number from 1 to ``most``.
+
+    Raises:
+        InputError: If it is not; truth values are no numbers here.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"{name} must be a whole number of at least 1, for example {example}; "
+            f"got {value!r:.80}."
+        )
+    if value > most:
+        raise InputError(
+            f"{name} can be {most:,} at most; got {value!r:.80}. Write fewer, for "
+            f"example {example}."
+        )
+    return value
+
+
+def check_samples(samples: int | None) -> None:
+    """Refuse a number of samples that a pass over data cannot have.
+
+    Raises:
+        InputError: If it is no whole number of at least 1.
+    """
+    if samples is not None:
+        whole_number("samples", samples, example=50_000, most=MOST_PER_STEP)
+
+
+def parse_image_size(value: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return height and width in pixels of ``448``, ``(336, 448)`` or ``"336x448"``.
+
+    Raises:
+        InputError: If it is neither; truth values are no numbers here.
+    """
+    sides: Any = value
+    if isinstance(value, str):
+        parts = value.lower().split("x")
+        sides = [int(part) if part.strip().isdecimal() else None for part in parts]
+    elif isinstance(value, int):
+        sides = [value]
+    known = isinstance(sides, (list, tuple)) and len(sides) in (1, 2)
+    if not known or not all(map(_is_side, sides)):
+        raise InputError(
+            "image_size must be pixels, for example 448, or height and width, "
+            f"(336, 448) (--image-size 336x448); got {value!r:.80}."
+        )
+    return sides[0], sides[-1]
+
+
+def size_as_text(value: ImageSize) -> str:
+    """Return the size of images as a file holds it: ``"336x448"``."""
+    height, width = parse_image_size(value)
+    return f"{height}x{width}"
+
+
+def _is_side(value: object) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and 1 <= value <= MOST_PIXELS  # type: ignore[operator]

@@ -1,0 +1,118 @@
+"""Driver, cards and their processes, from nvidia-smi."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from budgetfit.doctor.facts import CardFacts, DriverFacts, ProcessFacts
+from budgetfit.doctor.subprocesses import run_tool
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+
+_MIB: Final = 2**20
+_FIELDS: Final = (
+    "name,driver_version,memory.total,memory.used,uuid,"
+    "ecc.mode.current,mig.mode.current,compute_cap"
+)
+_OLD_FIELDS: Final = "name,driver_version,memory.total,memory.used,uuid"
+_CSV: Final = "--format=csv,noheader,nounits"
+_WSL_PATH: Final = "/usr/lib/wsl/lib"
+_NVIDIA: Final = "0x10de"
+
+
+class Cards(NamedTuple):
+    """What nvidia-smi told."""
+
+    driver: DriverFacts
+    cards: tuple[CardFacts, ...] = ()
+    processes: tuple[ProcessFacts, ...] = ()
+
+
+def gather_cards() -> Cards:
+    """Ask nvidia-smi; a machine without one has no driver."""
+    tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=_WSL_PATH)
+    if tool is None:
+        return Cards(DriverFacts())
+    output = run_tool(tool, f"--query-gpu={_FIELDS}", _CSV)
+    if output.code not in {0, None}:  # an old driver does not know every field
+        output = run_tool(tool, f"--query-gpu={_OLD_FIELDS}", _CSV)
+    if output.code != 0:
+        return Cards(DriverFacts(error=_first_line(output.text)))
+    rows = [[word.strip() for word in line.split(",")] for line in _lines(output.text)]
+    cards = tuple(
+        read_card(row) for row in rows if len(row) >= _OLD_FIELDS.count(",") + 1
+    )
+    header = re.search(r"CUDA Version: *(\d+)\.(\d+)", run_tool(tool).text)
+    driver = DriverFacts(
+        version=rows[0][1] if rows and len(rows[0]) > 1 else "",
+        cuda=(int(header[1]), int(header[2])) if header else None,
+    )
+    listed = run_tool(
+        tool, "--query-compute-apps=pid,process_name,used_memory,gpu_uuid", _CSV
+    )
+    return Cards(driver, cards, tuple(read_processes(listed.text)))
+
+
+def read_card(row: list[str]) -> CardFacts:
+    """Return a card from the words of a line, in the order of the fields."""
+    ecc, mig, capability = [*row[5:8], "", "", ""][:3]
+    parts = re.fullmatch(r"(\d+)\.(\d+)", capability)
+    known = _table_row(row[0])
+    told = (int(parts[1]), int(parts[2])) if parts else None
+    return CardFacts(
+        name=row[0],
+        capability=told or (known and known[0]) or None,
+        total_bytes=_mib(row[2]) or 0,
+        used_bytes=_mib(row[3]) or 0,
+        sold_as_gb=known[1] if known else None,
+        ecc=ecc == "Enabled",
+        mig=mig == "Enabled",
+        uuid=row[4],
+    )
+
+
+def read_processes(text: str) -> Iterator[ProcessFacts]:
+    """Yield the processes of nvidia-smi's list; names may have commas."""
+    for line in _lines(text):
+        pid, _, rest = line.partition(",")
+        words = rest.rsplit(",", 2)
+        if pid.strip().isdecimal() and len(words) == 3:  # noqa: PLR2004
+            name, used, uuid = (word.strip() for word in words)
+            yield ProcessFacts(
+                pid=int(pid), name=name, used_bytes=_mib(used), card=uuid
+            )
+
+
+def cards_on_bus() -> bool:
+    """Whether Linux sees a card of NVIDIA's, with or without a driver."""
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            vendor = (device / "vendor").read_text().strip()
+            kind = (device / "class").read_text().strip()
+        except OSError:
+            continue
+        if vendor == _NVIDIA and kind.startswith("0x03"):  # display controllers
+            return True
+    return False
+
+
+def _table_row(name: str) -> tuple[tuple[int, int], int] | None:
+    try:
+        gpu = find_gpu(name)
+    except InputError:
+        return None
+    return gpu.compute_capability, gpu.memory_class_gb
+
+
+def _mib(word: str) -> int | None:
+    return int(word) * _MIB if word.isdecimal() else None
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _first_line(text: str) -> str:
+    return (_lines(text) or ["nvidia-smi gave no answer"])[0][:200]

@@ -1,0 +1,116 @@
+"""Where the bytes of a full card were."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from budgetfit.core.out_of_memory_message import OutOfMemoryText, own_process
+from budgetfit.explain.explanation import Part
+from budgetfit.gpus.cuda_context import estimated_context
+from budgetfit.gpus.table import generic_gpu
+
+# Two decimals of a GiB, several times: below this a difference is rounding.
+ROUNDING_BYTES: Final = 32 * 2**20
+_UNSEEN: Final = "not named: the desktop, other containers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardParts:
+    """A message's numbers, taken apart.
+
+    Attributes:
+        outside_bytes: Of this process, outside PyTorch's allocator: the CUDA context.
+        others: Other processes that were named: id and bytes.
+        unnamed_bytes: Of the card, and nobody's who was named.
+        measured: Whether the driver told this process's bytes. If not,
+            ``outside_bytes`` is estimated and the rest is ``unnamed_bytes``.
+        usable_bytes: What this process could have had of the card, context included;
+            None where the message does not tell.
+    """
+
+    outside_bytes: int = 0
+    others: tuple[tuple[int, int], ...] = ()
+    unnamed_bytes: int = 0
+    measured: bool = False
+    usable_bytes: int | None = None
+
+    @property
+    def others_bytes(self) -> int:
+        """All that this process cannot have."""
+        return sum(size for _, size in self.others) + self.unnamed_bytes
+
+
+def card_parts(message: OutOfMemoryText) -> CardParts:
+    """Return whose the card's bytes were, as far as the message tells."""
+    total, free, reserved = (
+        message.total_bytes,
+        message.free_bytes,
+        message.reserved_bytes,
+    )
+    process, others = own_process(message)
+    if total is None or free is None or reserved is None:
+        return CardParts(others=tuple(others))
+    named = sum(size for _, size in others)
+    if process is None:
+        rest = max(0, total - free - reserved - named)
+        context = estimated_context(generic_gpu(total))
+        outside = rest if rest <= context.high_bytes else context.typical_bytes
+        unnamed = rest - outside
+    else:
+        outside = max(0, process - reserved)
+        unnamed = max(0, total - free - process - named)
+    if unnamed < ROUNDING_BYTES:
+        unnamed = 0
+    usable = total - named - unnamed
+    if message.allowed_bytes is not None:
+        usable = min(usable, message.allowed_bytes + outside)
+    return CardParts(
+        outside_bytes=outside,
+        others=tuple(others),
+        unnamed_bytes=unnamed,
+        measured=process is not None,
+        usable_bytes=usable,
+    )
+
+
+def list_parts(message: OutOfMemoryText, parts: CardParts) -> tuple[Part, ...]:
+    """Return the rows of the card's bytes, the largest first, what is free last."""
+    rows = sorted(_rows(message, parts), key=lambda part: -part.bytes)
+    if message.free_bytes is not None:
+        rows.append(Part(name="free", bytes=message.free_bytes, meaning="nobody's"))
+    return tuple(rows)
+
+
+def _rows(message: OutOfMemoryText, parts: CardParts) -> Iterator[Part]:
+    if message.allocated_bytes is not None:
+        yield Part(
+            name="in tensors",
+            bytes=max(0, message.allocated_bytes - message.pools_bytes),
+            meaning="model, gradients, optimizer, activations",
+        )
+    if message.pools_bytes:
+        yield Part(
+            name="private pools",
+            bytes=message.pools_bytes,
+            meaning="CUDA graphs keep them for themselves",
+        )
+    if message.idle_bytes is not None:
+        yield Part(
+            name="fragmentation",
+            bytes=message.idle_bytes,
+            meaning="reserved by PyTorch, in no tensor, not in one piece",
+        )
+    if parts.outside_bytes:
+        how = "" if parts.measured else ", estimated"
+        yield Part(
+            name="CUDA context",
+            bytes=parts.outside_bytes,
+            meaning=f"of this process, outside PyTorch's allocator{how}",
+        )
+    for pid, size_bytes in parts.others:
+        yield Part(name=f"process {pid}", bytes=size_bytes, meaning="another process")
+    if parts.unnamed_bytes:
+        what = (
+            _UNSEEN if parts.measured else "what is left: other processes, the desktop"
+        )
+        yield Part(name="others", bytes=parts.unnamed_bytes, meaning=what)

@@ -1,0 +1,5 @@
+"""What users pass, parsed once: GPU, limits, model, batch, adapter, saved plans.
+
+In come keywords and command-line values; out come ``Subject``, ``Budget``, ``Adapter``
+and the search's settings, or one ``InputError``. Open ``settings.py`` first.
+"""

@@ -1,0 +1,322 @@
+"""The live things that a plan was made for, and what a saved plan needs again."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.applying.data_parallel import refuse_to_apply
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.batches.batch_tree import batch_size_of, describe_batch
+from budgetfit.batches.make_batch import batch_dimension, make_batch
+from budgetfit.core.adapter import Adapter
+from budgetfit.core.plan import Plan
+from budgetfit.core.sample_dims import SampleDims
+from budgetfit.errors import InputError
+from budgetfit.integrations.adapters.peft import with_adapter
+from budgetfit.integrations.model_sources.model_name import is_factory_text
+from budgetfit.integrations.model_sources.model_source import (
+    as_torch_module,
+    resolve_model,
+)
+from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.measuring.real_step import find_device
+from budgetfit.utils.function_name import qualified_name
+from budgetfit.verification.batch_choice import choose_batch
+from budgetfit.workload.model_and_batch import RealProgram
+from budgetfit.workload.model_check import check_same_model
+from budgetfit.workload.settings_check import warn_of_other_settings
+
+if TYPE_CHECKING:
+    from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
+
+Loss = Callable[..., Any]
+Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """The live things that a plan was made for; ``apply`` and ``verify`` use them.
+
+    ``model`` is None where a config or hub id was planned: it has no weights to train.
+    ``materialise(device)`` then builds one with random weights, enough for memory.
+    ``adapter`` is what is trained on it, with the base as it is stored.
+    """
+
+    model: nn.Module | None
+    materialise: Callable[..., nn.Module] | None
+    batch: Any
+    batch_dims: SampleDims
+    loss: Loss | None
+    optimizer: Optimizer | None
+    adapter: Adapter | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch."""
+        return batch_size_of(self.batch, dims=self.batch_dims)
+
+
+def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
+    """Return the model that a plan is applied to.
+
+    Raises:
+        InputError: If there is none with weights, or it is not the planned one.
+    """
+    _check_plan(plan)
+    if model is None and isinstance(plan.source, PlanSource):
+        model = plan.source.model
+    if model is None:
+        raise InputError(
+            "This plan has no model with weights to train: it was loaded from disk or "
+            "made from a config. Hand one in: budgetfit.apply(plan, model)."
+        )
+    model = as_torch_module(model)
+    refuse_to_apply(model)
+    check_same_model(plan, model)
+    warn_of_other_settings(plan, model)
+    return model
+
+
+def dims_of(plan: Plan, model: nn.Module) -> SampleDims:
+    """Return in which dimension batches were planned to count samples.
+
+    Of a plan that was saved without it: that of the model.
+    """
+    return plan.model.batch_dims or SampleDims(batch_dimension(model))
+
+
+def functions_of(
+    plan: Plan,
+    loss: Loss | str | None,
+    optimizer: Optimizer | None,
+) -> tuple[Loss | None, Optimizer | None]:
+    """Return the loss and the optimizer function that a plan was made with.
+
+    A loss may be named by text: ``file.py:function``.
+
+    A saved plan has only their names: training without them would be another training.
+
+    Raises:
+        InputError: If the plan needs one that is not there.
+    """
+    if isinstance(loss, str):
+        loss = load_loss(loss)
+    if isinstance(plan.source, PlanSource):
+        loss = loss if loss is not None else plan.source.loss
+        optimizer = optimizer if optimizer is not None else plan.source.optimizer
+    name, planned = plan.recipe.optimizer, _asked(plan).get("loss")
+    if loss is not None and planned is not None:
+        _warn_of_another_loss(qualified_name(loss), str(planned))
+    for what, given, needed in (
+        ("loss", loss, planned),
+        ("optimizer", optimizer, None if name in OPTIMIZER_NAMES else name),
+    ):
+        if given is None and needed is not None:
+            raise InputError(
+                f"The plan was made with {what}={needed}, a function that a saved plan "
+                f"only names. Hand it in again: apply(plan, model, {what}=...) or "
+                f"verify(plan, model, {what}=...)"
+                + (" (--loss file.py:function)." if what == "loss" else ".")
+            )
+    return loss, optimizer
+
+
+def _warn_of_another_loss(handed_in: str, planned: str) -> None:
+    """Compare last names: a file's function is a module's, once it is loaded."""
+    if re.split(r"[.:]", handed_in)[-1] != re.split(r"[.:]", planned)[-1]:
+        warnings.warn(
+            f"The plan was made for loss={planned}, and {handed_in} was handed in: "
+            "what it takes was not planned. Plan again with it.",
+            stacklevel=4,
+        )
+
+
+def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
+    plan: Plan,
+    model: nn.Module | str | None,
+    *,
+    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    loss: Loss | str | None,
+    optimizer: Optimizer | None,
+    device: str | None,
+    trust_remote_code: bool,
+) -> RealProgram:
+    """Return the live model, batch and loss that a plan is verified with.
+
+    A plan made from a config gets random weights: enough for memory and time.
+
+    Raises:
+        InputError: If there is no model, no such device, or no batch can be made.
+    """
+    _check_plan(plan)
+    chosen = find_device(_device(device))
+    resolved = _resolved(plan, model, trust_remote_code=trust_remote_code)
+    if resolved is not None:  # a factory may bring its batch and its loss
+        batch = resolved.batch if batch is None else batch
+        loss = resolved.loss if loss is None else loss
+    loss, optimizer = functions_of(plan, loss, optimizer)
+    live = _live_model(plan, model, chosen, resolved)
+    check_same_model(plan, live)
+    if any(parameter.is_meta for parameter in live.parameters()):
+        raise InputError(
+            "The model is on the meta device: it has no weights for real steps. Load "
+            "them first, or hand in a model that has some: verify(plan, model)."
+        )
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    dims = dims_of(plan, live)
+    if isinstance(batch, str):
+        batch = load_batch(batch)
+    if batch is None and source is not None:
+        batch = source.batch
+    if batch is None:
+        asked = _asked(plan)
+        batch = make_batch(
+            live,
+            max_length=asked.get("max_length"),
+            image_size=asked.get("image_size"),
+            text_only=asked.get("text_only") or False,
+            dims=dims,
+        ).batch
+        _check_same_batch(plan, batch, dims)
+    several = choose_batch(plan, batch, dims=dims)
+    return RealProgram(
+        model=live,
+        batch=several.batch,
+        shorter=several.shorter,
+        notes=several.notes,
+        batch_dims=dims,
+        loss=loss,
+        optimizer=optimizer,
+        device=chosen,
+    )
+
+
+def model_as_text(
+    plan: Plan,
+    model: object,
+    *,
+    batch: object,
+    functions: tuple[object, object],
+) -> str | None:
+    """Return what builds the planned model in another process; None: the plan says it.
+
+    Raises:
+        InputError: Something that was handed in cannot be written down.
+    """
+    _check_plan(plan)
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    asked = _asked(plan)
+    text = model if isinstance(model, str) else None
+    if model is None and isinstance(asked.get("model"), str):
+        # What this process planned it may run; a file is data (``_planned_text``).
+        text = asked["model"] if source is not None else _planned_text(asked["model"])
+    is_plain = plan.recipe.optimizer in OPTIMIZER_NAMES and asked.get("loss") is None
+    if text is None or batch is not None or functions != (None, None) or not is_plain:
+        raise InputError(
+            "A fresh process is handed text: the plan and how to build its model. It "
+            "takes a hub id, a config or package.module:factory, as model= here or in "
+            "plan(), and no batch=, loss= or optimizer function. For those, verify in "
+            "a new Python process of your own."
+        )
+    return text
+
+
+def _resolved(
+    plan: Plan, model: nn.Module | str | None, *, trust_remote_code: bool
+) -> ResolvedModel | None:
+    """Return what a text names: the one handed in, else the planned one."""
+    if model is None and not isinstance(plan.source, PlanSource):
+        model = _planned_text(_asked(plan).get("model"))
+    if not isinstance(model, str):
+        return None
+    return resolve_model(model, trust_remote_code=trust_remote_code)
+
+
+def _live_model(
+    plan: Plan,
+    model: nn.Module | str | None,
+    device: torch.device,
+    resolved: ResolvedModel | None,
+) -> nn.Module:
+    source = plan.source if isinstance(plan.source, PlanSource) else None
+    if resolved is not None:
+        make = with_adapter(resolved.materialise, plan.adapter)
+        return resolved.model if make is None else make(device)
+    if model is None and source is not None:
+        model = source.model
+        if model is None and source.materialise is not None:
+            model = source.materialise(device)
+    if model is None:
+        raise InputError(
+            "The plan has no model to verify: hand it in, verify(plan, model) or "
+            "--model module:factory."
+        )
+    live: nn.Module = as_torch_module(model)
+    return live
+
+
+def _check_same_batch(plan: Plan, batch: Any, dims: SampleDims) -> None:  # noqa: ANN401
+    """Refuse to measure with another batch than the one that was planned for."""
+
+    def samples(batch: dict[str, tuple[tuple[int, ...], str]]) -> object:
+        return {
+            name: (dims.shape_of_one(name, shape), dtype)
+            for name, (shape, dtype) in batch.items()
+        }
+
+    made = describe_batch(batch)
+    if samples(made) != samples(plan.model.batch):
+        planned = ", ".join(
+            f"{name} {list(shape)}" for name, (shape, _) in plan.model.batch.items()
+        )
+        raise InputError(
+            f"The plan was made for a batch of {planned}, which is not what would be "
+            "made from the model. Hand it in: verify(plan, model, batch=...) "
+            "(--batch file.py:function)."
+        )
+
+
+def _check_plan(plan: Plan) -> None:
+    if not isinstance(plan, Plan):
+        raise InputError(
+            f"A Plan is expected, not a {type(plan).__name__}: what plan() returned, "
+            'or budgetfit.Plan.load("plan.json").'
+        )
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise InputError(
+            f'device={str(device)!r} cannot be verified on. Use "cuda", or "cpu" to '
+            "check gradients and live bytes without a GPU."
+        )
+    return chosen
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    """Return what the plan's author asked for; a damaged file may hold anything."""
+    asked = plan.provenance.get("asked")
+    return asked if isinstance(asked, dict) else {}
+
+
+def _planned_text(text: object) -> str | None:
+    """Return the config or hub id that a plan was made from; never a factory.
+
+    A plan file is data: loading one must not run code that its author chose.
+    """
+    if isinstance(text, str) and not is_factory_text(text):
+        return text
+    return None

@@ -1,0 +1,161 @@
+"""axolotl: a file for ``axolotl train``.
+
+Names and what they do are from 0.18.0 (axolotl-ai-cloud/axolotl, 067b021 of
+2026-07-24): src/axolotl/utils/schemas/{config,model,peft,training}.py,
+utils/config/__init__.py (one dtype to load and compute in), loaders/model.py
+(quantisation, preparation), docs/gradient_checkpointing.qmd. It brings transformers
+5.14, which knows no ``every_n_layers``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.core.adapter import ALL_LINEAR
+from budgetfit.core.precision import BF16_CAPABILITY, find_precision
+from budgetfit.errors import InputError
+from budgetfit.integrations.exports.yaml_file import (
+    every_block_alike,
+    nearest,
+    refuse_what_is_no_text,
+    yaml_text,
+)
+from budgetfit.integrations.source_code.common import (
+    planned_length,
+    refuse_optimizer_in_backward,
+)
+from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
+
+if TYPE_CHECKING:
+    from budgetfit.core.adapter import Adapter
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.integrations.exports.yaml_file import Settings
+
+_NAME: Final = "axolotl"
+
+
+def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
+    """Return a YAML file; its comments say what the program cannot be told.
+
+    Raises:
+        InputError: If the plan's model, optimizer or precision has no place in it.
+    """
+    refuse_what_is_no_text(plan, _NAME)
+    refuse_optimizer_in_backward(plan, _NAME)
+    precision = _precision(plan)
+    written = nearest(plan, _checkpointing)
+    recipe = written.plan.recipe
+    sections = {
+        "model": {"base_model": weights_of(plan), **_adapter(plan.adapter)},
+        "precision": precision,
+        "memory": written.checkpointing,
+        "data: REPLACE data sets by yours": {
+            "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
+            "sequence_len": planned_length(plan),
+            "sample_packing": False,
+        },
+        "training": {
+            "output_dir": "out",
+            "micro_batch_size": recipe.batch_size,
+            "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+            "eval_batch_size": plan.estimate.eval_batch_size,
+            "optimizer": recipe.optimizer,
+            "learning_rate": 5e-5 if plan.adapter is None else 2e-4,
+            "num_epochs": 1,
+        },
+    }
+    remarks = [*written.remarks, *_remarks(plan)]
+    return yaml_text(written.plan, "A run of axolotl", remarks, sections)
+
+
+def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:
+    if not recipe.segments:
+        return {"gradient_checkpointing": False}
+    alike = every_block_alike(recipe, blocks)
+    if alike is None or alike.mode == "offload":
+        return None
+    found: Settings = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    }
+    if alike.mode == "selective":
+        if not all("attention" in op for op in alike.saved_ops):
+            return None
+        found["selective_checkpointing"] = {"save": ["attention"]}
+    if alike.input_on_host:
+        found["activation_offloading"] = "hidden_states"
+    return found
+
+
+def _adapter(adapter: Adapter | None) -> Settings:
+    if adapter is None:
+        return {}
+    four = adapter.quantization == "nf4"
+    found: Settings = {
+        "adapter": "qlora" if four else "lora",
+        "load_in_4bit": four,
+        "load_in_8bit": adapter.quantization == "int8",
+    }
+    if four and not adapter.double_quantization:
+        found["bnb_config_kwargs"] = {"bnb_4bit_use_double_quant": False}
+    found |= {
+        "lora_r": adapter.r,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+    }
+    targets = adapter.target_modules
+    if targets == ALL_LINEAR:
+        found["lora_target_linear"] = True
+    else:
+        plain = isinstance(targets, str)
+        found["lora_target_modules"] = targets if plain else list(targets)
+    return found
+
+
+def _precision(plan: Plan) -> Settings:
+    """Return its switches, which decide dtypes of weights and of autocast in one.
+
+    Raises:
+        InputError: If fp16 weights would be trained, which a GradScaler refuses.
+    """
+    policy = find_precision(plan.recipe.precision)
+    half = policy.autocast or policy.weights
+    if half == "as-is":
+        capable = plan.gpu.compute_capability >= BF16_CAPABILITY
+        half = "bf16" if capable else "fp16"
+    if half == "fp16" and plan.adapter is None:
+        raise InputError(
+            "axolotl loads weights in fp16 where it computes in fp16, and fp16 "
+            "weights cannot be trained with loss scaling. Plan again with "
+            "--method lora or --precision fp32, or export --to llamafactory."
+        )
+    return {"bf16": half == "bf16", "fp16": half == "fp16", "tf32": policy.tf32}
+
+
+def _remarks(plan: Plan) -> list[str]:
+    found = []
+    adapter, policy = plan.adapter, find_precision(plan.recipe.precision)
+    if plan.recipe.loss_chunks > 1:
+        found.append(
+            "Near to a loss in parts: cut_cross_entropy: true, with its plugin "
+            "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin. Nothing was "
+            "predicted for it."
+        )
+    if adapter is None and policy.autocast == "bf16":
+        found.append(
+            "It trains weights in bf16 where fp32 ones were planned: parameters, "
+            "gradients and optimizer states need half of what was predicted, and "
+            "updates are rounded. --precision bf16 plans that."
+        )
+    if policy.weights == "as-is":
+        found.append(
+            "Planned in the dtypes of the model's config; here all is loaded and "
+            "computed in 16 bits."
+        )
+    if has_fp32_copies(plan):
+        found.append(
+            "Embeddings, norms and head end in 16 bits here, and were planned in fp32 "
+            "(prepare_for_kbit): it needs less than predicted."
+        )
+    return found

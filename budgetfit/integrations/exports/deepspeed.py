@@ -1,0 +1,74 @@
+"""DeepSpeed: a config for ``deepspeed.initialize`` on one card."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from budgetfit.core.precision import find_precision
+from budgetfit.integrations.optional_imports import find_attribute
+from budgetfit.integrations.source_code.common import (
+    about,
+    import_block,
+    refuse_optimizer_in_backward,
+)
+from budgetfit.integrations.source_code.model_loading import load_model_text
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
+
+_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def engine_config(plan: Plan) -> dict[str, Any]:
+    """Return a config: ZeRO stage 0, because on one card there is nothing to share out.
+
+    Mixed precision is DeepSpeed's own autocast over fp32 weights, as planned. Its older
+    ``bf16`` and ``fp16`` blocks keep weights twice; they are used only where the
+    installed DeepSpeed has no autocast. Pure bf16 is set by ``plan.prepare``.
+
+    Raises:
+        InputError: If the plan's optimizer steps inside the backward pass.
+    """
+    refuse_optimizer_in_backward(plan, "DeepSpeed")
+    recipe = plan.recipe
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 0},
+    }
+    autocast = find_precision(recipe.precision).autocast
+    if autocast is not None and _has_autocast():
+        config["torch_autocast"] = {"enabled": True, "dtype": _DTYPES[autocast]}
+    elif autocast is not None:
+        config[autocast] = {"enabled": True}
+    return config
+
+
+def _has_autocast() -> bool:
+    if find_spec("deepspeed") is None:
+        return True
+    constants = find_attribute("deepspeed.runtime", "constants")
+    return hasattr(constants, "TORCH_AUTOCAST")
+
+
+def export_text(plan: Plan, plan_file: str) -> str:
+    """Return the config as JSON; what else to do is in a key that DeepSpeed ignores.
+
+    Raises:
+        InputError: As ``engine_config``.
+    """
+    loading = load_model_text(plan)
+    code = f"{import_block(loading.modules, loading.names)}{loading.constants}"
+    comment = [
+        *filter(None, about(plan, "A DeepSpeed engine")),
+        *filter(None, f"{code}{loading.code}".splitlines()),
+        "model = load_model()",
+        f"plan = budgetfit.Plan.load({plan_file!r}); plan.prepare(model)",
+        "optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
+        "deepspeed.initialize(model=model, optimizer=optimizer, config=this file)",
+        "Not predicted: what DeepSpeed allocates for itself (flat buffers, buckets).",
+    ]
+    return json.dumps({"_comment": comment, **engine_config(plan)}, indent=2) + "\n"

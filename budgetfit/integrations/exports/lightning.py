@@ -1,0 +1,144 @@
+"""Lightning: arguments for its ``Trainer``, and a callback for what they cannot say."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from string import Template
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from budgetfit.core.precision import find_precision
+from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
+from budgetfit.integrations.optional_imports import find_attribute
+from budgetfit.integrations.source_code.common import (
+    about,
+    import_block,
+    keywords,
+    refuse_optimizer_in_backward,
+    source,
+)
+from budgetfit.integrations.source_code.model_loading import load_model_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+
+_PRECISIONS: Final = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def trainer_arguments(plan: Plan) -> dict[str, Any]:
+    """Return arguments for Lightning's ``Trainer``: one process on one card.
+
+    Without autocast Lightning is told ``32-true``, which leaves dtypes alone: pure bf16
+    and tf32 are the callback's to set.
+
+    Raises:
+        InputError: If the plan's optimizer steps inside the backward pass.
+    """
+    refuse_optimizer_in_backward(plan, "Lightning")
+    policy = find_precision(plan.recipe.precision)
+    return {
+        "devices": 1,
+        "precision": _PRECISIONS.get(policy.autocast or "", "32-true"),
+        "accumulate_grad_batches": plan.recipe.gradient_accumulation_steps,
+    }
+
+
+def plan_callback(plan: Plan) -> Any:  # noqa: ANN401 - a class of an optional library
+    """Return a callback that prepares the planned model when a fit begins.
+
+    The planned model may be the LightningModule or any module in it. The plain model is
+    given back when the fit ends, by an error too.
+
+    Raises:
+        InputError: If Lightning is not installed.
+    """
+    home = "lightning.pytorch" if find_spec("lightning") else "pytorch_lightning"
+    base = find_attribute(home, "Callback")
+    return type("PlanCallback", (_PlanHooks, base), {})(plan)
+
+
+class _PlanHooks:
+    """The hooks of Lightning's callback."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._prepared: PreparedModel | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
+        """Set blocks, loss and dtypes up, behind everything that the Trainer does."""
+        self._undo()
+        self._prepared = prepare(self._plan, pl_module)
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
+        """Empty the cache before training begins.
+
+        Lightning has validated two batches by now. Optimizer states would be put into
+        the large blocks that this has left in the cache, which could then never be
+        freed.
+        """
+        torch.cuda.empty_cache()  # does nothing where CUDA is not in use
+
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
+        """Give back the plain model."""
+        self._undo()
+
+    def on_exception(
+        self,
+        trainer: Any,  # noqa: ANN401, ARG002
+        pl_module: nn.Module,  # noqa: ARG002
+        exception: BaseException,  # noqa: ARG002
+    ) -> None:
+        """Give back the plain model."""
+        self._undo()
+
+    def _undo(self) -> None:
+        if self._prepared is not None:
+            self._prepared.undo()
+            self._prepared = None
+
+
+_TEXT: Final = Template('''\
+"""$about
+"""
+
+$imports
+${constants}plan = budgetfit.Plan.load($plan)
+BATCH_SIZE = $batch_size  # for your DataLoader
+
+
+$loading
+
+def make_trainer(**options):
+    """Return a Trainer that trains the planned model as planned.
+
+    Your LightningModule has it from load_model(), and its configure_optimizers is
+    ``return plan.make_optimizer(self.parameters(), lr=5e-5)``.
+    """
+    return lightning.Trainer(
+$arguments        callbacks=[plan.lightning_callback()],  # recomputes what is planned
+        **options,
+    )
+''')
+
+
+def export_text(plan: Plan, plan_file: str) -> str:
+    """Return Python source with a function that makes the Trainer.
+
+    Raises:
+        InputError: As ``trainer_arguments``.
+    """
+    loading = load_model_text(plan)
+    return _TEXT.substitute(
+        imports=import_block(
+            {*loading.modules, "budgetfit", "lightning"}, loading.names
+        ),
+        constants=loading.constants,
+        loading=loading.code,
+        about="\n".join(about(plan, "A Lightning Trainer")),
+        plan=source(plan_file),
+        batch_size=plan.recipe.batch_size,
+        arguments=keywords(trainer_arguments(plan), 8),
+    )

@@ -1,0 +1,159 @@
+"""LLaMA-Factory: a file for ``llamafactory-cli train``.
+
+Names and what they do are from 0.9.6.dev0 (hiyouga/LLaMA-Factory, ff6d4d1 of
+2026-08-18): src/llamafactory/hparams/{model,finetuning,data}_args.py, hparams/parser.py
+(dtypes), model/adapter.py (trained weights are fp32 unless ``pure_bf16``),
+model/model_utils/{checkpointing,quantization}.py. The rest are transformers'
+``TrainingArguments``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.core.adapter import ALL_LINEAR
+from budgetfit.core.precision import find_precision
+from budgetfit.errors import InputError
+from budgetfit.integrations.exports.yaml_file import (
+    every_block_alike,
+    nearest,
+    refuse_what_is_no_text,
+    yaml_text,
+)
+from budgetfit.integrations.source_code.common import (
+    planned_length,
+    refuse_optimizer_in_backward,
+)
+from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
+
+if TYPE_CHECKING:
+    from budgetfit.core.adapter import Adapter
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.integrations.exports.yaml_file import Settings
+
+_NAME: Final = "LLaMA-Factory"
+_BITS: Final = {"nf4": 4, "int8": 8}
+
+
+def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
+    """Return a YAML file; its comments say what the program cannot be told.
+
+    Raises:
+        InputError: If the plan's model, optimizer or adapters have no place in it.
+    """
+    refuse_what_is_no_text(plan, _NAME)
+    refuse_optimizer_in_backward(plan, _NAME)
+    written = nearest(plan, _checkpointing)
+    recipe, policy = written.plan.recipe, find_precision(plan.recipe.precision)
+    training = {
+        "output_dir": "out",
+        "per_device_train_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+        "per_device_eval_batch_size": plan.estimate.eval_batch_size,
+        "optim": recipe.optimizer,
+        "learning_rate": 5e-5 if plan.adapter is None else 1e-4,
+        "bf16": policy.autocast == "bf16",
+        "fp16": policy.autocast == "fp16",
+        "tf32": True if policy.tf32 else None,
+    }
+    sections = {
+        "model": {"model_name_or_path": weights_of(plan), **_stored(plan)},
+        "method": _method(plan),
+        "memory": written.checkpointing,
+        "data: REPLACE data set and template by yours": {
+            "dataset": "identity",
+            "template": "default",
+            "cutoff_len": planned_length(plan),
+            "packing": False,
+        },
+        "training": training,
+    }
+    remarks = [*written.remarks, *_remarks(plan)]
+    return yaml_text(written.plan, "A run of LLaMA-Factory", remarks, sections)
+
+
+def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:
+    if not recipe.segments:
+        return {"disable_gradient_checkpointing": True}
+    alike = every_block_alike(recipe, blocks)
+    if alike is None or alike.mode != "recompute":
+        return None
+    if alike.input_on_host:  # what unsloth's function does with each block's input
+        return {"disable_gradient_checkpointing": False, "use_unsloth_gc": True}
+    return {"disable_gradient_checkpointing": False, "use_reentrant_gc": False}
+
+
+def _stored(plan: Plan) -> Settings:
+    adapter = plan.adapter
+    if adapter is None or adapter.quantization is None:
+        return {}
+    found: Settings = {
+        "quantization_method": "bnb",
+        "quantization_bit": _BITS[adapter.quantization],
+    }
+    if adapter.quantization == "nf4":
+        found["quantization_type"] = "nf4"
+        found["double_quantization"] = adapter.double_quantization
+    found["upcast_layernorm"] = has_fp32_copies(plan)
+    return found
+
+
+def _method(plan: Plan) -> Settings:
+    adapter = plan.adapter
+    found: Settings = {
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full" if adapter is None else "lora",
+    }
+    if find_precision(plan.recipe.precision).weights == "bf16":
+        found["pure_bf16"] = True
+    if "pixel_values" in plan.model.batch:  # it leaves both out unless told
+        found["freeze_vision_tower"] = False
+        found["freeze_multi_modal_projector"] = False
+    if adapter is not None:
+        found |= {
+            "lora_rank": adapter.r,
+            "lora_alpha": adapter.alpha,
+            "lora_dropout": adapter.dropout,
+            "lora_target": _targets(adapter),
+        }
+    return found
+
+
+def _targets(adapter: Adapter) -> str:
+    targets = adapter.target_modules
+    if targets == ALL_LINEAR:
+        return "all"
+    if isinstance(targets, str):
+        raise InputError(
+            f"LLaMA-Factory takes names of modules, and target_modules is the pattern "
+            f"{targets!r}. Plan again with names: --target-modules q_proj,v_proj."
+        )
+    return ",".join(targets)
+
+
+def _remarks(plan: Plan) -> list[str]:
+    found = []
+    adapter, policy = plan.adapter, find_precision(plan.recipe.precision)
+    if plan.recipe.loss_chunks > 1:
+        found.append(
+            "Near to a loss in parts: enable_liger_kernel: true (package "
+            "liger-kernel). Nothing was predicted for it."
+        )
+    if has_fp32_copies(plan):
+        found.append(
+            "Embeddings and head stay in 16 bits here, and were planned in fp32 "
+            "(prepare_for_kbit): it needs less than predicted."
+        )
+    if adapter is None and policy.weights == "as-is":
+        found.append(
+            "Planned in the dtypes of the model's config; here fp32 weights are "
+            "trained: it may need more than predicted."
+        )
+    if adapter is not None and policy.weights == "fp32" and policy.autocast is None:
+        found.append(
+            "The base was planned in fp32, and is loaded here in the dtype of its "
+            "config: it needs no more than predicted."
+        )
+    return found

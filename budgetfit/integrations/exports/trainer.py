@@ -1,0 +1,182 @@
+"""transformers' ``Trainer``: a callback for what its arguments cannot say."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.applying.undo import Undo
+from budgetfit.core.precision import find_precision
+from budgetfit.errors import InputError
+from budgetfit.integrations.exports.prepared_model import (
+    PreparedModel,
+    cast_weights,
+    find_planned,
+    make_plan_optimizer,
+)
+from budgetfit.integrations.exports.trainer_arguments import settings
+from budgetfit.integrations.exports.trainer_script import Program, program_text
+from budgetfit.integrations.exports.trl import has_fused_head, trains_pairs
+from budgetfit.workload.settings_check import warn_of_other_settings
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
+
+
+class PlanCallback(TrainerCallback):
+    """Makes the model that a ``Trainer`` trains do as planned, and gives it back.
+
+    Weights get the planned dtype when the Trainer is made, before an optimizer state
+    is loaded; blocks and losses are set up when training begins, after everything that
+    the Trainer itself sets up, and taken back when it ends. After an error in training,
+    ``undo()`` does that.
+
+    Args:
+        plan: From ``plan()``, or loaded from disk.
+
+    Raises:
+        InputError: From the Trainer's constructor, if its model is not the planned one.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._prepared: PreparedModel | None = None
+
+    def undo(self) -> None:
+        """Give back the plain model; weights keep the dtype they were trained in."""
+        if self._prepared is not None:
+            self._prepared.undo()
+            self._prepared = None
+
+    def on_init_end(
+        self,
+        args: Any,  # noqa: ANN401, ARG002 - the library's signatures
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        model: nn.Module | None = None,
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Give weights their dtype."""
+        if model is None:
+            return
+        policy = find_precision(self._plan.recipe.precision)
+        with Undo() as undo:
+            planned = find_planned(self._plan, model)
+            cast_weights(planned, policy, undo, sets_tf32=False)
+        undo()  # of buffers, until training begins
+
+    def on_train_begin(
+        self,
+        args: Any,  # noqa: ANN401
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        model: Any = None,  # noqa: ANN401
+        optimizer: Any = None,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Set blocks and loss up."""
+        self.undo()  # a Trainer that looks for a batch size begins several times
+        _check_arguments(self._plan, args, optimizer)
+        planned = find_planned(self._plan, model)
+        warn_of_other_settings(self._plan, planned)
+        self._prepared = PreparedModel(
+            self._plan,
+            planned,
+            chunks_loss=not has_fused_head(planned),
+            sets_tf32=False,  # args.tf32 has, by torch's newer switch
+        )
+
+    def on_step_begin(
+        self,
+        args: Any,  # noqa: ANN401, ARG002
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Set blocks up again if something has switched checkpointing meanwhile."""
+        if self._prepared is not None and self._prepared.restore():
+            warnings.warn(
+                "Something switched checkpointing on or off during training; the "
+                "planned blocks are recomputed again.",
+                stacklevel=2,
+            )
+
+    def on_train_end(
+        self,
+        args: Any,  # noqa: ANN401, ARG002
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Give back the plain model."""
+        self.undo()
+
+
+def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:  # noqa: ANN401
+    """Say where a Trainer trains otherwise than planned.
+
+    Raises:
+        InputError: If one process would train on several cards.
+    """
+    if args.n_gpu > 1:
+        raise InputError(
+            f"The Trainer would share {args.n_gpu} cards out inside one process "
+            "(nn.DataParallel), and the plan is for one card. Show it one "
+            "(CUDA_VISIBLE_DEVICES=0), or start one process per card with accelerate "
+            "launch."
+        )
+    planned = settings(plan)
+    if trains_pairs(args):
+        planned["per_device_train_batch_size"] //= 2
+    other = [
+        f"{name}={getattr(args, name)} (planned: {value})"
+        for name, value in planned.items()
+        if getattr(args, name) != value
+    ]
+    if optimizer is not None and args.optim != plan.recipe.optimizer:
+        chosen = getattr(args.optim, "value", args.optim)
+        if not _is_planned(plan, optimizer):
+            other.append(f"optim={chosen} (planned: {plan.recipe.optimizer})")
+    if args.world_size > 1:
+        other.append(f"{args.world_size} processes (planned: 1)")
+    if other:
+        warnings.warn(
+            f"Training with {', '.join(other)}: the plan's prediction is for other "
+            "settings.",
+            stacklevel=2,
+        )
+
+
+def _is_planned(plan: Plan, optimizer: Any) -> bool:  # noqa: ANN401
+    """Whether an optimizer is of the planned kind; True where no name says which."""
+    if plan.recipe.optimizer not in OPTIMIZER_NAMES:
+        return True
+    made = getattr(optimizer, "optimizer", optimizer)  # in accelerate's wrapper
+    try:
+        planned = make_plan_optimizer(plan, [nn.Parameter(torch.empty(1))], lr=1.0)
+    except InputError:  # its library is not here, so it is another one
+        return False
+    kinds = [(type(each), bool(each.defaults.get("fused"))) for each in (made, planned)]
+    return kinds[0] == kinds[1]
+
+
+def export_text(plan: Plan, plan_file: str) -> str:
+    """Return a Python program that loads the model and trains it.
+
+    Raises:
+        InputError: If the Trainer cannot build the plan's optimizer by its name.
+    """
+    return program_text(plan, plan_file, _PROGRAM)
+
+
+_PROGRAM: Final = Program(
+    what="A Trainer",
+    library="transformers",
+    trainer="Trainer",
+    arguments="TrainingArguments",
+)

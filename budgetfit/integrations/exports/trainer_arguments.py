@@ -1,0 +1,132 @@
+"""Arguments for transformers' ``TrainingArguments`` and what is derived from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
+
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.core.precision import find_precision
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
+
+
+def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments for the installed ``TrainingArguments``.
+
+    Raises:
+        InputError: If the plan's optimizer or an argument has no name there.
+    """
+    return planned_arguments(plan, known_fields(), overrides)
+
+
+def known_fields() -> set[str]:
+    """Return the names that the installed ``TrainingArguments`` takes."""
+    return {item.name for item in dataclasses.fields(TrainingArguments) if item.init}
+
+
+def planned_arguments(
+    plan: Plan, known: Collection[str], overrides: dict[str, Any], every: int = 0
+) -> dict[str, Any]:
+    """Return what a plan says to a class of arguments with these fields.
+
+    Checkpointing is switched off in so many words: some classes switch it on, for every
+    block, and the callback does what is planned (user-needs V3, V4). With ``every`` the
+    library recomputes every n-th block itself.
+
+    Raises:
+        InputError: As ``training_arguments``.
+    """
+    recipe = plan.recipe
+    wanted = {**settings(plan), "optim": recipe.optimizer}
+    if find_precision(recipe.precision).tf32:
+        wanted["tf32"] = True
+    if plan.estimate.eval_batch_size is not None:
+        wanted["per_device_eval_batch_size"] = plan.estimate.eval_batch_size
+        if "eval_accumulation_steps" in known:
+            # With compute_metrics predictions of all batches would wait on the card.
+            wanted["eval_accumulation_steps"] = 1
+    # The first is the new name of the second, which is deprecated (user-needs V1).
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if name in known:
+            wanted[name] = every > 0
+            if every:
+                counted = {"every_n_layers": every} if every > 1 else {}
+                wanted[f"{name}_kwargs"] = {"use_reentrant": False, **counted}
+            break
+    if recipe.optimizer_in_backward:
+        wanted["max_grad_norm"] = 0.0  # gradients are gone before their norm is known
+    wanted |= overrides
+    _check_names(wanted, known)
+    _check_optimizer(wanted["optim"], recipe, chosen="optim" in overrides)
+    return wanted
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """Return the arguments that decide memory and samples per optimizer step."""
+    policy = find_precision(plan.recipe.precision)
+    return {
+        "per_device_train_batch_size": plan.recipe.batch_size,
+        "gradient_accumulation_steps": plan.recipe.gradient_accumulation_steps,
+        "bf16": policy.autocast == "bf16",
+        "fp16": policy.autocast == "fp16",
+    }
+
+
+def exported(plan: Plan) -> tuple[dict[str, Any], str]:
+    """Return overrides for an exported text, and its line for the optimizer.
+
+    Where the Trainer cannot build the optimizer, and the plan alone can, the text hands
+    one in; ``optim`` is then a name that is not used.
+    """
+    recipe = plan.recipe
+    by_trainer = _builds(recipe.optimizer) and not recipe.optimizer_in_backward
+    if by_trainer or recipe.optimizer not in OPTIMIZER_NAMES:
+        return {}, ""
+    made = "plan.make_optimizer(model.parameters(), lr=args.learning_rate)"
+    return {"optim": "adamw_torch"}, f"        optimizers=({made}, None),\n"
+
+
+def _builds(name: str) -> bool:
+    return name in {each.value for each in OptimizerNames}
+
+
+def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InputError(
+            f"The installed library has no argument {', '.join(map(repr, unknown))}. "
+            "Is it too old, or the name mistyped?"
+        )
+
+
+def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
+    """Refuse an optimizer that the Trainer would not build as it was planned.
+
+    Args:
+        name: The ``optim`` argument.
+        recipe: As planned.
+        chosen: Whether the user gave the argument, and so the optimizer.
+    """
+    known = _builds(name)
+    if known and (chosen or not recipe.optimizer_in_backward):
+        return
+    reason = (
+        f"has no optimizer {name!r} in its optim names"
+        if not known
+        else f"steps {name} after the backward pass, and it was planned inside"
+    )
+    raise InputError(
+        f"The installed Trainer {reason}. Build it yourself, Trainer(..., "
+        "optimizers=(optimizer, None)) with "
+        "optimizer = plan.make_optimizer(model.parameters()), and give optim a "
+        'name that it then ignores: to_training_arguments(optim="adamw_torch").'
+    )

@@ -1,0 +1,173 @@
+"""Programs for transformers' ``Trainer`` and TRL's trainers, as source text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from string import Template
+from typing import TYPE_CHECKING, Any, Final
+
+from budgetfit.core.plan import Plan
+from budgetfit.integrations.exports.every_n_layers import plain_checkpointing
+from budgetfit.integrations.exports.trainer_arguments import (
+    exported,
+    known_fields,
+    planned_arguments,
+)
+from budgetfit.integrations.source_code.common import (
+    about,
+    import_block,
+    keywords,
+    plain_line,
+    source,
+)
+from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.plain_torch_loop import data_parts
+
+if TYPE_CHECKING:
+    from budgetfit.integrations.source_code.model_loading import Loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a trainer's program is made of.
+
+    Attributes:
+        what: In words, for the docstring.
+        library: Where its classes are imported from.
+        trainer, arguments: The classes' names.
+        extra: Fields of the arguments beside those of ``TrainingArguments``.
+        settings: Values of a plan for these and others.
+        columns: Of a text data set; empty where samples are tensors.
+        cuts_loss: Whether the trainer cuts the loss into parts itself.
+        remarks: More lines for the docstring.
+    """
+
+    what: str
+    library: str
+    trainer: str
+    arguments: str
+    extra: frozenset[str] = frozenset()
+    settings: Callable[[Plan], dict[str, Any]] | None = None
+    columns: str = ""
+    cuts_loss: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+_TEXT: Final = Template('''\
+"""$about
+"""
+
+$imports$constants
+
+$loading
+
+def make_trainer(model, train_dataset, $tokenizer**options):
+    """Return $article $trainer of the planned model, which trains as planned."""
+    args = $arguments_class(
+        output_dir="out",
+$arguments    )
+    return $trainer(
+        model=model,
+        args=args,
+        train_dataset=train_dataset,
+$more        **options,
+    )
+
+
+$main''')
+
+_RANDOM: Final = Template("""\
+BATCH_SIZE = 1  # of the random batches below
+
+
+$batches
+
+if __name__ == "__main__":
+    model = load_model()
+    # REPLACE by your own data set: random samples of the planned shape.
+    samples = [
+        {name: tensor[0] for name, tensor in batch.items()}
+        for batch in itertools.islice(batches(model), $count)
+    ]
+    make_trainer(model, samples).train()
+""")
+
+_TEXTS: Final = Template("""\
+if __name__ == "__main__":
+    # REPLACE by your own data set, with $columns.
+    texts = load_dataset("json", data_files="train.jsonl", split="train")
+    tokenizer = AutoTokenizer.from_pretrained($name)
+    make_trainer(load_model(), texts, tokenizer).train()
+""")
+_STEPS: Final = 3  # of the program as it is printed
+
+
+def program_text(plan: Plan, plan_file: str, program: Program) -> str:
+    """Return a program as Python source.
+
+    It needs budgetfit only where the trainer's own arguments cannot say the plan.
+
+    Raises:
+        InputError: If the plan's optimizer has no name there.
+    """
+    overrides, optimizer = exported(plan)
+    plain = None
+    if not optimizer:
+        plain = plain_checkpointing(plan, cuts_loss=program.cuts_loss)
+    shown = plan if plain is None else plain.plan
+    arguments = planned_arguments(
+        shown,
+        known_fields() | program.extra,
+        {**(program.settings(shown) if program.settings else {}), **overrides},
+        0 if plain is None else plain.every,
+    )
+    loading = load_model_text(shown)
+    constants, callback = loading.constants, ""
+    if plain is None:
+        constants += f"plan = budgetfit.Plan.load({source(plan_file)})\n"
+        callback = (
+            "        # What no argument says: blocks, losses in parts, dtypes.\n"
+            "        callbacks=[plan.trainer_callback()],\n"
+        )
+    tokens = "        processing_class=processing_class,\n" if program.columns else ""
+    remarks = [*program.remarks, *([plain.remark] if plain and plain.remark else [])]
+    return _TEXT.substitute(
+        about="\n".join([*about(shown, program.what), *map(plain_line, remarks)]),
+        imports=_imports(program, loading, needs_plan=plain is None),
+        constants=f"\n{constants}" if constants else "",
+        loading=loading.code,
+        tokenizer="processing_class, " if program.columns else "",
+        article="an" if program.trainer.startswith("S") else "a",
+        trainer=program.trainer,
+        arguments_class=program.arguments,
+        arguments=keywords(arguments, 8),
+        more=f"{tokens}{callback}{optimizer}",
+        main=_main(shown, program, loading),
+    )
+
+
+def _imports(program: Program, loading: Loading, *, needs_plan: bool) -> str:
+    names = [
+        (program.library, program.trainer),
+        (program.library, program.arguments),
+        *loading.names,
+    ]
+    modules = set(loading.modules)
+    if program.columns:
+        names += [("datasets", "load_dataset"), ("transformers", "AutoTokenizer")]
+    else:
+        modules |= {"itertools", "torch"}
+    if needs_plan:
+        modules.add("budgetfit")
+    return import_block(modules, names)
+
+
+def _main(plan: Plan, program: Program, loading: Loading) -> str:
+    if program.columns:
+        name = "MODEL" if loading.from_hub else '"REPLACE by its folder"'
+        return _TEXTS.substitute(columns=program.columns, name=name)
+    made = data_parts(plan.model.batch, plan.model.batch_dims)
+    batches = "\n\n".join(part.code for part in made)
+    count = _STEPS * plan.recipe.effective_batch_size
+    return _RANDOM.substitute(batches=batches, count=count)

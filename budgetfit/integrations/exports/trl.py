@@ -1,0 +1,136 @@
+"""TRL: arguments for its trainers, and whether TRL computes a model's loss itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+from budgetfit.errors import InputError
+from budgetfit.integrations.exports.trainer_arguments import planned_arguments
+from budgetfit.integrations.exports.trainer_script import Program, program_text
+from budgetfit.integrations.optional_imports import find_attribute
+from budgetfit.integrations.source_code.common import planned_length
+from budgetfit.reporting.phrases import sample_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+
+
+def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments for the installed ``SFTConfig``.
+
+    Those of ``TrainingArguments``, where TRL's own defaults (bf16 and checkpointing on)
+    are answered too, and the planned length of a sample.
+
+    Raises:
+        InputError: If TRL is not installed, or as ``training_arguments``.
+    """
+    config = find_attribute("trl", "SFTConfig")
+    known = {item.name for item in dataclasses.fields(config) if item.init}
+    if "max_length" in known:
+        overrides = {**_length(plan), **overrides}
+    return planned_arguments(plan, known, overrides)
+
+
+def has_fused_head(model: nn.Module) -> bool:
+    """Say whether TRL has replaced the forward by one that cuts the loss itself.
+
+    Seen by the argument that TRL's forward takes; accelerate's wrappers lie around it,
+    PEFT's module too.
+    """
+    return any(_takes_fused_head(module) for module in model.modules())
+
+
+def _takes_fused_head(module: nn.Module) -> bool:
+    forward: Any = vars(module).get("forward")
+    while forward is not None:
+        code = getattr(forward, "__code__", None)
+        if code is not None and "fused_lm_head" in code.co_varnames:
+            return True
+        forward = getattr(forward, "__wrapped__", None)
+    return False
+
+
+def trains_pairs(args: Any) -> bool:  # noqa: ANN401 - of any trainer
+    """Say whether these are TRL's arguments for DPO, of which a sample is two."""
+    return any(cls.__name__ == "DPOConfig" for cls in type(args).__mro__)
+
+
+def export_text(plan: Plan, plan_file: str) -> str:
+    """Return a Python program with an SFTTrainer; TRL is not imported for it.
+
+    Raises:
+        InputError: If the plan's optimizer has no name there.
+    """
+    return program_text(plan, plan_file, _SFT)
+
+
+def dpo_text(plan: Plan, plan_file: str) -> str:
+    """Return a Python program with a DPOTrainer; TRL is not imported for it.
+
+    Raises:
+        InputError: If a micro-batch holds no whole pairs, or more than texts, or as
+            ``export_text``.
+    """
+    size = plan.recipe.batch_size
+    if size % 2:
+        raise InputError(
+            "A sample of DPO is a pair, two sequences of the planned length, and the "
+            f"plan's micro-batch of {size} cannot be halved. Plan again with an even "
+            f"one: --batch-size {size + 1}."
+        )
+    if "input_ids" not in plan.model.batch or "pixel_values" in plan.model.batch:
+        raise InputError(
+            "Only plans of texts can be exported for DPO, and a sample of this one is "
+            f"{sample_text(plan.model.batch)}. Use --to trainer instead."
+        )
+    return program_text(plan, plan_file, _DPO)
+
+
+def _length(plan: Plan) -> dict[str, Any]:
+    length = planned_length(plan)
+    return {} if length is None else {"max_length": length}
+
+
+def _pairs(plan: Plan) -> dict[str, Any]:
+    """Return half the batch sizes, and the reference outputs made before training."""
+    found = {
+        "per_device_train_batch_size": plan.recipe.batch_size // 2,
+        "precompute_ref_log_probs": True,
+        **_length(plan),
+    }
+    if plan.estimate.eval_batch_size is not None:
+        found["per_device_eval_batch_size"] = max(plan.estimate.eval_batch_size // 2, 1)
+    return found
+
+
+# Fields of TRL 1.16's SFTConfig and DPOConfig (trl/trainer/sft_config.py,
+# dpo_config.py) that TrainingArguments does not have. Both trainers let the model cut
+# its loss (trl's add_fused_lm_head).
+_SFT: Final = Program(
+    what="An SFTTrainer",
+    library="trl",
+    trainer="SFTTrainer",
+    arguments="SFTConfig",
+    extra=frozenset({"max_length"}),
+    settings=_length,
+    columns='"text" or "messages"',
+    cuts_loss=True,
+)
+_DPO: Final = Program(
+    what="A DPOTrainer",
+    library="trl",
+    trainer="DPOTrainer",
+    arguments="DPOConfig",
+    extra=frozenset({"max_length", "precompute_ref_log_probs"}),
+    settings=_pairs,
+    columns='"prompt", "chosen" and "rejected"',
+    cuts_loss=True,
+    remarks=(
+        "A pair is two of the planned samples. What the model said before training is",
+        "worked out before it, so that no second copy of it is on the card.",
+        "Not predicted: the few more tensors of DPO's own loss.",
+    ),
+)

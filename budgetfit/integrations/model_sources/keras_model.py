@@ -1,0 +1,350 @@
+"""Keras 3 on the torch backend: a ``keras.Model`` as the module tree that it is not.
+
+A Keras model is a ``torch.nn.Module``, but its layers are no submodules, training is an
+argument and not a mode, and a copy goes through a file. ``KerasModel`` stands beside
+it: one module for each layer, with the layer's own parameters, called in the layer's
+place while the model runs. The Keras objects themselves are lent for the length of a
+call and are then as they were, so a copy of this tree needs no copy of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.keras_batch import example_batch
+from budgetfit.integrations.model_sources.keras_layers import (
+    is_whole,
+    layers_in,
+    named_layers,
+    seed_generators,
+    unused_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.batches.request import BatchRequest
+
+
+class _Lent:
+    """A Keras object: a copy of the tree holds the same one."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:  # noqa: ANN401
+        self.value = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Lent:
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of a layer, and what its recomputation needs beside its arguments."""
+
+    training: bool
+    device: str
+    masks: list[Any]
+    cast: str | None
+    ran: bool = False
+    seeds: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
+
+
+class KerasLayer(nn.Module):
+    """Stands for one Keras layer; its parameters are the layer's variables' own."""
+
+    def __init__(self, layer: Any, known: dict[int, KerasLayer]) -> None:  # noqa: ANN401
+        super().__init__()
+        known[id(layer)] = self
+        self._layer = _Lent(layer)
+        self._variables: dict[str, _Lent] = {}
+        inner = [] if is_whole(layer) else layers_in(layer)
+        for name, child in named_layers(inner):
+            self.add_module(name, _stand_in(child, known))
+        _own_variables(self, layer, inner)
+
+    def forward(self, *args: Any, keras_call: _Call, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run the layer; from its second time on it is the recomputation of a call."""
+        layer = self._layer.value
+        if not keras_call.ran:  # Keras has just prepared the call
+            keras_call.ran = True
+            keras_call.seeds = [
+                (variable, variable._value.clone())  # noqa: SLF001
+                for generator in seed_generators(layer)
+                for variable in [generator.state]
+            ]
+            return type(layer).forward(layer, *args, **kwargs)
+        for tensor, mask in zip(args, keras_call.masks, strict=False):
+            if mask is not None and isinstance(tensor, torch.Tensor):
+                tensor._keras_mask = mask  # type: ignore[attr-defined]  # noqa: SLF001
+        kwargs["training"] = keras_call.training
+        with (
+            _lending(
+                self,
+                keras_call.training,
+                keras_call.device,
+                cast=keras_call.cast,
+                but=self,
+            ),
+            _once_only(layer, keras_call.seeds),
+            _plain_errors(),
+        ):
+            return layer(*args, **kwargs)
+
+
+class KerasModel(nn.Module):
+    """A ``keras.Model`` as a module tree, sharing its parameters.
+
+    Called with inputs alone it returns what the model returns; with targets too, and a
+    model that was compiled with a loss, ``{"loss": ..., "outputs": ...}``: the compiled
+    loss and the layers' own (regularizers). Its ``train()`` and ``eval()`` decide about
+    Keras's ``training`` argument.
+
+    Attributes:
+        layers: The stand-ins of the model's layers, by their Keras names.
+
+    Raises:
+        InputError: The model was not built: it has no weights yet.
+    """
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - a keras.Model
+        super().__init__()
+        layers = layers_in(model)
+        if not model.built or not any(True for _ in model.variables):
+            raise InputError(
+                f"The Keras model {model.name!r} is not built yet: it has no weights. "
+                "Give it a keras.Input, or call it once on a batch."
+            )
+        self._model = _Lent(model)
+        self._variables: dict[str, _Lent] = {}
+        known: dict[int, KerasLayer] = {}
+        named = [
+            (name, _stand_in(layer, known)) for name, layer in named_layers(layers)
+        ]
+        self.layers = _container(model, named)
+        _own_variables(self, model, layers)
+
+    @property
+    def keras_model(self) -> Any:  # noqa: ANN401
+        """The ``keras.Model`` itself."""
+        return self._model.value
+
+    @property
+    def compiled_loss(self) -> Any:  # noqa: ANN401 - text, a Loss, a function, or None
+        """What ``compile(loss=...)`` was given."""
+        return getattr(self.keras_model, "loss", None)
+
+    def forward(
+        self,
+        inputs: Any,  # noqa: ANN401
+        targets: Any = None,  # noqa: ANN401
+        sample_weight: torch.Tensor | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run the model; with ``targets``, its compiled loss too."""
+        model = self.keras_model
+        cast, device = _cast_to(self), str(next(self.parameters()).device)
+        with _lending(self, self.training, device, cast=cast):
+            outputs = model(inputs, training=self.training)
+            if targets is None or self.compiled_loss is None:
+                return outputs
+            loss = model.compute_loss(
+                x=inputs,
+                y=targets,
+                y_pred=outputs,
+                sample_weight=sample_weight,
+                training=self.training,
+            )
+        return {"loss": loss, "outputs": outputs}
+
+    def make_example_batch(self, request: BatchRequest) -> tuple[Any, bool]:
+        """Return inputs, with targets for a compiled loss, and whether it has one."""
+        return example_batch(self.keras_model, self.compiled_loss, request)
+
+
+@contextmanager
+def _lending(
+    tree: nn.Module,
+    training: bool,
+    device: str,
+    *,
+    cast: str | None,
+    but: nn.Module | None = None,
+) -> Iterator[None]:
+    """Run layers through their stand-ins in ``tree``, with the parameters of these."""
+    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+
+    with ExitStack() as stack:
+        stack.enter_context(keras.device(device))
+        for part in tree.modules():
+            if not isinstance(part, (KerasLayer, KerasModel)):
+                continue
+            for name, variable in part._variables.items():  # noqa: SLF001
+                parameter = part._parameters[name]  # noqa: SLF001
+                _lend_variable(stack, variable.value, parameter)
+            if cast is not None:
+                _lend_policy(stack, part, cast)
+            if isinstance(part, KerasLayer) and part is not but:
+                layer = part._layer.value  # noqa: SLF001
+                forward = functools.partial(_redirect, part, training, device, cast)
+                _set_for_now(stack, layer, "forward", forward)
+        if any(isinstance(item, FakeTensor) for item in tree.parameters()):
+            _seeds_without_values(stack)
+        yield
+
+
+def _cast_to(tree: nn.Module) -> str | None:
+    """Return the dtype that a policy of ours cast the float variables to, if one did.
+
+    Keras's layers cast inputs to the dtype of their own policy, so it must follow.
+    """
+    for part in tree.modules():
+        if isinstance(part, (KerasLayer, KerasModel)):
+            for name, variable in part._variables.items():  # noqa: SLF001
+                parameter = part._parameters[name]  # noqa: SLF001
+                own = str(variable.value._dtype)  # noqa: SLF001
+                if parameter is not None and parameter.is_floating_point():
+                    now = str(parameter.dtype).removeprefix("torch.")
+                    return now if now != own else None
+    return None
+
+
+def _lend_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:  # noqa: ANN401
+    _set_for_now(stack, variable, "_value", parameter)
+    if parameter.is_floating_point():
+        _set_for_now(
+            stack, variable, "_dtype", str(parameter.dtype).removeprefix("torch.")
+        )
+
+
+def _lend_policy(stack: ExitStack, part: KerasLayer | KerasModel, dtype: str) -> None:
+    """Let a layer and all in it compute in ``dtype``."""
+    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+
+    lent = part._layer if isinstance(part, KerasLayer) else part._model  # noqa: SLF001
+    for layer in lent.value._flatten_layers():  # noqa: SLF001
+        if layer.compute_dtype != dtype:
+            policy = keras.DTypePolicy(dtype)
+            _set_for_now(stack, layer, "_dtype_policy", policy)
+
+
+def _redirect(
+    stand_in: KerasLayer,
+    training: bool,
+    device: str,
+    cast: str | None,
+    /,  # layers have arguments of these names
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Stand in for ``layer.forward``, which Keras calls once all is prepared."""
+    masks = [getattr(value, "_keras_mask", None) for value in args]
+    call = _Call(training=training, device=device, masks=masks, cast=cast)
+    return stand_in(*args, keras_call=call, **kwargs)
+
+
+def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None:  # noqa: ANN401
+    """Set an attribute of this instance, behind Keras's back, until the stack ends."""
+    attributes = owner.__dict__
+    if name in attributes:
+        stack.callback(attributes.__setitem__, name, attributes[name])
+    else:
+        stack.callback(attributes.pop, name)
+    attributes[name] = value
+
+
+def _seeds_without_values(stack: ExitStack) -> None:
+    """Draw from any generator: a fake seed has no value to make one of."""
+    random: Any = import_module("keras.src.backend.torch.random")  # not public
+
+    def any_generator(_: object) -> torch.Generator:
+        return torch.Generator()
+
+    stack.callback(setattr, random, "torch_seed_generator", random.torch_seed_generator)
+    random.torch_seed_generator = any_generator
+
+
+@contextmanager
+def _once_only(layer: Any, seeds: list[tuple[Any, torch.Tensor]]) -> Iterator[None]:  # noqa: ANN401
+    """Run a layer again: with the same seeds, and statistics moved only once."""
+    states = [variable._value for variable in layer.non_trainable_variables]  # noqa: SLF001
+    states += [
+        variable._value  # noqa: SLF001
+        for variable, _ in seeds
+        if all(variable._value is not state for state in states)  # noqa: SLF001
+    ]
+    now = [state.detach().clone() for state in states]
+    for variable, seed in seeds:
+        variable._value.data.copy_(seed)  # noqa: SLF001 - autograd is not to count it
+    try:
+        yield
+    finally:
+        for state, value in zip(states, now, strict=True):
+            state.data.copy_(value)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Let errors pass as they are, a recomputation that stops early among them.
+
+    Keras would write out the arguments of every call on its way, and keep the frames.
+    """
+    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+
+    filtering = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if filtering:
+            keras.config.enable_traceback_filtering()
+
+
+def _stand_in(layer: Any, known: dict[int, KerasLayer]) -> KerasLayer:  # noqa: ANN401
+    """Return the layer's stand-in; a layer that is used twice has one."""
+    found = known.get(id(layer))
+    return _kind(type(layer).__name__)(layer, known) if found is None else found
+
+
+@functools.cache
+def _kind(name: str) -> Callable[..., KerasLayer]:
+    """Return a class of this name: rows of equal layers are told by their classes."""
+    return type(name, (KerasLayer,), {"__module__": __name__})
+
+
+def _container(model: Any, named: list[tuple[str, KerasLayer]]) -> nn.Module:  # noqa: ANN401
+    """Return the layers as what they are: a chain, or a list of whatever order."""
+    if type(model).__name__ == "Sequential":
+        return nn.Sequential(OrderedDict(named))
+    container = nn.ModuleList()
+    for name, child in named:
+        container.add_module(name, child)
+    return container
+
+
+def _own_variables(
+    part: KerasLayer | KerasModel,
+    layer: Any,  # noqa: ANN401
+    inner: list[Any],
+) -> None:
+    """Register the variables of a layer that are not those of a layer in it."""
+    inside = {id(variable) for child in inner for variable in child.variables}
+    used = set(part._modules) | {"layers"}  # noqa: SLF001
+    prefix = f"{layer.path}/"
+    for variable in layer.variables:
+        if id(variable) in inside:
+            continue
+        path = variable.path
+        short = path.removeprefix(prefix) if path.startswith(prefix) else variable.name
+        name = unused_name(short, used)
+        part._variables[name] = _Lent(variable)  # noqa: SLF001
+        part.register_parameter(name, variable.value)

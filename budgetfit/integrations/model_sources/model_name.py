@@ -1,0 +1,150 @@
+"""What a text says that names a model, as far as the file system can tell.
+
+Imports neither torch nor transformers: a path that is not there is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from budgetfit.errors import InputError
+
+WEIGHTS: Final = frozenset(
+    {".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5"}
+)
+EXAMPLES: Final = (
+    "Give a folder, a config.json, a hub id such as HuggingFaceTB/SmolLM2-1.7B, or a "
+    "factory such as package.module:build or model.py:build."
+)
+FACTORY_EXAMPLE: Final = "Write package.module:build or path/to/model.py:build."
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def check_model_text(text: str) -> None:
+    """Refuse a text whose file is not there or holds no config; run and fetch nothing.
+
+    A hub id, a module and what a factory's file defines are left to who loads them.
+
+    Raises:
+        InputError: There is no such file, or it cannot be what was meant.
+    """
+    text = text.strip()
+    check_name(text)
+    if is_factory_text(text):
+        place = text.rpartition(":")[0]
+        if place.endswith(".py"):
+            check_factory_file(Path(place).expanduser())
+    elif text and is_local_path(text):
+        read_fields(config_file(text))
+
+
+def check_name(text: str) -> None:
+    """Refuse what no file system can be asked about: an endless name.
+
+    Raises:
+        InputError: It is such a name.
+    """
+    try:
+        Path(text.rpartition(":")[0] or text).exists()
+    except PermissionError:
+        return  # told by who opens it
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{text!r:.80} names no model: {error!s:.80}. Give a hub id, a folder or a "
+            "factory, for example HuggingFaceTB/SmolLM2-1.7B."
+        ) from None
+
+
+def is_factory_text(text: str) -> bool:
+    """Whether a text names a factory: something, a colon, and a Python name."""
+    place, colon, attribute = text.rpartition(":")
+    return bool(colon and place) and all(
+        name.isidentifier() for name in attribute.split(".")
+    )
+
+
+def check_factory_file(file: Path) -> None:
+    """Refuse a Python file that is not there.
+
+    Raises:
+        InputError: It is not there.
+    """
+    if not file.is_file():
+        raise InputError(f"There is no file {file}. {FACTORY_EXAMPLE}")
+
+
+def is_local_path(text: str) -> bool:
+    """Whether a text means this machine: it exists here, or only a path looks so."""
+    return (
+        Path(text).expanduser().exists()
+        or text.startswith((".", "/", "~"))
+        or text.endswith((".json", ".py", *WEIGHTS))
+        or _HUB_ID.fullmatch(text) is None
+    )
+
+
+def config_file(text: str) -> Path:
+    """Return the JSON file that a path means, without opening it.
+
+    Raises:
+        InputError: There is none, or the path is that of something else.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        file = path / "config.json"
+        if file.is_file():
+            return file
+        if (path / "adapter_config.json").is_file():
+            raise InputError(
+                f"{text} holds an adapter and no model: give the base model that its "
+                "adapter_config.json names."
+            )
+        raise InputError(f"{text} has no config.json. {EXAMPLES}")
+    if path.suffix in WEIGHTS:
+        raise InputError(
+            f"{text} holds weights, which planning does not read: give the config.json "
+            "beside it."
+        )
+    if path.suffix == ".py":
+        raise InputError(
+            f"{text} needs the name of the function that builds the model, for example "
+            f"{text}:build."
+        )
+    if not path.is_file():
+        raise InputError(f"There is no file or folder {text}. {EXAMPLES}")
+    return path
+
+
+def read_fields(file: Path) -> dict[str, Any]:
+    """Return the fields of a JSON file.
+
+    Raises:
+        InputError: The file cannot be read or is not a JSON object.
+    """
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{file} is not valid JSON: {error.msg} at line {error.lineno}, column "
+            f"{error.colno}. Correct it there, or fetch the file again."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{file} cannot be read: {one_line(error)} {EXAMPLES}"
+        ) from error
+    if not isinstance(fields, dict):
+        raise InputError(
+            f"{file} holds a {type(fields).__name__} where a config is an object, for "
+            'example {"model_type": "llama", ...}.'
+        )
+    return fields
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an exception says, in one line that ends in a full stop."""
+    words = " ".join(str(error).split()) or "it says nothing"
+    text = f"{type(error).__name__}: {words}"
+    return text if text.endswith((".", "!", "?")) else f"{text}."

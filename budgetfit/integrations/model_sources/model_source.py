@@ -1,0 +1,172 @@
+"""Whatever a user calls a model: a module, a config, a path, a hub id, a factory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_name import check_name, is_factory_text
+from budgetfit.integrations.model_sources.python_factory import load_factory
+from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+    from typing_extensions import TypeIs
+
+__all__ = ["ResolvedModel", "resolve_model"]
+
+
+def resolve_model(
+    model: nn.Module | PreTrainedConfig | str | os.PathLike[str],
+    *,
+    trust_remote_code: bool = False,
+) -> ResolvedModel:
+    """Return the model that was meant, and where it came from.
+
+    A module is handed through untouched; everything else is built without weights.
+
+    Args:
+        model: A module; a transformers config; or text: a folder, a ``config.json``, a
+            hub id, ``package.module:factory`` or ``file.py:factory``.
+        trust_remote_code: Let code that a config names run.
+
+    Raises:
+        InputError: Nothing is meant by it, or it cannot be built.
+    """
+    if is_keras_model(model):
+        return _keras(model)
+    if isinstance(model, nn.Module):
+        return _module(model)
+    text = os.fspath(model).strip() if isinstance(model, (str, os.PathLike)) else ""
+    check_name(text)
+    if is_factory_text(text):
+        return _built(load_factory(text))
+    # transformers only where it is needed: importing it takes seconds.
+    if text:
+        from budgetfit.integrations.model_sources.transformers import (  # noqa: PLC0415
+            load_model_on_meta,
+        )
+
+        return load_model_on_meta(text, trust_remote_code=trust_remote_code)
+    if _is_config(model):
+        from budgetfit.integrations.model_sources.transformers import (  # noqa: PLC0415
+            model_from_config,
+        )
+
+        return model_from_config(model, trust_remote_code=trust_remote_code)
+    raise InputError(
+        f"A model is expected, not {_what(model)}: a torch.nn.Module, a transformers "
+        "config, or text such as HuggingFaceTB/SmolLM2-1.7B, path/to/config.json or "
+        "package.module:build."
+    )
+
+
+def is_keras_model(model: object) -> bool:
+    """Whether it is a ``keras.Model``; Keras is not imported to find out."""
+    keras: Any = sys.modules.get("keras")
+    kind = getattr(keras, "Model", None)
+    return isinstance(kind, type) and isinstance(model, kind)
+
+
+def as_torch_module(model: Any) -> Any:  # noqa: ANN401 - whatever was handed in
+    """Return a Keras model as a module tree that shares its weights; else ``model``.
+
+    Raises:
+        InputError: Keras does not run on torch, or the model is not built.
+    """
+    if not is_keras_model(model):
+        return model
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"The Keras model {model.name!r} does not run on torch. Set the "
+            "environment variable KERAS_BACKEND=torch before keras is imported."
+        )
+    from budgetfit.integrations.model_sources.keras_model import KerasModel  # noqa: PLC0415 - of use here
+
+    return KerasModel(model)
+
+
+def _keras(model: Any) -> ResolvedModel:  # noqa: ANN401 - a keras.Model
+    module = as_torch_module(model)
+    notes = []
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        notes.append(
+            f"the Keras model's own optimizer, {type(optimizer).__name__}, is not "
+            "used: budgetfit trains with the plan's, which optimizer= chooses"
+        )
+    return ResolvedModel(
+        model=module,
+        name=model.name,
+        source="the given Keras model",
+        notes=tuple(notes),
+    )
+
+
+def _built(resolved: ResolvedModel) -> ResolvedModel:
+    """Return what a factory made, which may be a Keras model."""
+    if not is_keras_model(resolved.model):
+        return resolved
+    make = resolved.materialise
+
+    def materialise(
+        device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> nn.Module:
+        assert make is not None  # noqa: S101 - a factory can be called again
+        model: nn.Module = as_torch_module(make(device, dtype))
+        return model
+
+    return replace(
+        _keras(resolved.model),
+        materialise=materialise,
+        batch=resolved.batch,
+        loss=resolved.loss,
+    )
+
+
+def _is_config(model: object) -> TypeIs[PreTrainedConfig]:
+    return any(parent.__name__ == "PreTrainedConfig" for parent in type(model).__mro__)
+
+
+def _module(model: nn.Module) -> ResolvedModel:
+    _check_layers(model)
+    config = getattr(model, "config", None)
+    path = getattr(config, "name_or_path", None)
+    name = path.rstrip("/").rpartition("/")[2] if isinstance(path, str) else ""
+    parameters = list(model.parameters())
+    is_meta = bool(parameters) and all(parameter.is_meta for parameter in parameters)
+    source = "the given module, on meta" if is_meta else "the given module"
+    return ResolvedModel(model=model, name=name or type(model).__name__, source=source)
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Refuse layers whose stored bytes are not those of their parameters.
+
+    transformers notes on a model which method its weights are loaded in; bitsandbytes'
+    layers have stand-ins.
+    """
+    for module in model.modules():
+        method = vars(module).get("quantization_method")
+        name = str(getattr(method, "value", method) or "")
+        if name not in ("", "bitsandbytes"):
+            raise InputError(
+                f"The weights of this {type(module).__name__} are quantised by {name}: "
+                "what its layers take in training is not known here. Load the "
+                "unquantised model, or dequantise it: model.dequantize(), or "
+                "from_pretrained(..., quantization_config=...(dequantize=True)) where "
+                "the method has that."
+            )
+
+
+def _what(model: object) -> str:
+    if isinstance(model, type):
+        return f"the class {model.__name__} (make one: {model.__name__}(...))"
+    if callable(model):
+        return f"the function {getattr(model, '__name__', model)} (call it)"
+    return "empty text" if model == "" else f"a {type(model).__name__}"

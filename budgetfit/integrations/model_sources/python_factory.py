@@ -1,0 +1,296 @@
+"""A user's own code: ``package.module:name`` or ``file.py:name``.
+
+A model, with its batch and loss if it returns them; or a batch or a loss alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.batches.batch_tree import batch_size_of
+from budgetfit.batches.make_batch import on_cpu
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_name import (
+    FACTORY_EXAMPLE,
+    check_factory_file,
+    is_factory_text,
+)
+from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+_ALONE = ". Run it by itself to see where."
+
+
+def load_factory(text: str) -> ResolvedModel:
+    """Return the model that a factory builds, on ``meta`` where it can be built there.
+
+    The factory is called without arguments, first under ``torch.device("meta")`` so
+    that no weights are allocated and, where that fails, once more on the CPU. Its
+    folder (for a module: the working folder) leads ``sys.path`` as it does when Python
+    runs a file, and stays there, because a model may import more while it runs; after a
+    failure nothing stays. What the code prints goes to stderr.
+
+    Args:
+        text: ``package.module:factory`` or ``path/file.py:factory``. The name may be
+            that of a function, a class, or a module that exists already.
+
+    It may also return ``(model, batch)`` or ``(model, batch, loss)``. Tensors of a
+    batch that are on ``meta`` get values; a batch that needs its own can be a function
+    without arguments, which is called on the CPU.
+
+    Raises:
+        InputError: No such file, module or name; the code raises, or returns no module.
+    """
+    with _imported(text) as factory:
+        attribute = text.rpartition(":")[2]
+        if isinstance(factory, nn.Module):
+            return ResolvedModel(
+                model=factory, name=attribute, source=f"the module {text}"
+            )
+        if not callable(factory):
+            raise InputError(
+                f"{text} is a {type(factory).__name__} and no function. "
+                f"{FACTORY_EXAMPLE}"
+            )
+        return _called(factory, text)
+
+
+def load_batch(text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
+    """Return the example batch that a text names, or that the named function makes.
+
+    Raises:
+        InputError: As ``load_factory``, or it is no batch.
+    """
+    with _imported(text) as found:
+        return _batch(found, text)
+
+
+def load_loss(text: str) -> Callable[..., Any]:
+    """Return the loss function that a text names.
+
+    Raises:
+        InputError: As ``load_factory``, or it is no function.
+    """
+    with _imported(text) as found:
+        if not callable(found):
+            raise InputError(
+                f"{text} is a {type(found).__name__}; a loss must be a function: "
+                "loss(outputs, batch) -> scalar."
+            )
+        loss: Callable[..., Any] = found
+        return loss
+
+
+@contextmanager
+def _imported(text: str) -> Iterator[Any]:
+    """Give what a text names; what fails in the context leaves nothing behind."""
+    if not is_factory_text(text):
+        raise InputError(
+            f"{text!r:.80} names nothing in Python code. {FACTORY_EXAMPLE} A loss must "
+            "be a function: loss(outputs, batch) -> scalar; a batch holds tensors."
+        )
+    place, _, attribute = text.rpartition(":")
+    with (
+        _undone_on_failure(place),
+        redirect_stdout(sys.stderr),
+        torch.random.fork_rng(devices=[]),
+    ):
+        yield _attribute(_import(place), attribute, place)
+
+
+def _batch(made: Any, text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
+    """Call a function that makes a batch, and insist on tensors with values."""
+    if callable(made):
+        made = _result(made, text)
+    try:
+        batch_size_of(made)
+    except InputError as error:
+        raise InputError(
+            f"{text} gave no batch. {error} Make it return such tensors."
+        ) from None
+    return on_cpu(made)
+
+
+def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
+    """Call a factory where nothing is allocated, else where it works."""
+
+    def materialise(
+        device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> nn.Module:
+        with redirect_stdout(sys.stderr):
+            model, *_ = _parts(_result(factory, text), text)
+        return model.to(device=device, dtype=dtype)
+
+    try:
+        with torch.device("meta"):
+            model, batch, loss = _parts(factory(), text)
+        why = ""
+    except InputError:
+        why = "it returns no module"
+    except (Exception, SystemExit) as error:  # noqa: BLE001, the CPU decides
+        why = f"it raises {type(error).__name__}"
+    if why:
+        model, batch, loss = _parts(_result(factory, text), text)
+    return ResolvedModel(
+        model=model,
+        name=type(model).__name__,
+        source=f"from {text}, {'built on the CPU' if why else 'no weights allocated'}",
+        materialise=materialise,
+        notes=(f"{text} was called on the CPU: on meta {why}",) if why else (),
+        batch=None if batch is None else _batch(batch, text),
+        loss=loss,
+    )
+
+
+def _result(factory: Callable[[], Any], text: str) -> Any:  # noqa: ANN401
+    """Call a function.
+
+    Raises:
+        InputError: With the exception's own words, in one line.
+    """
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{text} is called without arguments and raised {_one_line(error)}{_ALONE}"
+        ) from error
+
+
+def _parts(
+    made: Any,  # noqa: ANN401 - whatever a user's code returns
+    text: str,
+) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
+    """Return the model, and the batch and the loss where they were returned with it.
+
+    Raises:
+        InputError: There is no model, or what should be the loss is no function.
+    """
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):  # noqa: PLR2004
+        kinds = ", ".join(type(part).__name__ for part in parts[:4])
+        raise InputError(
+            f"{text} returned a {f'tuple of {kinds}' if parts is made else kinds}; it "
+            "must return one torch.nn.Module, (model, batch) or (model, batch, loss). "
+            f"{FACTORY_EXAMPLE}"
+        )
+    model, batch, loss = (*parts, None, None)[:3]
+    if loss is not None and not callable(loss):
+        raise InputError(
+            f"{text} returned a {type(loss).__name__} as its loss; it must be a "
+            "function: loss(outputs, batch) -> scalar."
+        )
+    return model, batch, loss
+
+
+def _import(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        return _import_file(Path(place).expanduser())
+    if "/" in place or "\\" in place:
+        raise InputError(f"{place} is no module and no .py file. {FACTORY_EXAMPLE}")
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (f"{place}.").startswith(f"{error.name}."):
+            raise InputError(
+                f"There is no module {error.name} in {Path.cwd()} or among the "
+                f"installed packages. {FACTORY_EXAMPLE}"
+            ) from error
+        raise InputError(
+            f"Importing {place} raised {_one_line(error)}{_ALONE}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"Importing {place} raised {_one_line(error)}{_ALONE}"
+        ) from error
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Run a file as a module of its own name.
+
+    Not as ``__main__``: a training script behind ``if __name__ == "__main__":`` must
+    not start. Not under its bare name either: ``random.py`` would replace Python's.
+    """
+    check_factory_file(file)
+    name = f"budgetfit_factory_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{file} is no Python file. {FACTORY_EXAMPLE}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # classes look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"Running {file} raised {_one_line(error)}{_ALONE}") from error
+    return module
+
+
+def _attribute(module: ModuleType, attribute: str, place: str) -> Any:  # noqa: ANN401
+    found: Any = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            here = [
+                name
+                for name, value in vars(module).items()
+                if callable(value)
+                and getattr(value, "__module__", "") == module.__name__
+            ]
+            nearest = sorted(get_close_matches(name, here, n=8, cutoff=0.0))
+            hint = f" It defines {', '.join(nearest)}." if here else ""
+            raise InputError(f"{place} has no {attribute}.{hint}")
+        found = getattr(found, name)
+    return found
+
+
+@contextmanager
+def _undone_on_failure(place: str) -> Iterator[None]:
+    """Lead ``sys.path`` with the code's folder; take it all back after a failure."""
+    is_file = place.endswith(".py")
+    folder = Path(place).expanduser().resolve().parent if is_file else Path.cwd()
+    path_before = list(sys.path)
+    modules_before = dict(sys.modules)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    # Folders remember what they hold: a file written a moment ago must be found.
+    importlib.invalidate_caches()
+    try:
+        yield
+    except BaseException:
+        sys.path[:] = path_before
+        for name, module in list(sys.modules.items()):
+            if modules_before.get(name) is module:
+                continue
+            # Libraries stay: some, like numpy, cannot be imported twice.
+            if name.startswith("budgetfit."):
+                continue
+            if name.startswith("budgetfit_factory_") or _is_in(module, folder):
+                del sys.modules[name]
+                if name in modules_before:
+                    sys.modules[name] = modules_before[name]
+        raise
+
+
+def _is_in(module: ModuleType, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return (
+        file is not None
+        and folder in Path(file).parents
+        and "site-packages" not in Path(file).parts
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    words = words.rstrip(".")
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -1,0 +1,56 @@
+"""timm: the architecture that a timm ``config.json`` names, without weights."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from budgetfit.integrations.model_sources.resolved_model import Materialise
+
+
+def is_timm_config(fields: dict[str, Any]) -> bool:
+    """Whether these fields are those of a timm ``config.json``."""
+    return "architecture" in fields and "pretrained_cfg" in fields
+
+
+def timm_builder(fields: dict[str, Any]) -> Materialise:
+    """Return a function that builds the model of a timm config; downloads nothing.
+
+    Raises:
+        InputError: timm is not installed.
+    """
+    try:
+        timm = import_module("timm")
+    except ImportError as error:
+        raise InputError(
+            f"{fields['architecture']} is a timm model and timm cannot be imported "
+            f"({error}). Install it: pip install timm."
+        ) from error
+
+    def materialise(
+        device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> nn.Module:
+        model: nn.Module = timm.create_model(
+            fields["architecture"],
+            pretrained=False,
+            pretrained_cfg=fields["pretrained_cfg"],
+            device=device,
+            dtype=dtype,
+            **_model_arguments(fields),
+        )
+        return model
+
+    return materialise
+
+
+def _model_arguments(fields: dict[str, Any]) -> dict[str, Any]:
+    arguments = dict(fields.get("model_args") or {})
+    if "num_classes" in fields:
+        arguments["num_classes"] = fields["num_classes"]
+    return arguments

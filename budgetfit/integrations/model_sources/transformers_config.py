@@ -1,0 +1,148 @@
+"""Finding a transformers config: on this machine, or on the hub."""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import transformers
+from huggingface_hub import constants as hub_constants
+from huggingface_hub import errors as hub_errors
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.model_name import EXAMPLES, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def config_from_fields(
+    fields: dict[str, Any], file: Path, *, trust_remote_code: bool
+) -> transformers.PreTrainedConfig:
+    """Return the config that the fields of a local file describe.
+
+    Raises:
+        InputError: transformers does not know the model, or refuses the fields.
+    """
+    model_type = fields.get("model_type")
+    has_code = "AutoConfig" in fields.get("auto_map", {})
+    if has_code and trust_remote_code:
+        return _auto_config(str(file.parent), trust_remote_code=True)
+    if model_type is None:
+        raise InputError(
+            f"{file} has no model_type, so it does not say which model it describes. "
+            'Add one, for example "model_type": "llama".'
+        )
+    if model_type not in CONFIG_MAPPING:
+        raise _unknown_model_type(model_type, str(file), has_code=has_code)
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(fields)
+    except Exception as error:
+        raise InputError(
+            f"{file} is not a config that transformers {transformers.__version__} "
+            f"accepts for {model_type}: {one_line(error)} Correct it, or try the "
+            "transformers that it was written with."
+        ) from error
+
+
+def hub_config(
+    hub_id: str, *, trust_remote_code: bool
+) -> transformers.PreTrainedConfig:
+    """Return the config of a hub id: the one place that uses the network.
+
+    Raises:
+        InputError: There is no such model, it is gated, or the hub is out of reach.
+    """
+    return _auto_config(
+        hub_id,
+        trust_remote_code=trust_remote_code,
+        local_files_only=_is_hub_out_of_reach(),
+    )
+
+
+def _is_hub_out_of_reach() -> bool:
+    """Whether the hub's name has no address: its client would retry that for 24 s."""
+    if getproxies():
+        return False  # the proxy resolves names
+    try:
+        socket.getaddrinfo(urlsplit(hub_constants.ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False
+
+
+def _auto_config(
+    source: str, *, trust_remote_code: bool, local_files_only: bool = False
+) -> transformers.PreTrainedConfig:
+    try:
+        # False and not None: None would ask on the terminal whether to run code.
+        return transformers.AutoConfig.from_pretrained(
+            source,
+            trust_remote_code=trust_remote_code,
+            local_files_only=local_files_only,
+        )
+    except Exception as error:
+        raise InputError(_why_not(source, error)) from error
+
+
+def _why_not(hub_id: str, error: Exception) -> str:
+    """Say what to do about a config that transformers could not get."""
+    causes = tuple(_causes(error))
+    if any(isinstance(cause, hub_errors.GatedRepoError) for cause in causes):
+        return (
+            f"{hub_id} is gated: accept its terms at https://hf.co/{hub_id} and log in "
+            "(hf auth login), or give a config.json."
+        )
+    if any(isinstance(cause, hub_errors.RepositoryNotFoundError) for cause in causes):
+        return (
+            f"There is no model {hub_id} on the hub, nor a file or folder of that name "
+            f"here. {EXAMPLES} A private model needs a login (hf auth login)."
+        )
+    missing_file = (hub_errors.RemoteEntryNotFoundError,)
+    if any(isinstance(cause, missing_file) for cause in causes):
+        return f"{hub_id} has no config.json on the hub. {EXAMPLES}"
+    if "trust_remote_code" in str(error):
+        return (
+            f"{hub_id} brings its own code. Read it at https://hf.co/{hub_id}, then "
+            "allow it with trust_remote_code (on the command line: "
+            "--trust-remote-code)."
+        )
+    unreached = (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled)
+    if isinstance(error, OSError):
+        why = one_line(error)
+        if any(isinstance(cause, unreached) for cause in causes):
+            why = "the hub is out of reach and its cache here does not have it."
+        return (
+            f"The config of {hub_id} could not be fetched, and there is no file or "
+            f"folder of that name here: {why} Without a network, give a folder or a "
+            "config.json."
+        )
+    return f"The config of {hub_id} cannot be used: {one_line(error)}"
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
+
+
+def _unknown_model_type(model_type: str, file: str, *, has_code: bool) -> InputError:
+    if has_code:
+        return InputError(
+            f"{file} describes a {model_type}, which is code of its own. Read it, then "
+            "allow it with trust_remote_code (on the command line: "
+            "--trust-remote-code)."
+        )
+    near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING.keys(), n=3)
+    hint = f"Did you mean {', '.join(near)}?" if near else "Check the spelling."
+    return InputError(
+        f"{file} has model_type {model_type!r}, which transformers "
+        f"{transformers.__version__} does not know. {hint} A newer model needs a newer "
+        "transformers: pip install --upgrade transformers."
+    )

@@ -1,0 +1,217 @@
+"""How a planned model is loaded, its adapters put on, as source text.
+
+peft's and bitsandbytes' own names (peft 0.21, transformers 5.23); neither is imported.
+"""
+
+from __future__ import annotations
+
+import keyword
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.core.precision import find_precision
+from budgetfit.integrations.model_sources.model_name import (
+    is_factory_text,
+    is_local_path,
+)
+from budgetfit.integrations.source_code.common import call, plain_line, source
+
+if TYPE_CHECKING:
+    from budgetfit.core.adapter import Adapter
+    from budgetfit.core.plan import Plan
+
+_DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_TASKS: Final = (
+    ("ForSequenceClassification", "SEQ_CLS"),
+    ("ForTokenClassification", "TOKEN_CLS"),
+    ("ForQuestionAnswering", "QUESTION_ANS"),
+    ("ForCausalLM", "CAUSAL_LM"),
+    ("LMHeadModel", "CAUSAL_LM"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A function ``load_model()`` as source, and what it needs to be imported.
+
+    Attributes:
+        constants: Lines that come first.
+        code: Functions.
+        modules: Imported by ``import``.
+        names: Imported by ``from``: module and name.
+        from_hub: Whether a constant ``MODEL`` names weights and tokenizer.
+    """
+
+    constants: str
+    code: str
+    modules: frozenset[str]
+    names: tuple[tuple[str, str], ...]
+    from_hub: bool
+
+
+def load_model_text(plan: Plan) -> Loading:
+    """Return a function that loads the model of a plan, adapters and all.
+
+    A model of transformers is loaded by its class; a factory is called; any other is
+    left to be filled in.
+    """
+    text = (plan.provenance.get("asked") or {}).get("model") or ""
+    adapter = plan.adapter
+    modules = {"torch"}
+    names = [] if adapter is None else adapter_imports(adapter)
+    class_name = plan.model.class_name
+    a_name = class_name.isidentifier() and not keyword.iskeyword(class_name)
+    from_hub = a_name and not is_factory_text(text)
+    if from_hub:
+        constants, builder = f"MODEL = {source(weights_of(plan))}\n", ""
+        names.append(("transformers", class_name))
+        loader, arguments = f"{class_name}.from_pretrained", _loading_arguments(plan)
+        loaded = call(loader, arguments, 4, len("model = "))
+        said = "Load the model as it was planned."
+    else:
+        constants, (builder, needed) = "", _own_builder(plan, text)
+        modules |= needed
+        loaded = f"build_model(){_cast(plan)}"
+        said = "Build the model as it was planned; load your own weights here."
+    lines = [f'"""{said}"""', f"model = {loaded}"]
+    lines += adapter_lines(adapter, plan.recipe.precision, class_name, 4)
+    body = "".join(f"    {line}\n" for line in lines)
+    code = f"{builder}def load_model():\n{body}    return model\n"
+    if "torch." not in code:
+        modules.discard("torch")
+    return Loading(constants, code, frozenset(modules), tuple(names), from_hub)
+
+
+def weights_of(plan: Plan) -> str:
+    """Return the hub id or folder that a plan was made from, or what to put there."""
+    text = (plan.provenance.get("asked") or {}).get("model") or ""
+    if not text or is_factory_text(text):
+        return f"REPLACE by the hub id or folder of {plain_line(plan.model.name)}"
+    path = Path(text).expanduser()
+    if is_local_path(text) and path.suffix == ".json":
+        return str(path.parent)
+    return str(text)
+
+
+def adapter_imports(adapter: Adapter) -> list[tuple[str, str]]:
+    """Return the modules and names that ``adapter_lines`` and the loading need."""
+    names = [("peft", "LoraConfig"), ("peft", "get_peft_model")]
+    if adapter.prepared:
+        names.append(("peft", "prepare_model_for_kbit_training"))
+    if adapter.quantization is not None:
+        names.append(("transformers", "BitsAndBytesConfig"))
+    return names
+
+
+def adapter_lines(
+    adapter: Adapter | None,
+    precision: str = "as-is",
+    class_name: str = "",
+    indent: int = 0,
+) -> list[str]:
+    """Return the statements that turn a loaded ``model`` into the one that is trained.
+
+    Args:
+        adapter: What is added; nothing is done without.
+        precision: Under ``bf16`` the matrices are in 16 bits, which peft must be told.
+        class_name: Of the model, which tells peft's task.
+        indent: Of the statements, whose first lines are not indented.
+    """
+    if adapter is None:
+        return []
+    lines = []
+    if adapter.prepared:
+        prepared = "prepare_model_for_kbit_training"
+        lines.append(f"model = {prepared}(model, use_gradient_checkpointing=False)")
+    arguments = ["model", lora_config(adapter, class_name, indent + 4)]
+    if find_precision(precision).weights == "bf16":
+        arguments.append("autocast_adapter_dtype=False")
+    adapted = call("get_peft_model", arguments, indent, len("model = "))
+    return [*lines, f"model = {adapted}"]
+
+
+def lora_config(adapter: Adapter, class_name: str = "", indent: int = 0) -> str:
+    """Return ``LoraConfig(...)`` as source."""
+    arguments = [
+        f"r={adapter.r}",
+        f"lora_alpha={adapter.alpha}",
+        f"lora_dropout={adapter.dropout}",
+        f"target_modules={_names(adapter.target_modules)}",
+    ]
+    task = task_of(class_name)
+    if task is not None:
+        arguments.append(f"task_type={source(task)}")
+    return call("LoraConfig", arguments, indent)
+
+
+def quantization_config(adapter: Adapter, indent: int = 0) -> str:
+    """Return ``BitsAndBytesConfig(...)`` as source; empty for a base left as it is."""
+    before = len("quantization_config=")
+    if adapter.quantization == "int8":
+        return call("BitsAndBytesConfig", ["load_in_8bit=True"], indent, before)
+    if adapter.quantization is None:
+        return ""
+    arguments = [
+        "load_in_4bit=True",
+        f"bnb_4bit_quant_type={source(adapter.quantization)}",
+        f"bnb_4bit_use_double_quant={adapter.double_quantization}",
+        f"bnb_4bit_compute_dtype=torch.{_DTYPES[adapter.compute_dtype]}",
+    ]
+    return call("BitsAndBytesConfig", arguments, indent, before)
+
+
+def task_of(class_name: str) -> str | None:
+    """Return peft's task type by the class: a classifier's new head is trained too."""
+    for end, task in _TASKS:
+        if class_name.endswith(end):
+            return task
+    return None
+
+
+def dtype_of(plan: Plan) -> str:
+    """Return the ``dtype`` argument of ``from_pretrained``, as source.
+
+    Weights that are trained are loaded in the dtype that they are trained in. Under
+    autocast a frozen base stays as its config says.
+    """
+    policy = find_precision(plan.recipe.precision)
+    frozen = plan.adapter is not None and policy.autocast is not None
+    if policy.weights == "as-is" or frozen:
+        return '"auto"'
+    return f"torch.{_DTYPES[policy.weights]}"
+
+
+def has_fp32_copies(plan: Plan) -> bool:
+    """Whether a quantised base's embeddings, norms and head were planned in fp32."""
+    pure = find_precision(plan.recipe.precision).weights == "bf16"
+    return plan.adapter is not None and plan.adapter.prepared and not pure
+
+
+def _loading_arguments(plan: Plan) -> list[str]:
+    arguments = ["MODEL", f"dtype={dtype_of(plan)}"]
+    if plan.adapter is not None and plan.adapter.quantization is not None:
+        config = quantization_config(plan.adapter, 8)
+        arguments.append(f"quantization_config={config}")
+    return arguments
+
+
+def _cast(plan: Plan) -> str:
+    """Return what casts a built model; a frozen base under autocast stays as it is."""
+    dtype = dtype_of(plan)
+    return f".to({dtype})" if dtype.startswith("torch.") else ""
+
+
+def _own_builder(plan: Plan, text: str) -> tuple[str, set[str]]:
+    """Return ``build_model`` of a factory or to be filled in, and its imports."""
+    from budgetfit.integrations.source_code import plain_torch  # noqa: PLC0415 - needs torch
+
+    part = plain_torch.own_model(plan, text)
+    modules = {line.removeprefix("import ") for line in part.imports} | {"torch"}
+    return f"{part.code}\n\n", modules
+
+
+def _names(targets: str | tuple[str, ...]) -> str:
+    if isinstance(targets, str):
+        return source(targets)
+    return f"[{', '.join(source(name) for name in targets)}]"

@@ -1,0 +1,179 @@
+"""The exported script's data, loss and training loop."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.batches.sample_count import batch_of_shapes, dimensions_of
+from budgetfit.core.precision import find_precision
+from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.errors import InputError
+from budgetfit.integrations.source_code import plain_torch_templates as parts
+from budgetfit.integrations.source_code.plain_torch_templates import Part
+
+if TYPE_CHECKING:
+    from budgetfit.core.precision import Precision
+    from budgetfit.core.recipe import Recipe
+
+    # Name -> shape and dtype, as in ModelSummary.
+    Batch = dict[str, tuple[tuple[int, ...], str]]
+
+_DTYPES: Final = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
+_FLOATS: Final = ("float", "bfloat", "half", "double")
+
+
+def source_text(text: str) -> str:
+    """Return a text as Python source, in double quotes."""
+    # JSON's escapes are Python's, except for characters above 16 bits.
+    return json.dumps(text, ensure_ascii=False)
+
+
+def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
+    """Return random batches of the planned shape, one line for each tensor.
+
+    Args:
+        batch: What was planned.
+        dims: In which dimension it counts samples; the first, if that is not known.
+
+    Raises:
+        InputError: If a dtype is none.
+    """
+    counted = dimensions_of(batch_of_shapes(batch), dims or FIRST)
+    lines, needs_tokens = [], False
+    made: dict[tuple[tuple[int, ...], str], str] = {}
+    for number, (name, (shape, dtype)) in enumerate(batch.items()):
+        kind = dtype.removeprefix("torch.")
+        if not kind.isidentifier():  # a plan file is data: it must not write code
+            raise InputError(
+                f"The saved plan is damaged: {dtype!r} is not a dtype. Save it again: "
+                "budgetfit plan MODEL --save plan.json"
+            )
+        alike = made.get((shape, kind))
+        variable = f"tensor_{number}"
+        if name == "labels" and alike is not None:  # language modelling
+            value = f"{alike}.clone()"
+        else:
+            value = _random(name, _shape(shape, counted.get(name)), kind)
+            made.setdefault((shape, kind), variable)
+        needs_tokens |= "tokens" in value
+        lines.append(f"        {variable} = {value}")
+    code = parts.BATCHES.substitute(
+        bound=parts.VOCABULARY_LINE if needs_tokens else "",
+        tensors="\n".join(lines),
+        names=", ".join(
+            f"{source_text(name)}: tensor_{number}" for number, name in enumerate(batch)
+        ),
+    )
+    return [Part(parts.VOCABULARY), Part(code)] if needs_tokens else [Part(code)]
+
+
+def _shape(shape: tuple[int, ...], dim: int | None) -> str:
+    """The dimension that counts samples follows BATCH_SIZE; others stay."""
+    words = [str(size) for size in shape]
+    if dim is not None:
+        words[dim] = "BATCH_SIZE"
+    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+
+
+def _random(name: str, shape: str, dtype: str) -> str:
+    if dtype.startswith(_FLOATS):
+        return f"torch.randn({shape}, dtype=torch.{dtype})"
+    if dtype == "bool" or "mask" in name:
+        return f"torch.ones({shape}, dtype=torch.{dtype})"
+    if "type_ids" in name:
+        return f"torch.zeros({shape}, dtype=torch.{dtype})"
+    if name == "labels" and shape.count(",") == 1 and shape.endswith(",)"):
+        limit = "getattr(model.config, 'num_labels', 2)"
+    else:
+        limit = "tokens"
+    return f"torch.randint({limit}, {shape}, dtype=torch.{dtype})"
+
+
+def loss_part(batch: Batch, *, own: bool) -> Part:
+    """Return the loss.
+
+    Args:
+        batch: With labels, a transformers model returns its loss.
+        own: Whether this is one.
+    """
+    if own and "labels" in batch:
+        return Part(parts.OWN_LOSS)
+    by_name = all(name.isidentifier() for name in batch)
+    arguments = "**batch" if by_name else "*batch.values()"
+    return Part(parts.MADE_LOSS.substitute(arguments=arguments))
+
+
+def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
+    """Return the training loop, with what the precision needs and nothing else.
+
+    Args:
+        recipe: Decides autocast, scaling and recomputation.
+        pretrained: Whether ``build_model`` can load weights.
+    """
+    precision = find_precision(recipe.precision)
+    scaled = precision.grad_scaler
+    indent = " " * 8
+    code = parts.MAIN.substitute(
+        pretrained_option=(
+            '    parser.add_argument("--pretrained", action="store_true")\n'
+            if pretrained
+            else ""
+        ),
+        pretrained="pretrained=options.pretrained" if pretrained else "",
+        weights=_weights(precision),
+        recompute="    recompute(model)\n" if recipe.segments else "",
+        scaler="    scaler = torch.amp.GradScaler(device.type)\n" if scaled else "",
+        load_scaler=(
+            f'{indent}scaler.load_state_dict(state["scaler"])\n' if scaled else ""
+        ),
+        forward=_forward(precision),
+        backward=("scaler.scale(loss).backward()" if scaled else "loss.backward()"),
+        update=_update(scaled=scaled),
+        save_scaler=(
+            f'{indent}state["scaler"] = scaler.state_dict()\n' if scaled else ""
+        ),
+    )
+    return Part(code)
+
+
+def _weights(precision: Precision) -> str:
+    lines = {
+        "fp32": "    model.float()\n",
+        "bf16": "    model.to(torch.bfloat16)\n",
+        "as-is": "",
+    }[precision.weights]
+    if precision.tf32:
+        lines += '    torch.set_float32_matmul_precision("high")  # tf32\n'
+    return lines
+
+
+def _forward(precision: Precision) -> str:
+    line = "loss = loss_of(model, batch) / GRADIENT_ACCUMULATION_STEPS\n"
+    indent = " " * 12
+    if precision.weights == "bf16":
+        cast = (
+            "batch = {\n"
+            "    key: value.bfloat16() if value.is_floating_point() else value\n"
+            "    for key, value in batch.items()\n"
+            "}\n"
+        )
+        return "".join(f"{indent}{row}\n" for row in (cast + line).splitlines())
+    if precision.autocast is None:
+        return f"{indent}{line}"
+    dtype = _DTYPES[precision.autocast]
+    return (
+        f"{indent}with torch.autocast(device.type, dtype={dtype}):\n    {indent}{line}"
+    )
+
+
+def _update(*, scaled: bool) -> str:
+    lines = [
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)"
+    ]
+    if scaled:
+        lines.insert(0, "scaler.unscale_(optimizer)  # before clipping")
+        lines += ["scaler.step(optimizer)", "scaler.update()"]
+    else:
+        lines.append("optimizer.step()")
+    return "".join(f"        {line}\n" for line in lines)

@@ -1,0 +1,220 @@
+"""The pieces of an exported training script, as source text.
+
+Each is plain PyTorch and works without budgetfit. ``torch_script`` picks the ones that
+a recipe needs; their tests run the scripts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from string import Template
+from typing import Final
+
+from budgetfit.applying.optimizers import torch_only
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Source text and the import lines that it needs."""
+
+    code: str
+    imports: tuple[str, ...] = ()
+
+
+MODEL_FROM_CONFIG: Final = Template('''\
+CONFIG = $config
+
+
+def build_model():
+    """Build the model from its config, with random weights."""
+    config = transformers.CONFIG_MAPPING[CONFIG["model_type"]].from_dict(CONFIG)
+    return transformers.$class_name(config).to($dtype)
+''')
+
+MODEL_FROM_HUB: Final = Template('''\
+MODEL = $name
+
+
+def build_model(*, pretrained=False):
+    """Build the model from its config, or with ``pretrained`` load its weights too."""
+    config = transformers.AutoConfig.from_pretrained(MODEL)
+    kind = getattr(transformers, config.architectures[0])
+    if pretrained:
+        return kind.from_pretrained(MODEL, dtype="auto")
+    return kind(config).to(config.dtype or torch.float32)
+''')
+
+MODEL_FROM_FACTORY: Final = Template('''\
+def build_model():
+    """Build the model as it was planned."""
+    made = $made
+    return made if isinstance(made, torch.nn.Module) else made()
+''')
+
+MODEL_TO_FILL_IN: Final = Template('''\
+def build_model():
+    """FILL IN: return the model that was planned."""
+    raise SystemExit(
+        $message
+    )
+''')
+
+_NO_DECAY: Final = "weight_decay=0.0, "
+_LOW_BIT: Final = "block_size=256, weight_decay=0.0"
+
+
+def _of(library: str, kind: str, options: str) -> Part:
+    call = f"{kind}(parameters, lr=lr, {options})"
+    if len(call) > 70:  # noqa: PLR2004 - after "    return "
+        call = f"{kind}(\n        parameters, lr=lr, {options}\n    )"
+    return Part(call, (f"from {library} import {kind}",))
+
+
+_BITSANDBYTES: Final = {
+    name: _of("bitsandbytes.optim", kind, options)
+    for name, kind, options in (
+        ("adamw_bnb_8bit", "AdamW", _NO_DECAY + "optim_bits=8"),
+        ("adamw_8bit", "AdamW", _NO_DECAY + "optim_bits=8"),
+        ("paged_adamw_8bit", "AdamW", _NO_DECAY + "optim_bits=8, is_paged=True"),
+        ("paged_adamw_32bit", "AdamW", _NO_DECAY + "is_paged=True"),
+        ("ademamix", "AdEMAMix", "weight_decay=0.0"),
+        ("ademamix_8bit", "AdEMAMix", _NO_DECAY + "optim_bits=8"),
+        ("paged_ademamix_8bit", "AdEMAMix", _NO_DECAY + "optim_bits=8, is_paged=True"),
+        ("paged_ademamix_32bit", "AdEMAMix", _NO_DECAY + "is_paged=True"),
+        ("lion_32bit", "Lion", "betas=(0.9, 0.999)"),
+        ("lion_8bit", "Lion", "betas=(0.9, 0.999), optim_bits=8"),
+        ("paged_lion_32bit", "Lion", "betas=(0.9, 0.999), is_paged=True"),
+        ("paged_lion_8bit", "Lion", "betas=(0.9, 0.999), optim_bits=8, is_paged=True"),
+        ("rmsprop_bnb", "RMSprop", "optim_bits=32"),
+        ("rmsprop_bnb_8bit", "RMSprop", "optim_bits=8"),
+        ("rmsprop_bnb_32bit", "RMSprop", "optim_bits=32"),
+    )
+}
+
+OPTIMIZERS: Final = {
+    **_BITSANDBYTES,
+    "adamw_torch_8bit": _of("torchao.optim", "AdamW8bit", _LOW_BIT),
+    "adamw_torch_4bit": _of("torchao.optim", "AdamW4bit", _LOW_BIT),
+    "adamw_torch_fp8": _of("torchao.optim", "AdamWFp8", _LOW_BIT),
+    "adamw_torch_cpu_offload": _of(
+        "torchao.optim", "CPUOffloadOptimizer", "weight_decay=0.0"
+    ),
+    "adamw_torch": Part("torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)"),
+    "adamw_torch_fused": Part(
+        "torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=True)"
+    ),
+    "sgd": Part("torch.optim.SGD(parameters, lr=lr)"),
+    "adagrad": Part("torch.optim.Adagrad(parameters, lr=lr)"),
+    "rmsprop": Part("torch.optim.RMSprop(parameters, lr=lr)"),
+    **{
+        name: Part(f"torch.optim.{kind.__name__}(parameters, lr=lr)")
+        for name, kind in torch_only.KINDS.items()
+    },
+    "muon": Part("torch.optim.Muon(parameters, lr=lr, weight_decay=0.0)"),
+    "adafactor": Part(
+        "Adafactor(\n        parameters, lr=lr, scale_parameter=False, "
+        "relative_step=False\n    )",
+        ("from transformers.optimization import Adafactor",),
+    ),
+}
+
+BATCHES: Final = Template('''\
+def batches(model):
+    """REPLACE by your own data: endless random batches of the planned shape.
+
+    Yield CPU tensors; every micro-batch has BATCH_SIZE samples.
+    """
+$bound    while True:
+$tensors
+        yield {$names}
+''')
+
+VOCABULARY_LINE: Final = """\
+    tokens = vocabulary_size(model)
+"""
+
+VOCABULARY: Final = '''\
+def vocabulary_size(model):
+    """How many different whole numbers the model takes."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "text_config", None) or config
+    sizes = [getattr(config, "vocab_size", None)]
+    sizes += [
+        module.num_embeddings
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+    ][:1]
+    return min((size for size in sizes if size), default=2)
+'''
+
+OWN_LOSS: Final = '''\
+def loss_of(model, batch):
+    """The model's own loss."""
+    return model(**batch).loss
+'''
+
+MADE_LOSS: Final = Template('''\
+def loss_of(model, batch):
+    """REPLACE by your own loss where the model returns none."""
+    outputs = model($arguments)
+    own = getattr(outputs, "loss", None)
+    if own is not None:
+        return own
+    outputs = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    return outputs.float().mean()
+''')
+
+MAIN: Final = Template("""\
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
+    parser.add_argument("--lr", type=float, default=5e-5)
+    parser.add_argument("--max-grad-norm", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="default: cuda where there is one")
+    parser.add_argument("--save", help="write model, optimizer and scaler here")
+    parser.add_argument("--resume", help="continue from what --save wrote")
+$pretrained_option    options = parser.parse_args(words)
+
+    torch.manual_seed(options.seed)
+    name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    model = build_model($pretrained).train()
+$weights    model.to(device)
+    for module in model.modules():  # generation caches are of no use in training
+        if getattr(getattr(module, "config", None), "use_cache", False) is True:
+            module.config.use_cache = False
+$recompute    optimizer = make_optimizer(
+        [item for item in model.parameters() if item.requires_grad], options.lr
+    )
+$scaler    if options.resume:
+        state = torch.load(options.resume, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+$load_scaler        del state
+
+    data = batches(model)
+    losses = []
+    for step in range(1, options.steps + 1):
+        step_loss = 0.0
+        for _ in range(GRADIENT_ACCUMULATION_STEPS):
+            batch = {key: value.to(device) for key, value in next(data).items()}
+$forward            step_loss += loss.detach()
+            $backward
+            del loss, batch
+$update        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(step_loss))
+        print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
+    if device.type == "cuda":
+        allocated = torch.cuda.max_memory_allocated() / 2**30
+        reserved = torch.cuda.max_memory_reserved() / 2**30
+        print(f"peak allocated {allocated:.2f} GiB, reserved {reserved:.2f} GiB")
+    if options.save:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+$save_scaler        torch.save(state, options.save)
+    return losses
+
+
+if __name__ == "__main__":
+    main()
+""")

@@ -1,0 +1,354 @@
+"""Compare a planned model with the unmodified one, predictions with measurements."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import statistics
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from budgetfit.core.plan import PhaseCheck, Verification
+from budgetfit.errors import RecomputationError
+from budgetfit.measuring.category_checks import category_checks
+from budgetfit.measuring.preserve_model import attributes_of, put_back_attributes
+from budgetfit.measuring.recomputed_blocks import RecomputedBlocks, saving_nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from torch import nn
+
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.memory_timeline import MemoryTimeline
+    from budgetfit.measuring.protocols import MakeRun
+    from budgetfit.measuring.real_step import RealSteps
+
+TOLERANCE = 1e-5  # relative; recomputation repeats the same kernels
+NOISE_FACTOR = 3.0  # atomics on a card: the plain model differs from itself, too
+# What is let pass at most. Atomics stay far below it; a model that differs from itself
+# by more, from equal seeds and state, draws or counts where nobody sees it.
+MOST_TOLERANCE = 0.01
+
+Gradients = dict[str, torch.Tensor | None]
+T = TypeVar("T")
+
+# What a forward changes by itself is small: statistics, counters, seeds.
+_MOST_STATE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientCheck:
+    """Gradients of a planned model against the unmodified one's.
+
+    Attributes:
+        max_error: Largest relative difference of a parameter's gradient: the norm of
+            the difference over the norm of the unmodified model's.
+        parameter: The parameter's name.
+        noise: The same between two runs of the unmodified model.
+        recomputed_blocks: How many blocks ran their forward again in backward; of
+            those that are planned to, also the ones that never run again: nothing of
+            them is saved, or the loss does not depend on them.
+        refusal: Why the run refused to go on: a block was another when it ran again.
+    """
+
+    max_error: float
+    parameter: str
+    noise: float
+    recomputed_blocks: int
+    refusal: str = ""
+
+    @property
+    def match(self) -> bool | None:
+        """Whether the plan changes gradients no more than running again does.
+
+        None where running again changes them so much that nobody can tell.
+        """
+        if self.refusal or (math.isinf(self.max_error) and math.isfinite(self.noise)):
+            return False
+        tolerance = max(TOLERANCE, NOISE_FACTOR * self.noise)
+        if tolerance > MOST_TOLERANCE:
+            return None
+        return self.max_error <= tolerance
+
+
+def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to see
+    model: nn.Module,
+    make_planned: MakeRun,
+    make_plain: MakeRun,
+    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    *,
+    blocks: Sequence[str],
+    planned: Collection[str] = (),
+    seed: int = 0,
+) -> GradientCheck:
+    """Compare one micro-batch's gradients, with the same batch and random numbers.
+
+    No weight is updated. The unmodified model's gradients wait in CPU memory.
+
+    Args:
+        model: What both makers modify.
+        make_planned: Makes the run that follows the plan. Each call of its ``step``
+            must be a whole optimizer step.
+        make_plain: Makes one that differs only in recomputing nothing.
+        batch: Small enough for the unmodified model.
+        blocks: Names of the blocks to watch for recomputation.
+        planned: Those that are planned to run again.
+        seed: Of the random generators.
+    """
+    plain: Gradients = {}
+    seen = RecomputedBlocks()
+    start, attributes = _moving_state(model), attributes_of(model)
+
+    def put_back() -> None:
+        put_back_attributes(attributes)
+        _put_back(start)
+
+    def keep() -> None:
+        for name, grad in _gradients(model):
+            plain[name] = grad.to("cpu", copy=True) if grad is not None else None
+
+    def compare() -> tuple[float, str]:
+        return largest_error(_gradients(model), plain)
+
+    _run_to_gradients(model, make_plain, batch, seed, keep)
+    put_back()
+    idle: set[str] = set()
+    with saving_nothing(model, sorted(planned), idle):
+        noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare)
+    put_back()
+    idle |= _unused(model, planned, plain)
+    refusal = ""
+    try:
+        error, parameter = _run_to_gradients(
+            model, make_planned, batch, seed, compare, seen=seen, blocks=blocks
+        )
+    except RecomputationError as refused:
+        error, parameter, refusal = refused.difference, refused.block, str(refused)
+        idle |= set(planned)  # how many would have run again is not the point now
+    return GradientCheck(
+        max_error=error,
+        parameter=parameter,
+        noise=noise,
+        recomputed_blocks=len(seen.seen | idle),
+        refusal=refusal,
+    )
+
+
+def _unused(model: nn.Module, blocks: Collection[str], plain: Gradients) -> set[str]:
+    """Return the blocks with weights to train that the loss does not depend on."""
+    unused = set()
+    for block in blocks:
+        trained = [
+            name
+            for name, parameter in model.get_submodule(block).named_parameters()
+            if parameter.requires_grad
+        ]
+        if trained and all(plain.get(f"{block}.{name}") is None for name in trained):
+            unused.add(block)
+    return unused
+
+
+def largest_error(
+    planned: Iterable[tuple[str, torch.Tensor | None]], plain: Gradients
+) -> tuple[float, str]:
+    """Return the largest relative difference and the parameter where it is.
+
+    A gradient that only one side has, or whose infinities are elsewhere, is infinitely
+    wrong; infinities and NaNs in the same places are equal (fp16 overflow).
+    """
+    worst, where = 0.0, ""
+    for name, gradient in planned:
+        error = _relative_error(gradient, plain.get(name))
+        if error > worst:
+            worst, where = error, name
+    return worst, where
+
+
+def build_verification(  # noqa: PLR0913 - everything that a verification tells
+    measured: RealSteps,
+    *,
+    timeline: MemoryTimeline,
+    predicted_process_bytes: int | None,
+    predicted_process_range_bytes: tuple[int, int] | None = None,
+    predicted_step_ms: float,
+    gradients: GradientCheck | None,
+    expected_recomputed_blocks: int,
+    notes: Iterable[str] = (),
+    budget: Budget | None = None,
+    predicted_pinned_bytes: int = 0,
+) -> Verification:
+    """Put prediction and measurement side by side.
+
+    A timeline that ends in its steady step stands for all later steps. Without
+    ``gradients`` nothing was compared and recomputation counts as not seen. Without a
+    ``budget`` nothing is said on whether it fits.
+    """
+    process = measured.last_process
+    refusal = gradients.refusal if gradients is not None else ""
+    compared = gradients is not None and gradients.match is not None
+    phases = tuple(_phase_checks(measured, timeline))
+    peak = max((row.measured_allocated_bytes for row in phases), default=-1)
+    whole = measured.out_of_memory is None  # else the peak may not have come
+    return Verification(
+        device=measured.device,
+        device_name=measured.device_name,
+        steps=measured.steps,
+        phases=phases,
+        predicted_process_bytes=predicted_process_bytes,
+        measured_process_bytes=measured.process_bytes,
+        step_ms=_steady(measured.step_ms),
+        first_step_ms=next(iter(measured.step_ms), None),
+        predicted_step_ms=predicted_step_ms,
+        gradients_match=gradients.match if gradients is not None else None,
+        max_gradient_error=(
+            gradients.max_error
+            if gradients is not None and compared and not refusal
+            else None
+        ),
+        gradient_noise=(
+            gradients.noise if gradients is not None and not compared else None
+        ),
+        recomputed_blocks=gradients.recomputed_blocks if gradients is not None else 0,
+        expected_recomputed_blocks=expected_recomputed_blocks,
+        out_of_memory=measured.out_of_memory,
+        notes=(*([refusal] if refusal else ()), *measured.notes, *notes),
+        predicted_process_range_bytes=predicted_process_range_bytes,
+        measured_context_bytes=process.outside_bytes if process is not None else None,
+        categories=(category_checks(timeline, measured.counted, peak) if whole else ()),
+        usable_bytes=budget.usable_bytes if budget is not None else None,
+        room_bytes=(
+            budget.usable_bytes + budget.headroom_bytes if budget is not None else None
+        ),
+        predicted_pinned_bytes=predicted_pinned_bytes,
+        measured_pinned_bytes=measured.pinned_bytes,
+        host_growth_bytes=measured.host_growth_bytes,
+        shorter_batches=measured.shorter_batches,
+        shorter_reserved_bytes=measured.shorter_reserved_bytes,
+    )
+
+
+def _steady(step_ms: Sequence[float]) -> float:
+    """Return the median of the steps after the first, which makes states."""
+    later = step_ms[1:] or step_ms
+    return statistics.median(later) if later else 0.0
+
+
+class _GradientsAreThere(Exception):  # noqa: N818 - no error
+    """Leaves a step before it updates the weights."""
+
+
+def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        yield name, None if grad is None else grad.to_dense()  # sparse ones too
+
+
+def _moving_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return what a forward may change, with its values: all runs start from them."""
+    untrained = (item for item in model.parameters() if not item.requires_grad)
+    plain = (
+        item
+        for module in model.modules()
+        for item in module.__dict__.values()
+        if isinstance(item, torch.Tensor) and not item.requires_grad
+    )
+    return [
+        (tensor, tensor.detach().to("cpu", copy=True))
+        for tensor in (*model.buffers(), *untrained, *plain)
+        if tensor.nbytes <= _MOST_STATE_BYTES
+    ]
+
+
+def _put_back(state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, value in state:
+            tensor.data.copy_(value)
+
+
+def _run_to_gradients(  # noqa: PLR0913
+    model: nn.Module,
+    make_run: MakeRun,
+    batch: Any,  # noqa: ANN401
+    seed: int,
+    look: Callable[[], T],
+    *,
+    seen: RecomputedBlocks | None = None,
+    blocks: Sequence[str] = (),
+) -> T:
+    """Return what ``look`` finds when the gradients of one micro-batch are there."""
+    found: list[T] = []
+    seen = seen if seen is not None else RecomputedBlocks()
+
+    def on_phase(phase: str) -> None:
+        seen.on_phase(phase)
+        if phase == "optimizer":
+            found.append(look())
+            raise _GradientsAreThere
+
+    gc.collect()  # a run before may have ended with an error that still holds tensors
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    run = make_run(on_phase)
+    cards = sorted({item.device.index for item in model.parameters() if item.is_cuda})
+    try:
+        with torch.random.fork_rng(cards), seen.watching(model, blocks):
+            _seed(seed, cards)
+            with suppress(_GradientsAreThere):
+                run.step(batch)
+    finally:
+        run.undo()
+    (result,) = found
+    return result
+
+
+def _seed(seed: int, cards: Iterable[int]) -> None:
+    """Seed the generators in use; ``torch.manual_seed`` would seed all there are."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the global one, which models draw from
+    torch.default_generator.manual_seed(seed)
+    for card in cards:
+        with torch.cuda.device(card):
+            torch.cuda.manual_seed(seed)
+
+
+def _relative_error(planned: torch.Tensor | None, plain: torch.Tensor | None) -> float:
+    if planned is None or plain is None:
+        return 0.0 if planned is plain else math.inf
+    planned, plain = planned.to("cpu", torch.float64), plain.double()
+    same = (planned == plain) | (planned.isnan() & plain.isnan())
+    if same.all():
+        return 0.0
+    difference = torch.where(same, 0.0, planned - plain).norm()
+    norm = torch.where(plain.isfinite(), plain, 0.0).norm()
+    error = (difference / norm).item()
+    return math.inf if math.isnan(error) else error
+
+
+def _phase_checks(
+    measured: RealSteps, timeline: MemoryTimeline
+) -> Iterable[PhaseCheck]:
+    predicted: dict[tuple[int, str], tuple[int, int]] = {}
+    for point in timeline.points:
+        key = (point.step, point.phase)
+        known = predicted.get(key, (-1, -1))
+        predicted[key] = (
+            max(known[0], point.allocated_bytes),
+            max(known[1], point.reserved_bytes),
+        )
+    last = max((step for step, _ in predicted), default=0)
+    for row in measured.phases:
+        allocated, reserved = predicted.get((min(row.step, last), row.phase), (-1, -1))
+        yield PhaseCheck(
+            step=row.step,
+            phase=row.phase,
+            predicted_allocated_bytes=allocated,
+            measured_allocated_bytes=row.allocated_bytes,
+            predicted_reserved_bytes=reserved,
+            measured_reserved_bytes=row.reserved_bytes,
+        )

@@ -1,0 +1,280 @@
+"""Run real training steps and measure them, phase by phase."""
+
+from __future__ import annotations
+
+import platform
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.errors import InputError
+from budgetfit.measuring.count_categories import (
+    gradient_bytes,
+    model_bytes,
+    state_bytes,
+)
+from budgetfit.measuring.host_memory import resident_bytes
+from budgetfit.measuring.meters import CpuMeter, CudaMeter
+from budgetfit.measuring.process_memory import ProcessMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from budgetfit.measuring.meters import Meter
+    from budgetfit.measuring.protocols import MakeLiveBytes, MakeRun, TrainingRun
+
+LEAST_STEPS = 3  # 1 makes gradients and states, 2 has the steady peak, 3 repeats it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPhase:
+    """The peak of one phase; of all its micro-batches where there are several.
+
+    ``reserved_bytes`` is -1 where nothing is reserved (on the CPU).
+    """
+
+    step: int
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealSteps:
+    """What real steps took.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        device_name: As the driver reports it, or the processor.
+        steps: Optimizer steps that ran to their end.
+        phases: In order; empty on a CPU without a meter.
+        process_bytes: The most that this process held of the card; None on a CPU.
+        last_process: The process after the last step; None on a CPU.
+        step_ms: Of each step that ran to its end.
+        out_of_memory: The error text if the card was too small; None otherwise.
+        notes: Where numbers come from, and what was not measured.
+        counted: Bytes of parameters, buffers, gradients and optimizer state.
+        shorter_batches: How many of the other batches ran to the end of a step.
+        shorter_reserved_bytes: The reserved peak over them; -1 without any.
+        host_growth_bytes: Host memory after the last step, less before the run was
+            made; None where it cannot be read.
+        pinned_bytes: The most page-locked memory; None on a CPU.
+    """
+
+    device: str
+    device_name: str
+    steps: int
+    phases: tuple[MeasuredPhase, ...]
+    process_bytes: int | None
+    step_ms: tuple[float, ...]
+    last_process: ProcessMemory | None = None
+    out_of_memory: str | None = None
+    notes: tuple[str, ...] = field(default=())
+    counted: dict[str, int] = field(default_factory=dict)
+    shorter_batches: int = 0
+    shorter_reserved_bytes: int = -1
+    host_growth_bytes: int | None = None
+    pinned_bytes: int | None = None
+
+
+def find_device(device: torch.device | str | None) -> torch.device:
+    """Return where to verify: what was asked for, or this machine's CUDA device.
+
+    Raises:
+        InputError: If there is no CUDA device and the CPU was not asked for.
+    """
+    chosen = torch.device(device if device is not None else "cuda")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "There is no CUDA device here to verify on. On the machine with the card, "
+            'run it again; or say device="cpu", which checks gradients and live bytes '
+            "and cannot check VRAM."
+        )
+    return chosen
+
+
+def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
+    make_run: MakeRun,
+    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    *,
+    steps: int = LEAST_STEPS,
+    micro_steps: int = 1,
+    device: torch.device | str,
+    live_bytes: MakeLiveBytes | None = None,
+    shorter: Sequence[Any] = (),
+) -> RealSteps:
+    """Train for a few real optimizer steps and measure each phase of them.
+
+    Memory on CUDA is what ``torch.cuda.max_memory_allocated`` and ``..._reserved``
+    report for the phase, on the CPU what ``live_bytes`` counts. The run is undone at
+    the end; weights stay trained (``kept_model.kept_as_it_was`` restores them).
+
+    Args:
+        make_run: Makes the run to be measured; what it allocates is part of it.
+        batch: Of ``recipe.batch_size`` samples.
+        steps: Optimizer steps, at least 3.
+        micro_steps: Micro-batches per optimizer step.
+        device: Where it runs.
+        live_bytes: Starts the meter for the CPU; None measures no bytes there.
+        shorter: Batches that run one more optimizer step each, after the others.
+
+    Raises:
+        InputError: If ``steps`` is below 3.
+    """
+    if steps < LEAST_STEPS:
+        raise InputError(
+            f"verify needs at least {LEAST_STEPS} steps, got {steps}: the optimizer's "
+            "state appears in the first one, the steady peak in the second."
+        )
+    device = torch.device(device)
+    before = resident_bytes()
+    with _meter(device, live_bytes) as meter:
+        record = _Record(meter, device)
+        error = _train(make_run, batch, record, steps, micro_steps, shorter=shorter)
+        after = resident_bytes()
+        return RealSteps(
+            device=device.type,
+            device_name=device_name(device),
+            steps=len(record.step_ms),
+            phases=record.phases(),
+            process_bytes=meter.process_bytes,
+            step_ms=tuple(record.step_ms),
+            last_process=meter.last_process,
+            out_of_memory=error,
+            notes=tuple(meter.notes),
+            counted=record.counted,
+            shorter_batches=record.shorter_batches,
+            shorter_reserved_bytes=record.shorter_reserved_bytes,
+            host_growth_bytes=(
+                after - before if after is not None and before is not None else None
+            ),
+            pinned_bytes=meter.pinned_bytes(),
+        )
+
+
+@contextmanager
+def _meter(device: torch.device, live_bytes: MakeLiveBytes | None) -> Iterator[Meter]:
+    """Measure a card by its allocator, the CPU by what ``live_bytes`` counts."""
+    if device.type == "cuda":
+        yield CudaMeter(device)
+        return
+    with live_bytes() if live_bytes is not None else nullcontext() as counting:
+        yield CpuMeter(counting)
+
+
+class _Record:
+    """Collects peaks as the phases go by."""
+
+    def __init__(self, meter: Meter, device: torch.device) -> None:
+        self._meter = meter
+        self._device = device
+        self._peaks: dict[tuple[int, str], tuple[int, int]] = {}
+        self._phase: str | None = None
+        self.step = 0
+        self.step_ms: list[float] = []
+        self.run: TrainingRun | None = None
+        self.counted: dict[str, int] = {}
+        self.is_shorter = False
+        self.shorter_batches = 0
+        self.shorter_reserved_bytes = -1
+
+    def on_phase(self, phase: str) -> None:
+        """End the phase that was on and start this one."""
+        self.end_phase()
+        self._phase = phase
+        model = getattr(self.run, "model", None)
+        if phase == "optimizer" and model is not None:
+            self.counted["gradients"] = gradient_bytes(model, self._device)
+        self._meter.start_phase()
+
+    def end_phase(self) -> None:
+        """Read the peak of the phase that was on."""
+        peaks = self._meter.peaks() if self._phase is not None else None
+        if self._phase is not None and peaks is not None and self.is_shorter:
+            reserved = max(self.shorter_reserved_bytes, peaks[1])
+            self.shorter_reserved_bytes = reserved
+        elif self._phase is not None and peaks is not None:
+            key = (self.step, self._phase)
+            known = self._peaks.get(key, (0, -1))
+            self._peaks[key] = (max(known[0], peaks[0]), max(known[1], peaks[1]))
+        self._phase = None
+
+    def finish_step(self, started: float) -> None:
+        """Note the time of a step that ran to its end."""
+        self.end_phase()
+        self._meter.finish_step()
+        if self.is_shorter:
+            self.shorter_batches += 1
+            return
+        self.step_ms.append((time.perf_counter() - started) * 1000)
+        self.step += 1
+        model = getattr(self.run, "model", None)
+        if model is not None and self.run is not None:
+            self.counted |= model_bytes(model, self._device)
+            optimizer = self.run.optimizer
+            self.counted["optimizer_state"] = state_bytes(optimizer, self._device)
+
+    def phases(self) -> tuple[MeasuredPhase, ...]:
+        """Return all peaks in order."""
+        return tuple(
+            MeasuredPhase(
+                step=step, phase=phase, allocated_bytes=peak, reserved_bytes=reserved
+            )
+            for (step, phase), (peak, reserved) in self._peaks.items()
+        )
+
+
+def _train(  # noqa: PLR0913 - what run_real_steps was given
+    make_run: MakeRun,
+    batch: Any,  # noqa: ANN401
+    record: _Record,
+    steps: int,
+    micro_steps: int,
+    *,
+    shorter: Sequence[Any],
+) -> str | None:
+    """Run the steps; return the text of an out-of-memory error, which ends them."""
+    run: TrainingRun | None = None
+    try:
+        record.run = run = make_run(record.on_phase)
+        for number, chosen in enumerate([*[batch] * steps, *shorter]):
+            record.is_shorter = number >= steps
+            started = time.perf_counter()
+            for _ in range(micro_steps):
+                run.step(chosen)
+            record.finish_step(started)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        record.end_phase()
+        # What follows is advice on fragmentation, the same in every such error.
+        return str(error).split("\n", 1)[0].split(" If reserved but", 1)[0]
+    finally:
+        record.run = None
+        if run is not None:
+            run.undo()
+    return None
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device had too little memory; cuBLAS has words of its own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        text in str(error)
+        for text in ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """Return the card's name as the driver reports it, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return next(iter(names), platform.processor() or platform.machine())

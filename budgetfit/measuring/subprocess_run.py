@@ -1,0 +1,98 @@
+"""Verify in a process of its own: a clean CUDA context, allocator and host.
+
+What an interpreter did before leaves memory behind: another model's cache, kernels that
+were loaded, cuBLAS workspaces. The child runs the command line, so it gets what a text
+can say: the plan's file and how to build the model.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from budgetfit.core.plan import Verification
+from budgetfit.errors import BudgetfitError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.core.plan import Plan
+
+# Beside a verification's fields the command line prints these two of its properties.
+_PROPERTIES = ("passed", "allocated_error")
+
+
+def verify_in_fresh_process(  # noqa: PLR0913 - what the command line takes
+    plan: Plan,
+    model: str | None,
+    *,
+    steps: int,
+    device: str | None,
+    trust_remote_code: bool,
+    progress: Callable[[str], None] | None,
+) -> Verification:
+    """Run ``budgetfit verify`` on the plan in a child and return what it found.
+
+    Args:
+        plan: Saved to a temporary file for the child.
+        model: What builds the model there; None for the config or hub id in the plan.
+        steps: Optimizer steps, at least 3.
+        device: ``"cuda"``, ``"cpu"`` or None.
+        trust_remote_code: Let a hub model's own code run.
+        progress: Called with a line on what is being done.
+
+    Raises:
+        InputError: What the child refused.
+        BudgetfitError: The child died, or failed with another error.
+    """
+    if progress is not None:
+        progress(f"running {steps} real steps in a fresh process")
+    with tempfile.TemporaryDirectory(prefix="budgetfit-") as folder:
+        path = Path(folder) / "plan.json"
+        plan.save(path)
+        options = ["--steps", str(steps), "--json"]
+        options += ["--model", model] if model is not None else []
+        options += ["--device", device] if device is not None else []
+        options += ["--trust-remote-code"] if trust_remote_code else []
+        return _answer(_run([str(path), *options]))
+
+
+def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - this package, in this interpreter
+        [sys.executable, "-m", "budgetfit", "verify", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _answer(done: subprocess.CompletedProcess[str]) -> Verification:
+    try:
+        found: Any = json.loads(done.stdout)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        last = done.stderr.strip().splitlines()[-3:] or ["it said nothing"]
+        raise BudgetfitError(
+            f"The fresh process ended with code {done.returncode} and no answer: "
+            f"{' '.join(last)} Verify in this process instead, without fresh_process."
+        )
+    if "error" in found:
+        kind = InputError if found["error"]["type"] == "InputError" else BudgetfitError
+        raise kind(found["error"]["message"])
+    fields = {name: item for name, item in found.items() if name not in _PROPERTIES}
+    try:
+        return TypeAdapter(Verification).validate_python(
+            {**fields, "fresh_process": True}
+        )
+    except ValidationError as error:
+        raise BudgetfitError(
+            f"The fresh process answered as another version does: {error} Install one "
+            "version of budgetfit for this Python."
+        ) from None

@@ -1,0 +1,223 @@
+"""Which op outputs a block could save selectively: a few good sets for each type.
+
+Under torch's selective checkpointing every op that is not saved runs again, up to the
+last one that backward waits for, whether or not something needs it. So times and bytes
+of saved ops add up, and the best sets are those of a knapsack. What a set really costs
+is measured by a probe (``planning.probes``).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.memory.chain.measured_trace import Probe
+from budgetfit.memory.chain.profile import block_types
+from budgetfit.memory.chain.stages import steady_moment
+from budgetfit.memory.reference_allocator.allocator import round_bytes
+from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.core.step_trace import Direction, StepTrace
+    from budgetfit.timing.roofline import Nanoseconds
+
+MOST_SETS: Final = 3  # for each type of block; each is one more option to trace
+# Copies to another dtype: autocast keeps those of weights, so that the same call need
+# not come in the recomputation (pytorch#141896, solver-facts P10).
+_CASTS: Final = ("aten._to_copy.default",)
+_IN_PLACE: Final = re.compile(r"\w+\.\w*[^_]_\.")
+# What a graph is built from is an activation, in the backward pass too: recomputed.
+_ACTIVATION: Final = CATEGORIES.index("activations")
+_FEW: Final = 8  # ops of the backward pass that may come before the recomputation
+
+
+class _Op(NamedTuple):
+    """One call in a block: its name and number, what it makes and how long it takes."""
+
+    name: str
+    call: int
+    made_bytes: int
+    time_ns: float
+
+
+def op_sets_by_type(
+    kept: StepTrace,
+    recomputed: StepTrace,
+    batch_size: int,
+    op_times_ns: Callable[[Probe], Nanoseconds],
+) -> dict[int, list[tuple[str, ...]]]:
+    """Return, for each type of block, what it could save, least bytes first.
+
+    Args:
+        kept: A trace with nothing recomputed, whose blocks give the types.
+        recomputed: One with every block recomputed: its backward tells what runs again.
+        batch_size: Where sizes and times are compared.
+        op_times_ns: How long each op of a trace takes.
+    """
+    types = block_types(kept)
+    times_ns = op_times_ns(Probe(recomputed, ()))
+    found: dict[int, list[tuple[str, ...]]] = {}
+    for kind in sorted(set(types.values())):
+        names = [name for name in types if types[name] == kind]
+        block = names[len(names) // 2]
+        ops = _run_again(recomputed, block, batch_size, times_ns)
+        choice = [op for at, op in enumerate(ops) if _can_be_saved(ops, at)]
+        items = [
+            OpItem(
+                saved_bytes=op.made_bytes,
+                saved_ns=round(op.time_ns),
+                group=0 if is_random(op.name) else None,
+            )
+            for op in choice
+        ]
+        whole_ns = sum(op.time_ns for op in ops)
+        sets = _below_keeping(
+            pareto_op_sets(items, len(items)),
+            items,
+            whole_ns,
+            _kept_bytes(kept, block, batch_size),
+        )
+        found[kind] = [
+            tuple(f"{choice[at].name}:{choice[at].call}" for at in sorted(chosen))
+            for chosen in _spread(sets, items)
+        ]
+    return found
+
+
+def _below_keeping(
+    sets: Sequence[tuple[int, ...]],
+    items: Sequence[OpItem],
+    whole_ns: float,
+    kept_bytes: int,
+) -> list[tuple[int, ...]]:
+    """Return the sets that no mix of a smaller one with kept blocks beats.
+
+    What is kept costs no time at all. So a set has to lie below the line from the one
+    before to that point.
+    """
+    found = []
+    last_bytes, last_ns = 0, whole_ns
+    for chosen in sets:
+        held = sum(items[at].saved_bytes for at in chosen)
+        left_ns = whole_ns - sum(items[at].saved_ns for at in chosen)
+        if held >= kept_bytes:
+            break
+        share = (held - last_bytes) / (kept_bytes - last_bytes)
+        if left_ns >= last_ns * (1 - share):
+            break  # on a convex front all that follow are above the line too
+        found.append(chosen)
+        last_bytes, last_ns = held, left_ns
+    return found
+
+
+def _spread(
+    sets: Sequence[tuple[int, ...]], items: Sequence[OpItem]
+) -> list[tuple[int, ...]]:
+    """Return at most ``MOST_SETS``, as far apart as the time that they save allows."""
+    saved = [sum(items[at].saved_ns for at in chosen) for chosen in sets]
+    wanted = [saved[-1] * (n + 1) / MOST_SETS for n in range(MOST_SETS)] if sets else []
+    nearest = (
+        min(range(len(sets)), key=lambda at: (abs(saved[at] - time_ns), at))
+        for time_ns in wanted
+    )
+    return [sets[at] for at in dict.fromkeys(nearest)]
+
+
+@functools.cache
+def is_random(name: str) -> bool:
+    """Whether an op draws random numbers, or may; the name is as in ``op_names``."""
+    namespace, packet, overload = name.split(".")
+    op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _can_be_saved(ops: Sequence[_Op], at: int) -> bool:
+    """Whether an op makes something that stays as it is."""
+    follower = ops[at + 1].name if at + 1 < len(ops) else ""
+    return (
+        ops[at].made_bytes > 0
+        and ops[at].name not in _CASTS
+        and _IN_PLACE.match(ops[at].name) is None
+        # It would overwrite what was saved, which torch refuses (solver-facts P9).
+        and _IN_PLACE.match(follower) is None
+    )
+
+
+def _run_again(
+    trace: StepTrace, block: str, batch_size: int, times_ns: Nanoseconds
+) -> list[_Op]:
+    """Return the calls of a block's forward that run again in its backward."""
+    forward = _rows(trace, block, "forward")
+    backward = _rows(trace, block, "backward")
+    names = [trace.op_names[trace.ops.name[row]] for row in forward]
+    again = [trace.op_names[trace.ops.name[row]] for row in backward]
+
+    def alike(offset: int) -> int:
+        pairs = zip(names, again[offset:], strict=False)
+        return next((n for n, (a, b) in enumerate(pairs) if a != b), len(again))
+
+    offset = max(range(min(_FEW, len(again))), key=alike, default=0)
+    length = min(alike(offset), len(names), len(again) - offset)
+    calls: Counter[str] = Counter()
+    ops = []
+    for name, row in zip(names[:length], backward[offset:], strict=False):
+        made = _made(trace, row)
+        if any(trace.category[storage] != _ACTIVATION for storage in made):
+            break  # a first op of the backward that is called like the next forward one
+        size = sum(_size(trace, storage, batch_size) for storage in made)
+        ops.append(_Op(name, calls[name], size, float(times_ns[row])))
+        calls[name] += 1
+    return ops
+
+
+def _kept_bytes(kept: StepTrace, block: str, batch_size: int) -> int:
+    """Return the bytes that a kept block makes and holds until its backward."""
+    step, micro_step = steady_moment(kept)
+    forward = next(
+        row
+        for row in kept.passes
+        if (row.direction, row.step, row.micro_step) == ("forward", step, micro_step)
+        and kept.block_names[row.block] == block
+    )
+    events = kept.events[forward.start : forward.end].tolist()
+    freed = {-event for event in events if event < 0}
+    return sum(
+        _size(kept, event - 1, batch_size)
+        for event in events
+        if event > 0 and event not in freed
+    )
+
+
+def _size(trace: StepTrace, storage: int, batch_size: int) -> int:
+    fixed, slope = trace.fixed_bytes[storage], trace.bytes_per_sample[storage]
+    return round_bytes(int(fixed) + int(slope) * batch_size)
+
+
+def _rows(trace: StepTrace, block: str, direction: Direction) -> range:
+    """Return the numbers of the ops of one block's pass in the steady micro-step."""
+    step, micro_step = steady_moment(trace)
+    for row in trace.passes:
+        if (
+            trace.block_names[row.block] == block
+            and row.direction == direction
+            and (row.step, row.micro_step) == (step, micro_step)
+        ):
+            first, last = trace.ops.event.searchsorted(
+                [row.start, row.end], side="right"
+            )
+            return range(int(first), int(last))
+    return range(0)
+
+
+def _made(trace: StepTrace, row: int) -> list[int]:
+    """Return the storages that an op makes and leaves behind."""
+    start = int(trace.ops.event[row - 1]) if row else 0
+    events = trace.events[start : trace.ops.event[row]].tolist()
+    return [event - 1 for event in events if event > 0 and -event not in events]

@@ -1,0 +1,143 @@
+"""Why each block is treated as it is: its options, and the plan with each of them.
+
+All numbers are the chain formula's, which decided; the judge's are for whole plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from budgetfit.core.block_report import BlockChoice, BlockRow
+from budgetfit.core.recipe import Segment
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points, chain_time_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.plan import Estimate
+
+NS_PER_MS = 1e6
+
+
+def block_table(
+    chain: ChainProfile, estimate: Estimate, budget: Budget
+) -> tuple[BlockRow, ...]:
+    """Return the table of a judged plan.
+
+    The limit on live bytes is what is usable less what the judge saw reserved beyond
+    them.
+
+    Args:
+        chain: At the plan's batch size.
+        estimate: The judged plan.
+        budget: What it was made for.
+    """
+    segments = estimate.recipe.segments
+    beyond = estimate.reserved_bytes - chain_peak_bytes(chain, segments)
+    return block_rows(chain, segments, budget.usable_bytes - max(beyond, 0))
+
+
+def block_rows(
+    chain: ChainProfile, segments: Sequence[Segment], budget_bytes: int
+) -> tuple[BlockRow, ...]:
+    """Return a row for each block that has a choice, in execution order.
+
+    Args:
+        chain: What each block costs, at one batch size.
+        segments: The plan.
+        budget_bytes: Most live bytes that the plan may have at any moment.
+
+    Raises:
+        InputError: If the chain does not have the segments.
+    """
+    own = {name: segment for segment in segments for name in segment.blocks}
+    peaks: dict[str, int] = {}
+    for point in chain_points(chain, segments):
+        name = point.label.partition(" ")[2]
+        peaks[name] = max(point.bytes, peaks.get(name, 0))
+    rows = []
+    prefix_bytes = chain.static_bytes
+    for block in chain.blocks:
+        segment = own.get(block.name)
+        option = _option_of(block, segment)
+        if len(block.options) > 1:
+            choices = tuple(
+                _choice(chain, segments, segment, block, each) for each in block.options
+            )
+            rows.append(
+                BlockRow(
+                    name=block.name,
+                    segment=segment.blocks if segment else (),
+                    nested=bool(segment and segment.nested),
+                    choices=choices,
+                    chosen=block.options.index(option),
+                    prefix_bytes=prefix_bytes,
+                    peak_bytes=peaks[block.name],
+                    limit_bytes=budget_bytes,
+                )
+            )
+        if segment is None or segment.blocks[0] == block.name:
+            prefix_bytes += option.saved_bytes
+    return tuple(rows)
+
+
+def _option_of(block: BlockProfile, segment: Segment | None) -> BlockOption:
+    option = block.keep if segment is None else block.option_in(segment)
+    assert option is not None  # noqa: S101 - chain_points has checked the segments
+    return option
+
+
+def _choice(
+    chain: ChainProfile,
+    segments: Sequence[Segment],
+    segment: Segment | None,
+    block: BlockProfile,
+    option: BlockOption,
+) -> BlockChoice:
+    """Return what the plan is if one block alone is treated another way."""
+    changed = list(segments)
+    if option != _option_of(block, segment):
+        changed = [each for each in segments if each is not segment]
+        changed += _rest_of(segment, block.name)
+        if option.mode != "keep":
+            changed.append(
+                Segment(
+                    (block.name,),
+                    option.mode,
+                    option.saved_ops,
+                    input_on_host=option.input_on_host,
+                )
+            )
+    waits = segment is None or segment.blocks[0] == block.name
+    as_planned = option == _option_of(block, segment)
+    return BlockChoice(
+        mode=option.mode,
+        saved_ops=option.saved_ops,
+        input_on_host=option.input_on_host,
+        saved_bytes=option.saved_bytes if waits or not as_planned else 0,
+        backward_bytes=option.backward_bytes,
+        extra_ms=option.extra_ns / NS_PER_MS,
+        plan_peak_bytes=chain_peak_bytes(chain, changed),
+        plan_ms=chain_time_ns(chain, changed) / NS_PER_MS,
+    )
+
+
+def _rest_of(segment: Segment | None, name: str) -> list[Segment]:
+    """Return what a segment becomes when one of its blocks leaves it."""
+    if segment is None:
+        return []
+    at = segment.blocks.index(name)
+    parts = (segment.blocks[:at], segment.blocks[at + 1 :])
+    return [
+        replace(
+            segment,
+            blocks=part,
+            nested=segment.nested and len(part) > 1,
+            input_on_host=segment.input_on_host and part[0] == segment.blocks[0],
+        )
+        for part in parts
+        if part
+    ]

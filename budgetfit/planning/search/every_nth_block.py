@@ -1,0 +1,89 @@
+"""Every n-th block recomputed: what transformers' ``every_n_layers`` can be told.
+
+``PreTrainedModel.activation_checkpointing_enable(every_n_layers=n)`` (transformers
+5.23, modeling_utils.py) recomputes the layers whose number, from 0, n divides.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.core.recipe import Segment
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.problem import Problem, Solution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SOLVED: Final = "every-n"  # the policy whose n is looked for
+_NAMED: Final = re.compile(r"every-([1-9]\d{0,4})")
+_ENDINGS: Final = {1: "st", 2: "nd", 3: "rd"}
+
+
+def every_nth(blocks: Sequence[str], n: int) -> tuple[Segment, ...]:
+    """Return ordinary checkpointing of blocks 0, n, 2n and so on."""
+    return tuple(Segment((name,)) for name in blocks[::n])
+
+
+def number_of(policy: str) -> int | None:
+    """Return the n of ``every-2``; None for another policy."""
+    found = _NAMED.fullmatch(policy)
+    return int(found[1]) if found else None
+
+
+def which_nth(segments: Sequence[Segment], blocks: Sequence[str]) -> int | None:
+    """Return the n of ordinary checkpointing of every n-th block.
+
+    Returns:
+        0 where nothing is recomputed, 1 for every block, and None for anything that no
+        number says.
+    """
+    if not segments:
+        return 0
+    numbers = {name: number for number, name in enumerate(blocks)}
+    first = segments[1:2] or segments
+    n = numbers.get(first[0].blocks[0], 0) or len(blocks)
+    return n if every_nth(blocks, n) == tuple(segments) else None
+
+
+def ordinal(n: int) -> str:
+    """Write a place in a row.
+
+    >>> [ordinal(n) for n in (2, 3, 4, 11, 22)]
+    ['2nd', '3rd', '4th', '11th', '22nd']
+    """
+    teens = n % 100 in (11, 12, 13)
+    return f"{n}{'th' if teens else _ENDINGS.get(n % 10, 'th')}"
+
+
+def fastest_every_nth(problem: Problem) -> Solution:
+    """Return the fastest plan of the form, from every second block on.
+
+    Nothing where none is within the budget.
+    """
+    names = [
+        block.name
+        for block in problem.chain.blocks
+        if block.option("recompute") is not None
+    ]
+    rated = [
+        (chain_time_ns(problem.chain, plan), number, plan)
+        for number, plan in enumerate(_plans(names))
+        if chain_peak_bytes(problem.chain, plan) <= problem.budget_bytes
+    ]
+    return Solution(
+        segments=min(rated)[2] if rated else None,
+        proven_optimal=False,
+        explanation="The fastest of every second, third ... block recomputed",
+    )
+
+
+def _plans(names: Sequence[str]) -> Iterator[tuple[Segment, ...]]:
+    """Yield one plan for each number of recomputed blocks, from two on."""
+    seen = set()
+    for n in range(2, len(names)):
+        plan = every_nth(names, n)
+        if len(plan) not in seen:
+            seen.add(len(plan))
+            yield plan

@@ -1,0 +1,94 @@
+"""Reports as text: one function for each value that a command answers with."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from budgetfit.reporting.compare_text import compare_text
+from budgetfit.reporting.doctor_text import doctor_text
+from budgetfit.reporting.estimate_text import estimate_text
+from budgetfit.reporting.explain_text import explain_text
+from budgetfit.reporting.layout import WIDE, WIDTH, make_console, render, show
+from budgetfit.reporting.plan_text import answer_text, context_text, plan_text
+from budgetfit.reporting.tables import gpus_text, layers_text
+from budgetfit.reporting.verification_text import verification_text
+from budgetfit.reporting.why_text import why_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from rich.console import Console
+
+    from budgetfit.core.block_report import BlockRow
+    from budgetfit.core.plan import Estimate, Plan, Verification
+
+__all__ = [
+    "WIDE",
+    "WIDTH",
+    "compare_text",
+    "doctor_text",
+    "estimate_text",
+    "explain_text",
+    "gpus_text",
+    "layers_text",
+    "make_console",
+    "plan_text",
+    "print_plan",
+    "render",
+    "render_estimate",
+    "render_plan",
+    "render_verification",
+    "render_why",
+    "show",
+    "verification_text",
+    "why_text",
+]
+
+
+def render_plan(plan: Plan) -> str:
+    """Return the plan as plain text, for ``print(plan)``."""
+    return render(plan_text(plan))
+
+
+def render_estimate(estimate: Estimate) -> str:
+    """Return the estimate as plain text, for ``print(estimate)``."""
+    return render(estimate_text(estimate))
+
+
+def render_verification(check: Verification) -> str:
+    """Return the verification as plain text, for ``print(check)``."""
+    return render(verification_text(check), width=WIDE)
+
+
+def render_why(row: BlockRow) -> str:
+    """Return why a block is treated as it is, as plain text, for ``plan.why``."""
+    return render(why_text(row))
+
+
+def print_plan(
+    plan: Plan,
+    console: Console | None = None,
+    *,
+    saved_as: str | None = None,
+    samples: int | None = None,
+    work: Callable[[], AbstractContextManager[Callable[[str], None] | None]] = (
+        nullcontext
+    ),
+) -> None:
+    """Print the plan, in colour where the console has it.
+
+    Who watches a terminal gets the answer at once. ``work`` is open while the
+    alternatives are worked out, and shows what is being done.
+    """
+    console = console or make_console()
+    if console.is_terminal:
+        show(answer_text(plan, samples), console)
+    with work() as progress:
+        if progress is not None:
+            progress("judging the alternatives")
+        rest = context_text(plan, saved_as=saved_as)
+    if not console.is_terminal:
+        rest = plan_text(plan, saved_as=saved_as, samples=samples)
+    show(rest, console)

@@ -1,0 +1,188 @@
+"""Traces on disk: what was traced once is read the next time.
+
+A trace depends on nothing but what ``trace_key`` hashes, so a key never means two
+traces and nothing here ever goes stale. Files are plain arrays and JSON (``npz``
+without pickle). No trouble with them may break a plan: what cannot be read is a miss,
+and what cannot be written is not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from platformdirs import user_cache_path
+
+from budgetfit.traces.cache.file import read_trace, write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from budgetfit.core.step_trace import StepTrace
+
+CACHE_VARIABLE: Final = "BUDGETFIT_CACHE"
+_OFF: Final = frozenset({"off", "no", "false", "0"})
+# 2 to 4 MB hold a trace of a hundred blocks; a plan makes about ten.
+LIMIT_BYTES: Final = 512 * 2**20
+_LARGEST_FILE_BYTES: Final = LIMIT_BYTES // 4
+# A writer that died leaves its file behind; no living one takes an hour.
+_ABANDONED_S: Final = 3600
+_OURS: Final = re.compile(r"[0-9a-f]{64}\.npz")
+_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.\w+\.new")
+
+
+class CacheSize(NamedTuple):
+    """How much there is, or was."""
+
+    files: int
+    bytes: int
+
+
+def cache_folder() -> Path | None:
+    """Return where traces are kept; None where they are not.
+
+    ``BUDGETFIT_CACHE`` names another folder, from its root, or is ``off``.
+    """
+    chosen = os.environ.get(CACHE_VARIABLE, "")
+    if chosen.lower() in _OFF:
+        return None
+    try:
+        folder = (
+            Path(chosen).expanduser()
+            if chosen
+            else user_cache_path("budgetfit", appauthor=False) / "traces"
+        )
+    except RuntimeError:
+        return None
+    # Without a home, "~" stays as it is and would become a folder right here.
+    return folder if folder.is_absolute() else None
+
+
+class TraceCache:
+    """A folder of traces, the least recently used of which leave when it is full.
+
+    Attributes:
+        folder: Where; None keeps nothing.
+        trouble: What the user can mend, in a sentence; empty where all is well.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, *, limit_bytes: int = LIMIT_BYTES
+    ) -> None:
+        """Use ``folder``, or that of ``cache_folder()``."""
+        self.folder = folder if folder is not None else cache_folder()
+        self.trouble = ""
+        self._limit_bytes = limit_bytes
+
+    def load(self, key: str | None) -> StepTrace | None:
+        """Return the trace that was stored under ``key``; None if there is none."""
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            if path.stat().st_size > _LARGEST_FILE_BYTES:
+                return None
+            trace = read_trace(path, path.stem)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._say("read from", error)
+            return None
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is a miss
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # it was used now
+        return trace
+
+    def store(self, key: str | None, trace: StepTrace) -> None:
+        """Keep ``trace`` under ``key``, if that can be done.
+
+        A reader sees a whole file or none, and of two writers the last one wins.
+        """
+        path = self._path(key)
+        if path is None or self.trouble:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(
+                dir=path.parent, prefix=f"{path.stem}.", suffix=".new"
+            )
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    write_trace(file, path.stem, trace)
+                Path(name).replace(path)
+            finally:
+                Path(name).unlink(missing_ok=True)
+            self._make_room()
+        except OSError as error:
+            self._say("kept in", error)
+
+    def size(self) -> CacheSize:
+        """Return how many traces are kept and what they take."""
+        sizes = [size for _, _, size in self._files()]
+        return CacheSize(len(sizes), sum(sizes))
+
+    def clear(self) -> CacheSize:
+        """Remove all traces and return how many there were; touch nothing else."""
+        removed = [
+            size for path, _, size in self._files(unfinished=True) if _removed(path)
+        ]
+        return CacheSize(len(removed), sum(removed))
+
+    def _say(self, what: str, error: OSError) -> None:
+        reason = error.strerror or type(error).__name__
+        self.trouble = (
+            f"traces cannot be {what} {self.folder} ({reason}), so that every plan "
+            f"makes them again: name another folder in {CACHE_VARIABLE}, or set it to "
+            "off"
+        )
+
+    def _path(self, key: str | None) -> Path | None:
+        if self.folder is None or key is None:
+            return None
+        path = self.folder / f"{key}.npz"
+        # A key is a hash; anything else could name a file elsewhere.
+        return (
+            path if _OURS.fullmatch(path.name) and path.parent == self.folder else None
+        )
+
+    def _make_room(self) -> None:
+        for path, used_s, _ in self._files(unfinished=True):
+            if path.suffix == ".new" and time.time() - used_s > _ABANDONED_S:
+                _removed(path)
+        files = sorted(self._files(), key=lambda file: file[1])
+        too_much = sum(size for _, _, size in files) - self._limit_bytes
+        for path, _, size in files:
+            if too_much <= 0:
+                break
+            if _removed(path):
+                too_much -= size
+
+    def _files(self, *, unfinished: bool = False) -> Iterator[tuple[Path, float, int]]:
+        """Yield path, time of last use and bytes of each file of ours."""
+        if self.folder is None:
+            return
+        try:
+            entries = list(os.scandir(self.folder))
+        except OSError:
+            return
+        for entry in entries:
+            if _OURS.fullmatch(entry.name) or (
+                unfinished and _UNFINISHED.fullmatch(entry.name)
+            ):
+                with contextlib.suppress(OSError):  # another process removed it
+                    found = entry.stat(follow_symlinks=False)
+                    yield Path(entry.path), found.st_mtime, found.st_size
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True

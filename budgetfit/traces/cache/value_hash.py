@@ -1,0 +1,327 @@
+"""A hash of values that follows everything in them which can change a trace.
+
+What is not understood raises, so that equal hashes mean equal traces. Different hashes
+of equal things cost one trace more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import hashlib
+import logging
+import re
+import types
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from budgetfit.traces.cache.code_hash import (
+    NotCacheableError,
+    add_class,
+    add_function,
+    is_builtin,
+    wrapped,
+)
+from budgetfit.utils.user_code import is_library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Values: TypeAlias = Literal["none", "whole", "all"]
+# Written out as they are: text that tells them from all others of their type.
+_SCALARS: Final = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    type(NotImplemented),
+    range,
+    slice,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    np.dtype,
+    re.Pattern,
+    PurePath,
+)
+# What wraps functions, by what is in it.
+_PARTS: Final = (
+    (types.MethodType, "__func__"),
+    (types.MethodType, "__self__"),
+    (staticmethod, "__func__"),
+    (classmethod, "__func__"),
+    (functools.cached_property, "func"),
+    (property, "fget"),
+    (property, "fset"),
+    (property, "fdel"),
+    (functools.partial, "func"),
+    (functools.partial, "args"),
+    (functools.partial, "keywords"),
+    (logging.Logger, "name"),
+    (types.GenericAlias, "__origin__"),
+    (types.GenericAlias, "__args__"),
+    (types.UnionType, "__args__"),
+)
+_MADE_OF_PARTS: Final = tuple({kind for kind, _ in _PARTS})
+_TENSORS: Final = (torch.Tensor, nn.Parameter, nn.Buffer)
+_MOST_VALUE_BYTES: Final = 2**26
+_POINTER_BYTES: Final = 8
+_HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+# Not what a module is, but how it is kept or saved.
+_BOOKKEEPING: Final = frozenset(
+    {
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_non_persistent_buffers_set",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+    }
+)
+# Of transformers' GenerationConfig: a hash of text, another one in every process.
+_PER_PROCESS: Final = frozenset({"_original_object_hash"})
+_HOOKS: Final = re.compile(r"_(forward|backward)(_pre)?_hooks")
+
+
+class Fingerprint:
+    """Collects values into one hash.
+
+    Attributes:
+        values: Which tensors' values count, and not only what they are: those of whole
+            numbers where a batch becomes fake, all where real tensors are computed with
+            (what a function has in its closure).
+    """
+
+    def __init__(self, values: Values = "all") -> None:
+        self.values = values
+        self._hash = hashlib.sha256()
+        self._value_bytes = 0
+        self._tokens: set[str] = set()
+        self._seen: dict[tuple[int, Values], int] = {}
+        self._storages: dict[int, int] = {}
+        self._alive: list[object] = []  # an id is reused once its object is gone
+
+    def hexdigest(self) -> str:
+        """Return the hash of all that was added."""
+        return self._hash.hexdigest()
+
+    def add(self, *values: Any) -> None:  # noqa: ANN401
+        """Take values in.
+
+        Raises:
+            NotCacheableError: If a value, or something in it, is not understood.
+        """
+        for value in values:
+            try:
+                self._add(value)
+            except RecursionError:
+                raise NotCacheableError(type(value).__qualname__) from None
+
+    def _write(self, kind: str, text: bytes = b"") -> None:
+        self._hash.update(f"{kind} {len(text)}:".encode())
+        self._hash.update(text)
+
+    def _add(self, value: Any) -> None:  # noqa: ANN401
+        if isinstance(value, enum.Enum):
+            self._write("enum", f"{type(value).__qualname__}.{value.name}".encode())
+            self.once(type(value), add_class)
+        elif isinstance(value, _SCALARS):
+            text = repr(value).encode("utf-8", "backslashreplace")
+            self._write(type(value).__qualname__, text)
+        elif isinstance(value, torch.Tensor):
+            self.once(value, Fingerprint._add_tensor)
+        elif isinstance(value, tuple):
+            self._add_container(value)
+        elif isinstance(value, (list, Mapping)):
+            self.once(value, Fingerprint._add_container)
+        elif isinstance(value, (set, frozenset)):
+            self._add_set(value)
+        elif isinstance(value, (np.ndarray, np.generic)):
+            self._add_array(np.asarray(value))
+        elif isinstance(value, nn.Module):
+            self.once(value, Fingerprint._add_module)
+        else:
+            self._add_code_or_object(value)
+
+    def first(self, token: str) -> bool:
+        """Whether ``token`` was not asked for before."""
+        new = token not in self._tokens
+        self._tokens.add(token)
+        return new
+
+    def once(self, value: Any, add: Callable[[Any, Any], None]) -> None:  # noqa: ANN401
+        """Describe an object where it first occurs; later it is a number."""
+        key = (id(value), self.values)
+        number = self._seen.get(key)
+        if number is not None:
+            self._write("again", str(number).encode())
+            return
+        self._seen[key] = len(self._seen)
+        self._alive.append(value)
+        self._write("object")
+        add(self, value)
+
+    def _add_container(self, value: Any) -> None:  # noqa: ANN401
+        kind = type(value)
+        self._write("container", f"{kind.__module__}.{kind.__qualname__}".encode())
+        self._write("length", str(len(value)).encode())
+        if not is_library(kind.__module__):
+            self.once(kind, add_class)
+        if isinstance(value, Mapping):
+            for key, content in value.items():
+                self.add(key, content)
+            if hasattr(value, "default_factory"):
+                self.add(value.default_factory)
+        else:
+            self.add(*value)
+
+    def _add_set(self, value: Any) -> None:  # noqa: ANN401
+        """A set's order changes from process to process."""
+        digests = []
+        for content in value:
+            if not isinstance(content, (*_SCALARS, tuple, frozenset, type)):
+                raise NotCacheableError(f"a set of {type(content).__qualname__}")
+            one = Fingerprint()
+            one.add(content)
+            digests.append(one.hexdigest())
+        self._write("set", repr(sorted(digests)).encode())
+
+    def _add_array(self, array: np.ndarray[Any, Any]) -> None:
+        if array.dtype.hasobject:
+            raise NotCacheableError(f"an array of {array.dtype}")
+        self._count(array.nbytes)
+        self._write("array", f"{array.dtype.str}{array.dtype.fields}".encode())
+        self._write("shape", repr((array.shape, array.strides)).encode())
+        self._write("values", array.tobytes())
+
+    def _add_tensor(self, tensor: torch.Tensor) -> None:
+        if type(tensor) not in _TENSORS or tensor.layout != torch.strided:
+            raise NotCacheableError(f"a {type(tensor).__qualname__}")
+        if tensor._backward_hooks or getattr(  # noqa: SLF001 - they have no public name
+            tensor, "_post_accumulate_grad_hooks", None
+        ):
+            raise NotCacheableError("a tensor with hooks")
+        storage = tensor.untyped_storage()
+        self._alive.append(storage)
+        shared = self._storages.setdefault(storage._cdata, len(self._storages))  # noqa: SLF001
+        on_meta = tensor.device.type == "meta"
+        facts = (
+            type(tensor).__name__,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            str(tensor.dtype),
+            tensor.requires_grad,
+            tensor.grad is not None,
+            on_meta,
+            shared,
+        )
+        self._write("tensor", repr(facts).encode())
+        # Whole numbers are followed through a trace (tracing T8); others are shapes.
+        whole = not tensor.is_floating_point() and not tensor.is_complex()
+        if not on_meta and (self.values == "all" or (self.values == "whole" and whole)):
+            self._count(tensor.nbytes)
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            self._write("values", flat.view(torch.uint8).numpy().tobytes())
+
+    def _count(self, value_bytes: int) -> None:
+        self._value_bytes += value_bytes
+        if self._value_bytes > _MOST_VALUE_BYTES:
+            raise NotCacheableError(f"values of {self._value_bytes} bytes")
+
+    def _add_module(self, module: nn.Module) -> None:
+        """Describe a module, its children, attributes, parameters and buffers."""
+        self.add(type(module))
+        for name, content in vars(module).items():
+            if _HOOKS.fullmatch(name):
+                if content:
+                    raise NotCacheableError(f"{type(module).__qualname__}.{name}")
+            elif name not in _BOOKKEEPING:
+                self.add(name, content)
+        for kind in ("_parameters", "_buffers", "_modules"):
+            self.add(kind, dict(vars(module)[kind]))
+
+    def _add_code_or_object(self, value: Any) -> None:  # noqa: ANN401
+        if isinstance(value, type):
+            self.once(value, add_class)
+        elif isinstance(value, types.FunctionType):
+            self.once(value, _add_function)
+        elif isinstance(value, _MADE_OF_PARTS):
+            self.add("parts", type(value).__name__)
+            names = (name for kind, name in _PARTS if isinstance(value, kind))
+            self.add(*(getattr(value, name) for name in names))
+        elif wrapped(value) is not None:
+            self.add("cached", wrapped(value))
+        elif is_builtin(value):
+            self.add("builtin", str(getattr(value, "__module__", "")))
+            self.add(value.__qualname__)
+            owner = getattr(value, "__self__", None)
+            self.add(None if isinstance(owner, (type, types.ModuleType)) else owner)
+        elif isinstance(value, types.ModuleType) and is_library(value.__name__):
+            self.add("module", value.__name__)
+        elif isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):  # noqa: SLF001
+            self.add("op", str(value))
+        else:
+            self.once(value, Fingerprint._add_object)
+
+    def _add_object(self, value: Any) -> None:  # noqa: ANN401
+        """Describe an instance of a Python class by its class and its attributes."""
+        cls = type(value)
+        for base in cls.__mro__[:-1]:
+            if not base.__flags__ & _HEAP_TYPE or base.__basicsize__ > _plain_size(
+                base
+            ):
+                raise NotCacheableError(f"a {cls.__module__}.{cls.__qualname__}")
+        self.add(cls)
+        attributes = vars(value) if hasattr(value, "__dict__") else {}
+        self.add(
+            {
+                name: item
+                for name, item in attributes.items()
+                if name not in _PER_PROCESS
+            }
+        )
+        for name in _slots(cls):
+            self.add(name, getattr(value, name, None))
+
+    @contextlib.contextmanager
+    def counting(self, values: Values) -> Iterator[None]:
+        """Change which tensors' values count."""
+        before, self.values = self.values, values
+        try:
+            yield
+        finally:
+            self.values = before
+
+
+def _add_function(found: Fingerprint, function: types.FunctionType) -> None:
+    """A function is not copied into fake tensors, so what it holds stays real."""
+    with found.counting("all"):
+        add_function(found, function)
+
+
+def _plain_size(cls: type) -> int:
+    """Return the size of an instance that has no state outside of Python's reach."""
+    return object.__basicsize__ + _POINTER_BYTES * (2 + len(_slots(cls)))
+
+
+def _slots(cls: type) -> list[str]:
+    return [
+        name
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]

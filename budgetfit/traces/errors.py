@@ -1,0 +1,120 @@
+"""A trace that fails: said with module path and op, and without torch's own log."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointError
+
+from budgetfit.errors import TraceError
+from budgetfit.tracing.fake.model_copy import quiet_fakes
+from budgetfit.tracing.values.concrete_execution import (
+    MOST_WEIGHTS_BYTES,
+    weights_bytes,
+)
+from budgetfit.tracing.values.known_values import UnknownValueError
+from budgetfit.utils.format_bytes import format_bytes
+
+__all__ = ["quiet_fakes", "trace_error"]
+# What torch says of dtypes, and where memory of a fake tensor is read or written.
+_HALF_PRECISION = (
+    "Unsupported dtype BFloat16",
+    "Unsupported dtype Half",
+    "not implemented for 'BFloat16'",
+    "not implemented for 'Half'",
+)
+# Of optimizers that do not take them, and of ops that fakes of them lack.
+_SPARSE = ("sparse gradients", "SparseTensorImpl")
+_NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
+
+
+def trace_error(model: nn.Module, error: Exception) -> TraceError:
+    """Return the error that names module path and op, from any that a trace raised."""
+    text = " ".join(str(error).split("\nTip:")[0].split())[:300].rstrip(".")
+    module, op = _where(error)
+    place = f", in {module!r}" if module else ""
+    place += f" at {op}" if op else ""
+    name = type(model).__name__
+    if isinstance(error, CheckpointError):
+        return TraceError(
+            f"{name} cannot be recomputed{place}: a block saves other tensors when it "
+            f"runs again in backward: {text}. Look for a cache or a flag that its "
+            "forward changes, and leave that block out: checkpointing=[...] with the "
+            "names of the others.",
+            module=module or name,
+            op=op,
+        )
+    said = f"{type(error).__name__}: {text}"
+    if isinstance(error, UnknownValueError):
+        said = f"its own values decide what it does: {text}"
+    return TraceError(
+        f"{name} cannot run on fake tensors{place}: {said}. {_advice(model, error)}",
+        module=module or name,
+        op=op,
+    )
+
+
+def _advice(model: nn.Module, error: Exception) -> str:
+    """Say what to pass or change."""
+    if isinstance(error, UnknownValueError):
+        size_bytes = weights_bytes(model)
+        if size_bytes > MOST_WEIGHTS_BYTES:
+            return (
+                f"With weights of {format_bytes(MOST_WEIGHTS_BYTES)} or less it is "
+                f"computed for real; these have {format_bytes(size_bytes)}. Plan a "
+                "smaller configuration, or let sizes follow from shapes instead."
+            )
+        return (
+            "Pass a real batch (batch=...) instead of shapes, or let sizes and loops "
+            "follow from shapes and the batch's whole numbers."
+        )
+    return _advice_on(error)
+
+
+def _advice_on(error: Exception) -> str:
+    if any(hint in str(error) for hint in _SPARSE):
+        return (
+            "An embedding with sparse=True makes sparse gradients. Set sparse=False: "
+            "its gradient is then as large as its weight; or use an optimizer that "
+            "takes them, such as torch.optim.SparseAdam for it alone."
+        )
+    if any(hint in str(error) for hint in _NEEDS_MEMORY):
+        return (
+            "A custom kernel or numpy reads memory that a trace does not have: wrap it "
+            "in torch.library.custom_op with a fake implementation (register_fake), or "
+            "switch to the model's plain torch path."
+        )
+    if any(hint in str(error) for hint in _HALF_PRECISION):
+        return 'This op takes no half precision: pass precision="fp32" or "tf32".'
+    if isinstance(error, IndexError):
+        return (
+            "Batches of 2 and 3 samples are cut from the given one: indices that point "
+            "into other samples' rows (edges of a graph) then point outside. Pass a "
+            "batch whose tensors have one row per sample, such as padded graphs; or "
+            "ask budgetfit.estimate(model, batch=...), which takes a batch as it is."
+        )
+    return (
+        "Pass an example batch that the model's forward accepts (batch=...), and a "
+        "loss= if it returns none."
+    )
+
+
+def _where(error: Exception) -> tuple[str, str]:
+    """Return the path of the innermost module that ran, and the op, from the frames.
+
+    It was a copy of the model that ran, so paths are those below its outermost module.
+    """
+    modules: list[nn.Module] = []
+    op = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        running, func = frame.f_locals.get("self"), frame.f_locals.get("func")
+        if isinstance(running, nn.Module):
+            modules.append(running)
+        if isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - it has no other name
+            op = str(func)
+    if not modules:
+        return "", op
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    return names.get(id(modules[-1]), ""), op

@@ -1,0 +1,176 @@
+"""Find the modules that an object holds, and copy it around others in their place.
+
+Looked into are containers, objects of the user's own classes, bound arguments, and what
+the user's own functions close over, default to and name. Each object is looked at and
+copied once, however often it is reached: objects may be linked in circles.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from budgetfit.utils.user_code import globals_of, is_library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    Swap = Callable[[nn.Module], nn.Module]
+
+_IMMUTABLE = (tuple, functools.partial, types.MethodType)
+
+
+def modules_in(value: Any) -> tuple[nn.Module, ...]:  # noqa: ANN401 - any object
+    """Return the outermost modules with tensors that a value holds."""
+    return _Reached(value).modules
+
+
+def swapped(value: Any, swap: Swap) -> Any:  # noqa: ANN401
+    """Return a value with the modules in it swapped; itself where all stay."""
+    reached = _Reached(value)
+    pairs = [(module, swap(module)) for module in reached.modules]
+    new = {id(old): other for old, other in pairs if other is not old}
+    return _Copies(reached.leading_to(new), new).of(value)
+
+
+class _Reached:
+    """All that a value holds, up to the modules.
+
+    Attributes:
+        modules: Those with tensors; what they hold is not looked at.
+    """
+
+    def __init__(self, value: Any) -> None:  # noqa: ANN401
+        self._objects = {id(value): value}  # kept alive, so that ids stay theirs
+        self._holders: dict[int, list[int]] = {}
+        self.modules: tuple[nn.Module, ...] = ()
+        waiting = deque([value])
+        while waiting:
+            holder = waiting.popleft()
+            if isinstance(holder, nn.Module):
+                self.modules += (holder,) if _has_tensors(holder) else ()
+                continue
+            for item in _held_by(holder):
+                self._holders.setdefault(id(item), []).append(id(holder))
+                if id(item) not in self._objects:
+                    self._objects[id(item)] = item
+                    waiting.append(item)
+
+    def leading_to(self, ends: Collection[int]) -> list[Any]:
+        """Return the objects through which those with the given ids are reached."""
+        found = set(ends)
+        waiting = list(ends)
+        while waiting:
+            new = set(self._holders.get(waiting.pop(), ())) - found
+            found |= new
+            waiting += new
+        return [self._objects[each] for each in found.difference(ends)]
+
+
+class _Copies:
+    """Copies of objects that hold others of which there are copies.
+
+    Args:
+        originals: To copy; what else they hold stays what it is.
+        new: What stands for objects, by their ids.
+    """
+
+    def __init__(self, originals: Iterable[Any], new: Mapping[int, Any]) -> None:
+        self._new = dict(new)
+        rows = list(originals)
+        self._immutable = {id(each) for each in rows if type(each) in _IMMUTABLE}
+        fillable = [each for each in rows if type(each) not in _IMMUTABLE]
+        # A function is made with its cells, so these are there first.
+        fillable.sort(key=lambda each: not isinstance(each, types.CellType))
+        for each in fillable:
+            self._new[id(each)] = self._unfilled(each)
+        for each in fillable:
+            self._fill(self._new[id(each)], each)
+
+    def of(self, value: Any) -> Any:  # noqa: ANN401
+        """Return what stands for a value: a copy, or itself."""
+        if id(value) in self._immutable and id(value) not in self._new:
+            self._new[id(value)] = self._rebuilt(value)
+        return self._new.get(id(value), value)
+
+    def _rebuilt(self, value: Any) -> Any:  # noqa: ANN401
+        if isinstance(value, functools.partial):
+            args, keywords = self.of(value.args), self.of(value.keywords)
+            return functools.partial(self.of(value.func), *args, **keywords)
+        if isinstance(value, types.MethodType):
+            return types.MethodType(value.__func__, self.of(value.__self__))
+        return tuple(self.of(item) for item in value)
+
+    def _unfilled(self, value: Any) -> Any:  # noqa: ANN401
+        if type(value) in (list, dict, types.CellType):
+            return type(value)()
+        if not isinstance(value, types.FunctionType):
+            return copy.copy(value)
+        cells = value.__closure__
+        function = types.FunctionType(
+            value.__code__,
+            dict(value.__globals__),
+            value.__name__,
+            closure=None if cells is None else tuple(self.of(cell) for cell in cells),
+        )
+        function.__dict__.update(value.__dict__)
+        return function
+
+    def _fill(self, new: Any, old: Any) -> None:  # noqa: ANN401
+        if type(old) is list:
+            new.extend(self.of(item) for item in old)
+        elif type(old) is dict:
+            new.update((key, self.of(item)) for key, item in old.items())
+        elif isinstance(old, types.CellType):
+            new.cell_contents = self.of(old.cell_contents)
+        elif isinstance(old, types.FunctionType):
+            new.__globals__.update((n, self.of(item)) for n, item in globals_of(old))
+            new.__defaults__ = self.of(old.__defaults__)
+            new.__kwdefaults__ = self.of(old.__kwdefaults__)
+        else:
+            vars(new).update((n, self.of(item)) for n, item in vars(old).items())
+
+
+def _held_by(value: Any) -> Iterable[Any]:  # noqa: ANN401
+    kind = type(value)
+    if kind in _HELD_BY:
+        return _HELD_BY[kind](value)
+    if isinstance(value, (type, types.ModuleType)) or is_library(kind.__module__):
+        return ()
+    return getattr(value, "__dict__", {}).values()
+
+
+def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
+    if is_library(function.__module__ or ""):
+        return
+    yield from function.__closure__ or ()
+    yield from (item for _, item in globals_of(function))
+    yield function.__defaults__
+    yield function.__kwdefaults__
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not bound yet
+        return ()
+
+
+_HELD_BY: dict[type, Callable[[Any], Iterable[Any]]] = {
+    list: iter,
+    tuple: iter,
+    dict: dict.values,
+    functools.partial: lambda value: (value.func, value.args, value.keywords),
+    types.MethodType: lambda value: (value.__self__,),
+    types.CellType: _contents,
+    types.FunctionType: _held_by_function,
+}
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for _ in (*module.parameters(), *module.buffers()))

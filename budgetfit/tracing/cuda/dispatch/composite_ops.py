@@ -1,0 +1,146 @@
+"""Places where torch's own C++ asks "is this tensor on CUDA?" and does something else.
+
+On CPU tensors the answer is no, so the branch that CUDA takes is put in its place, for
+fake tensors only; real tensors go the usual way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from budgetfit.tracing.cuda.dispatch.dispatch_modes import runs_under_a_mode
+from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fused
+from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
+from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.tracing.cuda.target import CudaTarget
+
+aten = torch.ops.aten
+
+
+def _composite(op: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Run torch's own C++ for an op; ``decompose`` would take a Python stand-in."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """CUDA fuses: a bool mask is saved, no float one (Dropout.cpp; cuda-memory M37)."""
+    if train and 0 < p < 1 and x.numel() > 0:
+        return aten.native_dropout(x, p, train)[0]
+    return _composite(aten.dropout.default, x, p, train)
+
+
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Add a bias in place; the composite avoids that for subclasses (Linear.cpp)."""
+    if bias is not None and x.dim() != 2 and not x.is_contiguous():  # noqa: PLR2004
+        product = x @ weight.t()
+        return product + bias if runs_under_a_mode() else product.add_(bias)
+    return _composite(aten.linear.default, x, weight, bias)
+
+
+def _rms_norm(
+    x: torch.Tensor,
+    shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """CUDA has one op for it (layer_norm.cpp)."""
+    if is_fused(x, weight):
+        return fused_rms_norm(x, shape, weight, eps)[0]
+    return _composite(aten.rms_norm.default, x, shape, weight, eps)
+
+
+def _half_to_float(
+    fused: Callable[..., Any],
+    composite: Any,  # noqa: ANN401
+) -> Callable[..., Any]:
+    """Softmax of fp16 into fp32 reads fp16 directly on CUDA (SoftMax.cpp)."""
+
+    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
+        if x.dtype == torch.float16 and dtype == torch.float32:
+            return fused(x, dim, True)
+        return _composite(composite, x, dim, dtype)
+
+    return kernel
+
+
+def _attention(target: CudaTarget) -> Callable[..., Any]:
+    def kernel(  # noqa: PLR0913, PLR0917 - aten's signature
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        call = AttentionCall(
+            query=query,
+            key=key,
+            value=value,
+            mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            enable_gqa=enable_gqa,
+        )
+        return run_attention(call, target, scale)
+
+    return kernel
+
+
+def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any]:  # noqa: ANN401
+    def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if isinstance(first, FakeTensor):
+            return kernel(first, *args, **kwargs)
+        return _composite(composite, first, *args, **kwargs)
+
+    return guarded
+
+
+@contextlib.contextmanager
+def cuda_branches(target: CudaTarget) -> Iterator[None]:
+    """Take CUDA's branches on fake CPU tensors while the context is open."""
+    kernels: dict[str, tuple[Callable[..., Any], Any]] = {
+        "dropout": (_dropout, aten.dropout.default),
+        "linear": (_linear, aten.linear.default),
+        "rms_norm": (_rms_norm, aten.rms_norm.default),
+        "_fused_rms_norm": (fused_rms_norm, aten._fused_rms_norm.default),
+        "softmax.int": (
+            _half_to_float(aten._softmax, aten.softmax.int),
+            aten.softmax.int,
+        ),
+        "log_softmax.int": (
+            _half_to_float(aten._log_softmax, aten.log_softmax.int),
+            aten.log_softmax.int,
+        ),
+        "scaled_dot_product_attention": (
+            _attention(target),
+            aten.scaled_dot_product_attention.default,
+        ),
+        "_pad_packed_sequence": (
+            pad_packed_sequence,
+            aten._pad_packed_sequence.default,
+        ),
+    }
+    for name, kernel in RECURRENT_LAYERS.items():
+        packet, _, overload = name.partition(".")
+        kernels[name] = kernel, getattr(getattr(aten, packet), overload)
+    library = torch.library.Library("aten", "IMPL", "AutogradCPU")
+    try:
+        for name, (kernel, composite) in kernels.items():
+            library.impl(name, _only_fakes(kernel, composite))
+        yield
+    finally:
+        library._destroy()

@@ -1,0 +1,73 @@
+"""Outputs of ops that fakes refuse, and CUDA's kernels do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import (
+    fused_gru_cell,
+    fused_gru_cell_backward,
+    fused_lstm_cell,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+aten = torch.ops.aten
+
+
+def _grouped_product(
+    one: torch.Tensor, other: torch.Tensor, offsets: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the output of a grouped product in fp32 or fp16, which fakes refuse.
+
+    CUDA multiplies group by group into one tensor, whose rows start at 16 bytes.
+    Source: ``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``.
+    """
+    rows, columns = one.shape[-2], other.shape[-1]
+    alignment = 16 // one.element_size()
+    width = -(-columns // alignment) * alignment
+    if one.dim() != other.dim():  # rows or columns are dealt out to the groups
+        return torch.empty_strided((rows, columns), (width, 1), dtype=one.dtype)
+    groups = one.shape[0] if offsets is None else offsets.shape[0]
+    return torch.empty_strided(
+        (groups, rows, columns), (rows * width, width, 1), dtype=one.dtype
+    )
+
+
+def _grouped_mm(one: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    if one.dtype == torch.bfloat16:
+        return None  # fakes do not refuse these
+    return _grouped_product(one, *args, **kwargs)
+
+
+def _rms_norm(
+    x: torch.Tensor, shape: Sequence[int], *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
+    rstd = x.new_empty(rows, dtype=torch.float32)
+    return x.new_empty(x.shape), rstd
+
+
+def _lstm_cell(*args: Any, **_: object) -> Any:  # noqa: ANN401
+    return fused_lstm_cell(args[0], args[2])
+
+
+def _gru_cell(*args: Any, **_: object) -> Any:  # noqa: ANN401
+    return fused_gru_cell(args[0], args[2])
+
+
+def _gru_cell_backward(*args: Any, **_: object) -> Any:  # noqa: ANN401
+    return fused_gru_cell_backward(args[0], args[1], has_bias=args[2])
+
+
+# What makes the outputs of ops that fakes refuse; None: they do not refuse this call.
+STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten._grouped_mm.default: _grouped_mm,
+    aten._fused_rms_norm.default: _rms_norm,
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}

@@ -1,0 +1,154 @@
+"""A copy of a model in fake tensors: same modules, no weights (tracing T2)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+from budgetfit.errors import TraceError
+from budgetfit.tracing.fake.shortened_model import close_up, holes
+from budgetfit.tracing.fake.tensor_factory import FakeTensors
+from budgetfit.tracing.fake.uncopyable_values import stand_ins
+from budgetfit.utils.copy_model import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from torch import nn
+
+    from budgetfit.tracing.fake.shortened_model import Shortening
+
+
+def fake_copy(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    short: Shortening | None = None,
+    on_fake: Callable[[torch.Tensor, torch.Tensor], None] = lambda *_: None,
+) -> nn.Module:
+    """Return a deep copy of ``model`` with fake parameters and buffers on the CPU.
+
+    The model may live on the CPU, on CUDA or on meta; it is not changed. Tied
+    parameters stay tied and ``requires_grad`` stays. With ``short`` the copy is a
+    twin without some blocks. ``on_fake`` is called with each tensor and its fake.
+
+    Raises:
+        TraceError: If the model cannot be copied: it holds open files or iterators,
+            or TorchScript.
+    """
+    _refuse_scripts(model)
+    left_out = () if short is None else short.left_out
+    fakes = _fakes_of_tensors(model, mode, left_out, on_fake)
+    with _CopiesOnCpu(mode):
+        memo = (holes(model, left_out) if short is not None else {}) | fakes
+        try:
+            twin = copied(model, memo)
+        except Exception:  # noqa: BLE001 - the attributes are asked one by one
+            gaps = {} if short is None else holes(model, left_out)
+            twin = _patient_copy(model, gaps | fakes)
+    if short is not None:
+        close_up(twin, short)
+    return twin
+
+
+class _CopiesOnCpu(FakeCopyMode):
+    """Copies tensors in lists and the like; torch would take CUDA memory for a fake."""
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        if func is torch.Tensor.__deepcopy__:
+            with torch._C.DisableTorchFunction():
+                tensor, memo = args
+                if tensor.device.type == "cuda" and id(tensor) not in memo:
+                    fakes = FakeTensors(self.fake_mode)
+                    memo[id(tensor)] = (
+                        fakes.parameter(tensor)
+                        if isinstance(tensor, torch.nn.Parameter)
+                        else fakes.empty(
+                            tensor.shape, tensor.stride(), tensor.dtype
+                        ).requires_grad_(tensor.requires_grad)
+                    )
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _patient_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a model some of whose attributes cannot be copied."""
+    memo |= stand_ins(model, memo)
+    try:
+        return copied(model, memo)
+    except Exception as error:
+        raise TraceError(
+            f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
+            "what cannot be deep-copied from its attributes.",
+            module=type(model).__name__,
+            op="deepcopy",
+        ) from error
+
+
+def _refuse_scripts(model: nn.Module) -> None:
+    """TorchScript runs outside of Python, where neither ops nor modules are seen."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"{name!r} is" if name else "The model is"
+            raise TraceError(
+                f"{where} TorchScript ({module.original_name}), which cannot be traced "
+                "or checkpointed. Plan and train the plain module, and script the "
+                "trained one.",
+                module=name or type(model).__name__,
+                op="torch.jit.script",
+            )
+
+
+def _fakes_of_tensors(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    left_out: Collection[str],
+    on_fake: Callable[[torch.Tensor, torch.Tensor], None],
+) -> dict[int, Any]:
+    """Return a ``deepcopy`` memo with a fake CPU tensor for each of a model's tensors.
+
+    These are parameters, buffers and other tensors that modules have. ``Module.to`` on
+    fake parameters fails with "Couldn't swap", and a copied parameter from meta stays
+    on meta and loses its ``Parameter`` type.
+    """
+    fakes = FakeTensors(mode)
+    memo: dict[int, Any] = {}
+    seen = {model.get_submodule(name) for name in left_out}
+    for _, module in model.named_modules(seen):
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in memo:
+                memo[id(parameter)] = fakes.parameter(parameter)
+                on_fake(parameter, memo[id(parameter)])
+        for tensor in (*module._buffers.values(), *vars(module).values()):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+                memo[id(tensor)] = fakes.empty(
+                    tensor.shape, tensor.stride(), tensor.dtype
+                )
+                on_fake(tensor, memo[id(tensor)])
+    return memo
+
+
+@contextlib.contextmanager
+def fake_mode() -> Iterator[FakeTensorMode]:
+    """Enter a fake mode that takes the small real tensors that models make."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keep torch from logging a traceback for what becomes an error or a note."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -1,0 +1,87 @@
+"""Fake CPU tensors, made without the checks that torch makes for any device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from budgetfit.tracing.op_signature import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class FakeTensors:
+    """Makes fakes of one mode, from below the dispatch modes that are on.
+
+    Attributes:
+        at_once: Whether this torch lets fakes be made here. Else torch makes them, at
+            several times the cost.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._attributes: dict[str, Any] = {}
+        self.at_once = self._makes_what_torch_makes()
+
+    def empty(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return a fake with a storage of its own, like ``torch.empty_strided``."""
+        if not self.at_once:
+            with self.mode:
+                return torch.empty_strided(shape, stride, dtype=dtype)
+        guard = torch._C._DisableTorchDispatch()
+        inner = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        del guard
+        return self._fake(inner)
+
+    def parameter(self, like: torch.Tensor) -> nn.Parameter:
+        """Return a fake parameter with a tensor's shape, strides and dtype."""
+        fake = self.empty(like.shape, like.stride(), like.dtype)
+        if not self.at_once:
+            return nn.Parameter(fake, requires_grad=like.requires_grad)
+        vars(fake)["_is_param"] = True
+        return fake.requires_grad_(like.requires_grad)  # type: ignore[return-value]
+
+    def view(
+        self,
+        fake: torch.Tensor,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return another fake on the storage of one."""
+        guard = torch._C._DisableTorchDispatch()
+        inner = torch.empty_strided((0,), (1,), dtype=dtype, device="meta")
+        inner.set_(fake.untyped_storage(), offset, shape, stride)
+        torch._C._autograd._unsafe_set_version_counter((inner,), (0,))  # set_ counts
+        del guard
+        return self._fake(inner)
+
+    def _fake(self, inner: torch.Tensor) -> torch.Tensor:
+        """Return what ``FakeTensor(self.mode, inner, "cpu")`` returns."""
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, inner, dispatch_device=True, device_for_backend_keys=CPU
+        )
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+        vars(fake).update(self._attributes)
+        return fake
+
+    def _makes_what_torch_makes(self) -> bool:
+        """Whether a fake made here has the dispatch keys and attributes of torch's."""
+        try:
+            guard = torch._C._DisableTorchDispatch()
+            inner = torch.empty_strided((0,), (1,), device="meta")
+            del guard
+            torchs = FakeTensor(self.mode, inner, CPU)
+            self._attributes = dict(vars(torchs))
+            own = self._fake(inner)
+            keys = torch._C._dispatch_key_set
+            return keys(own) == keys(torchs) and vars(own) == vars(torchs)
+        except (AttributeError, TypeError):  # private names, and other in another torch
+            return False

@@ -1,0 +1,92 @@
+"""What ``deepcopy`` refuses among a model's attributes, and what stands for it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from budgetfit.errors import TraceError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# The copy would read on from the user's own: planning would change the model.
+_READ_ON = (Iterator, io.IOBase)
+
+
+def stand_ins(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
+    """Return a ``deepcopy`` memo for attributes of modules that cannot be copied.
+
+    Random generators get a copy in the same state. Locks, connections and other things
+    are shared with the copy: its forward uses them as the model's would.
+
+    Args:
+        model: Read only.
+        memo: What is copied otherwise: tensors.
+
+    Raises:
+        TraceError: An open file or an iterator: reading from it would change it.
+    """
+    known: dict[int, Any] = {id(module): module for module in model.modules()}
+    known |= memo
+    found: dict[int, Any] = {}
+    for path, module in model.named_modules():
+        waiting = [
+            (f"{path}.{name}" if path else name, value)
+            for name, value in vars(module).items()
+        ]
+        while waiting:
+            where, value = waiting.pop()
+            if id(value) in known:
+                continue
+            known[id(value)] = value
+            parts = _parts(value)
+            if _is_copied(value, [part for _, part in parts]):
+                waiting += [(f"{where}.{name}", part) for name, part in parts]
+            else:
+                found[id(value)] = _stand_in(where, value, type(module).__name__)
+    return found
+
+
+def _is_copied(value: Any, parts: Iterable[Any]) -> bool:  # noqa: ANN401
+    """Whether a value can be copied where all its parts can."""
+    if isinstance(value, torch.Generator):
+        return False  # torch's own copy reads its state under the fake mode
+    try:
+        copy.deepcopy(value, {id(part): part for part in parts})
+    except Exception:  # noqa: BLE001 - whatever it refuses with
+        return False
+    return True
+
+
+def _parts(value: Any) -> list[tuple[object, Any]]:  # noqa: ANN401
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(enumerate(value))
+    if isinstance(value, types.MethodType):
+        return [("__self__", value.__self__)]
+    if isinstance(value, (type, types.FunctionType)):
+        return []  # never copied
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _stand_in(path: str, value: Any, module: str) -> Any:  # noqa: ANN401
+    if isinstance(value, _READ_ON):
+        raise TraceError(
+            f"The model cannot be copied to plan it: its {path!r} is a "
+            f"{type(value).__name__}, and reading from it would change it for "
+            "training. Hold what opens it instead: a path, or a function.",
+            module=module,
+            op="deepcopy",
+        )
+    if isinstance(value, torch.Generator):
+        with _disable_current_modes():
+            return torch.Generator(value.device).set_state(value.get_state())
+    return value

@@ -1,0 +1,179 @@
+"""From what was logged at one or two batch sizes to a StepTrace for all of them.
+
+Every size is affine in the batch size, so two batch sizes give the line (tracing T6).
+Rounding to the allocator's 512 bytes happens in the replay, after scaling.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from budgetfit.core.step_trace import (
+    Affine,
+    KernelScratch,
+    OpTable,
+    StepTrace,
+    UnverifiedOp,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from budgetfit.tracing.recording.step_tracer import RawTrace
+
+
+class NotAffineError(Exception):
+    """Two batch sizes ran different programs: each size must be traced for itself."""
+
+
+def step_trace(raw: RawTrace, blocks: Sequence[str]) -> StepTrace:
+    """Return a trace that holds for the traced batch size alone."""
+    return _build(raw, raw, blocks, (raw.batch_size,))
+
+
+def affine_trace(first: RawTrace, second: RawTrace, blocks: Sequence[str]) -> StepTrace:
+    """Return a trace for every batch size from two that ran the same program.
+
+    Raises:
+        NotAffineError: If the two differ in more than sizes, or sizes are on no line;
+            what differs is named.
+    """
+    pairs = (
+        ("allocations and frees", first.log.events, second.log.events),
+        ("phases", first.phases, second.phases),
+        ("block passes", first.passes, second.passes),
+        (
+            "kernel scratch",
+            {k: (v.rule, v.part) for k, v in first.log.scratch.items()},
+            {k: (v.rule, v.part) for k, v in second.log.scratch.items()},
+        ),
+        (
+            "ops",
+            [(op.name, op.event) for op in first.log.ops],
+            [(op.name, op.event) for op in second.log.ops],
+        ),
+    )
+    for what, one, other in pairs:
+        if one != other:
+            raise NotAffineError(
+                f"batch sizes {first.batch_size} and {second.batch_size} have "
+                f"different {what} ({len(one)} and {len(other)})"
+            )
+    return _build(first, second, blocks, (first.batch_size, second.batch_size))
+
+
+def _build(
+    first: RawTrace, second: RawTrace, blocks: Sequence[str], sizes: tuple[int, ...]
+) -> StepTrace:
+    log = first.log
+    fixed, slope = _lines(first, second, log.sizes, second.log.sizes)
+    scratch_index = np.full(len(log.sizes), -1, np.int32)
+    scratch: dict[KernelScratch, int] = {}  # each once: blocks ask for the same
+    for storage, row in log.scratch.items():
+        constants, slopes = _lines(
+            first, second, row.arguments, second.log.scratch[storage].arguments
+        )
+        arguments = tuple(
+            Affine(int(a), int(b)) for a, b in zip(constants, slopes, strict=True)
+        )
+        found = KernelScratch(row.rule, arguments, row.part)
+        scratch_index[storage] = scratch.setdefault(found, len(scratch))
+    names = {name: n for n, name in enumerate(dict.fromkeys(op.name for op in log.ops))}
+    return StepTrace(
+        batch_sizes=sizes,
+        layers=tuple(first.layers),
+        block_names=tuple(blocks),
+        blocks=tuple(blocks[index] for index in first.blocks),
+        joined=(*first.joined, False)[: len(first.blocks)],
+        fixed_bytes=fixed,
+        bytes_per_sample=slope,
+        category=np.array(log.categories, np.int8),
+        layer=np.array(log.layers, np.int32),
+        scratch_index=scratch_index,
+        scratch=tuple(scratch),
+        events=np.array(log.events, np.int32),
+        phases=tuple(first.phases),
+        passes=tuple(first.passes),
+        ops=_ops(first, second, names),
+        op_names=tuple(names),
+        unverified_ops=_unverified(log.unverified),
+        random_blocks=tuple(blocks[index] for index in sorted(first.random_blocks)),
+        notes=tuple(first.notes),
+    )
+
+
+def _unverified(made_by: dict[int, str]) -> tuple[UnverifiedOp, ...]:
+    """Return the unverified ops with their storages, by name."""
+    storages: dict[str, list[int]] = defaultdict(list)
+    for storage, name in made_by.items():
+        storages[name].append(storage)
+    return tuple(
+        UnverifiedOp(name, tuple(made)) for name, made in sorted(storages.items())
+    )
+
+
+def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
+    one, other = first.log.ops, second.log.ops
+    flops, flops_slope = _lines(
+        first, second, [op.flops for op in one], [op.flops for op in other], np.float64
+    )
+    moved, moved_slope = _lines(
+        first,
+        second,
+        [op.moved_bytes for op in one],
+        [op.moved_bytes for op in other],
+        np.float64,
+    )
+    return OpTable(
+        event=np.array([op.event for op in one], np.int64),
+        layer=np.array([op.layer for op in one], np.int32),
+        rate=np.array([op.rate for op in one], np.int8),
+        flops_fixed=flops,
+        flops_per_sample=flops_slope,
+        bytes_fixed=moved,
+        bytes_per_sample=moved_slope,
+        name=np.array([names[op.name] for op in one], np.int32),
+    )
+
+
+def _lines(
+    first: RawTrace,
+    second: RawTrace,
+    at_first: Sequence[float],
+    at_second: Sequence[float],
+    dtype: type = np.int64,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the lines through what two runs have, as arrays."""
+    return lines_through(
+        np.array(at_first, dtype),
+        np.array(at_second, dtype),
+        (first.batch_size, second.batch_size),
+    )
+
+
+def lines_through(
+    one: NDArray[Any], other: NDArray[Any], sizes: tuple[int, int]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return intercepts and slopes of the lines through two batch sizes.
+
+    Raises:
+        NotAffineError: If something grows faster than the batch (scores of every sample
+            against every other) or shrinks: its line would be below zero somewhere.
+    """
+    span = sizes[1] - sizes[0]
+    if span == 0:
+        return one, np.zeros_like(one)
+    slope = (other - one) / span if one.dtype.kind == "f" else (other - one) // span
+    fixed = one - slope * sizes[0]
+    odd = np.flatnonzero((fixed < 0) | (slope < 0))
+    if len(odd):
+        raise NotAffineError(
+            f"batch sizes {sizes[0]} and {sizes[1]} are on no line: "
+            f"{one[odd[0]]:.0f} and {other[odd[0]]:.0f}"
+        )
+    return fixed, slope

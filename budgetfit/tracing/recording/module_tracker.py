@@ -1,0 +1,205 @@
+"""BlockTracker: which layer and which block runs, forward, recomputed or backward.
+
+Forward and recomputation are seen by hooks on the modules of the fake copy. The
+backward pass runs no module; there, autograd nodes tell: nodes get rising sequence
+numbers as the forward creates them and run in falling order, so a node's number says
+which stretch of the forward it belongs to.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.tracing.recording.storage_log import StorageLog
+
+
+@dataclass(slots=True)
+class ForwardRun:
+    """One run of a block's forward: events and autograd sequence numbers at its edges.
+
+    ``joined`` says that the input is the output of the run before, the very same
+    tensor.
+    """
+
+    block: int
+    start: int
+    sequence_start: int
+    input_storage: int
+    end: int = -1
+    sequence_end: int = -1
+    output_storage: int = -1
+    output: weakref.ref[torch.Tensor] | None = None
+    joined: bool = False
+
+
+class BlockTracker:
+    """Hooks a fake copy of a model and answers "where are we?" for the storage log.
+
+    Attributes:
+        layers: Module paths; the log stores indices into them.
+        runs: The forward runs of blocks in this micro-batch, in execution order.
+        counts: How often each block's forward ran in the first micro-batch.
+    """
+
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[str], log: StorageLog
+    ) -> None:
+        self.layers: list[str] = []
+        self.runs: list[ForwardRun] = []
+        self.backward: list[tuple[int, int]] = []
+        self._log = log
+        self._stack: list[int] = []
+        self._forward = False
+        self._sequences: list[int] = []
+        self._sequence_layers: list[int] = []
+        self._node_runs: list[int] = []
+        index_of = {name: index for index, name in enumerate(blocks)}
+        self._hooks = []
+        for name, module in model.named_modules():
+            layer = len(self.layers)
+            self.layers.append(name)
+            self._hooks += _hook(self, module, layer, index_of.get(name))
+        log.current_layer = self.current_layer
+
+    # -- phases -----------------------------------------------------------------------
+
+    def start_forward(self) -> None:
+        """A micro-batch's forward begins: forget the one before."""
+        self.runs, self.backward = [], []
+        self._sequences, self._sequence_layers = [], []
+        self._stack, self._forward = [], True
+
+    def start_backward(self) -> None:
+        """The forward is over; from here on nodes tell where we are."""
+        self._forward = False
+        self._node_runs = [run.sequence_start for run in self.runs]
+
+    def see_backward_op(self) -> None:
+        """Note which block's backward the current op belongs to."""
+        if self._forward:
+            return
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return
+        sequence = node._sequence_nr()
+        if sequence >= _NO_SEQUENCE:
+            return  # gradient accumulation: part of whatever came before
+        run = self._run_of(sequence)
+        if not self.backward or self.backward[-1][0] != run:
+            self.backward.append((run, len(self._log.events)))
+
+    def _run_of(self, sequence: int) -> int:
+        """Return the run whose forward made this node; ~k: before run k's start."""
+        position = bisect.bisect_right(self._node_runs, sequence) - 1
+        if position >= 0 and sequence < self.runs[position].sequence_end:
+            return position
+        return ~(position + 1)
+
+    # -- layers -----------------------------------------------------------------------
+
+    def current_layer(self) -> int:
+        """Return the innermost module that runs, or whose backward does; -1: none."""
+        if self._stack:
+            return self._stack[-1]
+        if self._forward:
+            return -1
+        node = torch._C._current_autograd_node()
+        if node is None or not self._sequences:
+            return -1
+        position = bisect.bisect_right(self._sequences, node._sequence_nr()) - 1
+        return self._sequence_layers[position] if position >= 0 else -1
+
+    def current_path(self) -> str:
+        """Return the path of the module that runs; empty for none or the whole."""
+        layer = self.current_layer()
+        return self.layers[layer] if layer >= 0 else ""
+
+    def enter(self, layer: int) -> None:
+        """A module's forward begins."""
+        self._stack.append(layer)
+        self._note_sequence()
+
+    def leave(self) -> None:
+        """A module's forward ended, perhaps by an exception."""
+        if self._stack:
+            self._stack.pop()
+        self._note_sequence()
+
+    def _note_sequence(self) -> None:
+        if self._forward:
+            self._sequences.append(torch._C._autograd._get_sequence_nr())
+            self._sequence_layers.append(self._stack[-1] if self._stack else -1)
+
+    def start_block(self, block: int, value: torch.Tensor | None) -> None:
+        """A block's forward begins with ``value`` as its first tensor input."""
+        if not self._forward:
+            return
+        before = self.runs[-1].output if self.runs else None
+        self.runs.append(
+            ForwardRun(
+                block=block,
+                start=len(self._log.events),
+                sequence_start=torch._C._autograd._get_sequence_nr(),
+                input_storage=-1 if value is None else self._log.index_of(value),
+                joined=before is not None and before() is value,
+            )
+        )
+
+    def end_block(self, block: int, value: torch.Tensor | None) -> None:
+        """A block's forward ended with ``value`` as its first tensor output."""
+        if not self._forward or not self.runs:
+            return
+        run = next((r for r in reversed(self.runs) if r.block == block), None)
+        if run is not None and run.end < 0:
+            run.end = len(self._log.events)
+            run.sequence_end = torch._C._autograd._get_sequence_nr()
+            run.output_storage = -1 if value is None else self._log.index_of(value)
+            run.output = None if value is None else weakref.ref(value)
+
+    def remove(self) -> None:
+        """Take all hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+_NO_SEQUENCE = 2**63  # AccumulateGrad nodes carry UINT64_MAX: run as soon as possible
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:  # noqa: ANN401 - any module's output
+    """Return the first tensor in arguments or outputs, looking into nested ones."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return None
+    return next((t for t in map(first_tensor, value) if t is not None), None)
+
+
+def _hook(
+    tracker: BlockTracker, module: nn.Module, layer: int, block: int | None
+) -> list[Any]:
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        if block is not None:
+            value = first_tensor(args)
+            tracker.start_block(block, first_tensor(kwargs) if value is None else value)
+        tracker.enter(layer)
+
+    def after(_: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        tracker.leave()
+        if block is not None:
+            tracker.end_block(block, first_tensor(output))
+
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, always_call=True),
+    ]

@@ -1,0 +1,179 @@
+"""Answers to questions about values that a trace does not know (tracing T8).
+
+The result is real where it can be said, and on meta where only its shape can: as large
+as it can be. A question that no rule answers is an ``UnknownValueError``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from budgetfit.tracing.values.assumptions import (
+    ALL_DIFFERENT,
+    FULL_MASK,
+    MOST_CHOICES,
+    READ_NUMBER,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._ops import OpOverload
+
+    Values = Callable[[torch.Tensor], torch.Tensor | None]
+
+aten = torch.ops.aten
+PACKED = (
+    "recurrent layers over packed sequences are traced as a CPU runs them, which keeps "
+    "more than a fused cell does"
+)
+
+
+class Answer(NamedTuple):
+    """What an op returns, and what had to be assumed for it."""
+
+    result: Any
+    why: str = ""
+
+
+def full_positions(shape: torch.Size) -> torch.Tensor:
+    """Return ``nonzero`` of a full mask, on meta where that is a long list."""
+    count = shape.numel()
+    if count <= MOST_CHOICES:
+        return torch.ones(shape, dtype=torch.bool).nonzero()
+    return torch.empty_strided(
+        (count, len(shape)), (1, count), dtype=torch.int64, device="meta"
+    )
+
+
+def _number(_: Values, x: torch.Tensor) -> Answer | None:
+    if x.dtype == torch.bool:
+        return Answer(True, FULL_MASK)
+    return Answer(1.0, READ_NUMBER) if x.is_floating_point() else None
+
+
+def _yes(_: Values, _x: torch.Tensor) -> Answer:
+    return Answer(True, FULL_MASK)
+
+
+def _no(_: Values, *_args: object, **_kwargs: object) -> Answer:
+    return Answer(False, ALL_DIFFERENT)
+
+
+def _positions(_: Values, x: torch.Tensor) -> Answer:
+    return Answer(full_positions(x.shape), FULL_MASK)
+
+
+def _unique(
+    _: Values,
+    x: torch.Tensor,
+    inverse: bool = False,
+    counts: bool = False,
+    dim: int | None = None,
+) -> Answer | None:
+    if dim is not None:
+        return None
+    count = x.numel()
+    nothing = torch.empty(0, dtype=torch.int64)
+    return Answer(
+        (
+            torch.empty(count, dtype=x.dtype, device="meta"),
+            torch.arange(count).reshape(x.shape) if inverse else nothing,
+            torch.ones(count, dtype=torch.int64) if counts else nothing,
+        ),
+        ALL_DIFFERENT,
+    )
+
+
+def _unique2(
+    values: Values,
+    x: torch.Tensor,
+    _sorted: bool = True,
+    inverse: bool = False,
+    counts: bool = False,
+) -> Answer | None:
+    return _unique(values, x, inverse, counts)
+
+
+def _bincount(
+    values: Values,
+    x: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    minlength: int = 0,
+) -> Answer | None:
+    """Count weights that nobody knows, in bins that somebody does."""
+    dtype = torch.int64 if weights is None else torch.float64
+    known = values(x)
+    if known is not None:
+        minlength = len(torch.bincount(known, minlength=minlength))
+    if not minlength:
+        return None
+    return Answer(torch.empty(minlength, dtype=dtype, device="meta"))
+
+
+def _repeats(
+    _: Values, _x: torch.Tensor, output_size: int | None = None
+) -> Answer | None:
+    if output_size is None:
+        return None
+    return Answer(torch.empty(output_size, dtype=torch.int64, device="meta"))
+
+
+def _ctc_loss(
+    values: Values,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    _input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *_: object,
+    **__: object,
+) -> Answer:
+    """The recursion's table is as wide as the longest target (LossCTC.cu)."""
+    lengths, why = values(target_lengths), ""
+    if lengths is None:
+        longest, why = targets.shape[-1], FULL_MASK
+    else:
+        longest = int(lengths.max())
+    steps, samples = log_probs.shape[0], log_probs.shape[1]
+    like = {"dtype": log_probs.dtype, "device": "meta"}
+    result = (
+        torch.empty(samples, **like),  # type: ignore[call-overload]
+        torch.empty(samples, steps, 2 * longest + 1, **like),  # type: ignore[call-overload]
+    )
+    return Answer(result, why)
+
+
+def _packed(
+    values: Values,
+    x: torch.Tensor,
+    lengths: torch.Tensor,
+    batch_first: bool,
+) -> Answer:
+    """Rows of all samples without their padding; how many each step has is real."""
+    known, why = values(lengths), PACKED
+    if known is None:
+        longest = x.shape[1 if batch_first else 0]
+        known, why = torch.full(lengths.shape, longest), FULL_MASK
+    narrow = torch.zeros(*x.shape[:2], 1)
+    rows, sizes = aten._pack_padded_sequence.default(narrow, known, batch_first)
+    data = torch.empty(len(rows), *x.shape[2:], dtype=x.dtype, device="meta")
+    return Answer((data, sizes), why)
+
+
+ANSWERS: dict[OpOverload, Callable[..., Answer | None]] = {
+    aten._local_scalar_dense.default: _number,
+    aten.is_nonzero.default: _yes,
+    aten.equal.default: _no,
+    aten.allclose.default: _no,
+    aten.nonzero.default: _positions,
+    aten._unique2.default: _unique2,
+    aten.unique_consecutive.default: _unique,
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeats,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._pack_padded_sequence.default: _packed,
+}
+# What they return is in host memory on CUDA as well, and C++ reads it there.
+HOST_RESULTS = {aten._pack_padded_sequence.default: (1,)}

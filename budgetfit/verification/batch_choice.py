@@ -1,0 +1,77 @@
+"""Which batches a verification runs: the longest first, and whether it was planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.batches.batch_tree import (
+    batch_size_of,
+    describe_batch,
+    resize_batch,
+)
+from budgetfit.batches.sample_count import batch_of_shapes, count_samples
+from budgetfit.measuring.longest_batch import (
+    Batches,
+    elements,
+    longest_first,
+    shapes_of,
+)
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.sample_dims import SampleDims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenBatch:
+    """The longest batch, shorter ones to run after it, and what to know of them."""
+
+    batch: Any
+    shorter: tuple[Any, ...]
+    notes: tuple[str, ...]
+
+
+def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  # noqa: ANN401
+    """Choose from one batch or several (``longest_first``).
+
+    Raises:
+        InputError: There is no batch among them.
+    """
+    # A tuple of one mapping may be a batch: a model that takes the mapping itself.
+    is_one = describe_batch(batch).keys() == plan.model.batch.keys()
+    found = Batches(longest=batch) if is_one else longest_first(batch)
+    notes = []
+    if found.seen > 1:
+        notes.append(
+            f"The longest of {found.seen} batches ran first; of the others, "
+            f"{len(found.others)} of other shapes ran a step each."
+        )
+    planned = _elements_per_sample(plan, dims)
+    longest = shapes_of(found.longest)
+    size = batch_size_of(found.longest, dims=dims)
+    if planned and elements(longest) / size > planned:
+        notes.append(
+            f"A sample of the longest batch has {elements(longest) / size:,.0f} "
+            f"elements and the planned one {planned:,.0f}: plan for it, with batch=, "
+            "max_length= or lengths=."
+        )
+    most = plan.recipe.batch_size
+    return ChosenBatch(
+        batch=found.longest,
+        shorter=tuple(_at_most(item, most, dims) for item in found.others),
+        notes=tuple(notes),
+    )
+
+
+def _elements_per_sample(plan: Plan, dims: SampleDims) -> float:
+    samples = count_samples(batch_of_shapes(plan.model.batch), dims)
+    shapes = tuple(shape for shape, _ in plan.model.batch.values())
+    return elements(shapes) / samples if samples else 0.0
+
+
+def _at_most(batch: Any, batch_size: int, dims: SampleDims) -> Any:  # noqa: ANN401
+    """Cut a batch to the planned number of samples; a smaller one stays."""
+    if batch_size_of(batch, dims=dims) <= batch_size:
+        return batch
+    return resize_batch(batch, batch_size, dims=dims)

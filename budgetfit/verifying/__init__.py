@@ -1,1 +1,0 @@
-"""Measure real training steps and compare them with the prediction."""

@@ -1,0 +1,117 @@
+"""Whether a live model is the one that a plan was made for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from budgetfit.applying.attention_implementation import attention_of
+from budgetfit.applying.quantized_layers.nf4_linear import parameter_count
+from budgetfit.applying.torch_compile import plain_module
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
+
+
+def is_same_model(plan: Plan, model: nn.Module) -> bool:
+    """Say whether the model has the planned class, blocks, parameters, attention."""
+    return not _difference(plan, model)
+
+
+def check_same_model(plan: Plan, model: nn.Module) -> None:
+    """Refuse a model that is not the planned one.
+
+    Raises:
+        InputError: If classes of the model or its blocks, counts of parameters, all or
+            trained, or attention differ, or a planned block is missing.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"The model must be a torch.nn.Module, not a {type(model).__name__}. Hand "
+            "in the one that was planned, with its weights."
+        )
+    difference = _difference(plan, model)
+    if difference:
+        raise InputError(
+            f"The plan was made for {plan.model.name}, and this model {difference}. "
+            "Plan again for this model."
+        )
+
+
+def _difference(plan: Plan, model: nn.Module) -> str:
+    """Return what is not as planned, in words; empty if nothing."""
+    modules = dict(model.named_modules())
+    missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
+    if missing:
+        return f"has no block {missing[0]!r}"
+    classes = _other_classes(plan, model)
+    if classes:
+        return classes
+    count, planned = parameter_count(model), plan.model.parameter_count
+    if planned not in (count, count - _inactive_count(model)):
+        return f"has {count:,} parameters, not {planned:,}"
+    trained = trainable_count(model)
+    if trained != plan.model.trainable_count:
+        return f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
+    attention = attention_of(model)
+    if attention and plan.model.attention and attention != plan.model.attention:
+        return f"has attention {attention}, not {plan.model.attention}"
+    return ""
+
+
+def _other_classes(plan: Plan, model: nn.Module) -> str:
+    """Say if the model or its blocks are of other classes."""
+    planned, block_type = plan.model.type_name, plan.model.block_type
+    inner = below_wrappers(model)
+    if planned and planned not in _class_names(inner):
+        return f"is a {type(inner).__name__}, not a {planned}"
+    modules = dict(model.named_modules())
+    blocks = [modules[name] for name in plan.model.blocks if name in modules]
+    if blocks and block_type and not any(block_type in _class_names(b) for b in blocks):
+        return f"has blocks of {type(blocks[0]).__name__}, not of {block_type}"
+    return ""
+
+
+def _class_names(module: nn.Module) -> list[str]:
+    """Return a module's class and those whose forward it has without a change."""
+    names = []
+    for kind in type(plain_module(module)).__mro__:
+        names.append(kind.__name__)
+        if "forward" in vars(kind):
+            break
+    return names
+
+
+def below_wrappers(model: nn.Module) -> nn.Module:
+    """Return what torch.compile and peft have wrapped.
+
+    Not what data parallelism has: that wrapper is no model that was planned.
+    """
+    model = plain_module(model)
+    find: Any = getattr(model, "get_base_model", None)
+    return plain_module(find()) if callable(find) else model
+
+
+def trainable_count(model: nn.Module) -> int:
+    """Return how many numbers of a model train."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _inactive_count(model: nn.Module) -> int:
+    """Return the numbers in peft's adapters that are not active.
+
+    TRL's DPOTrainer keeps a copy of the adapter as its reference.
+    """
+    layers: list[Any] = list(model.modules())
+    inactive = {
+        parameter
+        for layer in layers
+        if hasattr(layer, "adapter_layer_names") and hasattr(layer, "active_adapters")
+        for name in layer.adapter_layer_names
+        for adapter, part in getattr(layer, name, {}).items()
+        if adapter not in layer.active_adapters
+        for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
+    }
+    return sum(parameter.numel() for parameter in inactive)
