@@ -17,7 +17,7 @@ from tests.models import EXAMPLES, without_loss
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 ADA, T4, HOPPER = "rtx-4090", "t4", "h100-80gb"
 

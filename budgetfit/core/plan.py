@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.answer_text import text_of
@@ -14,19 +13,15 @@ from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan_exports import PlanExports
-from budgetfit.core.plan_json import (
-    add_rates,
-    check_fields,
-    damaged,
-    drop_rates,
-    parse_document,
-    read_plan_text,
-)
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.validation import check_samples
 from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 from budgetfit.gpus.table import Gpu
+from budgetfit.utils.late_import import import_late
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __all__ = [
     "Alternative",
@@ -43,7 +38,6 @@ __all__ = [
 SECONDS_PER_HOUR = 3600
 # The label of the row that says what a plan takes where gradients are accumulated.
 ACCUMULATING = "accumulating"
-FORMAT = 1  # of a saved plan; raised when a field changes its meaning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,13 +312,8 @@ class Plan(PlanExports):
 
     def to_json(self) -> str:
         """Return the plan as one JSON document."""
-        from pydantic import TypeAdapter  # noqa: PLC0415 - keeps --help fast
-
-        plain = TypeAdapter(Plan).dump_python(
-            replace(self, source=None), mode="json", exclude={"source", "later"}
-        )
-        add_rates(plain, self)
-        return json.dumps({"format": FORMAT, **plain}, indent=1)
+        text: str = _json().to_json(self)
+        return text
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -334,20 +323,7 @@ class Plan(PlanExports):
             InputError: If the text is no plan, or one of another format; the field is
                 named.
         """
-        from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
-
-        data = parse_document(text, FORMAT)
-        drop_rates(data)
-        try:
-            # As JSON: lists are tuples there, and nothing else is anything else.
-            plan = TypeAdapter(cls).validate_json(
-                json.dumps(data), strict=True, extra="forbid"
-            )
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise damaged(where, first["msg"].removeprefix("Value error, ")) from None
-        check_fields(plan)
+        plan: Plan = _json().from_json(text)
         return plan
 
     def save(self, path: str | Path) -> None:
@@ -361,4 +337,8 @@ class Plan(PlanExports):
         Raises:
             InputError: If the file cannot be read or is no plan.
         """
-        return cls.from_json(read_plan_text(path))
+        return cls.from_json(_json().read_plan_text(path))
+
+
+def _json() -> ModuleType:
+    return import_late("budgetfit.core.plan_json")

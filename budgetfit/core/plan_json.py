@@ -1,26 +1,28 @@
 """A saved plan is data that anybody may have written: read strictly, or refused.
 
-``Plan.from_json`` knows the types of the fields; what is here knows what JSON lets
-through (fields that stand twice, NaN, numbers and nestings without bounds) and what one
-field says about another.
+pydantic knows the types of the fields; what is here knows what JSON lets through
+(fields that stand twice, NaN, numbers and nestings without bounds) and what one field
+says about another.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from pydantic import TypeAdapter, ValidationError
+
+from budgetfit.core.plan import Estimate, ModelSummary, Plan
 from budgetfit.core.precision import find_precision
-from budgetfit.core.recipe import SegmentMode
+from budgetfit.core.recipe import Recipe, SegmentMode
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from budgetfit.core.plan import Estimate, ModelSummary, Plan
-    from budgetfit.core.recipe import Recipe
-
+FORMAT: Final = 1  # raised when a field changes its meaning
 LARGEST_FILE_BYTES: Final = 64 * 2**20  # a plan of a thousand blocks has 2 MB
 _LARGEST_NUMBER: Final = 2**63
 _DEEPEST: Final = 24  # a plan has 7
@@ -71,7 +73,7 @@ def read_plan_text(path: str | Path) -> str:
     return text
 
 
-def parse_document(text: str, plan_format: int) -> dict[str, Any]:
+def _parse_document(text: str) -> dict[str, Any]:
     """Return the fields of a saved plan, of which each stands once and is finite.
 
     Raises:
@@ -88,7 +90,7 @@ def parse_document(text: str, plan_format: int) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"This is not a saved plan: {error}. {_ANEW}") from None
     found = data.pop("format", None) if isinstance(data, dict) else None
-    if not isinstance(data, dict) or type(found) is not int or found != plan_format:
+    if not isinstance(data, dict) or type(found) is not int or found != FORMAT:
         raise InputError(f"This is not a plan of this version. {_ANEW}")
     for where, value in _values(data):
         why = _why_not(where, value)
@@ -97,7 +99,37 @@ def parse_document(text: str, plan_format: int) -> dict[str, Any]:
     return data
 
 
-def add_rates(document: dict[str, Any], plan: Plan) -> None:
+def to_json(plan: Plan) -> str:
+    """Return ``plan`` as one JSON document."""
+    plain = TypeAdapter(Plan).dump_python(
+        replace(plan, source=None), mode="json", exclude={"source", "later"}
+    )
+    _add_rates(plain, plan)
+    return json.dumps({"format": FORMAT, **plain}, indent=1)
+
+
+def from_json(text: str) -> Plan:
+    """Read what ``to_json`` wrote.
+
+    Raises:
+        InputError: If the text is no plan, or one of another format, with the field.
+    """
+    data = _parse_document(text)
+    _drop_rates(data)
+    try:
+        # As JSON: lists are tuples there, and nothing else is anything else.
+        plan = TypeAdapter(Plan).validate_json(
+            json.dumps(data), strict=True, extra="forbid"
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise damaged(where, first["msg"].removeprefix("Value error, ")) from None
+    _check_fields(plan)
+    return plan
+
+
+def _add_rates(document: dict[str, Any], plan: Plan) -> None:
     """Add ``samples_per_s`` to each estimate, for other readers of the document."""
     pairs = [(document["estimate"], plan.estimate)]
     pairs += [
@@ -108,8 +140,8 @@ def add_rates(document: dict[str, Any], plan: Plan) -> None:
         estimate[_RATE] = known.samples_per_s
 
 
-def drop_rates(document: dict[str, Any]) -> None:
-    """Take out what follows from other fields: what ``add_rates`` added, hours."""
+def _drop_rates(document: dict[str, Any]) -> None:
+    """Take out what follows from other fields: what ``_add_rates`` added, hours."""
     for name in _TIMES:
         document.pop(name, None)
     rows = document.get("alternatives")
@@ -166,7 +198,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def check_fields(plan: Plan) -> None:
+def _check_fields(plan: Plan) -> None:
     """Refuse fields of which one contradicts another.
 
     Raises:

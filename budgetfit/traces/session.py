@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.gpus.table import Gpu
     from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.workload.workload import Subject
 
 # Never 1: broadcasting and squeezing differ there (tracing T6).

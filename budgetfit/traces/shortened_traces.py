@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.blocks.repeated_runs import BlockRun
     from budgetfit.tracing.depth_extrapolation.columnar_trace import FlatTrace
     from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.workload.workload import Subject
 
     Tracer = Callable[[int, Shortening], RawTrace]

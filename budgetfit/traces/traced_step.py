@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.workload.model_and_batch import RealProgram
     from budgetfit.workload.workload import Subject
 

@@ -20,7 +20,7 @@ from tests.traced import raw_trace, session
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 BATCH = 3
 STEPS = 2  # the first creates states, the second meets them

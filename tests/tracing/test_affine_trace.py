@@ -28,7 +28,7 @@ from budgetfit.workload.workload import Subject
 from tests.traced import ADA, PAIRS, T4, line, raw_trace, session
 
 if TYPE_CHECKING:
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 CASES = [
     *((name, *PAIRS[name], recompute) for name in PAIRS for recompute in (False, True)),

@@ -17,7 +17,7 @@ from tests.traced import raw_trace, session
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import BlockPass
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 SGD = Recipe(batch_size=4, optimizer="sgd")
 MEBI = tuple(f"blocks.{index}" for index in range(3))

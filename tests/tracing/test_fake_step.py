@@ -23,7 +23,7 @@ from tests.traced import raw_trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 SGD = Recipe(batch_size=4, optimizer="sgd")

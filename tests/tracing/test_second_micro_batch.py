@@ -14,7 +14,7 @@ from budgetfit.tracing.recording.second_micro_batch import repeat_micro_step
 from tests.traced import raw_trace
 
 if TYPE_CHECKING:
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from budgetfit.applying.run.accumulation import Group
 from budgetfit.applying.run.random_state import random_state, set_random_state
@@ -13,13 +13,30 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from budgetfit.applying.run.run import Run
+    from budgetfit.applying.run.accumulated_gradients import Gathered
 
 _NEEDED = {"model", "optimizer", "scaler"}
 _CLASS = "optimizer_class"
 
 
-def save_state(run: Run) -> dict[str, Any]:
+class Resumable(Protocol):
+    """What of a ``Run`` is saved."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    trained: list[nn.Parameter]
+    device: torch.device
+    steps_done: int
+    skipped_steps: int
+    group: Group
+    gathered: Gathered
+
+    def drop_group(self) -> None:
+        """Forget the micro-batches that no optimizer step has used yet."""
+
+
+def save_state(run: Resumable) -> dict[str, Any]:
     """Return all that the next step depends on, but for the data and the settings.
 
     Tensors are the live ones, as in a model's own ``state_dict``.
@@ -36,7 +53,7 @@ def save_state(run: Run) -> dict[str, Any]:
     }
 
 
-def load_state(run: Run, state: dict[str, Any], *, random: bool) -> None:
+def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
     """Continue from what ``save_state`` returned, of this version or an older one.
 
     Raises:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.traces.session import Traces
     from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 LARGEST = 1 << 20  # where memory does not grow with the batch
 BATCHES = 2  # evaluated one after the other

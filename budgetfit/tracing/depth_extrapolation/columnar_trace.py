@@ -21,12 +21,12 @@ from budgetfit.core.step_trace import (
     StepTrace,
     UnverifiedOp,
 )
-from budgetfit.tracing.recording.op_sources import only, op_shares, storage_owners
+from budgetfit.tracing.recording.tensor_owners import only, op_shares, storage_owners
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 Ints = NDArray[np.int64]
 

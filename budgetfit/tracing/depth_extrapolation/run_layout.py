@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.blocks.repeated_runs import BlockRun
     from budgetfit.tracing.depth_extrapolation.columnar_trace import Names
     from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 
 def run_layout(run: BlockRun, names: Names) -> RunLayout:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from budgetfit.tracing.recording.step_tracer import RawTrace
+    from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.tracing.records import OpRow
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,8 +19,9 @@ from budgetfit.tracing.fake.result_cache import FakeResults
 from budgetfit.tracing.isolation.cuda_device_names import OneDevice
 from budgetfit.tracing.isolation.lru_caches import no_fakes_remembered
 from budgetfit.tracing.isolation.python_state import quiet_machine
+from budgetfit.tracing.recording.gradient_log import GradientLog
 from budgetfit.tracing.recording.module_tracker import BlockTracker
-from budgetfit.tracing.recording.second_micro_batch import GradientLog
+from budgetfit.tracing.recording.raw_trace import RawTrace, Runner, StepProgram
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.recording.tensor_owners import name_survivors, register
 from budgetfit.tracing.values.concrete_execution import weight_like
@@ -41,43 +42,6 @@ if TYPE_CHECKING:
 # Up to the batch sizes of a line (planning.traces) rules stand in for what is too large
 # to be followed; beyond, the line is better.
 LARGEST_ASSUMING_BATCH = 3
-
-
-class StepProgram(Protocol):
-    """Makes a model train: what ``applying.Run`` does, handed in by ``planning``."""
-
-    def __call__(self, model: nn.Module, on_phase: Callable[[str], None]) -> Runner:
-        """Prepare ``model`` and return what runs its micro-steps."""
-
-
-class Runner(Protocol):
-    """A model that is ready to train."""
-
-    optimizer: torch.optim.Optimizer
-
-    def step(self, batch: Any) -> Any:  # noqa: ANN401
-        """Run one micro-batch; every n-th call steps the optimizer."""
-
-
-@dataclass(slots=True)
-class RawTrace:
-    """What one run at one batch size logged, before two of them become a StepTrace.
-
-    ``ops_before_update`` counts the ops before the first optimizer step.
-    """
-
-    batch_size: int
-    log: StorageLog
-    layers: list[str]
-    step_start: int = 0
-    ops_before_update: int = 0
-    blocks: list[int] = field(default_factory=list)
-    joined: list[bool] = field(default_factory=list)
-    phases: list[Phase] = field(default_factory=list)
-    passes: list[BlockPass] = field(default_factory=list)
-    random_blocks: set[int] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    gradients: GradientLog | None = None
 
 
 class _PhaseClock:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST
-from budgetfit.tracing.op_costs import cost_of
+from budgetfit.tracing.op_costs import cost_of, tensors_in
 from budgetfit.tracing.op_signature import Calls, call_key
-from budgetfit.tracing.recording.op_sources import note_sources
 from budgetfit.tracing.records import (
     NO_SCRATCH,
     OpRow,
@@ -139,7 +139,7 @@ class StorageLog(TorchDispatchMode):
         self._log_allocations(func, taken, out)
         touched: Touched = ()
         if not self._in_modules:
-            touched = note_sources(self, first, args, kwargs, out)
+            touched = _note_sources(self, first, args, kwargs, out)
         rate, flops, moved_bytes = _cost(call, func, args, kwargs, out)
         if flops or moved_bytes:
             layer, event = self.current_layer(), len(self.events)
@@ -317,3 +317,58 @@ class StorageLog(TorchDispatchMode):
         if known is not None:
             self.events.append(-(known[0] + 1))
             self.live_bytes -= self.sizes[known[0]]
+
+
+def _note_sources(
+    log: StorageLog,
+    first: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,  # noqa: ANN401 - whatever an op returned
+) -> Touched:
+    """Note what the storages from ``first`` on were made from, by one op.
+
+    Returns:
+        What the op moved: the bytes of every tensor, with the storages that say whose
+        they are. In lists those are all at the same position: a number that all share
+        counts for each.
+    """
+    inputs = [*args, *kwargs.values()]
+    sources = tuple(_storages(log, inputs))
+    for storage in range(first, len(log.sizes)):
+        log.made_from[storage] = sources
+    if isinstance(out, (tuple, list)):
+        lists = [x for x in inputs if _is_list(x) and len(x) == len(out)]
+        for position, tensor in enumerate(out):
+            storage = log.index_of(tensor) if isinstance(tensor, torch.Tensor) else -1
+            if storage >= first:
+                own = [given[position] for given in lists]
+                log.made_from[storage] = tuple(_storages(log, own))
+    touched: list[tuple[tuple[int, ...], int]] = []
+    by_length: dict[int, list[Any]] = defaultdict(list)
+    for value in (*inputs, out):
+        if _is_list(value):
+            by_length[len(value)].append(value)
+        else:
+            touched += [_moved(log, [value])]
+    for lists in by_length.values():
+        touched += [_moved(log, row) for row in zip(*lists, strict=True)]
+    return tuple(row for row in touched if row[1])
+
+
+def _moved(log: StorageLog, values: Sequence[Any]) -> tuple[tuple[int, ...], int]:
+    """Return the storages of some values, and the bytes of their tensors."""
+    tensors = tensors_in(tuple(values))
+    moved_bytes = sum(x.numel() * x.element_size() for x in tensors)
+    return tuple(_storages(log, values)), moved_bytes
+
+
+def _storages(log: StorageLog, values: Sequence[Any]) -> Iterator[int]:
+    for tensor in tensors_in(tuple(values)):
+        storage = log.index_of(tensor)
+        if storage >= 0:
+            yield storage
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (tuple, list))

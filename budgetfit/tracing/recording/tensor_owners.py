@@ -1,18 +1,28 @@
-"""Whose tensors are whose: a model's weights, and what outlives a step."""
+"""Attribute storages to layers: weights, optimizer state, and what an optimizer makes.
+
+No module runs in an optimizer, so there ops tell: what an op makes belongs to the layer
+of what it was made from; of lists of tensors, each entry to its own. A first step makes
+optimizer state out of nothing and learns only at its end whose that is, so sources are
+noted first (``StorageLog.made_from``) and followed to layers later.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
     from budgetfit.tracing.recording.module_tracker import BlockTracker
-    from budgetfit.tracing.recording.step_tracer import Runner
+    from budgetfit.tracing.recording.raw_trace import Runner
     from budgetfit.tracing.recording.storage_log import StorageLog
+    from budgetfit.tracing.records import OpRow
 
 # What torch's optimizers count with, one number for each parameter: on the CPU unless
 # they are fused or capturable. ASGD alone keeps its count beside the parameter.
@@ -87,3 +97,27 @@ def name_survivors(
             for value in map(state.get, counters):
                 if isinstance(value, torch.Tensor):
                     log.ignore(value)  # counted in host memory (cuda-memory M43)
+
+
+def storage_owners(log: StorageLog) -> list[int]:
+    """Return the layer that each storage belongs to, or -1."""
+    owners = list(log.layers)
+    for storage in sorted(log.made_from):  # what it was made from came before
+        owners[storage] = only(owners[source] for source in log.made_from[storage])
+    return owners
+
+
+def op_shares(op: OpRow, owners: list[int]) -> dict[int, int]:
+    """Return the bytes that an op moved of each layer's storages."""
+    shares: dict[int, int] = defaultdict(int)
+    for storages, moved_bytes in op.touched:
+        owner = only(owners[storage] for storage in storages)
+        if owner >= 0:
+            shares[owner] += moved_bytes
+    return shares
+
+
+def only(owners: Iterable[int]) -> int:
+    """Return the one layer among ``owners``, or -1 where there are several or none."""
+    found = set(owners) - {-1}
+    return found.pop() if len(found) == 1 else -1
