@@ -1,5 +1,5 @@
-"""Batches: made for a model from its config, counted and cut into samples.
+"""Batches as users hand them in: their tensors, and how many samples they hold.
 
-In comes a model or a user's own batch; out come a batch of any size, the number of its
-samples, and which dimensions grow with it. Open ``make_batch.py`` first.
+In come nested dicts, lists and tensors; out come counts, and batches of another size.
+Open ``sample_count.py`` first.
 """

@@ -12,7 +12,7 @@ from budgetfit.doctor.finding import Finding, note, ok, problem
 
 _MATCHING: Final = ("torchvision", "torchaudio")  # compiled for one release of torch
 _OLDEST_TRANSFORMERS: Final = "5"
-# transformers 5.23 works with no older ones (its integrations/adapters/peft.py and
+# transformers 5.23 works with no older ones (its integrations/peft.py and
 # utils/import_utils.py); for pip they are not its requirements.
 OLDEST: Final = {"peft": "0.20.0", "bitsandbytes": "0.46.1", "torchao": "0.15.0"}
 

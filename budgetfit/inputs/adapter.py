@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.core.adapter import Adapter, ComputeDtype, parse_adapter
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.adapters.peft import adapted_on_meta, to_trace
+from budgetfit.integrations.peft import adapted_on_meta, to_trace
 from budgetfit.integrations.quantization.bitsandbytes import (
     as_stored,
     is_quantised,

@@ -11,7 +11,7 @@ from budgetfit.applying.undo import Undo
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from budgetfit.inputs.plan_source import PlanSource
-from budgetfit.integrations.adapters.peft import adapters_on, code, with_adapters
+from budgetfit.integrations.peft import adapters_on, code, with_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,18 +14,18 @@ from torch import nn
 from budgetfit.applying.data_parallel import refuse_to_apply
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
-from budgetfit.batches.make_batch import batch_dimension, make_batch
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.errors import InputError
-from budgetfit.integrations.adapters.peft import with_adapter
+from budgetfit.example_batches.make_batch import batch_dimension, make_batch
 from budgetfit.integrations.model_sources.model_name import is_factory_text
 from budgetfit.integrations.model_sources.model_source import (
     as_torch_module,
     resolve_model,
 )
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.integrations.peft import with_adapter
 from budgetfit.measuring.real_step import find_device
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.verification.batch_choice import choose_batch

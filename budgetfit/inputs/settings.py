@@ -13,7 +13,6 @@ from budgetfit.applying.data_parallel import refuse_to_plan
 from budgetfit.applying.torch_compile import plain_module
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
-from budgetfit.batches.make_batch import MadeBatch, batch_dimension, make_batch
 from budgetfit.calibration.known_measurements import card_of, known_context
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.recipe import Recipe
@@ -21,15 +20,16 @@ from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.units import parse_bytes
 from budgetfit.core.validation import whole_number
 from budgetfit.errors import InputError
+from budgetfit.example_batches.make_batch import MadeBatch, batch_dimension, make_batch
 from budgetfit.gpus.cuda_context import CudaContext
 from budgetfit.gpus.table import Gpu, find_gpu, generic_gpu
 from budgetfit.gpus.torch_builds import builds_note
 from budgetfit.inputs.adapter import adapter_as_stored, model_to_trace
 from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.sample_lengths import LengthSummary, summarize
-from budgetfit.integrations.adapters.peft import with_adapter
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.integrations.peft import with_adapter
 from budgetfit.measuring.host_memory import free_bytes
 from budgetfit.planning.search.search import Request, fixed_segments
 from budgetfit.traces.loss_modules import loss_notes

@@ -13,9 +13,9 @@ from torch import nn
 from budgetfit.applying.attention_implementation import attention_of
 from budgetfit.applying.quantized_layers.nf4_linear import PackedLinear, parameter_count
 from budgetfit.batches.batch_tree import describe_batch
-from budgetfit.batches.make_batch import MadeBatch
 from budgetfit.core.plan import ModelSummary
 from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.example_batches.make_batch import MadeBatch
 from budgetfit.gpus.table import Gpu
 from budgetfit.tracing.blocks.find_blocks import find_blocks
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from budgetfit.core.adapter import Adapter, parse_adapter
-from budgetfit.integrations.adapters.peft import adapted_on_meta
+from budgetfit.integrations.peft import adapted_on_meta
 from budgetfit.integrations.quantization.bitsandbytes import stored_bytes
 
 if TYPE_CHECKING:

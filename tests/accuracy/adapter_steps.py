@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.adapter import parse_adapter
-from budgetfit.integrations.adapters.peft import adapted
+from budgetfit.integrations.peft import adapted
 from budgetfit.planning.profiling.block_chain import every_block
 
 LENGTH, SAMPLES, LAYERS, STEPS = 512, 4, 4, 3  # more tokens than bitsandbytes fuses

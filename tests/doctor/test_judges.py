@@ -168,7 +168,7 @@ def test_what_transformers_refuses_is_too_old(name: str) -> None:
 def test_the_oldest_versions_are_those_of_transformers() -> None:
     texts = [
         (Path(transformers.__file__).parent / name).read_text(encoding="utf-8")
-        for name in ("integrations/adapters/peft.py", "utils/import_utils.py")
+        for name in ("integrations/peft.py", "utils/import_utils.py")
     ]
     for library, version in OLDEST.items():
         pattern = (

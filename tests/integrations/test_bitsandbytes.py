@@ -13,7 +13,7 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.integrations.adapters.peft import adapted, adapted_on_meta
+from budgetfit.integrations.peft import adapted, adapted_on_meta
 from budgetfit.integrations.quantization import bitsandbytes_layers as layers
 from budgetfit.integrations.quantization.bitsandbytes import (
     is_quantised,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.batches.make_batch import make_batch
+from budgetfit.example_batches.make_batch import make_batch
 from budgetfit.integrations.model_sources.model_source import resolve_model
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from budgetfit.integrations.adapters.peft import adapted, code
+from budgetfit.integrations.peft import adapted, code
 from budgetfit.integrations.source_code.common import import_block
 from budgetfit.integrations.source_code.model_loading import (
     load_model_text,

@@ -69,7 +69,7 @@ def test_a_plain_module_does_not_import_transformers() -> None:
     code = (
         "import sys, torch\n"
         "from budgetfit.integrations.model_sources.model_source import resolve_model\n"
-        "from budgetfit.batches.make_batch import make_batch\n"
+        "from budgetfit.example_batches.make_batch import make_batch\n"
         "make_batch(resolve_model(torch.nn.Linear(2, 2)).model)\n"
         "assert 'transformers' not in sys.modules\n"
     )

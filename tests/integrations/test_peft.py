@@ -12,8 +12,8 @@ from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.integrations.adapters import peft as adapters
-from budgetfit.integrations.adapters.peft import (
+from budgetfit.integrations import peft as adapters
+from budgetfit.integrations.peft import (
     adapted_on_meta,
     adapters_on,
     code,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.batches.make_batch import make_batch
 from budgetfit.errors import InputError
+from budgetfit.example_batches.make_batch import make_batch
 from budgetfit.integrations.model_sources.model_source import resolve_model
 
 FIELDS = {

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from budgetfit.batches.batch_tree import Batch, describe_batch
-from budgetfit.batches.make_batch import batch_dimension, make_batch
 from budgetfit.errors import InputError
+from budgetfit.example_batches.make_batch import batch_dimension, make_batch
 
 
 class NanoGPT(nn.Module):

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from budgetfit.batches.batch_tree import batch_size_of, resize_batch
-from budgetfit.batches.make_batch import make_batch
+from budgetfit.example_batches.make_batch import make_batch
 from tests.zoo.entry import zoo
 
 TRAINABLE = {

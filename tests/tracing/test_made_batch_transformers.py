@@ -4,8 +4,8 @@ import transformers
 from torch import nn
 
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch, resize_batch
-from budgetfit.batches.make_batch import make_batch
 from budgetfit.errors import InputError
+from budgetfit.example_batches.make_batch import make_batch
 from tests.tracing.tiny_transformers import WITH_LOSS, WITHOUT_LOSS, tiny_model
 
 

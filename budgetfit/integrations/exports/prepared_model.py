@@ -24,7 +24,7 @@ from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.adapters.peft import code, has_adapters
+from budgetfit.integrations.peft import code, has_adapters
 from budgetfit.workload.model_check import check_same_model, is_same_model
 from budgetfit.workload.settings_check import warn_of_other_settings
 

@@ -12,7 +12,7 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.batches.request import BatchRequest
+    from budgetfit.example_batches.request import BatchRequest
 
 
 def example_batch(

@@ -33,7 +33,7 @@ from budgetfit.integrations.model_sources.keras_layers import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from budgetfit.batches.request import BatchRequest
+    from budgetfit.example_batches.request import BatchRequest
 
 
 class _Lent:

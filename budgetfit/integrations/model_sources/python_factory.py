@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from budgetfit.batches.batch_tree import batch_size_of
-from budgetfit.batches.make_batch import on_cpu
 from budgetfit.errors import InputError
+from budgetfit.example_batches.make_batch import on_cpu
 from budgetfit.integrations.model_sources.model_name import (
     FACTORY_EXAMPLE,
     check_factory_file,

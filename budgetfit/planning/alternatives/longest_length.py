@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.batches.batch_tree import describe_batch
-from budgetfit.batches.make_batch import most_positions
 from budgetfit.errors import DoesNotFitError, InputError
+from budgetfit.example_batches.make_batch import most_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from budgetfit.batches.request import BatchRequest
-from budgetfit.batches.token_ids import first_field, text_length, token_ids
+from budgetfit.example_batches.request import BatchRequest
+from budgetfit.example_batches.token_ids import first_field, text_length, token_ids
 
 _SECONDS = 10  # about the mean of LibriSpeech's training utterances (12.3 s)
 _SAMPLES_PER_S = 16_000  # what every speech model of transformers is trained on

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from budgetfit.batches.request import BatchRequest
-from budgetfit.batches.token_ids import ConfigValue, first_field
+from budgetfit.example_batches.request import BatchRequest
+from budgetfit.example_batches.token_ids import ConfigValue, first_field
 
 _DEFAULT_PIXELS = 224  # ImageNet's training crop
 _DEFAULT_MASK_PIXELS = 512  # ADE20K's training crop, what segmentation models see

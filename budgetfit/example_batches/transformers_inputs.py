@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import nn
 
-from budgetfit.batches import audio
-from budgetfit.batches import images as made_batch_images
-from budgetfit.batches import token_ids as made_batch_text
-from budgetfit.batches.extra_arguments import add_companions
-from budgetfit.batches.labels import CHOICES, LABELS, Arguments
-from budgetfit.batches.multimodal_prompts import has_placeholders, prompt_inputs
-from budgetfit.batches.request import BatchRequest, forward_arguments
-from budgetfit.batches.time_series import series, trajectories
 from budgetfit.errors import InputError
+from budgetfit.example_batches import audio
+from budgetfit.example_batches import images as made_batch_images
+from budgetfit.example_batches import token_ids as made_batch_text
+from budgetfit.example_batches.extra_arguments import add_companions
+from budgetfit.example_batches.labels import CHOICES, LABELS, Arguments
+from budgetfit.example_batches.multimodal_prompts import has_placeholders, prompt_inputs
+from budgetfit.example_batches.request import BatchRequest, forward_arguments
+from budgetfit.example_batches.time_series import series, trajectories
 
 # Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
 # what is more specific stands higher.

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from budgetfit.batches import images as made_batch_images
-from budgetfit.batches import token_ids as made_batch_text
-from budgetfit.batches.request import BatchRequest, forward_arguments
-from budgetfit.batches.token_ids import first_field
+from budgetfit.example_batches import images as made_batch_images
+from budgetfit.example_batches import token_ids as made_batch_text
+from budgetfit.example_batches.request import BatchRequest, forward_arguments
+from budgetfit.example_batches.token_ids import first_field
 
 Arguments = dict[str, Any]
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from budgetfit.batches import input_shapes, token_ids
 from budgetfit.batches.batch_tree import (
     Batch,
     batch_size_of,
@@ -13,16 +12,17 @@ from budgetfit.batches.batch_tree import (
     describe_batch,
     resize_batch,
 )
-from budgetfit.batches.plain_modules import (
+from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.core.validation import parse_image_size
+from budgetfit.errors import InputError
+from budgetfit.example_batches import input_shapes, token_ids
+from budgetfit.example_batches.plain_modules import (
     batch_dimension,
     cannot_make,
     make_layer_batch,
 )
-from budgetfit.batches.request import BatchRequest, unwrap_model
-from budgetfit.batches.transformers_inputs import make_transformers_batch
-from budgetfit.core.sample_dims import FIRST, SampleDims
-from budgetfit.core.validation import parse_image_size
-from budgetfit.errors import InputError
+from budgetfit.example_batches.request import BatchRequest, unwrap_model
+from budgetfit.example_batches.transformers_inputs import make_transformers_batch
 
 __all__ = [
     "MadeBatch",

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from budgetfit.batches import audio, images
-from budgetfit.batches import token_ids as made_batch_text
-from budgetfit.batches.detection_targets import boxes_and_classes, masks_and_classes
-from budgetfit.batches.multimodal_prompts import hide_placeholders
-from budgetfit.batches.request import BatchRequest, forward_arguments
 from budgetfit.errors import InputError
+from budgetfit.example_batches import audio, images
+from budgetfit.example_batches import token_ids as made_batch_text
+from budgetfit.example_batches.detection_targets import (
+    boxes_and_classes,
+    masks_and_classes,
+)
+from budgetfit.example_batches.multimodal_prompts import hide_placeholders
+from budgetfit.example_batches.request import BatchRequest, forward_arguments
 
 Arguments = dict[str, Any]  # keyword arguments of a model's forward
 

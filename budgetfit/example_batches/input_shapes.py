@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from budgetfit.batches.request import BatchRequest
+from budgetfit.example_batches.request import BatchRequest
 
 DEFAULT_LENGTH = 128  # tokens or time steps, where nothing in the model names a limit
 _LONGEST_DEFAULT = 1024  # as for transformers models

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from budgetfit.batches.request import BatchRequest
+from budgetfit.example_batches.request import BatchRequest
 
 Arguments = dict[str, Any]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from budgetfit.batches.request import BatchRequest, forward_arguments
-from budgetfit.batches.token_ids import first_field
 from budgetfit.errors import InputError
+from budgetfit.example_batches.request import BatchRequest, forward_arguments
+from budgetfit.example_batches.token_ids import first_field
 
 Arguments = dict[str, Any]
 

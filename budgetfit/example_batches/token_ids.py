@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from budgetfit.batches.request import BatchRequest
 from budgetfit.errors import InputError
+from budgetfit.example_batches.request import BatchRequest
 
 # What a config field holds is known only to the model that reads it.
 ConfigValue: TypeAlias = Any

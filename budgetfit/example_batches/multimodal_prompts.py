@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.batches import audio
-from budgetfit.batches import images as made_batch_images
-from budgetfit.batches import token_ids as made_batch_text
 from budgetfit.batches.batch_tree import change_tensors
-from budgetfit.batches.request import BatchRequest, forward_arguments
-from budgetfit.batches.token_ids import first_field
 from budgetfit.errors import InputError
+from budgetfit.example_batches import audio
+from budgetfit.example_batches import images as made_batch_images
+from budgetfit.example_batches import token_ids as made_batch_text
+from budgetfit.example_batches.request import BatchRequest, forward_arguments
+from budgetfit.example_batches.token_ids import first_field
 
 Arguments = dict[str, Any]
 

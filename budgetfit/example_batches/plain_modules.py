@@ -8,8 +8,9 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from budgetfit.batches.batch_tree import Batch
-from budgetfit.batches.dry_run import runs
-from budgetfit.batches.input_shapes import (
+from budgetfit.errors import InputError
+from budgetfit.example_batches.dry_run import runs
+from budgetfit.example_batches.input_shapes import (
     CONVOLUTIONS,
     DEFAULT_LENGTH,
     SEQUENCE_MODULES,
@@ -17,12 +18,11 @@ from budgetfit.batches.input_shapes import (
     is_length_first,
     shapes_read_by,
 )
-from budgetfit.batches.request import (
+from budgetfit.example_batches.request import (
     BatchRequest,
     forward_arguments,
     unwrap_model,
 )
-from budgetfit.errors import InputError
 
 # The first to run is among the first few nearly always, but for repeated ones.
 _MOST_LAYERS, _MOST_SHAPES = 64, 64
