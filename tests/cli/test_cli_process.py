@@ -223,7 +223,7 @@ def test_remarks_of_libraries_are_not_for_those_who_call_budgetfit(
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if line[:1] != " "]
     told = [line.rpartition("/")[2] for line in lines]
-    assert told == ["a real error", "cli.py", "mine.py"]
+    assert told == ["a real error", "app.py", "mine.py"]
 
 
 def test_who_asks_for_warnings_gets_them_all(tmp_path: Path) -> None:
