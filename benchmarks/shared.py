@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from budgetfit.planning.profiling.block_chain import Chains
+    from budgetfit.planning.profiling.block_chain import BlockChain
 
 ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = (ROOT / "examples" / "configs", ROOT / "benchmarks" / "configs")
@@ -100,19 +100,19 @@ def chains_of(  # noqa: PLR0913 - what a chain belongs to
     optimizer: str = "adamw_torch_fused",
     max_length: int | None = None,
     effective_batch_size: int | None = None,
-) -> Chains:
+) -> BlockChain:
     """Return the block profiles of a real model, as the planner sees them."""
-    from budgetfit.inputs.settings import find_card, make_subject  # noqa: PLC0415
+    from budgetfit.inputs.settings import find_target_gpu, make_workload  # noqa: PLC0415
     from budgetfit.planning.planner import settled  # noqa: PLC0415
-    from budgetfit.planning.profiling.block_chain import Chains, Setting  # noqa: PLC0415
-    from budgetfit.traces.session import Traces  # noqa: PLC0415
+    from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings  # noqa: PLC0415
+    from budgetfit.traces.session import TraceSession  # noqa: PLC0415
 
-    subject, _ = make_subject(
-        model, find_card(None, gpu), optimizer=optimizer, max_length=max_length
+    workload, _ = make_workload(
+        model, find_target_gpu(None, gpu), optimizer=optimizer, max_length=max_length
     )
-    setting = Setting(
+    settings = TrainingSettings(
         precision=precision,
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
     )
-    return Chains(settled(Traces(subject), setting), setting)
+    return BlockChain(settled(TraceSession(workload), settings), settings)

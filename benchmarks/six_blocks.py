@@ -104,13 +104,13 @@ def judged_subset(recomputed: tuple[int, ...]) -> Estimate:
 def planned(usable_bytes: int) -> Estimate:
     """Return the judge's word on the plan for so many bytes of allocator memory."""
     from budgetfit import plan  # noqa: PLC0415
-    from budgetfit.inputs.settings import find_card  # noqa: PLC0415
+    from budgetfit.inputs.settings import find_target_gpu  # noqa: PLC0415
 
     model, batch = problem()
     made = plan(
         model,
         # The context comes on top, as no subset's peak has it.
-        usable_bytes + find_card(None, GPU).context_bytes,
+        usable_bytes + find_target_gpu(None, GPU).context_bytes,
         gpu=GPU,
         headroom=0,
         batch=batch,

@@ -166,10 +166,10 @@ def extra_share(problem: Problem, solution: Solution) -> str:
 
 def gap(problem: Problem, solution: Solution) -> float:
     """Return the certificate: how far from optimal the plan can be, as a share."""
-    if solution.segments is None or solution.least_time_ns is None:
+    if solution.segments is None or solution.lower_bound_ns is None:
         return float("nan")
     time_ns = chain_time_ns(problem.chain, solution.segments)
-    return (time_ns - solution.least_time_ns) / time_ns
+    return (time_ns - solution.lower_bound_ns) / time_ns
 
 
 def against_exhaustive() -> None:
@@ -234,7 +234,7 @@ def grids_alone() -> None:
         cells = ""
         for share in SHARES:
             problem = problem_of(chain, share)
-            found, seconds = timed(lambda it: chain_dp(it, most_labels=0), problem)
+            found, seconds = timed(lambda it: chain_dp(it, max_labels=0), problem)
             cells += f"   gap {gap(problem, found):>8.4%} {seconds:>7.3f} s"
         print(f"{count:>6}{cells}", flush=True)
 

@@ -215,14 +215,14 @@ def replayed(wrapped: tuple[str, ...]) -> Estimate:
 def planned(budget_bytes: int) -> Plan | str:
     """Return our plan for so much allocator memory, or why there is none."""
     from budgetfit import DoesNotFitError, plan  # noqa: PLC0415
-    from budgetfit.inputs.settings import find_card  # noqa: PLC0415
+    from budgetfit.inputs.settings import find_target_gpu  # noqa: PLC0415
 
     with torch.device("meta"):
         model = Transformer()
     try:
         return plan(
             model,
-            budget_bytes + find_card(None, GPU).context_bytes,
+            budget_bytes + find_target_gpu(None, GPU).context_bytes,
             gpu=GPU,
             headroom=0,
             batch=torch.zeros(BATCH_SIZE, TOKENS, dtype=torch.int64),

@@ -113,7 +113,7 @@ def main() -> int:
             max_length=length,
             effective_batch_size=4 * batch_size,
         )
-        chain = chains.at(batch_size)
+        chain = chains.profile_at(batch_size)
         print(f"{model}, {batch_size} samples, {precision}, {gpu}:\n")
         lines, faster = rows(chain)
         print(table(headers, lines))

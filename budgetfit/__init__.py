@@ -1,14 +1,14 @@
 """Give it a PyTorch model and a VRAM budget; get training settings that fit.
 
-The public names, nothing else. They are loaded when first used, so that what needs no
-torch (``budgetfit --help``, ``budgetfit gpus``, reading a plan) starts without it.
+The public API, imported lazily (PEP 562), so that ``budgetfit --help``, ``budgetfit
+gpus`` and reading a plan do not import torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.utils.late_import import import_late
+from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from budgetfit.api.plan import apply, estimate, plan, verify
@@ -39,7 +39,7 @@ __all__ = [
     "verify",
 ]
 
-_HOMES: Final = {
+_MODULES: Final = {
     "BudgetfitError": "budgetfit.errors",
     "DoesNotFitError": "budgetfit.errors",
     "Estimate": "budgetfit.core.plan",
@@ -58,14 +58,14 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first asked for (PEP 562)."""
-    if name not in _HOMES:
+    """Import a public name on first access (PEP 562)."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_late(_HOMES[name]), name)
+    value = getattr(lazy_import(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """List the public names before they are loaded, for completion."""
+    """List the public names before they are imported, for completion."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""``python -m budgetfit`` is ``budgetfit``."""
+"""Entry point of ``python -m budgetfit``."""
 
 from budgetfit.cli.app import main
 

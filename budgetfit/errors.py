@@ -1,7 +1,6 @@
-"""Every error that budgetfit raises on purpose: text for people, fields for programs.
+"""Exceptions of budgetfit, with messages for users and fields for programs.
 
-All of them can be pickled, because they cross process borders in data loaders and
-launchers.
+All can be pickled, because they cross processes in data loaders and launchers.
 """
 
 from dataclasses import dataclass
@@ -9,28 +8,28 @@ from typing import Any
 
 from budgetfit.utils.format_bytes import format_bytes
 
-MOST_SUGGESTIONS = 3  # that are told; all are in the error
+MAX_SUGGESTIONS = 3  # in the message; the error has all
 
 
 class BudgetfitError(Exception):
-    """The parent of all errors of this package; catching it catches them all."""
+    """Base class of all errors of this package."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own would call a child without its keyword-only arguments.
+        # Exception's own calls subclasses without their keyword-only arguments.
         return (_rebuild, (type(self), self.args, self.__dict__))
 
 
 class InputError(BudgetfitError, ValueError):
-    """What a user handed in is not usable; the text shows the right form."""
+    """An argument is invalid; the message shows the right form."""
 
 
 class RecomputationError(InputError):
-    """A block did something else when it ran again in backward.
+    """Recomputing a checkpointed block gave another result than its forward.
 
     Attributes:
         block: The block's name.
-        difference: Of what backward reads: the norm of the difference over the norm;
-            infinite where shapes or numbers of tensors differ.
+        difference: Relative difference of the saved tensors (norm of the difference
+            over norm); infinite where shapes or numbers of tensors differ.
     """
 
     def __init__(self, message: str, *, block: str, difference: float) -> None:
@@ -58,13 +57,13 @@ class Suggestion:
     """A change that was evaluated and fits.
 
     Attributes:
-        arguments: What to change: arguments of ``plan`` and their values.
+        arguments: Arguments of ``plan`` to change, with their values.
         recipe: The ``Recipe`` that was evaluated.
-        peak_bytes: Predicted peak of what PyTorch reserves with it.
-        host_bytes: Pinned host memory that it uses.
-        samples_per_s: The roofline's estimate for that recipe, which need not be the
-            fastest with the change.
-        changes_training: Whether it trains other numbers.
+        peak_bytes: Predicted peak of reserved memory.
+        host_bytes: Pinned host memory.
+        samples_per_s: Roofline estimate for that recipe, which need not be the fastest
+            with the change.
+        changes_training: Whether training computes other numbers.
     """
 
     arguments: dict[str, Any]
@@ -76,12 +75,12 @@ class Suggestion:
 
     @property
     def text(self) -> str:
-        """What to change, as arguments in Python."""
+        """The changed arguments in Python syntax."""
         return ", ".join(f"{name}={_value(x)}" for name, x in self._given())
 
     @property
     def options(self) -> str:
-        """What to change, as options of the command line."""
+        """The changed arguments as command-line options."""
         return " ".join(_option(name, value) for name, value in self._given())
 
     def _given(self) -> list[tuple[str, Any]]:
@@ -93,7 +92,7 @@ def _value(value: object) -> str:
 
 
 def _option(name: str, value: object) -> str:
-    """Return an argument as an option.
+    """Format an argument as a command-line option.
 
     >>> _option("prepare_for_kbit", False), _option("gpu", "a100-80gb")
     ('--no-prepare-for-kbit', '--gpu a100-80gb')
@@ -105,17 +104,17 @@ def _option(name: str, value: object) -> str:
 
 
 class DoesNotFitError(BudgetfitError):
-    """Nothing that was allowed fits the budget.
+    """No allowed settings fit the budget.
 
     Attributes:
-        needed_bytes: The lowest peak that is known: of everything a plan may choose.
-        usable_bytes: What the budget leaves for the allocator.
-        largest: Name and bytes of the largest part at that peak.
+        needed_bytes: The lowest peak found over all settings that a plan may choose.
+        usable_bytes: Limit on reserved memory by the budget.
+        largest: Name and bytes of the largest category at that peak.
         suggestions: Changes that were evaluated and fit, best first.
-        floor_bytes: What no plan is below: weights, gradients and optimizer states in
-            the optimizer step, or weights while they are converted, whatever is
+        floor_bytes: Lower bound of every plan: weights, gradients and optimizer states
+            in the optimizer step, or weights while they are converted, whatever is
             recomputed or offloaded.
-        notes: What explains a surprising size.
+        notes: Explanations of surprising sizes.
     """
 
     def __init__(  # noqa: PLR0913 - one value each
@@ -138,11 +137,11 @@ class DoesNotFitError(BudgetfitError):
 
     @property
     def proven(self) -> bool:
-        """Whether no plan can fit; else only that none was found."""
+        """Whether it is proven that no plan fits; else none was found."""
         return self.floor_bytes > self.usable_bytes
 
     def with_suggestions(self, more: tuple[Suggestion, ...]) -> "DoesNotFitError":
-        """Return the error with further suggestions, the best of all first."""
+        """Return the error with further suggestions, best first."""
         found = sorted(
             (*self.suggestions, *more),
             key=lambda each: (each.changes_training, -each.samples_per_s),
@@ -157,10 +156,10 @@ class DoesNotFitError(BudgetfitError):
         )
 
     def text(self, *, as_options: bool = False) -> str:
-        """Return what the error says.
+        """Return the message.
 
         Args:
-            as_options: Whether suggestions are options of the command line.
+            as_options: Whether to write suggestions as command-line options.
         """
         name, largest_bytes = self.largest
         needed, usable = (
@@ -190,7 +189,7 @@ class DoesNotFitError(BudgetfitError):
                     f", host memory {format_bytes(each.host_bytes)}"
                     * (each.host_bytes > 0)
                 )
-                for each in self.suggestions[:MOST_SUGGESTIONS]
+                for each in self.suggestions[:MAX_SUGGESTIONS]
             ]
         else:
             lines.append("No change that was tried fits.")
@@ -201,7 +200,7 @@ class DoesNotFitError(BudgetfitError):
 def _rebuild(
     kind: type[BudgetfitError], args: tuple[Any, ...], fields: dict[str, Any]
 ) -> BudgetfitError:
-    """Make an error again without asking its constructor."""
+    """Recreate a pickled error without calling its constructor."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(fields)

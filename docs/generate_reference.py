@@ -1,6 +1,7 @@
 """What the site has beyond the folder: made while mkdocs builds it, so never stale.
 
-The command line's reference (from typer), the list of decisions, and the changelog.
+The command line's reference (from typer), the list of decisions, the table of patches,
+and the changelog.
 mkdocs calls the functions by their names; it is imported by them alone, so that tests
 can read ``GENERATED`` without it.
 """
@@ -97,6 +98,26 @@ def list_of_decisions() -> str:
     return "\n".join(lines) + "\n"
 
 
+def list_of_patches() -> str:
+    """Return what a plan changes in the process while it traces, as a table."""
+    from budgetfit.tracing.isolation.patches import PATCHES  # noqa: PLC0415 - torch
+
+    lines = [
+        "# What a plan changes while it runs",
+        "",
+        "A plan traces a training step on fake CPU tensors that behave like CUDA's. It",
+        "changes these things of the process, and puts each back when a trace ends,",
+        "also after an error. An empty column: other threads notice nothing.",
+        "",
+        "| what | why | what other threads notice | file of `budgetfit/` |",
+        "|---|---|---|---|",
+    ]
+    for patch in PATCHES:
+        name = f"`{patch.name}`" if "." in patch.name else patch.name
+        lines.append(f"| {name} | {patch.why} | {patch.others} | `{patch.file}` |")
+    return "\n".join(lines) + "\n"
+
+
 def changelog() -> str:
     """Return CHANGELOG.md."""
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -117,5 +138,6 @@ def _replaced(nav: Any, title: str, lines: list[str]) -> Any:  # noqa: ANN401 - 
 GENERATED = {
     "reference/cli.md": command_line,
     "decisions/index.md": list_of_decisions,
+    "reference/patches.md": list_of_patches,
     "changelog.md": changelog,
 }

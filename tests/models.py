@@ -25,7 +25,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from budgetfit.applying.loss.call_model import mean_of
+from budgetfit.applying.loss.call_model import mean_of_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ WIDTH = 32
 
 def mean(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
     """A loss for models that have none, which a plan without one assumes."""
-    return mean_of(outputs)
+    return mean_of_outputs(outputs)
 
 
 def without_loss() -> None:

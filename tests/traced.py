@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
-from budgetfit.traces.session import Traces
-from budgetfit.tracing.recording.step_tracer import trace_once
-from budgetfit.workload.workload import Subject
+from budgetfit.planning.profiling.block_chain import (
+    BlockChain,
+    TrainingSettings,
+    checkpoint_every_block,
+)
+from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.recording.step_tracer import trace_step
+from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, without_loss
 
 if TYPE_CHECKING:
@@ -35,20 +39,20 @@ PAIRS = {
 
 
 @functools.cache
-def session(name: str, gpu: str = ADA) -> Traces:
+def session(name: str, gpu: str = ADA) -> TraceSession:
     """Return the traces of one of ``EXAMPLES`` on a card."""
     example = EXAMPLES[name]
-    subject = Subject(model=example.model(), batch=example.batch, gpu=find_gpu(gpu))
-    return Traces(subject.with_found_blocks())
+    workload = Workload(model=example.model(), batch=example.batch, gpu=find_gpu(gpu))
+    return TraceSession(workload.with_found_blocks())
 
 
 @functools.cache
-def chains(name: str, gpu: str, precision: str, accumulation: int = 1) -> Chains:
+def chains(name: str, gpu: str, precision: str, accumulation: int = 1) -> BlockChain:
     """Return the chains of an example under adamw_torch_fused."""
-    setting = Setting(
+    setting = TrainingSettings(
         precision=precision, optimizer="adamw_torch_fused", accumulation=accumulation
     )
-    return Chains(session(name, gpu), setting)
+    return BlockChain(session(name, gpu), setting)
 
 
 def line(
@@ -60,8 +64,8 @@ def line(
 ) -> StepTrace:
     """Return the trace, for all batch sizes, with all blocks kept or all recomputed."""
     traces = session(name, gpu)
-    segments = every_block(traces.subject.blocks) if recompute else ()
-    return traces.of(Recipe(batch_size=8, precision=precision, segments=segments))
+    segments = checkpoint_every_block(traces.workload.blocks) if recompute else ()
+    return traces.affine(Recipe(batch_size=8, precision=precision, segments=segments))
 
 
 def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
@@ -75,18 +79,18 @@ def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
 ) -> RawTrace:
     """Trace ``steps`` optimizer steps of a recipe; nothing is scaled or repeated."""
     example = EXAMPLES[name]
-    return trace_once(
+    return trace_step(
         example.model(),
         lambda model, on_phase: Run(
             model,
             recipe,
             optimizer=optimizer,
             on_phase=on_phase,
-            no_loss=without_loss,
+            on_missing_loss=without_loss,
         ),
         example.batch,
         batch_size=recipe.batch_size,
-        blocks=session(name).subject.blocks if blocks is None else blocks,
+        blocks=session(name).workload.blocks if blocks is None else blocks,
         target=target,
         micro_steps=recipe.gradient_accumulation_steps,
         steps=steps,
@@ -95,5 +99,5 @@ def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
 
 def neighbours(name: str, first: int, count: int) -> tuple[Segment, ...]:
     """Return one segment of ``count`` neighbouring blocks of an example."""
-    blocks = session(name).subject.blocks
+    blocks = session(name).workload.blocks
     return (Segment(blocks[first : first + count]),)

@@ -1,26 +1,30 @@
-"""apply and verify: a plan carried out on real tensors."""
+"""``apply`` and ``verify``: train with a plan; compare real steps with it."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.applying.optimizers.factory import LEARNING_RATE, OPTIMIZER_NAMES
+from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE, OPTIMIZER_NAMES
 from budgetfit.applying.run.run import Run
-from budgetfit.applying.torch_compile import without_wrapper
+from budgetfit.applying.torch_compile import unwrap_compiled_for
 from budgetfit.core.plan import Plan, Verification
 from budgetfit.errors import InputError
-from budgetfit.inputs.attached_adapter import planned_adapters, put_on, take_off_last
-from budgetfit.inputs.plan_source import (
-    dims_of,
-    functions_of,
-    live_program,
-    model_as_text,
-    model_to_train,
+from budgetfit.inputs.adapter import (
+    attach_planned_adapter,
+    detach_on_undo,
+    planned_adapter_attached,
 )
-from budgetfit.measuring.subprocess_run import verify_in_fresh_process
+from budgetfit.inputs.plan_source import (
+    loss_and_optimizer,
+    model_reference,
+    model_to_train,
+    planned_batch_dims,
+    resolve_model_and_batch,
+)
+from budgetfit.measuring.subprocess_run import verify_in_subprocess
 from budgetfit.traces.loss_modules import warn_of_trainable_loss
-from budgetfit.tracing.isolation.torch_state import undisturbed
+from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.verification.verify_plan import verify_plan
 
 if TYPE_CHECKING:
@@ -46,15 +50,15 @@ def apply(
     Args:
         plan: From ``plan()``, or loaded from disk.
         model: Needed where the plan has none: it was loaded, or made from a config. A
-            plan with adapters puts them on a plain model, and ``undo`` takes them off.
+            plan with adapters adds them to a plain model, and ``undo`` removes them.
         loss: Needed where the plan was made with one and loaded; so is ``optimizer``.
         optimizer: The function that ``plan.recipe.optimizer`` names.
         learning_rate: Of an optimizer that the plan has by name; 5e-5, transformers'
             default, if left out. A function sets its own.
 
     Returns:
-        What trains; ``run.step(batch)`` for each micro-batch, ``run.undo()`` for the
-        plain model. Of a model under ``torch.compile`` it trains the eager one, with a
+        The run: ``run.step(batch)`` for each micro-batch, ``run.undo()`` to restore the
+        model. Of a model under ``torch.compile`` it trains the eager one, with a
         warning, unless the plan keeps everything.
 
     Raises:
@@ -63,25 +67,27 @@ def apply(
     """
     _check_learning_rate(plan, learning_rate)
     if model is not None and isinstance(plan, Plan):
-        model = without_wrapper(model, plan.recipe)
-    model, put_back = put_on(plan, model)
+        model = unwrap_compiled_for(model, plan.recipe)
+    model, put_back = attach_planned_adapter(plan, model)
     try:
         model = model_to_train(plan, model)
-        loss, optimizer = functions_of(plan, loss, optimizer)
+        loss, optimizer = loss_and_optimizer(plan, loss, optimizer)
         warn_of_trainable_loss(loss, model)
         run = Run(
             model,
             plan.recipe,
             loss=loss,
             optimizer=optimizer,
-            learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
+            learning_rate=DEFAULT_LEARNING_RATE
+            if learning_rate is None
+            else learning_rate,
             plan=plan,
-            dims=dims_of(plan, model),
+            dims=planned_batch_dims(plan, model),
         )
     except BaseException:
         put_back()
         raise
-    return take_off_last(run, put_back)
+    return detach_on_undo(run, put_back)
 
 
 def _check_learning_rate(plan: Plan, learning_rate: float | None) -> None:
@@ -98,8 +104,8 @@ def _check_learning_rate(plan: Plan, learning_rate: float | None) -> None:
         )
 
 
-@undisturbed()
-def verify(  # noqa: PLR0913 - the contract of interface 2.1
+@neutral_torch_state()
+def verify(  # noqa: PLR0913 - public API
     plan: Plan,
     model: nn.Module | str | None = None,
     *,
@@ -129,25 +135,25 @@ def verify(  # noqa: PLR0913 - the contract of interface 2.1
         optimizer: The function that ``plan.recipe.optimizer`` names.
         steps: Optimizer steps, at least 3.
         device: ``"cuda"`` or ``"cpu"``; CUDA if left out.
-        fresh_process: Run them in a process of its own, whose CUDA context and
-            allocator nothing has used. The model must be one that text builds.
+        fresh_process: Run them in a subprocess with a new CUDA context and allocator.
+            The model must be one that is given as text.
         trust_remote_code: Let a hub model's own code run.
-        progress: Called with a line for each longer piece of work.
+        progress: Called with a line of text for each longer piece of work.
 
     Raises:
         InputError: No CUDA device and none asked for, too few steps, or another model.
     """
     if fresh_process:
-        return verify_in_fresh_process(
+        return verify_in_subprocess(
             plan,
-            model_as_text(plan, model, batch=batch, functions=(loss, optimizer)),
+            model_reference(plan, model, batch=batch, functions=(loss, optimizer)),
             steps=steps,
             device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    with planned_adapters(plan, model) as adapted:
-        live = live_program(
+    with planned_adapter_attached(plan, model) as adapted:
+        live = resolve_model_and_batch(
             plan,
             adapted,
             batch=batch,

@@ -1,4 +1,4 @@
-"""compare: the same question to several cards and methods; parse, hand on, no more."""
+"""``compare``: the best settings on several GPUs, by several training methods."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.adapter import FULL, METHODS
-from budgetfit.core.gpu_comparison import CardRow
-from budgetfit.core.requested_precision import check_batch, check_objective, precisions
+from budgetfit.core.gpu_comparison import GpuComparison
+from budgetfit.core.requested_precision import (
+    check_batch,
+    check_objective,
+    requested_precisions,
+)
 from budgetfit.errors import InputError, TraceError
 from budgetfit.inputs.adapter import find_adapter
 from budgetfit.inputs.settings import (
-    Card,
-    find_card,
-    make_subject,
+    TargetGpu,
+    find_target_gpu,
+    make_workload,
     optimizer_name,
     parse_lengths,
     parse_request,
 )
-from budgetfit.planning.alternatives.compare_gpus import OneCard, compare_cards
-from budgetfit.tracing.isolation.torch_state import undisturbed
+from budgetfit.planning.alternatives.compare_gpus import GpuWithBudget, compare_gpus
+from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from budgetfit.core.validation import ImageSize
 
 
-@undisturbed()
+@neutral_torch_state()
 def compare(  # noqa: PLR0913 - the arguments of plan
     model: nn.Module | PretrainedConfig | str,
     gpus: Sequence[str],
@@ -66,19 +70,19 @@ def compare(  # noqa: PLR0913 - the arguments of plan
     prepare_for_kbit: bool = True,
     trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> tuple[tuple[CardRow, ...], ModelSummary]:
-    """Find the best training settings on each of several cards, by each method.
+) -> tuple[tuple[GpuComparison, ...], ModelSummary]:
+    """Find the best training settings on each of several GPUs, by each method.
 
-    The arguments are those of ``budgetfit.plan``, with several cards instead of one,
+    The arguments are those of ``budgetfit.plan``, with several GPUs instead of one,
     and ``methods``: several of ``full``, ``lora`` and ``qlora``. Settings of adapters
     are for those that have some; how the base is stored is ``qlora``'s, where asked
     for.
 
     Returns:
-        A row for each card and method, cards in their order, and what the model is.
+        A row for each GPU and method, GPUs in their order, and the model summary.
 
     Raises:
-        InputError: Something cannot be what was meant; nothing was traced.
+        InputError: An argument is invalid; nothing was traced.
         TraceError: The model cannot run on fake tensors.
     """
     check_objective(objective)
@@ -93,7 +97,7 @@ def compare(  # noqa: PLR0913 - the arguments of plan
             'Name the cards to compare, for example ["t4", "rtx-4090"] '
             "(--gpus t4,rtx-4090)."
         )
-    cards = [find_card(None, name) for name in gpus]
+    targets = [find_target_gpu(None, name) for name in gpus]
     wanted = _methods(method, methods)
     settings = {
         "lora_r": lora_r,
@@ -104,8 +108,8 @@ def compare(  # noqa: PLR0913 - the arguments of plan
         "double_quantization": double_quantization,
         "prepare_for_kbit": prepare_for_kbit,
     }
-    subject_with = partial(
-        make_subject,
+    workload_with = partial(
+        make_workload,
         model,
         batch=batch,
         batch_dims=batch_dims,
@@ -120,45 +124,45 @@ def compare(  # noqa: PLR0913 - the arguments of plan
     )
     summaries: list[ModelSummary] = []
 
-    def rows_of(name: str) -> list[CardRow]:
+    def comparison_rows(name: str) -> list[GpuComparison]:
         parse = partial(find_adapter, name, **_settings_of(name, wanted, settings))
-        rows: dict[int, CardRow] = {}
-        for adapter, group in _by_adapter(cards, precision, parse).items():
-            subject, _ = subject_with(card=cards[group[0]], adapter=adapter)
-            summaries.append(subject.summary())
-            made = compare_cards(
-                subject,
+        rows: dict[int, GpuComparison] = {}
+        for adapter, group in _by_adapter(targets, precision, parse).items():
+            workload, _ = workload_with(target=targets[group[0]], adapter=adapter)
+            summaries.append(workload.summary())
+            made = compare_gpus(
+                workload,
                 [
-                    OneCard(cards[i].gpu, cards[i].budget(headroom, host_ram))
+                    GpuWithBudget(targets[i].gpu, targets[i].budget(headroom, host_ram))
                     for i in group
                 ],
-                parse_request(checkpointing, objective, batch_size, subject),
+                parse_request(checkpointing, objective, batch_size, workload),
                 precision=precision,
                 optimizer=optimizer_name(optimizer),
                 effective_batch_size=effective_batch_size,
                 progress=progress,
             )
             rows |= zip(group, made, strict=True)
-        return [replace(rows[i], method=name) for i in range(len(cards))]
+        return [replace(rows[i], method=name) for i in range(len(targets))]
 
     tables, errors = [], []
     for name in wanted:
         try:
-            tables.append(rows_of(name))
+            tables.append(comparison_rows(name))
         except (InputError, TraceError) as error:
             if progress is not None:
                 progress(f"{name} is left out")
             errors.append(error)
             tables.append(
                 [
-                    CardRow(
-                        gpu=card.gpu,
-                        budget=card.budget(headroom, host_ram),
+                    GpuComparison(
+                        gpu=target.gpu,
+                        budget=target.budget(headroom, host_ram),
                         estimate=None,
                         problem=f"{name}: {error}",
                         method=name,
                     )
-                    for card in cards
+                    for target in targets
                 ]
             )
     if len(errors) == len(wanted):
@@ -169,10 +173,10 @@ def compare(  # noqa: PLR0913 - the arguments of plan
 
 
 def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
-    """Return the methods to compare, each once; all weights are trained if none.
+    """Return the methods to compare, without duplicates; full fine-tuning by default.
 
     Raises:
-        InputError: If both are given, or one is not known.
+        InputError: If both arguments are given, or a method is unknown.
     """
     known = (FULL, *METHODS)
     if methods is None:
@@ -190,7 +194,7 @@ def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
 def _settings_of(
     name: str, wanted: Sequence[str], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of adapters that are meant for one method of several."""
+    """Return the adapter settings that apply to one of several methods."""
     if len(wanted) == 1:
         return settings
     if name == FULL:
@@ -201,16 +205,16 @@ def _settings_of(
 
 
 def _by_adapter(
-    cards: Sequence[Card],
+    targets: Sequence[TargetGpu],
     precision: str | Sequence[str],
     parse: Callable[..., Adapter | None],
 ) -> dict[Adapter | None, list[int]]:
-    """Return which cards train the same adapter: how it computes is up to the card."""
+    """Group GPUs by adapter: its compute dtype depends on the GPU."""
     groups: dict[Adapter | None, list[int]] = {}
-    for number, card in enumerate(cards):
+    for number, target in enumerate(targets):
         try:
-            names = precisions(precision, card.gpu)
-        except InputError:  # the card's row will say it
+            names = requested_precisions(precision, target.gpu)
+        except InputError:  # reported in the GPU's row
             names = ("fp32",)
-        groups.setdefault(parse(card.gpu, names), []).append(number)
+        groups.setdefault(parse(target.gpu, names), []).append(number)
     return groups

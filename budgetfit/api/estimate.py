@@ -1,22 +1,29 @@
-"""What the command line asks besides a plan: settings given by name, and the layers."""
+"""Estimates of settings given by name, and the layer table, for the command line."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.core.requested_precision import check_batch, precisions, runs_on
+from budgetfit.core.requested_precision import (
+    check_batch,
+    requested_precisions,
+    runs_on,
+)
 from budgetfit.inputs.adapter import find_adapter
 from budgetfit.inputs.settings import (
-    find_card,
-    make_subject,
+    find_target_gpu,
+    make_workload,
     parse_checkpointing,
     parse_lengths,
 )
 from budgetfit.planning.planner import make_estimate, make_layers, policy_recipe
-from budgetfit.planning.profiling.block_chain import Setting
-from budgetfit.planning.profiling.precision_fallback import fallback, made_or_instead
-from budgetfit.tracing.isolation.torch_state import undisturbed
+from budgetfit.planning.profiling.block_chain import TrainingSettings
+from budgetfit.planning.profiling.precision_fallback import (
+    fallback_for,
+    with_precision_fallback,
+)
+from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate, Layer, ModelSummary
     from budgetfit.core.sample_dims import BatchDims
     from budgetfit.core.validation import ImageSize
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
 
     Model = nn.Module | PretrainedConfig | str
     Loss = Callable[[Any, Any], torch.Tensor]
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
 
 
-@undisturbed()
+@neutral_torch_state()
 def estimate_settings(  # noqa: PLR0913 - the options of the command line
     model: Model,
     *,
@@ -69,18 +76,18 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Estimate, ModelSummary]:
-    """Predict settings given by name, as the command line has them.
+    """Predict the memory of settings given by name, as on the command line.
 
     Raises:
-        InputError: Something cannot be what was meant.
+        InputError: An argument is invalid.
         TraceError: The model cannot run on fake tensors.
     """
     check_batch(batch_size, effective_batch_size)
-    card = find_card(vram, gpu)
-    (chosen,) = precisions(precision, card.gpu)
+    target = find_target_gpu(vram, gpu)
+    (chosen,) = requested_precisions(precision, target.gpu)
     adapter = find_adapter(
         method,
-        card.gpu,
+        target.gpu,
         [chosen],
         lora_r=lora_r,
         lora_alpha=lora_alpha,
@@ -90,9 +97,9 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
         double_quantization=double_quantization,
         prepare_for_kbit=prepare_for_kbit,
     )
-    subject, source = make_subject(
+    workload, source = make_workload(
         model,
-        card,
+        target,
         batch=batch,
         batch_dims=batch_dims,
         max_length=max_length,
@@ -108,36 +115,36 @@ def estimate_settings(  # noqa: PLR0913 - the options of the command line
     )
     size = batch_size or source.batch_size
     check_batch(size, effective_batch_size)
-    policy = parse_checkpointing(checkpointing, subject)
-    setting = Setting(
+    policy = parse_checkpointing(checkpointing, workload)
+    setting = TrainingSettings(
         precision=chosen,
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
     )
-    found = made_or_instead(
-        lambda subject, setting: make_estimate(
-            subject,
-            policy_recipe(subject, policy, setting, size),
-            card.budget(headroom, host_ram),
-            context_bytes=card.context_bytes,
+    found = with_precision_fallback(
+        lambda workload, setting: make_estimate(
+            workload,
+            policy_recipe(workload, policy, setting, size),
+            target.budget(headroom, host_ram),
+            context_bytes=target.context_bytes,
             keep_own_checkpointing=policy == "as-is",
             progress=progress,
         ),
-        subject,
+        workload,
         setting,
-        fallback(precision) if adapter is None else None,
+        fallback_for(precision) if adapter is None else None,
     )
-    return with_dtypes(found, subject), subject.summary()
+    return with_dtypes(found, workload), workload.summary()
 
 
-def with_dtypes(estimate: Estimate, subject: Subject) -> Estimate:
-    """Let an estimate say which dtypes a recipe leaves as they are."""
+def with_dtypes(estimate: Estimate, workload: Workload) -> Estimate:
+    """Record in an estimate the dtypes that a recipe does not cast."""
     if estimate.recipe.precision != "as-is":
         return estimate
-    return replace(estimate, as_is=subject.dtypes())
+    return replace(estimate, as_is=workload.dtypes())
 
 
-@undisturbed()
+@neutral_torch_state()
 def layers(  # noqa: PLR0913 - the options of the command line
     model: Model,
     *,
@@ -151,18 +158,18 @@ def layers(  # noqa: PLR0913 - the options of the command line
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Layer, ...]:
-    """Return what each layer takes under each dtype policy.
+    """Return the memory of each layer under each dtype policy.
 
-    Without ``gpu`` attention and scratch memory are those of an RTX 4090.
+    Without ``gpu``, attention and scratch memory are those of an RTX 4090.
 
     Raises:
-        InputError: Something cannot be what was meant.
+        InputError: An argument is invalid.
         TraceError: The model cannot run on fake tensors.
     """
-    card = find_card(None, gpu or "rtx-4090")
-    subject, _ = make_subject(
+    target = find_target_gpu(None, gpu or "rtx-4090")
+    workload, _ = make_workload(
         model,
-        card,
+        target,
         batch=batch,
         batch_dims=batch_dims,
         max_length=max_length,
@@ -173,5 +180,5 @@ def layers(  # noqa: PLR0913 - the options of the command line
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    wanted = [name for name in LAYER_PRECISIONS if runs_on(name, card.gpu)]
-    return make_layers(subject, wanted, progress=progress)
+    wanted = [name for name in LAYER_PRECISIONS if runs_on(name, target.gpu)]
+    return make_layers(workload, wanted, progress=progress)

@@ -1,17 +1,17 @@
-"""objective="length": the plan for the longest samples that fit."""
+"""``objective="length"``: the plan for the longest sequence that fits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.requested_precision import check_batch
-from budgetfit.core.validation import whole_number
+from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.inputs.plan_request import PlanArguments
 from budgetfit.planning.alternatives.longest_length import (
-    FIRST,
-    lengths_of,
+    FIRST_LENGTH,
     longest_plan,
+    trainable_lengths,
 )
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def plan_longest(plan: Callable[..., Plan], asked: dict[str, Any]) -> Plan:
-    """Return the plan for the longest samples that fit, at batch 1 unless given.
+    """Plan for the longest sequence that fits, at batch 1 unless given.
 
     Args:
         plan: ``budgetfit.plan``.
-        asked: Its arguments; ``max_length`` is the longest that is of interest.
+        asked: Its arguments; ``max_length`` is the upper limit.
 
     Raises:
-        InputError: No length decides about the model's batch, or it is given.
-        DoesNotFitError: Not even the shortest samples fit.
+        InputError: The model's batch has no sequence length, or the batch is given.
+        DoesNotFitError: Not even the shortest sequence fits.
     """
     for name in ("batch", "lengths"):
         if asked[name] is not None:
@@ -40,11 +40,11 @@ def plan_longest(plan: Callable[..., Plan], asked: dict[str, Any]) -> Plan:
     check_batch(asked["batch_size"], asked["effective_batch_size"])
     size, longest = asked["batch_size"] or 1, asked["max_length"]
     if longest is not None:
-        whole_number("max_length", longest, example=1024)
+        check_positive_int("max_length", longest, example=1024)
     asked = {**asked, "batch_size": size, "objective": "throughput"}
-    first = None if longest is None else min(longest, FIRST)
+    first = None if longest is None else min(longest, FIRST_LENGTH)
     arguments = PlanArguments.of({**asked, "max_length": first})
-    lengths = lengths_of(arguments.subject, longest)
+    lengths = trainable_lengths(arguments.workload, longest)
     length, made = longest_plan(
         lambda length: plan(**{**asked, "max_length": length}),
         arguments.need_at,

@@ -1,4 +1,4 @@
-"""What ``import budgetfit`` gives; plan and estimate parse arguments and hand on."""
+"""``plan`` and ``estimate``: parse the arguments and call the planner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from budgetfit.api.estimate import estimate_settings, layers, with_dtypes
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.validation import size_as_text
+from budgetfit.core.validation import format_image_size
 from budgetfit.errors import DoesNotFitError
 from budgetfit.inputs.adapter import find_adapter, loading_notes
 from budgetfit.inputs.plan_request import PlanArguments
 from budgetfit.inputs.settings import (
     check_recipe,
-    find_card,
-    make_subject,
+    find_target_gpu,
+    make_workload,
     optimizer_name,
     parse_lengths,
 )
@@ -25,8 +25,8 @@ from budgetfit.planning.planner import (
     make_estimate,
     make_plan,
 )
-from budgetfit.planning.profiling.block_chain import every_block
-from budgetfit.tracing.isolation.torch_state import undisturbed
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.function_name import qualified_name
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.core.sample_dims import BatchDims
     from budgetfit.core.validation import ImageSize
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
 
     Model = nn.Module | PretrainedConfig | str
     Loss = Callable[[Any, Any], torch.Tensor]
@@ -58,8 +58,8 @@ __all__ = [
 ]
 
 
-@undisturbed()
-def plan(  # noqa: PLR0913 - the contract of interface 2.1
+@neutral_torch_state()
+def plan(  # noqa: PLR0913 - public API
     model: Model,
     vram: int | str | None = None,
     *,
@@ -101,7 +101,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
             ``file.py:factory``, which may return ``(model, batch, loss)``, too. Text
             never downloads weights.
         vram: Bytes, or text such as ``"24GB"`` (10^9) or ``"24GiB"`` (2^30).
-        gpu: A card, for example ``"rtx-4090"``; see ``budgetfit gpus``.
+        gpu: A GPU, for example ``"rtx-4090"``; see ``budgetfit gpus``.
         batch: An example batch of any batch size, or ``file.py:function`` that makes
             one; made from the model if left out.
         batch_dims: Where the batch counts samples, in the manner of ``torch.vmap``'s
@@ -131,7 +131,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
             unless ``batch_size`` is given.
         headroom: Kept free on top of the predicted process.
         host_ram: Most pinned host memory that offloading may use; left out: what is
-            free where this machine has the card, else 16 GiB (8 for a T4).
+            free where this machine has the GPU, else 16 GiB (8 for a T4).
         optimizer_in_backward: Each weight is updated as soon as its gradient is
             complete, and the gradient freed; takes no accumulation and no clipping.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
@@ -144,15 +144,15 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
             or None for as it is (``lora``'s).
         double_quantization: Whether nf4's scales are quantised, too.
         prepare_for_kbit: Whether peft's ``prepare_model_for_kbit_training`` turns
-            embeddings, norms and the head of a quantised base into fp32.
+            embeddings, norms and the head of a quantized base into fp32.
         trust_remote_code: Let a hub model's own code run.
-        progress: Called with a line for each longer piece of work.
+        progress: Called with a line of text for each longer piece of work.
 
     Returns:
         The plan; ``print`` it, ``save`` it, ``apply`` it.
 
     Raises:
-        InputError: Something cannot be what was meant; nothing was traced or changed.
+        InputError: An argument is invalid; nothing was traced or changed.
         DoesNotFitError: No settings fit; says what is needed and what would help.
         TraceError: The model cannot run on fake tensors.
     """
@@ -162,7 +162,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
     asked = PlanArguments.of(given)
     source, known = asked.source, asked.lengths
     try:
-        made = make_plan(asked.subject, asked.budget, asked.request, **asked.settings)
+        made = make_plan(asked.workload, asked.budget, asked.request, **asked.settings)
     except DoesNotFitError as error:
         more = tuple(what_would_fit(given, asked, error))
         raise error.with_suggestions(more) from None
@@ -174,7 +174,7 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
         warnings=(
             *made.warnings,
             *rates,
-            *loading_notes(asked.subject.model, made.estimate),
+            *loading_notes(asked.workload.model, made.estimate),
         ),
         provenance={
             **made.provenance,
@@ -184,7 +184,9 @@ def plan(  # noqa: PLR0913 - the contract of interface 2.1
                 vram=vram,
                 gpu=gpu,
                 max_length=longest,
-                image_size=None if image_size is None else size_as_text(image_size),
+                image_size=None
+                if image_size is None
+                else format_image_size(image_size),
                 text_only=text_only,
             ),
         },
@@ -196,7 +198,7 @@ def _asked(
     loss: Loss | str | None,
     **settings: object,
 ) -> dict[str, object]:
-    """Return what was asked for, as far as a file can hold it, to verify it later."""
+    """Return the arguments that a saved plan records for ``verify``."""
     return {
         "model": model if isinstance(model, str) else None,
         **settings,
@@ -204,8 +206,8 @@ def _asked(
     }
 
 
-@undisturbed()
-def estimate(  # noqa: PLR0913 - the contract of interface 2.1
+@neutral_torch_state()
+def estimate(  # noqa: PLR0913 - public API
     model: Model,
     recipe: Recipe | None = None,
     *,
@@ -240,14 +242,14 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     ``optimizer`` is the function that it names, if it names one.
 
     Raises:
-        InputError: Something cannot be what was meant.
+        InputError: An argument is invalid.
         TraceError: The model cannot run on fake tensors.
     """
     check_recipe(recipe)
-    card = find_card(vram, gpu)
+    target = find_target_gpu(vram, gpu)
     adapter = find_adapter(
         method,
-        card.gpu,
+        target.gpu,
         ["as-is" if recipe is None else recipe.precision],
         lora_r=lora_r,
         lora_alpha=lora_alpha,
@@ -260,9 +262,9 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
     if optimizer is None:
         optimizer = "adamw_torch_fused" if recipe is None else recipe.optimizer
     name = optimizer_name(optimizer)
-    subject, source = make_subject(
+    workload, source = make_workload(
         model,
-        card,
+        target,
         batch=batch,
         batch_dims=batch_dims,
         max_length=max_length,
@@ -277,23 +279,23 @@ def estimate(  # noqa: PLR0913 - the contract of interface 2.1
         progress=progress,
     )
     made = make_estimate(
-        subject,
-        _as_it_is(subject, source.batch_size, name)
+        workload,
+        _as_it_is(workload, source.batch_size, name)
         if recipe is None
-        else subject.with_full_names(recipe),
-        card.budget(headroom, host_ram),
-        context_bytes=card.context_bytes,
+        else workload.with_full_names(recipe),
+        target.budget(headroom, host_ram),
+        context_bytes=target.context_bytes,
         keep_own_checkpointing=recipe is None,
         progress=progress,
     )
-    return with_dtypes(made, subject)
+    return with_dtypes(made, workload)
 
 
-def _as_it_is(subject: Subject, batch_size: int, optimizer: str) -> Recipe:
-    """Return the recipe of a model for which nothing was decided."""
+def _as_it_is(workload: Workload, batch_size: int, optimizer: str) -> Recipe:
+    """Return the recipe of the model as it is."""
     return Recipe(
         batch_size=batch_size,
         precision="as-is",
         optimizer=optimizer,
-        segments=every_block(subject.own_checkpointing()),
+        segments=checkpoint_every_block(workload.own_checkpointing()),
     )

@@ -1,4 +1,4 @@
-"""What would fit instead: another method, a shorter text, a larger card; each tried."""
+"""Suggestions where nothing fits: another method, a shorter sequence, a larger GPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.table import all_gpus
 from budgetfit.inputs.plan_request import PlanArguments
-from budgetfit.inputs.settings import find_card
+from budgetfit.inputs.settings import find_target_gpu
 from budgetfit.planning.alternatives.longest_length import (
-    FIRST,
-    Need,
-    at_distances,
-    lengths_of,
+    FIRST_LENGTH,
+    MemoryNeed,
     longest_that_fits,
+    thinned_lengths,
+    trainable_lengths,
 )
 from budgetfit.planning.alternatives.refusal import suggestion
 
@@ -28,18 +28,18 @@ Arguments = dict[str, Any]  # of ``plan``, by name
 def what_would_fit(
     given: Mapping[str, Any], asked: PlanArguments, error: DoesNotFitError
 ) -> Iterator[Suggestion]:
-    """Yield changes of a refused plan's arguments that fit, each planned for itself.
+    """Yield changes of the arguments with which a plan fits, each evaluated.
 
     Args:
         given: All arguments of ``plan``.
-        asked: The same, as values.
-        error: The refusal.
+        asked: The same, parsed.
+        error: Why nothing fits.
     """
     for change in _changes(given, error):
         try:
             found = PlanArguments.of({**given, **change}).least().estimate
         except (InputError, TraceError):
-            continue  # the model cannot run that way, so it is no advice
+            continue  # the model cannot be trained that way
         if found is not None and found.fits:
             yield suggestion(change, found)
     if given["lengths"] is None and not error.proven:
@@ -49,24 +49,27 @@ def what_would_fit(
 def _shorter(
     given: Mapping[str, Any], asked: PlanArguments, error: DoesNotFitError
 ) -> Iterator[Suggestion]:
-    """Yield about the longest samples that fit; none where the batch has no length.
+    """Yield about the longest sequence that fits; nothing if the batch has no length.
 
-    The shortest are tried first: often it is not the length that is too much.
+    The shortest is tried first: often even that does not fit.
     """
-    tried: dict[int, Need] = {}
+    tried: dict[int, MemoryNeed] = {}
 
-    def need_at(length: int) -> Need:
+    def need_at(length: int) -> MemoryNeed:
         tried[length] = asked.need_at(length)
         return tried[length]
 
     needed, usable = error.needed_bytes, error.usable_bytes
     try:
-        lengths = lengths_of(asked.subject)
-        this = given["max_length"] or min(FIRST, lengths[-1])
-        shortest, *longer = at_distances([n for n in lengths if n < this]) or [this]
+        lengths = trainable_lengths(asked.workload)
+        this = given["max_length"] or min(FIRST_LENGTH, lengths[-1])
+        shortest, *longer = thinned_lengths([n for n in lengths if n < this]) or [this]
         if shortest == this or not need_at(shortest).fits:
             return
-        known = [(shortest, tried[shortest]), (this, Need(needed, usable, fits=False))]
+        known = [
+            (shortest, tried[shortest]),
+            (this, MemoryNeed(needed, usable, fits=False)),
+        ]
         length = longest_that_fits(need_at, longer, known=known) or shortest
     except (InputError, TraceError):
         return
@@ -81,12 +84,12 @@ def _changes(given: Mapping[str, Any], error: DoesNotFitError) -> Iterator[Argum
         yield {"method": "qlora"}
     elif given["prepare_for_kbit"]:
         yield {"prepare_for_kbit": False}
-    card = find_card(given["vram"], given["gpu"])
+    target = find_target_gpu(given["vram"], given["gpu"])
     larger = [
         gpu
         for gpu in all_gpus()
-        if gpu.compute_capability >= card.gpu.compute_capability
-        and card.on(gpu).budget(given["headroom"]).usable_bytes >= error.needed_bytes
+        if gpu.compute_capability >= target.gpu.compute_capability
+        and target.on(gpu).budget(given["headroom"]).usable_bytes >= error.needed_bytes
     ]
     if larger:
         yield {"gpu": min(larger, key=lambda gpu: gpu.total_bytes).name, "vram": None}

@@ -1,5 +1,5 @@
-"""Train a real model by a recipe: checkpointing, precision, optimizer, the step.
+"""Train a model by a recipe: checkpointing, precision, optimizer, training step.
 
-In come a model and a ``Recipe``, out comes a ``Run`` whose ``step`` trains; planning
-runs the same code on fake tensors. Open ``run/run.py`` first.
+In come a model and a ``Recipe``, out comes a ``Run`` with a ``step`` that trains;
+planning runs the same code on fake tensors. Open ``run/run.py`` first.
 """

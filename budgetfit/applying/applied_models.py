@@ -1,4 +1,4 @@
-"""Which models train by a plan now: a second one would keep what the first changed."""
+"""Registry of models with an applied plan, so that no model gets a second one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOCK = threading.Lock()
 
 
 def claim(model: nn.Module, owner: object, undo: Undo) -> None:
-    """Note that ``owner`` changes a model until ``undo``.
+    """Register ``owner`` as the run that modifies a model, until ``undo``.
 
     Raises:
-        InputError: If another one does, or changes a part of it, or what it is part of.
+        InputError: If another run modifies the model, a submodule or a parent of it.
     """
     with _LOCK:
         _refuse_a_second_owner(model)

@@ -1,4 +1,4 @@
-"""How a transformers model runs attention: what its memory depends on beside sizes."""
+"""Attention implementation of a transformers model (eager or sdpa) and its heads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def attention_of(model: nn.Module) -> str:
-    """Return a transformers model's attention and heads, in words.
+def describe_attention(model: nn.Module) -> str:
+    """Return a transformers model's attention implementation and head counts as text.
 
-    For example "sdpa, 32 heads, 8 of keys". Flash attention is called sdpa: either
-    takes memory in proportion to the length. A part with a config of its own (a tower)
-    is told apart. Empty for other models.
+    For example "sdpa, 32 heads, 8 of keys". Flash attention is called sdpa: the memory
+    of either is linear in the length. A submodel with its own config (a tower) is
+    listed separately. Empty for other models.
     """
     config = getattr(model, "config", None)
     parts = [config, *vars(config).values()] if hasattr(config, "to_dict") else []
@@ -31,23 +31,23 @@ def attention_of(model: nn.Module) -> str:
     return "; ".join(found)
 
 
-class SameAttention:
-    """Sees that a model runs attention as it did when its run began.
+class AttentionChangeCheck:
+    """Detects that a model's attention implementation changed after ``apply``.
 
     Args:
-        model: With the attention that it has.
+        model: With the attention that was planned for.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._before = model, attention_of(model)
+        self._model, self._before = model, describe_attention(model)
 
     def check(self) -> None:
-        """Look at the model as it is now.
+        """Compare the model's attention with the planned one.
 
         Raises:
-            InputError: If it takes other memory than planned.
+            InputError: If it differs: it would take other memory than planned.
         """
-        now = attention_of(self._model)
+        now = describe_attention(self._model)
         if now != self._before:
             raise InputError(
                 f"The model's attention was changed after apply: {now}, not "

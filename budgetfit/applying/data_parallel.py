@@ -1,4 +1,4 @@
-"""PyTorch's wrappers for several processes: where they go, and where one is missing."""
+"""Checks for DistributedDataParallel, FSDP and DataParallel wrappers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-# By class names: importing them takes time, and nobody has one who has not done so.
+# By class names: importing the classes is slow.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
-_SHARDED = "FSDPModule"  # what ``fully_shard`` makes a module's class a child of
+_SHARDED = "FSDPModule"  # base class that ``fully_shard`` adds to a module's class
 
 
-def refuse_to_plan(model: nn.Module) -> None:
-    """Refuse models that exchange gradients or weights, which a trace cannot run.
+def refuse_planning_distributed(model: nn.Module) -> None:
+    """Refuse DDP, DataParallel and FSDP models: a trace cannot run collectives.
 
     Raises:
-        InputError: Says what to plan instead.
+        InputError: If it is one; says what to plan instead.
     """
     _refuse_wrapper(model, "plan")
     if _has(model, _SHARDED):
@@ -32,11 +32,11 @@ def refuse_to_plan(model: nn.Module) -> None:
         )
 
 
-def refuse_to_apply(model: nn.Module) -> None:
-    """Refuse a wrapper around the model that was planned.
+def refuse_applying_to_wrapper(model: nn.Module) -> None:
+    """Refuse a DDP, FSDP or DataParallel wrapper around the planned model.
 
     Raises:
-        InputError: Says where the wrapper goes.
+        InputError: If it is one; says where the wrapper goes.
     """
     _refuse_wrapper(model, "apply")
 
@@ -51,8 +51,8 @@ def _refuse_wrapper(model: nn.Module, verb: str) -> None:
         )
 
 
-def say_if_alone(model: nn.Module) -> None:
-    """Warn if other processes train, and this one does not hear of their gradients."""
+def warn_if_not_synchronized(model: nn.Module) -> None:
+    """Warn if several processes train without gradient synchronization (DDP, FSDP)."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     processes = torch.distributed.get_world_size()

@@ -1,8 +1,8 @@
-"""Two ops that copy between the device and pinned host memory, beside the kernels.
+"""Custom ops for asynchronous copies between the device and pinned host memory.
 
-They are ops, and no plain calls of ``copy_``, so that a trace sees by their names what
+They are ops rather than calls of ``copy_``, so that a trace recognises by name what
 takes no device memory and what goes over the bus: ``core.step_trace.TO_HOST`` and
-``TO_DEVICE``. On a CPU they are clones, which is how all that uses them is tested.
+``TO_DEVICE``. On CPU tensors they clone, which is how their users are tested.
 """
 
 from __future__ import annotations
@@ -12,54 +12,54 @@ from typing import NamedTuple
 
 import torch
 
-# Kept for as long as the process: its end would take the ops away.
-# A fragment: several files define ops of this namespace.
+# Kept alive: deleting it would unregister the ops. A fragment, because several files
+# define ops of this namespace.
 _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 _LIBRARY.define("to_host(Tensor x) -> Tensor")
 _LIBRARY.define("to_device(Tensor host, Device device) -> Tensor")
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``x`` in host memory, made as soon as ``x`` is computed.
+    """Copy ``x`` to pinned host memory on a side stream (device to host).
 
-    On CUDA the copy runs beside the kernels: ``x`` must not be freed or written to
-    before the stream in use waits for it (``wait_for_copies``).
+    On CUDA, ``x`` must not be freed or written to before the current stream waits for
+    the copy (``wait_for_copies``).
     """
     copy: torch.Tensor = torch.ops.budgetfit.to_host.default(x)
     return copy
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of ``host`` in memory of the stream in use.
+    """Copy ``host`` to device memory that the current stream owns (host to device).
 
-    On CUDA it must not be read or freed before the stream that is in use waits for the
-    copy (``copies_so_far``).
+    On CUDA, the result must not be read or freed before the current stream waits for
+    the copy (``record_copies``).
     """
     copy: torch.Tensor = torch.ops.budgetfit.to_device.default(host, device)
     return copy
 
 
-class Copies(NamedTuple):
-    """The copies that were asked for up to one moment, and who is to wait for them."""
+class PendingCopies(NamedTuple):
+    """CUDA event after the copies issued so far, and the stream that has to wait."""
 
     event: torch.cuda.Event
     stream: torch.cuda.Stream
 
     def wait(self) -> None:
-        """Let the stream that was in use go on only after these copies."""
+        """Make the recorded stream wait for these copies."""
         self.stream.wait_event(self.event)
 
 
-def copies_so_far(device: torch.device) -> Copies | None:
-    """Return what to wait for before using what was copied; None where all is done."""
+def record_copies(device: torch.device) -> PendingCopies | None:
+    """Record an event after all copies issued so far; None on CPU."""
     if device.type != "cuda":
         return None
     stream = torch.cuda.current_stream(device)
-    return Copies(_copy_stream(device).record_event(), stream)
+    return PendingCopies(_copy_stream(device).record_event(), stream)
 
 
 def wait_for_copies(device: torch.device) -> None:
-    """Let the stream in use go on only after all copies that were asked for so far."""
+    """Make the current stream wait for all copies issued so far."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
 
@@ -74,9 +74,9 @@ def _to_host_on_cpu(x: torch.Tensor) -> torch.Tensor:
 
 
 def _to_host_on_cuda(x: torch.Tensor) -> torch.Tensor:
-    # Torch's own allocator of pinned memory keeps what is freed for the next step and
-    # hands it out only after the copies into and out of it are done, so there is no
-    # pool here. It rounds up to powers of two: host memory, not the device's.
+    # No pool of our own: torch's CachingHostAllocator keeps freed blocks and reuses
+    # them only after the copies into and out of them are done. It rounds up to powers
+    # of two, of host memory.
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     stream = _copy_stream(x.device)
     stream.wait_stream(torch.cuda.current_stream(x.device))
@@ -86,8 +86,8 @@ def _to_host_on_cuda(x: torch.Tensor) -> torch.Tensor:
 
 
 def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    # The kernels' stream owns the memory: were it the copying stream's, it could not
-    # be used for anything else afterwards (a pool per stream).
+    # Allocated on the compute stream: the allocator has a pool per stream, and memory
+    # of the copy stream could not be reused by kernels.
     copy = torch.empty(host.shape, dtype=host.dtype, device=device)
     if device.type != "cuda":
         return copy.copy_(host)
@@ -99,7 +99,7 @@ def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _like_on_host(x: torch.Tensor) -> torch.Tensor:
-    # A trace's tensors are all on the CPU and stand for the device's.
+    # In a trace all tensors are on the CPU.
     return torch.empty(x.shape, dtype=x.dtype, device=_host_of(x))
 
 

@@ -1,4 +1,4 @@
-"""A copy of a model without its weights: same modules, every tensor on meta."""
+"""Deep copy of a model with every tensor on the meta device."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ import torch
 from torch import nn
 
 from budgetfit.errors import TraceError
-from budgetfit.utils.copy_model import copied
+from budgetfit.utils.copy_model import deepcopy_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_WHOLE_NUMBERS = 1 << 20  # whose values are kept
+MAX_KEPT_ELEMENTS = 1 << 20
 
 
-def weightless_copy(
+def copy_to_meta(
     model: nn.Module,
     *,
     dtype: torch.dtype | None = None,
     frozen: bool = False,
-    small_values: bool = False,
+    keep_small_integers: bool = False,
     replace: Callable[[nn.Module], nn.Module | None] = lambda _: None,
 ) -> nn.Module:
-    """Return a deep copy whose tensors are on meta, tied as before.
+    """Return a deep copy on the meta device; tied parameters stay tied.
 
     Args:
         model: Not changed; no weight is read or copied.
-        dtype: What floating-point parameters become; None keeps theirs.
-        frozen: Whether no parameter of the copy is trained.
-        small_values: Whether whole numbers and masks of moderate size keep their
-            values: models ask their buffers questions.
-        replace: Returns what stands for a module in the copy, or None to copy it. A
-            parameter that the replacement shares with the model is replaced as well.
+        dtype: Of floating-point parameters in the copy; None keeps theirs.
+        frozen: Whether all parameters of the copy have ``requires_grad=False``.
+        keep_small_integers: Whether integer and bool tensors up to
+            ``MAX_KEPT_ELEMENTS`` are copied to the CPU instead: forwards read values of
+            such buffers.
+        replace: Returns the replacement of a module in the copy, or None to copy it.
+            Parameters that the replacement shares with the model are copied to meta.
 
     Raises:
         TraceError: If the model cannot be copied.
@@ -48,20 +49,20 @@ def weightless_copy(
     for module in model.modules():
         for tensors in (module._buffers, module.__dict__):  # noqa: SLF001 - as deepcopy
             for tensor in tensors.values():
-                # Among them what pruning and weight norms compute: it has a graph, and
-                # such a tensor cannot be copied.
+                # Pruning and weight norm compute attributes that have a graph, and
+                # deepcopy refuses such tensors.
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
-                    keeps = small_values and _is_small_and_whole(tensor)
+                    keeps = keep_small_integers and _is_small_integer(tensor)
                     memo[id(tensor)] = (
                         tensor.to("cpu", copy=True) if keeps else _on_meta(tensor)
                     )
-        stand_in = replace(module)
-        if stand_in is not None:
-            memo[id(module)] = stand_in
-            own = stand_in._parameters  # noqa: SLF001
+        replacement = replace(module)
+        if replacement is not None:
+            memo[id(module)] = replacement
+            own = replacement._parameters  # noqa: SLF001
             own.update({name: memo.get(id(p), p) for name, p in own.items()})
     try:
-        return copied(model, memo)
+        return deepcopy_model(model, memo)
     except Exception as error:
         raise TraceError(
             f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
@@ -72,11 +73,11 @@ def weightless_copy(
         ) from error
 
 
-def _is_small_and_whole(tensor: torch.Tensor) -> bool:
+def _is_small_integer(tensor: torch.Tensor) -> bool:
     return (
         not tensor.is_meta
         and not (tensor.is_floating_point() or tensor.is_complex())
-        and tensor.numel() <= MOST_WHOLE_NUMBERS
+        and tensor.numel() <= MAX_KEPT_ELEMENTS
     )
 
 

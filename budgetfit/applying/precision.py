@@ -1,4 +1,4 @@
-"""Carry out a dtype policy: cast once, autocast around the forward, scale the loss."""
+"""Mixed precision: cast parameters, autocast the forward, scale the loss."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ _DTYPES = {
 
 
 def apply_precision(model: nn.Module, precision: Precision, device_type: str) -> Undo:
-    """Cast parameters and buffers once, and set the tf32 switch on CUDA.
+    """Cast parameters and buffers in place, and set float32 matmul precision on CUDA.
 
-    Parameters and buffers stay the same objects. Only floating-point tensors change;
-    complex and integer ones do not. Under autocast frozen parameters keep their dtype:
-    fp32 weights are there to be updated, and a base that is only read was loaded as it
-    is for its size. Without a policy for weights (``as-is``) nothing is
-    cast.
+    Only floating-point tensors change; complex and integer ones do not. Under autocast
+    frozen parameters keep their dtype: only weights that are updated need fp32. With
+    ``weights="as-is"`` nothing is cast.
 
     Returns:
-        What gives the dtypes back. Parameters keep their trained values, rounded to the
-        policy's dtype; buffers that nothing wrote to get their exact old values.
+        Restores the dtypes. Parameters keep their trained values, rounded to the old
+        dtype; buffers that were not written to get their exact old values.
 
     Raises:
         InputError: If a trainable fp16 parameter would meet a GradScaler.
@@ -46,7 +44,7 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
     with Undo() as undo:
         if precision.weights != "as-is":
             dtype = _DTYPES[precision.weights]
-            for tensor in children_first(model):
+            for tensor in tensors_in_apply_order(model):
                 if not tensor.is_floating_point() or tensor.dtype == dtype:
                     continue
                 if precision.autocast is not None and _is_frozen(tensor):
@@ -54,7 +52,7 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
                 if isinstance(tensor, nn.Parameter):
                     undo.add(_cast, tensor, tensor.dtype)
                 else:
-                    undo.add(_give_back, tensor, tensor.detach().to("cpu"))
+                    undo.add(_restore_buffer, tensor, tensor.detach().to("cpu"))
                 _cast(tensor, dtype)
         if device_type == "cuda" and precision.autocast is None:
             undo.add(
@@ -68,31 +66,31 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
 def autocast_context(
     precision: Precision, device_type: str
 ) -> AbstractContextManager[object]:
-    """Return what belongs around forward and loss, never around backward."""
+    """Return ``torch.autocast`` for forward and loss; never for backward."""
     if precision.autocast is None:
         return nullcontext()
     return torch.autocast(device_type, dtype=_DTYPES[precision.autocast])
 
 
 def make_scaler(precision: Precision, device_type: str) -> torch.amp.GradScaler | None:
-    """Return the loss scaler that the policy needs, or None."""
+    """Return the GradScaler that the precision needs, or None."""
     return torch.amp.GradScaler(device_type) if precision.grad_scaler else None
 
 
-def renewed_scaler(
+def fresh_scaler(
     scaler: torch.amp.GradScaler, device_type: str
 ) -> torch.amp.GradScaler:
-    """Return a scaler with the same settings and state that has unscaled nothing."""
+    """Return a GradScaler with the same state on which ``unscale_`` was not called."""
     state = scaler.state_dict()
     fresh = torch.amp.GradScaler(device_type, enabled=scaler.is_enabled())
     fresh.load_state_dict(state)
     return fresh
 
 
-def say_if_emulated(precision: Precision, device: torch.device) -> None:
-    """Warn if the card that is really there has no hardware for the policy.
+def warn_if_emulated(precision: Precision, device: torch.device) -> None:
+    """Warn if the GPU has no hardware support for the precision.
 
-    ``torch.cuda.is_bf16_supported()`` is true on a T4, by emulation (user-needs U17).
+    ``torch.cuda.is_bf16_supported()`` is true on a T4, by emulation.
     """
     if device.type != "cuda":
         return
@@ -111,9 +109,9 @@ def say_if_emulated(precision: Precision, device: torch.device) -> None:
 
 
 def cast_batch(batch: Any, precision: Precision, device: torch.device) -> Any:  # noqa: ANN401
-    """Return the batch on ``device``, its floats in the policy's dtype.
+    """Return the batch on ``device``, floats in the dtype of the weights.
 
-    Pinned tensors are copied without waiting for the copy.
+    Pinned tensors are copied with ``non_blocking=True``.
     """
     dtype = None if precision.weights == "as-is" else _DTYPES[precision.weights]
 
@@ -139,10 +137,10 @@ def _refuse_fp16_weights(model: nn.Module, precision: Precision) -> None:
             )
 
 
-def children_first(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield parameters and buffers in the order in which ``Module.to`` casts them."""
+def tensors_in_apply_order(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield parameters and buffers in the order of ``nn.Module._apply``."""
     for child in module.children():
-        yield from children_first(child)
+        yield from tensors_in_apply_order(child)
     for tensors in (module._parameters, module._buffers):  # noqa: SLF001
         yield from (tensor for tensor in tensors.values() if tensor is not None)
 
@@ -152,17 +150,17 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Change the dtype of the object itself, and of its gradient."""
+    """Change the dtype of a tensor in place, and of its gradient."""
     gradient, tensor.grad = tensor.grad, None
     tensor.data = tensor.data.to(dtype)
     if gradient is not None:
         tensor.grad = gradient.to(dtype)
 
 
-def _give_back(buffer: torch.Tensor, before: torch.Tensor) -> None:
-    """Return the old values if training left them alone, else the new ones."""
+def _restore_buffer(buffer: torch.Tensor, before: torch.Tensor) -> None:
+    """Restore a buffer's dtype, and its exact old values if it was not written to."""
     # Rotary frequencies would not survive rounding to bf16 and back. Compared by value,
-    # because batch_norm writes its statistics without raising a version counter.
+    # because batch_norm does not bump the version counter of its statistics.
     same = before.to(buffer)
     if not isinstance(buffer, FakeTensor) and torch.equal(buffer, same):
         buffer.data = before.to(buffer.device)

@@ -1,4 +1,8 @@
-"""Tensors inside tuples, lists and mappings: batches, outputs, a block's arguments."""
+"""Map over and iterate tensors in nested containers: batches, outputs, arguments.
+
+Unlike ``torch.utils._pytree`` it looks into dataclasses and every ``Mapping``, without
+registration.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from budgetfit.batches.sample_count import children_of, join_path
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  # noqa: ANN401
-    """Return ``value`` with every tensor replaced by ``change(tensor)``.
+    """Return ``value`` with every tensor replaced by ``change(tensor)`` (``tree_map``).
 
-    Containers are made anew (a mapping becomes a ``dict``; named tuples and dataclasses
-    stay what they are), all else is passed on as it is. A ``PackedSequence`` keeps its
-    ``batch_sizes``, which belong on the CPU.
+    Containers are rebuilt (a mapping becomes a ``dict``; named tuples and dataclasses
+    keep their type), other leaves are passed through. A ``PackedSequence`` keeps its
+    ``batch_sizes``, which have to be on the CPU.
     """
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -27,14 +33,14 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  #
     if isinstance(value, (list, tuple)):
         return _map_sequence(value, change)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = _fields_of(value)
-        changed = {name: map_tensors(part, change) for name, part in parts.items()}
+        fields = children_of(value) or ()
+        changed = {name: map_tensors(part, change) for name, part in fields}
         return dataclasses.replace(value, **changed)
     return value
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of ``value`` in order; a mapping's in the order of its keys."""
+    """Yield the tensors of ``value``, depth first (``tree_leaves``)."""
     for _, tensor in named_tensors_in(value):
         yield tensor
 
@@ -44,30 +50,14 @@ def named_tensors_in(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of ``value`` as ``tensors_in``, with their paths: ``"a.0"``.
 
-    The paths are those of ``tracing.batch_shapes.describe_batch``, except that a single
+    The paths are those of ``batches.batch_tree.describe_batch``, except that a single
     tensor's is empty.
     """
     if isinstance(value, torch.Tensor):
         yield path, value
         return
-    parts: Iterable[tuple[object, object]] = ()
-    if isinstance(value, Mapping):
-        parts = value.items()
-    elif isinstance(value, (list, tuple)):
-        parts = enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = _fields_of(value).items()
-    for name, part in parts:
-        yield from named_tensors_in(part, f"{path}.{name}" if path else str(name))
-
-
-def _fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the fields that the constructor takes."""
-    return {
-        item.name: getattr(value, item.name)
-        for item in dataclasses.fields(value)
-        if item.init
-    }
+    for name, part in children_of(value) or ():
+        yield from named_tensors_in(part, join_path(path, name))
 
 
 def _map_sequence(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  # noqa: ANN401

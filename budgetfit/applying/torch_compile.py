@@ -1,7 +1,7 @@
-"""What torch.compile has compiled of a model, and how to run it eagerly for a while.
+"""torch.compile: find compiled modules in a model and run them eagerly.
 
-A compiled block decides for itself what it saves for backward and what it computes
-again: under it a plan's segments would mean something else (user-needs U21).
+The partitioner of a compiled block chooses what is saved for backward and what is
+recomputed, so a plan's segments do not apply to it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _WHY = (
     "does that its own way. A plan that keeps everything "
     '(checkpointing="none") leaves it on.'
 )
-_IN_PLACE = "_compiled_call_impl"  # what ``module.compile()`` sets
-_PLAIN_FUNCTION = "_torchdynamo_orig_callable"  # of what ``torch.compile`` returns
+_COMPILED_CALL = "_compiled_call_impl"  # set by ``module.compile()``
+_ORIGINAL_FUNCTION = "_torchdynamo_orig_callable"  # set by dynamo
 
 
-def plain_module(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile(module)`` was called with, or ``model``.
+def unwrap_compiled(model: nn.Module) -> nn.Module:
+    """Return the module inside an ``OptimizedModule``, or ``model`` itself.
 
-    The two share all parameters and submodules; only the names differ, by a prefix.
+    The two share all parameters and submodules; names differ by a prefix.
     """
     module: Any = model
     while _is_wrapper(module):
@@ -37,12 +37,12 @@ def plain_module(model: nn.Module) -> nn.Module:
     return module
 
 
-def without_wrapper(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Return what ``torch.compile(model)`` wraps, if a plan changes something in it.
+def unwrap_compiled_for(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Return the model inside ``torch.compile(model)`` if the recipe changes blocks.
 
     A plan names blocks without the wrapper's prefix. The wrapper itself is not changed.
     """
-    plain = plain_module(model)
+    plain = unwrap_compiled(model)
     if plain is model or not (recipe.segments or recipe.loss_chunks > 1):
         return model
     warnings.warn(
@@ -54,66 +54,66 @@ def without_wrapper(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
-    """Return the names of the compiled modules in ``model``, ``""`` for itself."""
+    """Return the names of the compiled modules in ``model``; ``""`` is the model."""
     return [
         name
         for name, module in model.named_modules()
         if _is_wrapper(module)
-        or module.__dict__.get(_IN_PLACE) is not None
+        or module.__dict__.get(_COMPILED_CALL) is not None
         or _plain_forward(module) is not None
     ]
 
 
-def switch_off_compile(model: nn.Module, undo: Undo, *, say: bool) -> None:
+def disable_compile(model: nn.Module, undo: Undo, *, warn: bool) -> None:
     """Run every compiled module in ``model`` eagerly until undone.
 
-    Seen are ``module.compile()``, ``torch.compile(module)`` as a submodule and
-    ``module.forward = torch.compile(module.forward)``; not functions that a forward
-    calls, which save what they save in any plan.
+    Covers ``module.compile()``, ``torch.compile(module)`` as a submodule and
+    ``module.forward = torch.compile(module.forward)``; not compiled functions that a
+    forward calls, which save the same tensors in every plan.
 
     Args:
-        model: Modified in place, on instances alone.
-        undo: Takes what switches it on again.
-        say: Whether to warn if there was anything.
+        model: Modified in place; instance attributes only.
+        undo: Receives the inverse changes.
+        warn: Whether to warn if a module was compiled.
     """
     names = compiled_modules(model)
     if not names:
         return
-    if say:
+    if warn:
         warnings.warn(
-            f"torch.compile is switched off for {_listed(names)} until run.undo(): "
+            f"torch.compile is switched off for {_names(names)} until run.undo(): "
             "compiled code chooses for itself what it saves and recomputes, and the "
             f"plan {_WHY}",
             stacklevel=4,
         )
     modules = dict(model.named_modules())
     for module in (modules[name] for name in names):
-        undo.hide_on(module, _IN_PLACE)
+        undo.hide_attribute(module, _COMPILED_CALL)
         forward = _plain_forward(module)
         if _is_wrapper(module):
-            undo.set_on(module, "forward", plain_module(module).__call__)
+            undo.set_attribute(module, "forward", unwrap_compiled(module).__call__)
         elif forward is not None:
-            undo.set_on(module, "forward", forward)
+            undo.set_attribute(module, "forward", forward)
 
 
-def say_unverified(model: nn.Module) -> None:
-    """Warn that a compiled model's bytes are not those of the plan."""
+def warn_compiled_unverified(model: nn.Module) -> None:
+    """Warn that the plan does not predict the memory of compiled modules."""
     names = compiled_modules(model)
     if names:
         warnings.warn(
-            f"{_listed(names, first=True)} compiled, and the plan's bytes and times "
+            f"{_names(names, first=True)} compiled, and the plan's bytes and times "
             "are those of eager mode: compiled code may take less or more. Only "
             "verify() on the card can tell.",
             stacklevel=4,
         )
 
 
-def say_compiled_since(model: nn.Module, before: int) -> None:
-    """Warn if more of a model is compiled than the ``before`` modules at ``apply``."""
+def warn_compiled_after_apply(model: nn.Module, before: int) -> None:
+    """Warn if more modules are compiled than the ``before`` at ``apply``."""
     names = compiled_modules(model)
     if len(names) > before:
         warnings.warn(
-            f"{_listed(names, first=True)} compiled after apply: blocks that the plan "
+            f"{_names(names, first=True)} compiled after apply: blocks that the plan "
             "recomputes or offloads run eagerly, and bytes and times of the rest are "
             "not those of the plan. Only verify() on the card can tell.",
             stacklevel=4,
@@ -121,22 +121,22 @@ def say_compiled_since(model: nn.Module, before: int) -> None:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    """Whether this is what ``torch.compile(module)`` returned."""
-    # Importing dynamo takes seconds; nobody has a wrapper who has not imported it.
+    """Whether this is an ``OptimizedModule``, what ``torch.compile`` returns."""
+    # Importing dynamo takes seconds; without it there is no wrapper.
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 def _plain_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """Return what an instance's compiled ``forward`` was made from; None if none is."""
+    """Return the original of an instance's compiled ``forward``; None if none is."""
     forward = module.__dict__.get("forward")
-    return getattr(forward, _PLAIN_FUNCTION, None)
+    return getattr(forward, _ORIGINAL_FUNCTION, None)
 
 
-def _listed(names: list[str], *, first: bool = False) -> str:
-    """Say which modules: ``the model``, a name, or a name and how many more.
+def _names(names: list[str], *, first: bool = False) -> str:
+    """Format module names: ``the model``, a name, or a name and how many more.
 
-    ``first`` ends with the verb, as at the beginning of a sentence.
+    ``first`` formats the subject and verb of a sentence.
     """
     if names == [""]:
         return "The model is" if first else "the model"

@@ -1,4 +1,4 @@
-"""Training and evaluation modes: which modules train, now and after an evaluation."""
+"""``train()`` and ``eval()`` modes of modules, kept across evaluations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 class TrainingModes:
-    """The mode of each module of a model that is put into training mode.
+    """Puts a model into training mode and remembers the mode of each module.
 
-    A model in evaluation mode trains with all of its modules. Modules in evaluation
-    mode within a model that trains (frozen batch norms) are meant to be: they stay in
-    it, after an evaluation too. The base under new adapters is not meant to be: peft's
-    wrapper begins in training mode, around a model as ``from_pretrained`` leaves it.
+    If the model is in evaluation mode, all of its modules are switched. Modules in
+    evaluation mode within a training model (frozen batch norms) are intended: they
+    stay so, after an evaluation too. Not intended is the base model under new adapters:
+    peft's wrapper starts in training mode, around what ``from_pretrained`` returned in
+    evaluation mode.
 
     Args:
         model: Put into training mode.
@@ -27,27 +28,29 @@ class TrainingModes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._before = modes_of(model)
+        self._before = module_modes(model)
         if not model.training or not _base(model).training:
             model.train()
-        self._chosen = modes_of(model)
-        self._kept = [module for module, training in self._chosen if not training]
+        self._training_modes = module_modes(model)
+        self._in_eval = [
+            module for module, training in self._training_modes if not training
+        ]
         self._warned = False
 
     def undo(self) -> None:
-        """Give each module the mode that it had."""
+        """Restore the original mode of each module."""
         _set(self._before)
 
     def resume(self) -> None:
-        """Return to training after an evaluation, which puts all modules in its mode.
+        """Restore the training modes after an evaluation (``model.eval()``).
 
-        Warns, once, where somebody else has put modules into training mode that were
-        not to be: they save more than was planned.
+        Warns once if modules that were in evaluation mode train now: they save more
+        activations than was planned.
         """
         if not self._model.training:
-            _set(self._chosen)
+            _set(self._training_modes)
             return
-        thawed = [module for module in self._kept if module.training]
+        thawed = [module for module in self._in_eval if module.training]
         if thawed and not self._warned:
             self._warned = True
             warnings.warn(
@@ -60,7 +63,7 @@ class TrainingModes:
 
 
 def mode_notes(model: nn.Module) -> tuple[str, ...]:
-    """Say which modules of a model that trains stay in evaluation mode."""
+    """Return a note on modules in evaluation mode within a training model."""
     if not model.training or not _base(model).training:
         return ()
     kept = [module for module in model.modules() if not module.training]
@@ -70,8 +73,8 @@ def mode_notes(model: nn.Module) -> tuple[str, ...]:
 
 
 @contextmanager
-def modes_as_before(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Give modules the mode that they had, and then the one that they have now."""
+def restored_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Set earlier modes of modules inside the context, then the current ones again."""
     changed = [(module, mode) for module, mode in modes if module.training != mode]
     _set(changed)
     try:
@@ -81,12 +84,12 @@ def modes_as_before(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
 
 
 def _base(model: nn.Module) -> nn.Module:
-    """Return what peft's wrapper is around, or the model itself."""
+    """Return the model inside peft's wrapper, or the model itself."""
     find: Any = getattr(model, "get_base_model", None)
     return find() if callable(find) and hasattr(model, "peft_config") else model
 
 
-def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+def module_modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
     """Return each module and whether it is in training mode."""
     return [(module, module.training) for module in model.modules()]
 

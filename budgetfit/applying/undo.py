@@ -1,4 +1,4 @@
-"""Undo: what was changed, in the order it was changed, and how to put it back."""
+"""Undo stack for changes of a model."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _ABSENT = object()
 
 
 class Undo:
-    """Puts back what was changed, last change first; a second call does nothing.
+    """Reverts changes in reverse order; a second call does nothing.
 
-    As a context manager it guards the changes themselves: an error inside undoes them,
-    a body that ends well leaves them in place (applying P5).
+    As a context manager it is a transaction: an error inside reverts the changes,
+    otherwise they stay.
     """
 
     def __init__(self) -> None:
         self._changes = ExitStack()
 
-    def add(self, put_back: Callable[..., object], *args: object) -> None:
-        """Remember that ``put_back(*args)`` undoes the change about to be made."""
-        self._changes.callback(put_back, *args)
+    def add(self, restore: Callable[..., object], *args: object) -> None:
+        """Register ``restore(*args)`` as the inverse of the change about to be made."""
+        self._changes.callback(restore, *args)
 
-    def set_on(self, module: nn.Module, name: str, value: object) -> None:
-        """Set an attribute on this instance alone, as data and not as a submodule."""
+    def set_attribute(self, module: nn.Module, name: str, value: object) -> None:
+        """Set an instance attribute, bypassing ``nn.Module.__setattr__``."""
         before = module.__dict__.get(name, _ABSENT)
         self.add(_set_or_delete, module, name, before)
         module.__dict__[name] = value
 
-    def hide_on(self, module: nn.Module, name: str) -> None:
-        """Take an instance attribute away so that the class's own shows again."""
+    def hide_attribute(self, module: nn.Module, name: str) -> None:
+        """Remove an instance attribute, so that the class attribute applies again."""
         if name in module.__dict__:
             self.add(_set_or_delete, module, name, module.__dict__.pop(name))
 
     def __call__(self) -> None:
-        """Put everything back."""
+        """Revert all changes."""
         self._changes.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Batches as users hand them in: their tensors, and how many samples they hold.
+"""Batches of nested tensors: count their samples and resize them.
 
 In come nested dicts, lists and tensors; out come counts, and batches of another size.
 Open ``sample_count.py`` first.

@@ -1,15 +1,15 @@
-"""How many samples a batch holds, and which of its parts have an entry for each.
+"""Infer the batch size of nested tensors, and the sample dimension of each.
 
-A batch is any nesting of tensors. Each tensor counts samples in one dimension, unless
+Each tensor of a batch has one sample dimension, unless
 
-* it is in a list or tuple that holds one tensor, or one mapping, for each sample
-  (Mask2Former's masks, torchvision's targets);
-* its rows are told apart by an index of samples beside it (``batch_idx`` of boxes in
-  Ultralytics, ``batch`` of nodes in PyTorch Geometric), or are patches of images whose
-  numbers are in ``image_grid_thw`` (Qwen's processors).
+* it is in a list or tuple with one tensor, or one mapping, per sample (Mask2Former's
+  masks, torchvision's targets);
+* its rows are assigned to samples by an index tensor in the same mapping (``batch_idx``
+  of boxes in Ultralytics, ``batch`` of nodes in PyTorch Geometric), or are patches of
+  images with the counts in ``image_grid_thw`` (Qwen's processors).
 
-What the user has said of a part (``SampleDims``) goes before what is found. Parts have
-paths: ``"targets.boxes"``; the batch itself has the empty one.
+What the user specified (``SampleDims``) has precedence. Parts have paths, for example
+``"targets.boxes"``; that of the batch itself is empty.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from budgetfit.core.sample_dims import FIRST, LONE, SampleDims
+from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     Shape = tuple[int, ...]
 
-INDICES: Final = ("batch_idx", "batch_index", "batch")
-_MOST_OTHERS: Final = 64  # flags and numbers between the tensors of a tuple
+SAMPLE_INDEX_NAMES: Final = ("batch_idx", "batch_index", "batch")
+_MAX_NON_TENSORS: Final = 64  # flags and numbers among the tensors of a tuple
 _GRIDS: Final = (
     ("image_grid_thw", "pixel_values"),
     ("video_grid_thw", "pixel_values_videos"),
@@ -36,8 +36,8 @@ _GRIDS: Final = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Shaped:
-    """A tensor of which only the shape is known."""
+class _ShapeOnly:
+    """Placeholder of a tensor with a shape only."""
 
     shape: Shape
 
@@ -45,116 +45,120 @@ class _Shaped:
         return len(self.shape)
 
 
-def batch_of_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:  # noqa: ANN401
-    """Return a batch with these shapes, by path; numbers are places in a list."""
+def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:  # noqa: ANN401
+    """Rebuild a nested batch from shapes by path; numbers are list indices."""
     top: dict[str, Any] = {}
     for path, (shape, _) in described.items():
         *parents, last = path.split(".")
         place = top
         for name in parents:
             place = place.setdefault(name, {})
-        place[last] = _Shaped(shape)
+        place[last] = _ShapeOnly(shape)
 
     def listed(part: Any) -> Any:  # noqa: ANN401
         if not isinstance(part, dict):
             return part
         parts = {name: listed(each) for name, each in part.items()}
-        places = [str(place) for place in range(len(parts) + _MOST_OTHERS)]
+        places = [str(place) for place in range(len(parts) + _MAX_NON_TENSORS)]
         if not parts.keys() <= set(places):
             return parts
-        last = max(map(int, parts))  # what is no tensor is not described
+        last = max(map(int, parts))  # other leaves are not described
         return [parts.get(place) for place in places[: last + 1]]
 
     found = listed(top) if top else {}
-    # One mapping alone is rather what a model is called with than a list of a sample.
+    # A single mapping is a positional argument rather than a list of one sample.
     return tuple(found) if isinstance(found, list) and len(found) == 1 else found
 
 
 def is_tensor(part: object) -> bool:
-    """Whether a part of a batch is a tensor; without asking torch."""
+    """Whether a part of a batch is a tensor, without importing torch."""
     return hasattr(part, "shape") and hasattr(part, "dim")
 
 
-def count_samples(batch: Any, dims: SampleDims = FIRST) -> int | None:  # noqa: ANN401
-    """Return how many samples a batch holds: as the named parts say.
+def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:  # noqa: ANN401
+    """Infer the number of samples in a batch.
 
-    Without any it is the number that most parts allow; of equally frequent ones the
-    first; None where no part tells.
+    The parts named in ``dims`` decide. Without any it is the size that most parts
+    allow, of equally frequent ones the first; None if no part has one.
 
     Args:
-        batch: Any nesting of tensors.
-        dims: The dimension of tensors that counts samples.
+        batch: Nested tensors.
+        dims: The sample dimension.
 
     Raises:
-        InputError: Named parts do not agree, are not there, or lack the dimension.
+        InputError: Named parts disagree, are missing, or lack the dimension.
     """
     if dims.named:
         dims.check_names(path for path, _ in _tensors(batch))
-    allowed = list(_allowed(batch, dims, ""))
+    allowed = list(_possible_sizes(batch, dims, ""))
     named = {path: sizes for path, sizes in allowed if dims.is_named(path)}
     votes = Counter(size for _, sizes in allowed for size in dict.fromkeys(sizes))
     if named:
-        return dims.agreed(named, votes)
-    sized = Counter({size: votes[size] for size in votes if size})  # no boxes: no vote
+        return dims.agreed_batch_size(named, votes)
+    sized = Counter(
+        {size: votes[size] for size in votes if size}
+    )  # empty tensors (no boxes) do not vote
     return (sized or votes).most_common(1)[0][0] if votes else None
 
 
-def dimension_of(
+def sample_dimension(
     tensor: Any,  # noqa: ANN401
     samples: int | None,
     dims: SampleDims,
     path: str,
 ) -> int | None:
-    """Return in which dimension a tensor counts the batch's samples; None: in none."""
-    dim = dims.of(path or LONE)
+    """Return the sample dimension of a tensor, or None."""
+    dim = dims.of(path or SINGLE_TENSOR)
     if dim is None or tensor.dim() <= dim or tensor.shape[dim] != samples:
         return None
     return dim
 
 
-def dimensions_of(batch: Any, dims: SampleDims = FIRST) -> dict[str, int | None]:  # noqa: ANN401
-    """Return in which dimension each tensor of a batch counts samples, by its path.
+def sample_dimensions(
+    batch: Any,  # noqa: ANN401
+    dims: SampleDims = FIRST_DIM,
+) -> dict[str, int | None]:
+    """Return the sample dimension of each tensor of a batch, by path.
 
-    None for those that go with every sample, or that are themselves entries or rows of
-    samples.
+    None for tensors shared by all samples, and for entries or packed rows of samples.
     """
     samples = count_samples(batch, dims)
 
     def found(part: Any, path: str) -> Iterator[tuple[str, int | None]]:  # noqa: ANN401
         if is_tensor(part):
-            yield path or LONE, dimension_of(part, samples, dims, path)
-        elif goes_whole(part, dims, path) or (
-            samples is not None and holds_samples(part, samples, dims, path)
+            yield path or SINGLE_TENSOR, sample_dimension(part, samples, dims, path)
+        elif is_list_of_other_items(part, dims, path) or (
+            samples is not None and has_entry_per_sample(part, samples, dims, path)
         ):
             yield from ((name, None) for name, _ in _tensors(part, path))
         else:
             rows, _ = packed_rows(part, samples, dims, path)
             for name, child in children_of(part) or ():
                 if name in rows:
-                    yield join(path, name), None
+                    yield join_path(path, name), None
                 else:
-                    yield from found(child, join(path, name))
+                    yield from found(child, join_path(path, name))
 
     return dict(found(batch, ""))
 
 
-def holds_samples(
-    part: object, samples: int, dims: SampleDims = FIRST, path: str = ""
+def has_entry_per_sample(
+    part: object, samples: int, dims: SampleDims = FIRST_DIM, path: str = ""
 ) -> bool:
-    """Whether a list or tuple of a batch has one entry for each sample.
+    """Whether a list or tuple of a batch has one entry per sample.
 
-    Where its tensors have as many rows as well, a list of equal shapes is taken to have
-    one, and a tuple (keys and values) not.
+    If its tensors have as many rows as well, a list of equal shapes counts as one entry
+    per sample, and a tuple (keys and values) does not.
 
     Args:
-        part: The batch or something in it.
-        samples: How many samples the batch holds.
-        dims: The dimension of tensors that counts samples.
-        path: Of the part; empty if it is the batch itself.
+        part: The batch or a part of it.
+        samples: Number of samples in the batch.
+        dims: The sample dimension.
+        path: Of the part; empty for the batch itself.
     """
     if not isinstance(part, (list, tuple)) or len(part) != samples:
         return False
-    if not _may_hold(part, dims, path):
+    if not _may_have_entry_per_sample(part, dims, path):
         return False
     if all_mappings(part):
         return True
@@ -164,10 +168,10 @@ def holds_samples(
     return isinstance(part, list) and len(shapes) == 1
 
 
-def goes_whole(part: object, dims: SampleDims, path: str) -> bool:
-    """Whether a list of mappings is of something else: rows inside are not samples.
+def is_list_of_other_items(part: object, dims: SampleDims, path: str) -> bool:
+    """Whether a list of mappings has no sample dimension inside.
 
-    Asked of what does not hold samples.
+    For lists without one entry per sample.
     """
     if dims.is_named(path) or dims.names_below(path):
         return False
@@ -180,29 +184,28 @@ def packed_rows(
     dims: SampleDims,
     path: str,
 ) -> tuple[dict[str, list[int]], str | None]:
-    """Return ``rows_of_samples`` of those parts of a mapping that are not named.
+    """Return ``rows_per_sample`` of the unnamed parts of a mapping.
 
-    And the name of the tensor among them that says which sample a row belongs to.
+    And the name of the sample index tensor among them, or None.
     """
     if samples is None or not isinstance(part, Mapping):
         return {}, None
-    others = _not_named(part, dims, path)
-    return rows_of_samples(others, samples), _index_in(others)[0]
+    others = _without_named(part, dims, path)
+    return rows_per_sample(others, samples), _sample_index(others)[0]
 
 
-def rows_of_samples(part: Mapping[Any, Any], samples: int) -> dict[str, list[int]]:
-    """Return how many rows of a tensor belong to each sample, by the tensor's name.
+def rows_per_sample(part: Mapping[Any, Any], samples: int) -> dict[str, list[int]]:
+    """Return the number of rows of each sample in packed tensors, by tensor name.
 
-    For tensors whose rows are no samples; empty where nothing tells, or where values
-    cannot be read.
+    Empty without an index or grid tensor, or if its values cannot be read.
     """
     rows: dict[str, list[int]] = {}
-    name, count = _index_in(part)
+    name, count = _sample_index(part)
     if name is not None:
-        shares = _shares_of(_values(part[name]), samples)
-        if shares is not None:
+        counts = _count_rows(_values(part[name]), samples)
+        if counts is not None:
             rows |= {
-                other: shares
+                other: counts
                 for other, tensor in part.items()
                 if is_tensor(tensor) and tensor.dim() and tensor.shape[0] == count
             }
@@ -219,9 +222,9 @@ def rows_of_samples(part: Mapping[Any, Any], samples: int) -> dict[str, list[int
     return rows
 
 
-def _index_in(part: Mapping[Any, Any]) -> tuple[str | None, int]:
-    """Return the index's name, and its rows, which stand in the order of samples."""
-    for name in INDICES:
+def _sample_index(part: Mapping[Any, Any]) -> tuple[str | None, int]:
+    """Return name and length of the sample index tensor, which has to be sorted."""
+    for name in SAMPLE_INDEX_NAMES:
         tensor = part.get(name)
         if tensor is None or not is_tensor(tensor) or not tensor.dim():
             continue
@@ -231,8 +234,8 @@ def _index_in(part: Mapping[Any, Any]) -> tuple[str | None, int]:
     return None, 0
 
 
-def _shares_of(index: list[Any], samples: int) -> list[int] | None:
-    """Return the rows of each sample; None where they are of other samples."""
+def _count_rows(index: list[Any], samples: int) -> list[int] | None:
+    """Return the number of rows of each sample; None for an invalid index."""
     numbers = [int(item[0]) if isinstance(item, list) else int(item) for item in index]
     if not numbers or numbers[0] < 0 or numbers[-1] >= samples:
         return None
@@ -247,37 +250,41 @@ def _values(tensor: Any) -> list[Any]:  # noqa: ANN401
         return []
 
 
-def _not_named(part: Mapping[Any, Any], dims: SampleDims, path: str) -> dict[Any, Any]:
+def _without_named(
+    part: Mapping[Any, Any], dims: SampleDims, path: str
+) -> dict[Any, Any]:
     return {
         name: child
         for name, child in part.items()
-        if not dims.is_named(join(path, str(name)))
+        if not dims.is_named(join_path(path, str(name)))
     }
 
 
-def _allowed(
+def _possible_sizes(
     part: Any,  # noqa: ANN401
     dims: SampleDims,
     path: str,
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield for each part of a batch its path and the numbers of samples it allows."""
+    """Yield for each part of a batch its path and the possible numbers of samples."""
     if is_tensor(part):
-        path = path or LONE
+        path = path or SINGLE_TENSOR
         dim = dims.of(path)
         if dim is not None and part.dim() > dim:
             yield path, (part.shape[dim],)
         elif dim is not None and dims.is_named(path):
-            raise dims.lacks(path, tuple(part.shape))
-    elif isinstance(part, (list, tuple)) and _may_hold(part, dims, path):
+            raise dims.missing_dim_error(path, tuple(part.shape))
+    elif isinstance(part, (list, tuple)) and _may_have_entry_per_sample(
+        part, dims, path
+    ):
         shared = None if all_mappings(part) else _shared_size(part, dims.of(path))
         sizes = (len(part),) if shared is None else (shared, len(part))
-        # Where nothing else tells, a list that is named 0 has entries, a tuple not.
+        # By default a list with dimension 0 has one entry per sample, a tuple not.
         is_list = dims.is_named(path) and isinstance(part, list)
         yield path, sizes[::-1] if is_list else sizes
     else:
         is_mapping = isinstance(part, Mapping)
         index, rows = (
-            _index_in(_not_named(part, dims, path)) if is_mapping else (None, 0)
+            _sample_index(_without_named(part, dims, path)) if is_mapping else (None, 0)
         )
 
         def is_row(name: str, child: Any) -> bool:  # noqa: ANN401
@@ -286,7 +293,7 @@ def _allowed(
                 and is_tensor(child)
                 and bool(child.dim())
                 and child.shape[0] == rows
-                and not dims.is_named(join(path, name))
+                and not dims.is_named(join_path(path, name))
             )
 
         children = children_of(part) or []
@@ -294,22 +301,24 @@ def _allowed(
         found = [
             each
             for name, child in others
-            for each in _allowed(child, dims, join(path, name))
+            for each in _possible_sizes(child, dims, join_path(path, name))
         ]
         if not found and len(others) < len(children):
             found = [(path, (rows,))]
         yield from found
 
 
-def _may_hold(part: list[Any] | tuple[Any, ...], dims: SampleDims, path: str) -> bool:
-    """Whether a list or tuple may have an entry for each sample.
+def _may_have_entry_per_sample(
+    part: list[Any] | tuple[Any, ...], dims: SampleDims, path: str
+) -> bool:
+    """Whether a list or tuple may have one entry per sample.
 
-    At the top, a tuple is what the model is called with, and a list of tensors as well.
-    Below it, what is named 0 may have entries of any kind.
+    At the top level, a tuple or list of tensors is the model's arguments. Below it, a
+    part with dimension 0 in ``dims`` may have entries of any kind.
     """
     if not part or dims.names_below(path):
         return False
-    if hasattr(part, "_fields"):  # a named tuple's entries are not alike
+    if hasattr(part, "_fields"):  # fields of a named tuple are different things
         return False
     is_named = dims.is_named(path)
     if is_named and dims.of(path) != 0:
@@ -327,7 +336,7 @@ def all_mappings(part: Iterable[Any]) -> bool:
 
 
 def _shared_size(part: object, dim: int | None) -> int | None:
-    """Return the rows that all tensors have, None where they differ."""
+    """Return the common size of all tensors in a dimension; None if they differ."""
     sizes = {
         x.shape[dim] if dim is not None and x.dim() > dim else None
         for _, x in _tensors(part)
@@ -338,19 +347,19 @@ def _shared_size(part: object, dim: int | None) -> int | None:
 def _tensors(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     """Yield the tensors in a part of a batch with their paths."""
     if is_tensor(part):
-        yield path or LONE, part
+        yield path or SINGLE_TENSOR, part
         return
     for name, child in children_of(part) or ():
-        yield from _tensors(child, join(path, name))
+        yield from _tensors(child, join_path(path, name))
 
 
-def join(path: str, name: str) -> str:
-    """Return the path of a part, from its container's and its own name."""
+def join_path(path: str, name: str) -> str:
+    """Return the path of a part from its container's path and its name."""
     return f"{path}.{name}" if path else name
 
 
 def children_of(part: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401
-    """Return the named parts of a container; None for a leaf."""
+    """Return the named children of a container; None for a leaf."""
     if isinstance(part, Mapping):
         return [(str(key), value) for key, value in part.items()]
     if isinstance(part, (list, tuple)):

@@ -1,5 +1,5 @@
-"""What ``verify`` has measured on this machine, kept for later plans.
+"""Calibration: measurements of ``verify`` on this machine, kept for later plans.
 
-In come measured steps; out come the memory outside PyTorch's allocator and times of
-this GPU, for the next plan. Open ``known_measurements.py`` first.
+In come measured steps; out come the CUDA context size and the step times of this GPU,
+for the next plan. Open ``known_measurements.py`` first.
 """

@@ -1,9 +1,9 @@
-"""What ``verify`` measured on this user's cards, kept for later predictions.
+"""The calibration file: CUDA contexts and step times that ``verify`` measured.
 
 One JSON file per user, in platformdirs' state folder or in ``BUDGETFIT_CALIBRATION``.
-It is replaced as a whole, so that a reader sees either the old one or the new one, and
-by one writer at a time, so that no record is lost. No trouble with it may break a plan
-or a verification: it is told and passed over.
+It is replaced atomically, so that a reader sees either the old or the new one, and
+under a lock, so that no record is lost. Errors never break a plan or a verification:
+they become notes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from budgetfit.calibration.file_lock import only_writer
+from budgetfit.calibration.file_lock import exclusive_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE: Final = "BUDGETFIT_CALIBRATION"
 FILE_NAME: Final = "calibration.json"
 LOCK_NAME: Final = "calibration.lock"
-KEPT: Final = 10  # of what is alike: the newest
+MAX_KEPT: Final = 10  # newest records per card and CUDA version or precision
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 
 
-class Measurement(BaseModel):
-    """One verification's context, and on what it was measured.
+class ContextMeasurement(BaseModel):
+    """A CUDA context size measured by ``verify``.
 
     Attributes:
         card: The card's title, as ``Gpu.title``.
         cuda_major: Of the CUDA runtime that torch was built with.
-        outside_bytes: The process less what the allocator had reserved, after the
+        outside_bytes: Process memory less the allocator's reserved bytes, after the
             steps.
-        whole_card: It was read for the whole card: other processes may be in it.
+        whole_card: Read for the whole card, other processes possibly included.
         total_bytes: Of the card.
-        driver: Its version; empty where NVML did not tell.
+        driver: Its version; empty if unknown.
         cuda: The runtime's version.
         torch: Its version.
         host: The machine.
@@ -64,15 +64,15 @@ class Measurement(BaseModel):
     date: Date
 
 
-class StepTime(BaseModel):
-    """One verification's time of an optimizer step, measured and predicted.
+class StepTimeMeasurement(BaseModel):
+    """The time of an optimizer step, measured by ``verify`` and predicted.
 
     Attributes:
         card: The card's title, as ``Gpu.title``.
         precision: Name of a policy of ``core.precision``.
         measured_ms: Median of the steps.
-        roofline_ms: What ``timing.roofline`` says of the same step, unscaled.
-        steps: How many were measured.
+        roofline_ms: The same step by ``timing.roofline``, unscaled.
+        steps: Number of measured steps.
         torch: Its version.
         host: The machine.
         date: ISO, UTC.
@@ -91,7 +91,7 @@ class StepTime(BaseModel):
 
     @property
     def ratio(self) -> float:
-        """Measured over roofline."""
+        """Measured time over roofline time."""
         return self.measured_ms / self.roofline_ms
 
 
@@ -99,22 +99,22 @@ class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal[1]
-    measurements: tuple[Measurement, ...] = ()
-    step_times: tuple[StepTime, ...] = ()
+    measurements: tuple[ContextMeasurement, ...] = ()
+    step_times: tuple[StepTimeMeasurement, ...] = ()
 
 
 Row = TypeVar("Row", bound=BaseModel)
 
 
 class CalibrationError(Exception):
-    """The file cannot be used; the text says why, for a note."""
+    """The calibration file cannot be used; the message is for a note."""
 
 
 def calibration_path() -> Path:
-    """Return where the file is, or would be.
+    """Return the path of the calibration file, which may not exist.
 
     Raises:
-        CalibrationError: This user has no home.
+        CalibrationError: There is no home folder.
     """
     chosen = os.environ.get(FOLDER_VARIABLE)
     try:
@@ -126,15 +126,15 @@ def calibration_path() -> Path:
     except RuntimeError:
         folder = Path()
     if not folder.is_absolute():
-        # Without a home, "~" stays as it is and would become a folder right here.
+        # Without a home, "~" is not expanded and would become a relative folder.
         raise CalibrationError(
             f"there is no home folder; {FOLDER_VARIABLE} can name one, from its root"
         )
     return folder / FILE_NAME
 
 
-def read_measurements() -> tuple[Measurement, ...]:
-    """Return the contexts that are kept, the oldest first; none before the first.
+def read_context_measurements() -> tuple[ContextMeasurement, ...]:
+    """Return the stored CUDA contexts, oldest first; empty without a file.
 
     Raises:
         CalibrationError: There is a file, and it cannot be used.
@@ -142,8 +142,8 @@ def read_measurements() -> tuple[Measurement, ...]:
     return _read().measurements
 
 
-def read_step_times() -> tuple[StepTime, ...]:
-    """Return the step times that are kept, the oldest first; none before the first.
+def read_step_times() -> tuple[StepTimeMeasurement, ...]:
+    """Return the stored step times, oldest first; empty without a file.
 
     Raises:
         CalibrationError: There is a file, and it cannot be used.
@@ -151,11 +151,11 @@ def read_step_times() -> tuple[StepTime, ...]:
     return _read().step_times
 
 
-def keep_measurement(measurement: Measurement) -> Path:
-    """Add a context to the file and return its path.
+def add_context_measurement(measurement: ContextMeasurement) -> Path:
+    """Add a CUDA context to the file and return its path.
 
-    The newest ``KEPT`` of each card and CUDA version stay. A file that cannot be used
-    is left alone: it may be somebody else's.
+    The newest ``MAX_KEPT`` of each card and CUDA version stay. A file that cannot be
+    parsed is not overwritten: it may belong to another program.
 
     Raises:
         CalibrationError: It cannot be written.
@@ -168,10 +168,11 @@ def keep_measurement(measurement: Measurement) -> Path:
     return _rewrite(added)
 
 
-def keep_step_time(step_time: StepTime) -> Path:
-    """Add a step's time to the file and return its path.
+def add_step_time(step_time: StepTimeMeasurement) -> Path:
+    """Add a step time to the file and return its path.
 
-    The newest ``KEPT`` of each card and precision stay; else as ``keep_measurement``.
+    The newest ``MAX_KEPT`` of each card and precision stay; see also
+    ``add_context_measurement``.
 
     Raises:
         CalibrationError: It cannot be written.
@@ -192,7 +193,7 @@ def _with_newest(
 
     same = tuple(row for row in rows if alike(row))
     others = tuple(row for row in rows if not alike(row))
-    return others + (*same, new)[-KEPT:]
+    return others + (*same, new)[-MAX_KEPT:]
 
 
 def _read() -> _Document:
@@ -208,7 +209,7 @@ def _read() -> _Document:
 
 @functools.lru_cache(maxsize=4)
 def _parsed(path: Path, _inode: int, _mtime_ns: int, _size_bytes: int) -> _Document:
-    """Every candidate of a plan asks; the file is parsed once while it is the same."""
+    """Parse the file once per version: every candidate of a plan reads it."""
     text = path.read_text(encoding="utf-8")
     try:
         return _Document.model_validate_json(text)
@@ -222,11 +223,11 @@ def _parsed(path: Path, _inode: int, _mtime_ns: int, _size_bytes: int) -> _Docum
 
 
 def _rewrite(change: Callable[[_Document], _Document]) -> Path:
-    """Read, change and replace the file while no other process does."""
+    """Read, change and replace the file under the lock."""
     path = calibration_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with only_writer(path.with_name(LOCK_NAME)):
+        with exclusive_lock(path.with_name(LOCK_NAME)):
             document = change(_read())
             text = json.dumps(document.model_dump(mode="json"), indent=1) + "\n"
             _replace(path, text)
@@ -236,7 +237,7 @@ def _rewrite(change: Callable[[_Document], _Document]) -> Path:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write beside the file, then put the new one in its place in one step."""
+    """Replace the file atomically: write a temporary file, then rename it."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""One writer at a time, across processes; a lock that dies with its owner."""
+"""An exclusive file lock across processes, released when its owner exits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# A writer holds it for milliseconds.
-PATIENCE_S: Final = 10.0
+# Writers hold the lock for milliseconds.
+TIMEOUT_S: Final = 10.0
 _PAUSE_S: Final = 0.01
 
 if sys.platform == "win32":
@@ -29,25 +29,25 @@ else:
 
 
 @contextlib.contextmanager
-def only_writer(lock: Path) -> Iterator[None]:
-    """Wait until nobody else is in here with the same ``lock``, a file that is made.
+def exclusive_lock(lock: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the file ``lock``, which is created if missing.
 
-    The file stays: removing it would let two in. The system gives the lock back when
-    the file is closed, or its process dies.
+    The file is not removed: another process could then lock a new one. The operating
+    system releases the lock when the file is closed or the process exits.
 
     Raises:
         OSError: The file cannot be made or locked.
-        TimeoutError: Somebody stayed for ``PATIENCE_S`` seconds.
+        TimeoutError: Another process held it for ``TIMEOUT_S`` seconds.
     """
     with lock.open("ab") as file:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 _try_lock(file.fileno())
                 break
             except (BlockingIOError, PermissionError) as error:
                 if time.monotonic() > deadline:
-                    text = f"another process has been writing for {PATIENCE_S:g} s"
+                    text = f"another process has been writing for {TIMEOUT_S:g} s"
                     raise TimeoutError(None, text, str(lock)) from error
                 time.sleep(_PAUSE_S)
         yield

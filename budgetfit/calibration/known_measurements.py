@@ -1,8 +1,8 @@
-"""What ``verify`` measured on a card, for predictions; what was just measured, kept.
+"""Use and store calibration: CUDA context sizes and step times from ``verify``.
 
-The evidence changes here, and says so. Published reports of the CUDA context give way
-to what was measured on the same card under the same CUDA major version; the roofline's
-times are multiplied by how much longer real steps took on that card.
+A context size measured on the same card under the same CUDA major version replaces
+published reports; roofline times are multiplied by the ratio of measured steps on that
+card. Notes and provenance say so.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from budgetfit.calibration.file import (
     CalibrationError,
-    Measurement,
-    StepTime,
-    keep_measurement,
-    keep_step_time,
-    read_measurements,
+    ContextMeasurement,
+    StepTimeMeasurement,
+    add_context_measurement,
+    add_step_time,
+    read_context_measurements,
     read_step_times,
 )
 from budgetfit.gpus.cuda_context import (
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from budgetfit.gpus.table import Gpu
     from budgetfit.measuring.process_memory import ProcessMemory
 
-# A measurement this many times the published range's end is not believed: another
-# process's memory was in it, or the file was edited.
-_BELIEVED_TIMES = 2
-# Nothing is this much faster than a roofline at 0.6 of the card's rates, and what is
-# this much slower shared the card, or waited for something else.
-_BELIEVED_RATIO = (0.4, 20.0)
-# Below, a micro-batch is mostly waiting for Python to launch kernels, which says
-# nothing about steps that keep the card busy.
-_LEAST_MS = 30.0
+# A measurement beyond the published range by this factor is not plausible: it includes
+# another process's memory, or the file was edited.
+_PLAUSIBLE_FACTOR = 2
+# No step is this much faster than a roofline at 0.6 of the card's rates; one this much
+# slower shared the card, or waited for data.
+_PLAUSIBLE_RATIO = (0.4, 20.0)
+# Shorter micro-batches are bound by kernel launches, which says nothing about steps
+# that are bound by the GPU.
+_MIN_MS = 30.0
 
 
-def card_of(device: torch.device) -> Gpu:
-    """Return a CUDA device of this machine, with what the table knows of it."""
+def gpu_of_device(device: torch.device) -> Gpu:
+    """Return the ``Gpu`` of a CUDA device of this machine."""
     found = torch.cuda.get_device_properties(device)
     return gpu_from_properties(
         found.name,
@@ -65,17 +65,17 @@ def cuda_version() -> str | None:
     return torch.version.cuda
 
 
-def known_context(gpu: Gpu) -> tuple[CudaContext, tuple[str, ...]]:
-    """Return the best that is known of a card's context, and notes for the plan.
+def context_for(gpu: Gpu) -> tuple[CudaContext, tuple[str, ...]]:
+    """Return the CUDA context size of a card, and notes for the plan.
 
-    What ``verify`` measured on a card of this title under this CUDA major version;
-    where there is none, published reports.
+    As measured by ``verify`` on a card of this title under this CUDA major version;
+    else from published reports.
     """
     version = cuda_version()
     eager = version is not None and os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
     estimate = estimated_context(gpu, eager=eager)
     try:
-        kept = read_measurements()
+        kept = read_context_measurements()
     except CalibrationError as error:
         return estimate, (f"what verify measured before was not used: {error}",)
     same = [
@@ -83,43 +83,43 @@ def known_context(gpu: Gpu) -> tuple[CudaContext, tuple[str, ...]]:
         for row in kept
         if row.card == gpu.title and row.cuda_major == _major(version)
     ]
-    believed = [row for row in same if is_believed(row.outside_bytes, gpu)]
+    plausible = [row for row in same if is_plausible_context(row.outside_bytes, gpu)]
     notes: list[str] = []
-    if len(believed) < len(same):
+    if len(plausible) < len(same):
         notes.append(
             "a CUDA context that verify kept was not used: it is far outside what was "
             f"published of the {gpu.title}"
         )
-    if not believed:
+    if not plausible:
         return estimate, tuple(notes)
-    most = max(believed, key=lambda row: row.outside_bytes)
+    most = max(plausible, key=lambda row: row.outside_bytes)
     here = "this machine" if most.host == platform.node() else "another machine"
     found = measured_context(
-        [row.outside_bytes for row in believed], f"on {here} on {most.date}"
+        [row.outside_bytes for row in plausible], f"on {here} on {most.date}"
     )
     return found, tuple(notes)
 
 
-def is_believed(outside_bytes: int, gpu: Gpu) -> bool:
-    """Whether so many bytes can be one process's context on this card."""
-    low = estimated_context(gpu).low_bytes / _BELIEVED_TIMES
-    high = estimated_context(gpu, eager=True).high_bytes * _BELIEVED_TIMES
+def is_plausible_context(outside_bytes: int, gpu: Gpu) -> bool:
+    """Whether so many bytes are plausible as one process's context on this card."""
+    low = estimated_context(gpu).low_bytes / _PLAUSIBLE_FACTOR
+    high = estimated_context(gpu, eager=True).high_bytes * _PLAUSIBLE_FACTOR
     return low <= outside_bytes <= high
 
 
-def remember_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
-    """Keep what was measured for later predictions, and return a note on it.
+def store_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
+    """Store a measured CUDA context for later predictions, and return a note.
 
     Args:
-        measured: Of the last step that ran to its end; None if none did.
+        measured: After the last complete step; None if there was none.
         gpu: The card that it was measured on.
     """
     if measured is None:
         return "The CUDA context was not measured: no step ran to its end."
     size = format_bytes(measured.outside_bytes)
-    # On a whole card, other processes would be taken for this one's context.
+    # A reading of the whole card may include other processes.
     limit = estimated_context(gpu).high_bytes if measured.whole_card else None
-    if not is_believed(measured.outside_bytes, gpu) or (
+    if not is_plausible_context(measured.outside_bytes, gpu) or (
         limit is not None and measured.outside_bytes > limit
     ):
         return (
@@ -130,8 +130,8 @@ def remember_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
     if version is None:
         return "The CUDA context was not kept: this torch does not tell its CUDA."
     try:
-        path = keep_measurement(
-            Measurement(
+        path = add_context_measurement(
+            ContextMeasurement(
                 card=gpu.title,
                 cuda_major=_major(version),
                 outside_bytes=measured.outside_bytes,
@@ -150,14 +150,14 @@ def remember_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
 
 
 class TimeFactor(NamedTuple):
-    """How much longer than the roofline steps take on a card.
+    """Ratio of measured to roofline step times on a card.
 
     Attributes:
         ratio: Median of measured over roofline.
-        runs: How many verifications.
-        precision: Of theirs, where it is not the one asked for; else empty.
+        runs: Number of verifications.
+        precision: Of the measurements, if not the requested one; else empty.
         date: Of the last, ISO.
-        place: Which machine.
+        place: The machine, for the note.
     """
 
     ratio: float
@@ -168,7 +168,7 @@ class TimeFactor(NamedTuple):
 
     @property
     def note(self) -> str:
-        """Say where times are from, for plans and their provenance."""
+        """Text on the source of times, for notes and provenance."""
         runs = "1 verification" if self.runs == 1 else f"{self.runs} verifications"
         other = f" in {self.precision}" if self.precision else ""
         return (
@@ -178,7 +178,7 @@ class TimeFactor(NamedTuple):
 
 
 def times_source(gpu: Gpu, precision: str) -> str:
-    """Say where the times on a card are from, for a plan's provenance."""
+    """Return the source of the times on a card, for a plan's provenance."""
     factor = time_factor(gpu, precision)
     if factor is None:
         return "roofline of the card's rates"
@@ -186,17 +186,18 @@ def times_source(gpu: Gpu, precision: str) -> str:
 
 
 def time_factor(gpu: Gpu, precision: str) -> TimeFactor | None:
-    """Return what the roofline's times on a card are multiplied by; None: unknown.
+    """Return the factor for roofline times on a card; None if nothing was measured.
 
-    The median of what was measured in this precision. Where that is nothing, the
-    median in all others: precisions are compared with each other, and one that was
-    never measured must not look faster for it.
+    The median of the measurements in this precision, or else in all others: precisions
+    are compared with each other, and one that was never measured must not look faster.
     """
     try:
         kept = read_step_times()
     except CalibrationError:
-        return None  # known_context tells it
-    card = [row for row in kept if row.card == gpu.title and _is_believed(row.ratio)]
+        return None  # context_for has a note on it
+    card = [
+        row for row in kept if row.card == gpu.title and _is_plausible_ratio(row.ratio)
+    ]
     same = [row for row in card if row.precision == precision]
     rows = same or card
     if not rows:
@@ -212,12 +213,12 @@ def time_factor(gpu: Gpu, precision: str) -> TimeFactor | None:
     )
 
 
-def remember_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
-    """Keep a verification's step time for later plans, and return a note on it.
+def store_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
+    """Store a verification's step time for later plans, and return a note.
 
     Args:
-        check: What was measured, on a CUDA card.
-        plan: What was predicted, maybe with an earlier factor.
+        check: The measurement, on a CUDA card.
+        plan: The prediction, possibly with an earlier factor.
         gpu: The card that it was measured on.
     """
     roofline_ms = plan.estimate.step_ms / plan.estimate.time_factor
@@ -229,17 +230,17 @@ def remember_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
         )
     ratio = check.step_ms / roofline_ms
     found = f"The step took {ratio:.2f} times the roofline"
-    if check.step_ms / plan.recipe.gradient_accumulation_steps < _LEAST_MS:
+    if check.step_ms / plan.recipe.gradient_accumulation_steps < _MIN_MS:
         return (
-            f"{found}, which was not kept: a micro-batch below {_LEAST_MS:g} ms is "
+            f"{found}, which was not kept: a micro-batch below {_MIN_MS:g} ms is "
             "mostly launches and says little about longer ones."
         )
-    if not _is_believed(ratio):
+    if not _is_plausible_ratio(ratio):
         return f"{found}; that is not plausible, so it was not kept for later plans."
     precision = plan.recipe.precision
     try:
-        path = keep_step_time(
-            StepTime(
+        path = add_step_time(
+            StepTimeMeasurement(
                 card=gpu.title,
                 precision=precision,
                 measured_ms=check.step_ms,
@@ -260,8 +261,8 @@ def remember_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
     )
 
 
-def _is_believed(ratio: float) -> bool:
-    low, high = _BELIEVED_RATIO
+def _is_plausible_ratio(ratio: float) -> bool:
+    low, high = _PLAUSIBLE_RATIO
     return low <= ratio <= high
 
 

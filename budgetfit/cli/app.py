@@ -1,7 +1,7 @@
-"""``budgetfit``: parse, call the api, print what reporting returns.
+"""The ``budgetfit`` typer app: parse options, call the api, print its reports.
 
-Where output goes and what the exit codes mean is in ``cli_answers``. Modules that need
-torch are imported inside the commands, so that ``--help`` and ``gpus`` answer at once.
+Output streams and exit codes are in ``cli.output``. Modules that need torch are
+imported inside the commands, so that ``--help`` and ``gpus`` start fast.
 """
 
 import importlib.metadata
@@ -14,26 +14,26 @@ import typer
 from budgetfit.cli import cache, options
 from budgetfit.cli.compare import compare
 from budgetfit.cli.doctor import doctor
-from budgetfit.cli.early_checks import check_early
+from budgetfit.cli.early_checks import check_before_torch_import
 from budgetfit.cli.explain import explain
 from budgetfit.cli.help import Command, Group
 from budgetfit.cli.output import (
     ERROR,
     INTERRUPTED,
-    answering,
     api,
-    exit_if_lost,
+    exit_if_not_saved,
     exit_unless_fits,
     ignore_odd_width,
-    in_json,
-    in_text,
-    load,
-    working,
+    import_or_exit,
+    json_writer,
+    report_errors,
+    show_progress,
+    text_writer,
 )
 from budgetfit.cli.parsing import (
-    name_or_blocks,
     one_or_list,
-    read_dims,
+    parse_batch_dims,
+    policy_or_blocks,
     read_lengths,
 )
 from budgetfit.cli.quiet_libraries import quiet_libraries
@@ -44,7 +44,7 @@ from budgetfit.cli.tables import gpus, layers
 from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
 
-# What `export --to` can write, and the module whose `export_text` does.
+# Targets of `export --to`, and the modules whose `export_text` writes them.
 EXPORTS: Final = {
     "trainer": "budgetfit.integrations.exports.trainer",
     "sft": "budgetfit.integrations.exports.trl",
@@ -74,7 +74,7 @@ app.add_typer(cache.app, name="cache")
 def main() -> None:
     """Run the command line; the entry point of ``budgetfit``."""
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's encoding lacks must not end the program.
+        # Characters missing in the terminal's encoding must not raise.
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
@@ -153,8 +153,8 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
     traceback: options.Traceback = False,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
-    with answering(as_json=as_json, traceback=traceback, vram=vram, save=save):
-        check_early(
+    with report_errors(as_json=as_json, traceback=traceback, vram=vram, save=save):
+        check_before_torch_import(
             model,
             gpus=[gpu],
             vram=vram,
@@ -165,7 +165,7 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
             effective_batch_size=effective_batch_size,
         )
         check_samples(samples)
-        with working() as progress:
+        with show_progress() as progress:
             made = api().plan(
                 model,
                 vram,
@@ -174,14 +174,14 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
-                batch_dims=read_dims(batch_dims),
+                batch_dims=parse_batch_dims(batch_dims),
                 loss=loss,
                 lengths=read_lengths(lengths),
                 precision=one_or_list(precision),
                 optimizer=optimizer,
                 batch_size=batch_size,
                 effective_batch_size=effective_batch_size,
-                checkpointing=name_or_blocks(checkpointing),
+                checkpointing=policy_or_blocks(checkpointing),
                 objective=objective,
                 headroom=headroom,
                 host_ram=host_ram,
@@ -197,16 +197,20 @@ def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
-            document = in_json().plan_json(made, samples) if save or as_json else ""
+            document = json_writer().plan_json(made, samples) if save or as_json else ""
         lost = write(save, document + "\n")
         if why is not None:
-            typer.echo(in_json().why_json(made.row(why)) if as_json else made.why(why))
+            typer.echo(
+                json_writer().why_json(made.row(why)) if as_json else made.why(why)
+            )
         elif as_json:
             typer.echo(document)
         else:
             saved_as = str(save) if save and not lost else None
-            in_text().print_plan(made, saved_as=saved_as, samples=samples, work=working)
-        exit_if_lost(lost)
+            text_writer().print_plan(
+                made, saved_as=saved_as, samples=samples, work=show_progress
+            )
+        exit_if_not_saved(lost)
         exit_unless_fits(fits=made.fits)
 
 
@@ -248,8 +252,8 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
     traceback: options.Traceback = False,
 ) -> None:
     """Predict the memory of given settings; decide nothing."""
-    with answering(as_json=as_json, traceback=traceback):
-        check_early(
+    with report_errors(as_json=as_json, traceback=traceback):
+        check_before_torch_import(
             model,
             gpus=[gpu],
             vram=vram,
@@ -259,7 +263,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
             effective_batch_size=effective_batch_size,
         )
         check_samples(samples)
-        with working() as progress:
+        with show_progress() as progress:
             found, summary = api().estimate_settings(
                 model,
                 vram=vram,
@@ -270,14 +274,14 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
-                batch_dims=read_dims(batch_dims),
+                batch_dims=parse_batch_dims(batch_dims),
                 loss=loss,
                 lengths=read_lengths(lengths),
                 batch_size=batch_size,
                 effective_batch_size=effective_batch_size,
                 precision=precision,
                 optimizer=optimizer,
-                checkpointing=name_or_blocks(checkpointing),
+                checkpointing=policy_or_blocks(checkpointing),
                 method=method,
                 lora_r=lora_r,
                 lora_alpha=lora_alpha,
@@ -290,9 +294,9 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 progress=progress,
             )
         if as_json:
-            typer.echo(in_json().estimate_json(found, samples))
+            typer.echo(json_writer().estimate_json(found, samples))
         else:
-            text = in_text().estimate_text(
+            text = text_writer().estimate_text(
                 found,
                 model=summary,
                 vram=vram,
@@ -300,7 +304,7 @@ def estimate(  # noqa: PLR0913 - the settings that are estimated
                 samples=samples,
                 then=plan_command(context),
             )
-            in_text().show(text)
+            text_writer().show(text)
         exit_unless_fits(fits=found.fits is not False)
 
 
@@ -329,10 +333,10 @@ def verify(  # noqa: PLR0913 - what a user may choose
     traceback: options.Traceback = False,
 ) -> None:
     """Run real steps: predicted against measured."""
-    with answering(as_json=as_json, traceback=traceback):
+    with report_errors(as_json=as_json, traceback=traceback):
         made = _load(plan_file)  # before torch is loaded
-        check_early(model)
-        with working() as progress:
+        check_before_torch_import(model)
+        with show_progress() as progress:
             check = api().verify(
                 made,
                 model,
@@ -344,9 +348,11 @@ def verify(  # noqa: PLR0913 - what a user may choose
                 progress=progress,
             )
         if as_json:
-            typer.echo(in_json().verification_json(check))
+            typer.echo(json_writer().verification_json(check))
         else:
-            in_text().show(in_text().verification_text(check), width=in_text().WIDE)
+            text_writer().show(
+                text_writer().verification_text(check), width=text_writer().WIDE
+            )
         exit_unless_fits(fits=check.out_of_memory is None)
         if not check.passed:
             raise typer.Exit(ERROR)
@@ -368,22 +374,24 @@ def export(
     traceback: options.Traceback = False,
 ) -> None:
     """Write a plan as another library's configuration."""
-    with answering(as_json=as_json, traceback=traceback, save=save):
+    with report_errors(as_json=as_json, traceback=traceback, save=save):
         if to not in EXPORTS:
             raise InputError(
                 f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "
                 "for example --to torch."
             )
         made = _load(plan_file)
-        with working():  # what a library prints when it is imported is no answer
-            module = load(EXPORTS[to])
+        with (
+            show_progress()
+        ):  # what libraries print while imported does not belong on stdout
+            module = import_or_exit(EXPORTS[to])
             text = module.export_text(made, str(plan_file))
         lost = write(save, text)
         if as_json:
-            typer.echo(in_json().export_json(to, text))
+            typer.echo(json_writer().export_json(to, text))
         elif save is None or lost:
             typer.echo(text, nl=False)
-        exit_if_lost(lost)
+        exit_if_not_saved(lost)
 
 
 app.command(cls=Command, epilog="Example: budgetfit gpus")(gpus)

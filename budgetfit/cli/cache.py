@@ -1,4 +1,4 @@
-"""``budgetfit cache``: where traces are kept, what they take, and away with them."""
+"""``budgetfit cache``: location and size of the trace cache; clear it."""
 
 import json
 
@@ -6,7 +6,7 @@ import typer
 
 from budgetfit.cli import options
 from budgetfit.cli.help import Command, Group
-from budgetfit.cli.output import answering
+from budgetfit.cli.output import report_errors
 
 app = typer.Typer(
     cls=Group, help="Look at the cache of traces, or clear it.", no_args_is_help=True
@@ -22,7 +22,7 @@ def info(
     *, as_json: options.AsJson = False, traceback: options.Traceback = False
 ) -> None:
     """Tell where traces are kept and what they take."""
-    with answering(as_json=as_json, traceback=traceback):
+    with report_errors(as_json=as_json, traceback=traceback):
         from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
         from budgetfit.traces.cache.cache import LIMIT_BYTES, TraceCache  # noqa: PLC0415
 
@@ -48,7 +48,7 @@ def clear(
     *, as_json: options.AsJson = False, traceback: options.Traceback = False
 ) -> None:
     """Remove all traces; nothing else is touched, and plans stay what they are."""
-    with answering(as_json=as_json, traceback=traceback):
+    with report_errors(as_json=as_json, traceback=traceback):
         from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
         from budgetfit.traces.cache.cache import TraceCache  # noqa: PLC0415
 

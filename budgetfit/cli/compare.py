@@ -1,23 +1,23 @@
-"""``budgetfit compare``: which card do I need."""
+"""``budgetfit compare``: compare GPUs and training methods."""
 
 import typer
 
 from budgetfit.cli import options
-from budgetfit.cli.early_checks import check_early
+from budgetfit.cli.early_checks import check_before_torch_import
 from budgetfit.cli.output import (
-    answering,
     api,
     exit_unless_fits,
-    in_json,
-    in_text,
-    working,
+    json_writer,
+    report_errors,
+    show_progress,
+    text_writer,
 )
 from budgetfit.cli.parsing import (
-    name_or_blocks,
-    names,
     one_or_list,
-    read_dims,
+    parse_batch_dims,
+    policy_or_blocks,
     read_lengths,
+    split_names,
 )
 from budgetfit.core.validation import check_samples
 
@@ -56,10 +56,10 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
     traceback: options.Traceback = False,
 ) -> None:
     """Tell which card or method you need: the best settings on each."""
-    with answering(as_json=as_json, traceback=traceback):
-        check_early(
+    with report_errors(as_json=as_json, traceback=traceback):
+        check_before_torch_import(
             model,
-            gpus=names(gpus),
+            gpus=split_names(gpus),
             headroom=headroom,
             precision=one_or_list(precision),
             objective=objective,
@@ -67,26 +67,26 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
             effective_batch_size=effective_batch_size,
         )
         check_samples(samples)
-        with working() as progress:
+        with show_progress() as progress:
             rows, summary = api().compare(
                 model,
-                names(gpus),
+                split_names(gpus),
                 max_length=max_length,
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
-                batch_dims=read_dims(batch_dims),
+                batch_dims=parse_batch_dims(batch_dims),
                 loss=loss,
                 lengths=read_lengths(lengths),
                 precision=one_or_list(precision),
                 optimizer=optimizer,
                 batch_size=batch_size,
                 effective_batch_size=effective_batch_size,
-                checkpointing=name_or_blocks(checkpointing),
+                checkpointing=policy_or_blocks(checkpointing),
                 objective=objective,
                 headroom=headroom,
                 host_ram=host_ram,
-                methods=None if methods is None else names(methods),
+                methods=None if methods is None else split_names(methods),
                 method=method,
                 lora_r=lora_r,
                 lora_alpha=lora_alpha,
@@ -99,9 +99,9 @@ def compare(  # noqa: PLR0913 - the arguments of budgetfit.plan
                 progress=progress,
             )
         if as_json:
-            typer.echo(in_json().compare_json(rows, samples))
+            typer.echo(json_writer().compare_json(rows, samples))
         else:
-            wide = in_text().WIDE if methods or samples else in_text().WIDTH
-            text = in_text().compare_text(rows, summary, samples)
-            in_text().show(text, width=wide)
+            wide = text_writer().WIDE if methods or samples else text_writer().WIDTH
+            text = text_writer().compare_text(rows, summary, samples)
+            text_writer().show(text, width=wide)
         exit_unless_fits(fits=any(row.fits for row in rows))

@@ -1,11 +1,17 @@
-"""``budgetfit doctor``: whether this installation can train."""
+"""``budgetfit doctor``: diagnose this installation."""
 
 import importlib
 
 import typer
 
 from budgetfit.cli import options
-from budgetfit.cli.output import ERROR, answering, in_json, in_text, working
+from budgetfit.cli.output import (
+    ERROR,
+    json_writer,
+    report_errors,
+    show_progress,
+    text_writer,
+)
 
 
 def doctor(
@@ -15,13 +21,13 @@ def doctor(
     traceback: options.Traceback = False,
 ) -> None:
     """Check torch, driver, card and libraries, and say what to do."""
-    with answering(as_json=as_json, traceback=traceback):
-        with working():
+    with report_errors(as_json=as_json, traceback=traceback):
+        with show_progress():
             module = importlib.import_module("budgetfit.doctor.checks")
-            findings = module.check_up(gpu)
+            findings = module.check_installation(gpu)
         if as_json:
-            typer.echo(in_json().check_up_json(findings))
+            typer.echo(json_writer().findings_json(findings))
         else:
-            in_text().show(in_text().doctor_text(findings))
+            text_writer().show(text_writer().doctor_text(findings))
         if any(finding.verdict == "problem" for finding in findings):
             raise typer.Exit(ERROR)

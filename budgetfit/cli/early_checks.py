@@ -1,6 +1,6 @@
-"""What can be told to be wrong before torch is imported, which takes seconds.
+"""Validate arguments before torch is imported, which takes seconds.
 
-The api checks the same words with the same functions; here they are only asked sooner.
+The api validates the same arguments again, with the same functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-def check_early(  # noqa: PLR0913 - one word each
+def check_before_torch_import(  # noqa: PLR0913 - one argument each
     model: str | None = None,
     *,
     gpus: Iterable[str | None] = (),
@@ -22,28 +22,28 @@ def check_early(  # noqa: PLR0913 - one word each
     batch_size: int | None = None,
     effective_batch_size: int | None = None,
 ) -> None:
-    """Refuse what was mistyped; the arguments are those of ``budgetfit.plan``.
+    """Check arguments without torch; they are those of ``budgetfit.plan``.
 
     Args:
-        model: Only whether a file is there that holds a config or a factory is looked
-            at; a hub id is left to the hub.
-        gpus: Names of cards; None is this machine's.
+        model: Only checked for an existing file with a config or a factory; hub ids are
+            not checked.
+        gpus: Names of GPUs; None: this machine's.
         vram: Memory limit.
-        headroom: Kept free; ``"0"`` is nothing.
+        headroom: Kept free; ``"0"`` for none.
         precision: One name, or several to compare.
-        objective: None where there is none.
+        objective: None where the command has none.
         batch_size: Samples of a micro-batch.
         effective_batch_size: Samples of an optimizer step.
 
     Raises:
-        InputError: The first of them that cannot be what was meant.
+        InputError: For the first invalid argument.
     """
-    # Here, so that --help need not wait for them.
+    # Imported here to keep --help fast.
     from budgetfit.core.precision import find_precision  # noqa: PLC0415
     from budgetfit.core.requested_precision import (  # noqa: PLC0415
         check_batch,
         check_objective,
-        precisions,
+        requested_precisions,
     )
     from budgetfit.core.units import parse_bytes  # noqa: PLC0415
     from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
@@ -56,10 +56,10 @@ def check_early(  # noqa: PLR0913 - one word each
         parse_bytes(vram)
     if headroom is not None and headroom != "0":
         parse_bytes(headroom)
-    cards = [find_gpu(name) for name in gpus if name is not None]
-    if len(cards) == 1:
-        precisions(precision, cards[0])
-    else:  # of several cards, each tells what it cannot compute in
+    named = [find_gpu(name) for name in gpus if name is not None]
+    if len(named) == 1:
+        requested_precisions(precision, named[0])
+    else:  # each GPU of a comparison reports what it cannot compute in
         for name in [precision] if isinstance(precision, str) else precision:
             if name != "auto":
                 find_precision(name)

@@ -1,4 +1,4 @@
-"""Errors as the command line says them: its options, where Python has arguments."""
+"""Rewrite error messages for the command line: options instead of Python arguments."""
 
 import re
 import shlex
@@ -7,17 +7,16 @@ from typing import Any, Final
 import typer
 
 _STRING = r"""(?:"[^"]*"|'[^']*')"""
-# A call stays as it is: what is in it is Python.
+# Arguments inside a call are Python and stay.
 _CALL = r"[\w.]+\([^()]*(?:\([^()]*\)[^()]*)*\)"
 _VALUE = rf"{_STRING}|\[{_STRING}(?:, {_STRING})*\]|True|False|\d[\w.]*|\.\.\."
 _ARGUMENT: Final = re.compile(rf"{_CALL}|(?<![\w.-])(\w+)=({_VALUE}|(?=[\s,.;:)]|$))")
 
 
-def in_options(text: str, app: typer.Typer) -> str:
-    """Return a text with ``--max-length 512`` where it says ``max_length=512``.
+def with_option_names(text: str, app: typer.Typer) -> str:
+    """Replace ``max_length=512`` by ``--max-length 512`` in a message.
 
-    An argument that has no option stays as it is, and so does one whose option the text
-    names, too.
+    Arguments without an option stay, and those whose option the message names, too.
     """
     options = _options(app)
 
@@ -37,7 +36,7 @@ def in_options(text: str, app: typer.Typer) -> str:
 
 
 def _options(app: typer.Typer) -> dict[str, tuple[str, str]]:
-    """Return by argument what switches an option on, or takes its value, and off."""
+    """Map each argument to its option and its ``--no-`` option."""
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     return {
         each.name: ("".join(each.opts[:1]), "".join(each.secondary_opts[:1]))

@@ -1,4 +1,4 @@
-"""``budgetfit explain``: what an out-of-memory message means."""
+"""``budgetfit explain``: explain an out-of-memory message."""
 
 import errno
 import importlib
@@ -9,10 +9,10 @@ from typing import Annotated, BinaryIO, Final
 import typer
 
 from budgetfit.cli import options
-from budgetfit.cli.output import answering, in_json, in_text
+from budgetfit.cli.output import json_writer, report_errors, text_writer
 from budgetfit.errors import InputError
 
-_LONGEST_BYTES: Final = 8 * 2**20  # the end of a log is where it failed
+_LONGEST_BYTES: Final = 8 * 2**20  # read only the end of longer logs
 
 Source = Annotated[
     str,
@@ -30,13 +30,13 @@ def explain(
     traceback: options.Traceback = False,
 ) -> None:
     """Read an out-of-memory message: what was to blame, what to change."""
-    with answering(as_json=as_json, traceback=traceback):
+    with report_errors(as_json=as_json, traceback=traceback):
         module = importlib.import_module("budgetfit.explain.explain")
         found = module.explain(_read(source))
         if as_json:
-            typer.echo(in_json().explanation_json(found))
+            typer.echo(json_writer().explanation_json(found))
         else:
-            in_text().show(in_text().explain_text(found))
+            text_writer().show(text_writer().explain_text(found))
 
 
 def _read(source: str) -> str:
@@ -57,23 +57,23 @@ def _read(source: str) -> str:
 
 
 def _end(stream: BinaryIO) -> bytes:
-    """Return the end of a stream, and of a longer one the first two bytes before it.
+    """Return the end of a stream, preceded by the first two bytes if it is longer.
 
-    Those may say that it is UTF-16. A pipe, ``explain <(python train.py 2>&1)``, is
-    read to its end without being kept.
+    Those may be a UTF-16 byte order mark. A pipe, ``explain <(python train.py 2>&1)``,
+    is read in parts without keeping all of it.
     """
     mark = stream.read(2)
     if stream.seekable():
         stream.seek(max(stream.tell(), stream.seek(0, 2) - _LONGEST_BYTES))
     data = b""
     while piece := stream.read(_LONGEST_BYTES):
-        # A UTF-16 character begins at an even byte; so do both lengths.
+        # UTF-16 characters start at even offsets; both lengths are even.
         data = (data + piece)[-_LONGEST_BYTES:]
     return mark + data
 
 
 def _decoded(data: bytes) -> str:
-    """Return text from a file of any shell; PowerShell's ``>`` writes UTF-16."""
+    """Decode UTF-8 or UTF-16, which PowerShell's ``>`` writes."""
     if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
         return data.decode("utf-16", errors="replace")
     return data.decode("utf-8", errors="replace")

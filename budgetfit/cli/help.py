@@ -1,4 +1,4 @@
-"""The commands' common looks: plain help, and words for options that there are not."""
+"""Command and group classes of the app: plain help, hints for unsupported options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
 
-from budgetfit.cli.output import answering
+from budgetfit.cli.output import report_errors
 from budgetfit.errors import InputError
 
 _SEVERAL_GPUS: Final = (
@@ -25,8 +25,8 @@ _COMPILED: Final = (
     "it out; a compiled step takes another amount, which nothing here predicts"
 )
 
-# What people type that the command does not have, and what they can do instead.
-INSTEAD: Final = {
+# Options of other tools that users try, and what to do instead.
+UNSUPPORTED_OPTIONS: Final = {
     "--gpus": _SEVERAL_GPUS,
     "--num-gpus": _SEVERAL_GPUS,
     "--n-gpus": _SEVERAL_GPUS,
@@ -57,33 +57,33 @@ INSTEAD: Final = {
 
 
 class Command(TyperCommand):
-    """A command that answers to common options that it does not have."""
+    """A command with hints for options that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Parse, unless an option is asked for that there is not."""
+        """Parse; refuse unsupported options with a hint."""
         own = {word for param in self.get_params(ctx) for word in param.opts}
         asked = (word.partition("=")[0].replace("_", "-") for word in args)
         for word in asked:
-            instead = INSTEAD.get(word)
+            instead = UNSUPPORTED_OPTIONS.get(word)
             if instead is not None and word not in own:
-                with answering(as_json="--json" in args, traceback=False):
+                with report_errors(as_json="--json" in args, traceback=False):
                     raise InputError(f"{word}: {instead}.")
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
-        """Return the parameters, for a help without <bool> behind flags."""
+        """Return the parameters, without ``<bool>`` after flags in the help."""
         return _plain(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
-        """Return the words of the line on usage, without braces."""
+        """Return the pieces of the usage line, without braces."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
 class Group(TyperGroup):
-    """Commands under one name."""
+    """A group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
-        """Return the parameters, for a help without <bool> behind flags."""
+        """Return the parameters, without ``<bool>`` after flags in the help."""
         return _plain(super().get_params(ctx))
 
 

@@ -1,7 +1,7 @@
-"""The command line's arguments and options, each written once.
+"""Typer options and arguments shared by the commands.
 
-Names and meanings are those of ``budgetfit.plan``; texts are parsed there, so that the
-command line and Python refuse the same things in the same words.
+Names and meanings are those of ``budgetfit.plan``, which parses the values, so that the
+command line and Python raise the same errors.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Where a command's answer, progress and errors go, and the exit codes.
+"""Output streams, error messages and exit codes of the commands.
 
-stdout carries the answer, stderr progress and errors. No traceback without --traceback.
+Results go to stdout, progress and errors to stderr. No traceback without --traceback.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ USAGE: Final = 2
 DOES_NOT_FIT: Final = 3
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 
-_WIDTHS: Final = range(20, 10_000)  # of terminals that can be read
+_WIDTHS: Final = range(20, 10_000)  # plausible terminal widths
 
 Progress = Callable[[str], None]
 
 
 def ignore_odd_width() -> None:
-    """Let rich find the terminal's width, or take 80, where COLUMNS is of no use.
+    """Drop an implausible COLUMNS, so that rich detects the width or takes 80.
 
-    Where it is 0, as pseudo-terminals without a size say, rich prints a mistake of
-    usage in no column at all.
+    With COLUMNS=0, as of pseudo-terminals without a size, rich prints usage errors in
+    no columns at all.
     """
     columns = os.environ.get("COLUMNS", "")[:10]
     if not (columns.isdecimal() and int(columns) in _WIDTHS):
@@ -42,31 +42,30 @@ def ignore_odd_width() -> None:
 
 
 @contextlib.contextmanager
-def answering(
+def report_errors(
     *,
     as_json: bool,
     traceback: bool,
     vram: str | None = None,
     save: Path | None = None,
 ) -> Iterator[None]:
-    """Turn an error into one message and the exit code that it stands for.
+    """Print an error as one message and exit with its code.
 
-    ``vram`` is the limit as it was typed: that it does not fit is told with what the
-    text meant (interface section 5). That ``save`` cannot be written is told before
-    the work for it.
+    ``vram`` is the limit as typed: its meaning in bytes is printed where nothing fits.
+    ``save`` is checked to be writable before the work starts.
     """
     try:
         if save is not None:
             check_writable(save)
         yield
     except (typer.Exit, BrokenPipeError):
-        raise  # an answer already; a reader that has gone (typer ends quietly)
-    except Exception as error:  # noqa: BLE001 - a user gets a line, not a traceback
+        raise  # already handled; a closed pipe (typer ends quietly)
+    except Exception as error:  # noqa: BLE001 - users get a message, not a traceback
         if traceback:
             tracebacks.print_exc()
         if as_json:
-            typer.echo(in_json().error_json(error))
-        # That it does not fit is the answer; anything else is an error.
+            typer.echo(json_writer().error_json(error))
+        # DoesNotFitError is a result, for stdout; anything else is an error.
         answer = isinstance(error, DoesNotFitError) and not as_json
         if answer and vram is not None:
             _echo_limit(vram)
@@ -75,18 +74,18 @@ def answering(
 
 
 def _as_options(text: str) -> str:
-    from budgetfit.cli.error_wording import in_options  # noqa: PLC0415 - for errors only
+    from budgetfit.cli.error_wording import with_option_names  # noqa: PLC0415 - for errors only
 
     cli = importlib.import_module("budgetfit.cli.app")  # which imports this module
-    return in_options(text, cli.app)
+    return with_option_names(text, cli.app)
 
 
 def _echo_limit(vram: str) -> None:
     from budgetfit.core.units import parse_bytes  # noqa: PLC0415 - keeps --help fast
-    from budgetfit.reporting.phrases import class_text, size_text  # noqa: PLC0415
+    from budgetfit.reporting.formatting import memory_class_text, size_text  # noqa: PLC0415
 
     size_bytes = parse_bytes(vram)
-    for line in (size_text(size_bytes), class_text(size_bytes)):
+    for line in (size_text(size_bytes), memory_class_text(size_bytes)):
         if line is not None:
             typer.echo(line)
 
@@ -109,16 +108,16 @@ def _exit_code(error: Exception) -> int:
 
 
 def exit_unless_fits(*, fits: bool) -> None:
-    """End with exit code 3 where the answer is that it does not fit."""
+    """Exit with code 3 where the settings do not fit."""
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
 @contextlib.contextmanager
-def working() -> Iterator[Progress | None]:
-    """Show what is being done, on stderr and only where somebody watches.
+def show_progress() -> Iterator[Progress | None]:
+    """Show progress on stderr, only on a terminal.
 
-    What a model's own code prints goes to stderr too: stdout is for the answer.
+    What the model's own code prints goes to stderr, too: stdout is for the result.
     """
     from rich.console import Console  # noqa: PLC0415 - keeps --help fast
     from rich.text import Text  # noqa: PLC0415
@@ -132,16 +131,16 @@ def working() -> Iterator[Progress | None]:
             yield lambda text: status.update(Text(text))
 
 
-def api() -> Any:  # noqa: ANN401 - modules, imported late: --help is to answer at once
-    """Return what does the work."""
-    return load("budgetfit.api.plan")
+def api() -> Any:  # noqa: ANN401 - a lazily imported module
+    """Import ``budgetfit.api.plan``."""
+    return import_or_exit("budgetfit.api.plan")
 
 
-def load(name: str) -> ModuleType:
-    """Import what imports torch; Ctrl-C ends the program there and then.
+def import_or_exit(name: str) -> ModuleType:
+    """Import a module that imports torch; Ctrl-C exits immediately meanwhile.
 
-    Modules written in C swallow an interruption of their import, and fail later with
-    an error that says nothing of it.
+    C extensions swallow a KeyboardInterrupt during their import and fail later with an
+    unrelated error.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -157,22 +156,24 @@ def load(name: str) -> ModuleType:
 
 def _end_now(*_: object) -> None:
     if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        os.write(sys.stderr.fileno(), b"\r\x1b[K\x1b[?25h")  # what ``working`` hides
+        os.write(
+            sys.stderr.fileno(), b"\r\x1b[K\x1b[?25h"
+        )  # restores what ``show_progress`` hides
     os._exit(INTERRUPTED)
 
 
-def in_text() -> Any:  # noqa: ANN401
-    """Return what writes answers for people."""
+def text_writer() -> Any:  # noqa: ANN401
+    """Import the text reports."""
     return importlib.import_module("budgetfit.reporting.render")
 
 
-def in_json() -> Any:  # noqa: ANN401
-    """Return what writes answers for programs."""
+def json_writer() -> Any:  # noqa: ANN401
+    """Import the JSON reports."""
     return importlib.import_module("budgetfit.reporting.json")
 
 
-def exit_if_lost(trouble: str) -> None:
-    """End with exit code 1, after the answer, where a file could not be written."""
+def exit_if_not_saved(trouble: str) -> None:
+    """Exit with code 1, after the output, where a file could not be written."""
     if trouble:
         typer.echo(f"Error: {trouble}", err=True)
         raise typer.Exit(ERROR)

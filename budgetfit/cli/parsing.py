@@ -1,4 +1,4 @@
-"""What stands on the command line as one word and means several things."""
+"""Parse command-line values: comma lists, block names, batch dims, lengths files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,26 +7,26 @@ from budgetfit.errors import InputError
 
 
 def one_or_list(text: str) -> str | list[str]:
-    """``"fp32,bf16-mixed"`` is a list to compare."""
+    """Split ``"fp32,bf16-mixed"`` into a list to compare; keep a single value."""
     return [part.strip() for part in text.split(",")] if "," in text else text
 
 
-def name_or_blocks(text: str) -> str | Sequence[str]:
-    """A word is a policy; what has commas, dots or digits names blocks."""
+def policy_or_blocks(text: str) -> str | Sequence[str]:
+    """Parse a policy, or block names (with commas, dots or digits)."""
     if text.startswith("every-") and "," not in text:
         return text
     if any(sign in ",." or sign.isdecimal() for sign in text):
-        return names(text)
+        return split_names(text)
     return text
 
 
-def names(text: str) -> list[str]:
-    """``"t4, l4"`` is two names."""
+def split_names(text: str) -> list[str]:
+    """Split ``"t4, l4"`` into names."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def read_dims(words: Sequence[str] | None) -> int | dict[str, int | None] | None:
-    """Return what ``batch_dims`` is: ``x=0`` and ``table=none``, or ``1`` alone.
+def parse_batch_dims(words: Sequence[str] | None) -> int | dict[str, int | None] | None:
+    """Parse ``--batch-dims``: ``x=0`` and ``table=none``, or ``1`` alone.
 
     Raises:
         InputError: If it is neither.
@@ -49,7 +49,7 @@ def read_dims(words: Sequence[str] | None) -> int | dict[str, int | None] | None
 
 
 def read_lengths(path: Path | None) -> dict[int, int] | None:
-    """Return samples by length from a file: ``512`` or ``512 900`` in each line.
+    """Read samples by length from a file: ``512`` or ``512 900`` in each line.
 
     Raises:
         InputError: If it cannot be read, or a line is neither.

@@ -1,6 +1,6 @@
-"""Libraries keep to themselves what is for those who call them: here, budgetfit.
+"""Suppress warnings of libraries about how budgetfit calls them.
 
-What a user's own file warns of still comes, what budgetfit does too, and every error.
+Warnings of the user's own files and of budgetfit are shown, and every error.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ _OWN = str(Path(__file__).parents[1])
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Switch off their remarks; ``-W`` and ``PYTHONWARNINGS`` switch warnings on."""
-    # transformers has a switch, and a handler, of its own.
+    """Suppress library warnings; ``-W`` and ``PYTHONWARNINGS`` enable them."""
+    # transformers has its own verbosity setting and log handler.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     before, shown = logging.root.manager.disable, warnings.showwarning
 
@@ -44,7 +44,7 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def _is_remark(filename: str, category: type[Warning]) -> bool:
-    """Whether a warning is about a library, or about how it is called."""
+    """Whether a warning is about a library or its calls."""
     from budgetfit.utils.user_code import is_installed  # noqa: PLC0415
 
     if filename.startswith(_OWN):

@@ -1,4 +1,4 @@
-"""``--save``: a place that cannot be written costs no work, and no answer."""
+"""``--save``: check early that a file can be written, and write it."""
 
 import os
 from pathlib import Path
@@ -7,15 +7,17 @@ from budgetfit.errors import InputError
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written; what is there stays as it is.
+    """Check that a file can be written; an existing one is not changed.
 
     Raises:
         InputError: With the reason.
     """
-    place = Path(os.path.realpath(path))  # where a link leads to need not exist yet
+    place = Path(os.path.realpath(path))  # the target of a symlink need not exist yet
     try:
         new = not place.exists()
-        if new or place.is_file() or place.is_dir():  # opening a pipe is no check
+        if (
+            new or place.is_file() or place.is_dir()
+        ):  # a pipe must not be opened for a check
             with place.open("xb" if new else "r+b"):
                 pass
         if new:
@@ -25,7 +27,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path | None, text: str) -> str:
-    """Write a file, if one is named; return why it could not be, or nothing."""
+    """Write a file, if given; return why it failed, or an empty text."""
     if path is not None:
         try:
             path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A command to paste, made from the one that was typed."""
+"""The ``budgetfit plan`` command to suggest after ``budgetfit estimate``."""
 
 import shlex
 from collections.abc import Container, Iterator
@@ -12,9 +12,9 @@ _OF_THE_ANSWER: Final = ("as_json", "traceback")
 
 
 def plan_command(context: typer.Context) -> str:
-    """Return the ``plan`` of what was estimated: with what was typed, less the answer.
+    """Return the ``plan`` command with the options of an ``estimate`` command.
 
-    ``precision`` stays where it is one: what is trained is not for a plan to change.
+    A single ``precision`` is kept: a plan must not change the requested dtypes.
     """
     left_out = [*_CHOSEN_BY_PLAN, *_OF_THE_ANSWER]
     if context.params.get("precision") not in (None, "as-is"):
@@ -23,7 +23,7 @@ def plan_command(context: typer.Context) -> str:
 
 
 def _words(context: typer.Context, left_out: Container[str]) -> Iterator[str]:
-    """Yield what was typed: the model, and options with their values."""
+    """Yield the model and the given options with their values."""
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
         source = context.get_parameter_source(name)

@@ -1,11 +1,17 @@
-"""``budgetfit layers`` and ``budgetfit gpus``: the tables."""
+"""``budgetfit layers`` and ``budgetfit gpus``: the layer table and the GPU table."""
 
 import typer
 
 from budgetfit.cli import options
-from budgetfit.cli.early_checks import check_early
-from budgetfit.cli.output import answering, api, in_json, in_text, working
-from budgetfit.cli.parsing import read_dims
+from budgetfit.cli.early_checks import check_before_torch_import
+from budgetfit.cli.output import (
+    api,
+    json_writer,
+    report_errors,
+    show_progress,
+    text_writer,
+)
+from budgetfit.cli.parsing import parse_batch_dims
 
 
 def layers(  # noqa: PLR0913 - what a batch is made of
@@ -22,34 +28,38 @@ def layers(  # noqa: PLR0913 - what a batch is made of
     traceback: options.Traceback = False,
 ) -> None:
     """List what each layer takes under each precision."""
-    with answering(as_json=as_json, traceback=traceback):
-        check_early(model)
-        with working() as progress:
+    with report_errors(as_json=as_json, traceback=traceback):
+        check_before_torch_import(model)
+        with show_progress() as progress:
             rows = api().layers(
                 model,
                 max_length=max_length,
                 image_size=image_size,
                 text_only=text_only,
                 batch=batch,
-                batch_dims=read_dims(batch_dims),
+                batch_dims=parse_batch_dims(batch_dims),
                 loss=loss,
                 trust_remote_code=trust_remote_code,
                 progress=progress,
             )
         if as_json:
-            typer.echo(in_json().layers_json(rows))
+            typer.echo(json_writer().layers_json(rows))
         else:
-            in_text().show(in_text().layers_text(rows), width=in_text().WIDE)
+            text_writer().show(
+                text_writer().layers_text(rows), width=text_writer().WIDE
+            )
 
 
 def gpus(
     *, as_json: options.AsJson = False, traceback: options.Traceback = False
 ) -> None:
     """List the cards that --gpu knows."""
-    with answering(as_json=as_json, traceback=traceback):
+    with report_errors(as_json=as_json, traceback=traceback):
         from budgetfit.gpus.table import all_gpus  # noqa: PLC0415 - keeps --help fast
 
         if as_json:
-            typer.echo(in_json().gpus_json(all_gpus()))
+            typer.echo(json_writer().gpus_json(all_gpus()))
         else:
-            in_text().show(in_text().gpus_text(all_gpus()), width=in_text().WIDE)
+            text_writer().show(
+                text_writer().gpus_text(all_gpus()), width=text_writer().WIDE
+            )

@@ -1,5 +1,5 @@
-"""The values that everything passes on: recipe, plan, budget, trace, precision.
+"""Value types: recipe, plan, budget, trace, precision; frozen dataclasses, no torch.
 
-Frozen dataclasses with their units and sources, without torch. Open ``recipe.py`` and
+Fields carry their units and sources. Open ``recipe.py`` and
 ``plan.py`` first.
 """

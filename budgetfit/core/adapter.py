@@ -1,4 +1,4 @@
-"""Adapter: which small matrices are trained on a frozen base, and how that is stored.
+"""Adapter: LoRA settings and how the frozen base model is quantized.
 
 Names are those of peft's ``LoraConfig`` and transformers' ``BitsAndBytesConfig``.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from budgetfit.core.validation import whole_number
+from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
 
 Method = Literal["lora", "qlora"]
@@ -17,7 +17,7 @@ Quantization = Literal["nf4", "int8"]
 ComputeDtype = Literal["fp32", "fp16", "bf16"]
 
 METHODS: Final = ("lora", "qlora")
-FULL: Final = "full"  # all weights are trained, as without a method
+FULL: Final = "full"  # full fine-tuning, the default
 QUANTIZATIONS: Final = ("nf4", "int8")
 ALL_LINEAR: Final = "all-linear"
 INT8_THRESHOLD: Final = 6.0  # transformers' llm_int8_threshold
@@ -28,16 +28,16 @@ class Adapter:
     """LoRA matrices on a frozen base.
 
     Attributes:
-        method: What the user asked for; ``qlora`` is ``lora`` on a quantised base.
+        method: As given; ``qlora`` is ``lora`` on a quantized base.
         r, alpha, dropout: ``LoraConfig(r, lora_alpha, lora_dropout)``.
         target_modules: Ends of module names, a pattern, or ``"all-linear"``: every
             linear layer but the output's.
         quantization: How bitsandbytes stores the base's linear layers: ``nf4`` (4 bits
             in blocks of 64) or ``int8`` (LLM.int8()); None leaves them as they are.
-        double_quantization: Whether the scales of nf4 are quantised as well.
-        compute_dtype: What nf4 weights are unpacked to for a product.
-        prepared: Whether peft's ``prepare_model_for_kbit_training`` turns what is not
-            quantised (embeddings, norms, the head) into fp32.
+        double_quantization: Whether the scales of nf4 are quantized as well.
+        compute_dtype: dtype to which nf4 weights are dequantized for a matmul.
+        prepared: Whether peft's ``prepare_model_for_kbit_training`` casts parameters
+            that are not quantized (embeddings, norms, the head) to fp32.
     """
 
     method: Method
@@ -51,7 +51,7 @@ class Adapter:
     prepared: bool = False
 
     def describe(self) -> str:
-        """Return the adapter in words for a report."""
+        """Describe the adapter in one line for a report."""
         targets = self.target_modules
         where = targets if isinstance(targets, str) else ", ".join(targets)
         text = f"LoRA r={self.r} on {where}"
@@ -74,10 +74,10 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
     prepare_for_kbit: bool = True,
     compute_dtype: ComputeDtype = "bf16",
 ) -> Adapter | None:
-    """Return the adapter that was asked for; None where all weights are trained.
+    """Parse adapter arguments; None for full fine-tuning.
 
     Raises:
-        InputError: If something cannot be what was meant, or would change nothing.
+        InputError: If an argument is invalid, or would have no effect.
     """
     if method in (None, FULL):
         if quantization is not None:
@@ -98,8 +98,8 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
         stored = _one_of("quantization", quantization, QUANTIZATIONS)
     return Adapter(
         method=_one_of("method", method, (*METHODS, FULL)),
-        r=whole_number("lora_r", lora_r, example=16),
-        alpha=whole_number("lora_alpha", lora_alpha, example=32),
+        r=check_positive_int("lora_r", lora_r, example=16),
+        alpha=check_positive_int("lora_alpha", lora_alpha, example=32),
         dropout=_share("lora_dropout", lora_dropout),
         target_modules=_targets(target_modules),
         quantization=stored,
@@ -110,7 +110,7 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
 
 
 def _refuse_settings_of_none(**is_set: bool) -> None:
-    """Refuse settings of adapters where none are trained: they would change nothing."""
+    """Raise InputError for adapter settings given without an adapter method."""
     for name, was_set in is_set.items():
         if was_set:
             raise InputError(
@@ -140,7 +140,7 @@ def _share(name: str, value: Any) -> float:  # noqa: ANN401
 
 def _targets(value: Any) -> str | tuple[str, ...]:  # noqa: ANN401
     if isinstance(value, str) and value.isidentifier():
-        return (value,)  # a name: as a pattern it would have to be the whole path
+        return (value,)  # a plain name; a regex would have to match the whole path
     if isinstance(value, str) and value:
         return value
     names = tuple(value) if isinstance(value, Sequence) else ()

@@ -1,6 +1,6 @@
-"""BlockProfile: what each block of a chain costs under each option, at one batch size.
+"""BlockProfile: memory and time of each block of a chain per checkpointing option.
 
-The letters in comments are those of memory-model rule C and solver-facts 4.2.
+All numbers belong to one batch size; they are the inputs of the solvers.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ Mode = Literal["keep", "recompute", "selective", "offload"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOption:
-    """One way to run one block.
+    """Memory and time of one block under one checkpointing option.
 
     Attributes:
         mode: What happens to the block's activations.
-        saved_bytes: S: bytes that live from the end of its forward to its backward; its
-            own saved input included, its output not, static tensors not.
-        forward_bytes: f: most bytes alive above the prefix during its forward (its
-            input, what is being saved and its output included).
-        backward_bytes: b: most bytes alive in its backward above prefix + S + incoming
-            gradient + later weight gradients; recomputation and its own weight
-            gradients included.
-        cached_bytes: c: bytes that live from its forward to the end of the whole
-            forward only: autocast's weight copies that nothing saved (cuda-memory M50).
+        saved_bytes: Activation bytes kept from the end of its forward to its backward:
+            its saved input included; its output and static tensors not.
+        forward_bytes: Peak live bytes during its forward above what precedes the block
+            (its input, what is being saved and its output included).
+        backward_bytes: Peak live bytes in its backward above what precedes the block,
+            ``saved_bytes``, the incoming gradient and the weight gradients of later
+            blocks; recomputation and its own weight gradients included.
+        cached_bytes: Bytes from its forward to the end of the whole forward: autocast's
+            cached weight copies that autograd did not save.
         extra_ns: Time added to the plain forward and backward, in nanoseconds
             (integers, so that equal costs compare equal).
         saved_ops, input_on_host: Which option of its mode it is, as in ``Segment``.
-        host_bytes: Pinned host memory that it takes between forward and backward.
+        host_bytes: Pinned host memory held between forward and backward.
     """
 
     mode: Mode
@@ -52,15 +52,15 @@ class BlockProfile:
 
     Attributes:
         name: Module path; prologue and epilogue have names in angle brackets.
-        options: What can be done with it; the first is ``keep``. A block that must not
-            be wrapped (prologue, epilogue) has only that one.
-        gradient_bytes: g: weight-gradient bytes it leaves behind; 0 where gradients
-            live during the whole step (accumulation, rule C3).
-        output_bytes: x_out: bytes of its output, also of the gradient that comes in.
+        options: Its checkpointing options; the first is ``keep``, the only one of a
+            block that cannot be wrapped (prologue, epilogue).
+        gradient_bytes: Weight-gradient bytes that its backward leaves allocated; 0
+            where gradients exist during the whole step (gradient accumulation).
+        output_bytes: Bytes of its output, and of the incoming gradient.
         forward_ns: One forward, in nanoseconds.
         backward_ns: One backward without recomputation.
-        joins_next: Whether its output is the next block's input itself, so that a
-            segment may hold both (applying P2).
+        joins_next: Whether its output is the very tensor that the next block takes, so
+            that one segment may span both.
     """
 
     name: str
@@ -73,7 +73,7 @@ class BlockProfile:
 
     @property
     def keep(self) -> BlockOption:
-        """The option that saves everything autograd asks for."""
+        """The option without checkpointing: autograd saves what it needs."""
         return self.options[0]
 
     def option(
@@ -83,7 +83,7 @@ class BlockProfile:
         *,
         input_on_host: bool = False,
     ) -> BlockOption | None:
-        """Return this option, or None."""
+        """Return the option with this mode, saved ops and offloading, or None."""
         wanted = mode, saved_ops, input_on_host
         return next(
             (
@@ -95,9 +95,9 @@ class BlockProfile:
         )
 
     def option_in(self, segment: Segment) -> BlockOption | None:
-        """Return the option that the block has in a segment, or None.
+        """Return the block's option within a segment, or None.
 
-        In a segment whose input waits on the host that is the first block alone.
+        Of a segment with its input on the host, only the first block is offloaded.
         """
         return self.option(
             segment.mode,
@@ -108,18 +108,18 @@ class BlockProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainProfile:
-    """A model as a chain of blocks, prologue and epilogue included, at one batch size.
+    """A model as a chain of blocks at one batch size, prologue and epilogue included.
 
     Attributes:
         batch_size: Samples per micro-batch that every number here belongs to.
-        static_bytes: W: parameters, buffers, shared inputs, optimizer state, gradients
+        static_bytes: Parameters, buffers, shared inputs, optimizer state, gradients
             that outlive the step, workspaces.
-        input_bytes: x_in of the first block.
-        optimizer_bytes: Most bytes alive in the optimizer step above W + sum of g.
+        input_bytes: Bytes of the first block's input.
+        optimizer_bytes: Peak live bytes of the optimizer step above ``static_bytes``
+            and all ``gradient_bytes``.
         optimizer_ns: Time of one optimizer step, in nanoseconds.
         blocks: In execution order.
-        host_limit_bytes: Most pinned host memory that the blocks' options may take in
-            all; None: no limit.
+        host_limit_bytes: Limit on the pinned host memory of all blocks; None: no limit.
     """
 
     batch_size: int
@@ -131,5 +131,5 @@ class ChainProfile:
     host_limit_bytes: int | None = None
 
     def block_input_bytes(self, index: int) -> int:
-        """Return x of a block: its predecessor's output."""
+        """Return the bytes of a block's input: its predecessor's output."""
         return self.blocks[index - 1].output_bytes if index else self.input_bytes

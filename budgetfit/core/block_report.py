@@ -1,4 +1,4 @@
-"""BlockRow: what a plan does with one block, and what each other treatment would do."""
+"""BlockRow: the checkpointing of one block in a plan, and its other options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChoice:
-    """One treatment of one block, by the chain formula.
+    """One checkpointing option of one block, by the memory formula of the chain.
 
     Attributes:
         mode, saved_ops, input_on_host: As in ``Segment``; ``keep`` is a mode, too.
-        saved_bytes: Bytes that wait from the block's forward to its backward.
-        backward_bytes: Most bytes alive in its backward above all that waits.
-        extra_ms: Time that it adds to a micro-batch.
+        saved_bytes: Activation bytes kept from the block's forward to its backward.
+        backward_bytes: Peak live bytes in its backward above all saved activations.
+        extra_ms: Time added to a micro-batch.
         plan_peak_bytes: The plan's peak of live bytes if only this were changed.
         plan_ms: A micro-batch's forward and backward if only this were changed.
     """
@@ -40,14 +40,14 @@ class BlockRow:
 
     Attributes:
         name: Module path.
-        segment: The blocks that are recomputed together with it, itself included; () if
-            it is kept.
+        segment: The blocks that are recomputed together, itself included; () if its
+            activations are kept.
         nested: Whether they are recomputed in two levels.
-        choices: All its treatments; ``choices[chosen]`` is the plan's.
-        chosen: Which one is the plan's.
-        prefix_bytes: Static bytes and what waits for the blocks before it.
-        peak_bytes: Most live bytes while this block runs, forward or backward.
-        limit_bytes: Most live bytes that the plan may have at any moment.
+        choices: All its options; ``choices[chosen]`` is the plan's.
+        chosen: Index of the plan's option.
+        prefix_bytes: Static bytes and saved activations of the blocks before it.
+        peak_bytes: Peak live bytes while this block runs, forward or backward.
+        limit_bytes: Limit on the plan's live bytes.
     """
 
     name: str
@@ -61,20 +61,20 @@ class BlockRow:
 
     @property
     def choice(self) -> BlockChoice:
-        """What the plan does."""
+        """The plan's option."""
         return self.choices[self.chosen]
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes that are free at the block's own peak."""
+        """Free bytes at the block's own peak."""
         return self.limit_bytes - self.peak_bytes
 
 
 def find_block(rows: Sequence[BlockRow], name: str) -> BlockRow:
-    """Return the row of a block, named by its module path or the end of it.
+    """Find the row of a block by its module path or the end of it.
 
     Raises:
-        InputError: If there is none, or several end so.
+        InputError: If no block, or more than one, matches.
     """
     if not rows:
         raise InputError(

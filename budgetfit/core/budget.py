@@ -1,4 +1,4 @@
-"""Budget: how much of a card is left for PyTorch's allocator."""
+"""Budget: how much GPU memory is left for PyTorch's caching allocator."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +9,7 @@ from budgetfit.gpus.table import Gpu
 from budgetfit.utils.format_bytes import format_bytes
 
 _MIB: Final = 2**20
-# total_memory of one card differs by about 1 % between machines (driver, ECC,
+# total_memory of one GPU model differs by about 1 % between machines (driver, ECC,
 # display), and kernels loaded after the first steps take some more;
 # docs/decisions/0005-headroom-and-context.md.
 _HEADROOM_PER_MILLE: Final = 10
@@ -18,15 +18,15 @@ _LEAST_HEADROOM_BYTES: Final = 128 * _MIB
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A card's memory and what of it is not for the allocator (memory-model A4).
+    """GPU memory, less the CUDA context and headroom, is what the allocator may use.
 
     Attributes:
-        total_bytes: The card, or the limit that was asked for.
+        total_bytes: Of the GPU, or the requested limit.
         context_bytes: Set aside for the CUDA context and lazily loaded kernels.
         headroom_bytes: Kept free on top of the predicted process.
-        context: Where ``context_bytes`` is from, and between what it may be.
-        host_ram_bytes: Most pinned host memory that training may use; None: no limit.
-        host_ram_source: Where that limit is from, in plain words.
+        context: Source and range of ``context_bytes``.
+        host_ram_bytes: Limit on pinned host memory; None: no limit.
+        host_ram_source: Where that limit is from, for reports.
 
     Raises:
         InputError: Nothing is left, or a part is negative.
@@ -59,7 +59,7 @@ class Budget:
         return self.total_bytes - self.context_bytes - self.headroom_bytes
 
     def holds(self, reserved_bytes: int, host_bytes: int) -> bool:
-        """Return whether so much device memory and pinned host memory is there."""
+        """Return whether this much device memory and pinned host memory fits."""
         host_ram = self.host_ram_bytes
         return reserved_bytes <= self.usable_bytes and (
             host_ram is None or host_bytes <= host_ram
@@ -72,13 +72,13 @@ def plan_budget(
     headroom_bytes: int | None = None,
     context: CudaContext | None = None,
 ) -> Budget:
-    """Return the budget of a card or of a limit on it.
+    """Compute the allocator budget of a GPU or of a limit on it.
 
     Args:
-        total_bytes: Bytes of device memory that the process may take.
-        gpu: The card, which decides the size of the CUDA context.
+        total_bytes: Device memory that the process may take.
+        gpu: Decides the size of the CUDA context.
         headroom_bytes: Kept free; None for 1 % of the total, at least 128 MiB.
-        context: What is known of the CUDA context; None for the published reports.
+        context: Size of the CUDA context; None: estimated from published reports.
 
     Raises:
         InputError: Nothing is left after context and headroom.

@@ -1,4 +1,4 @@
-"""CardRow: what one card makes of a model, for the question which card is needed."""
+"""GpuComparison: the best settings on one GPU, a row of ``budgetfit compare``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from budgetfit.gpus.table import Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardRow:
-    """One card of a comparison.
+class GpuComparison:
+    """The best settings for a model on one GPU, by one training method.
 
     Attributes:
-        gpu, budget: The card and what of it is usable.
-        estimate: The best settings there; where nothing fits, those that need least;
-            None where the card cannot run what was asked for.
+        gpu, budget: The GPU and its usable memory.
+        estimate: The best settings; where nothing fits, those with the lowest peak;
+            None where the GPU cannot run the requested precision.
         problem: Why it cannot; empty otherwise.
-        blocks: Blocks of the model that could be recomputed.
-        warnings: What was done otherwise than asked.
+        blocks: Number of blocks that can be checkpointed.
+        warnings: Deviations from the request.
         method: ``full``, ``lora`` or ``qlora``: what is trained.
     """
 
@@ -34,5 +34,5 @@ class CardRow:
 
     @property
     def fits(self) -> bool:
-        """Whether the judge let the settings pass on this card."""
+        """Whether the judged peak fits this GPU."""
         return self.estimate is not None and bool(self.estimate.fits)

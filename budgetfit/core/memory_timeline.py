@@ -1,4 +1,4 @@
-"""MemoryTimeline: what a replay found, stretch by stretch."""
+"""MemoryTimeline: allocator peaks of a replay, per phase and block."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint:
-    """The peaks within one stretch of a training step.
+    """The peaks within one block or phase of a training step.
 
     Attributes:
-        step: Optimizer step, from 0; -1 while model and optimizer are being made.
+        step: Optimizer step, from 0; -1 during setup.
         micro_step: Micro-batch within the step, from 0.
         phase: ``setup``, ``forward``, ``backward`` or ``optimizer``.
-        block: Module path of the block that runs, or "" between blocks.
-        allocated_bytes: Peak of ``torch.cuda.memory_allocated`` in this stretch.
-        reserved_bytes: Peak of ``torch.cuda.memory_reserved`` in this stretch.
+        block: Module path of the running block, or "" between blocks.
+        allocated_bytes: Peak of ``torch.cuda.memory_allocated``.
+        reserved_bytes: Peak of ``torch.cuda.memory_reserved``.
     """
 
     step: int
@@ -31,17 +31,17 @@ class MemoryTimeline:
     """One replay of a trace through the caching allocator.
 
     Attributes:
-        points: The stretches in order.
-        allocated_bytes, reserved_bytes: Peaks over all of them.
+        points: In order of time.
+        allocated_bytes, reserved_bytes: Peaks over all points.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak; sums to
             it.
-        at_peak_layers: The largest layers at that moment, as (module path, bytes);
-            the path of what is made outside all of them is empty, and what is made
-            behind the last block is ``logits and loss``, or ``loss`` outside of it.
+        at_peak_layers: The largest layers at that moment, as (module path, bytes); the
+            path is empty outside all modules, and ``logits and loss`` or ``loss``
+            after the last block.
         peak: Index into ``points`` of the allocated peak.
-        retries: How often the allocator had to empty its cache to go on; a plan with
-            retries is tight and slow (memory-model A4).
-        failed_bytes: The request that did not fit, or None when everything did.
+        retries: ``num_alloc_retries``: how often the allocator had to empty its cache;
+            training with retries is slow.
+        failed_bytes: The allocation that failed, or None.
     """
 
     points: tuple[TimelinePoint, ...]
@@ -55,7 +55,7 @@ class MemoryTimeline:
 
     @property
     def phase_peaks_bytes(self) -> dict[str, int]:
-        """Phase -> peak allocated bytes over all steps, ``setup`` left out."""
+        """Phase -> peak allocated bytes over all steps, without ``setup``."""
         peaks: dict[str, int] = {}
         for point in self.points:
             if point.phase != "setup":
@@ -65,7 +65,7 @@ class MemoryTimeline:
 
     @property
     def floor_bytes(self) -> int:
-        """What no batch size and no segments change: setup and optimizer step."""
+        """Peak of setup and optimizer step: independent of batch and checkpointing."""
         fixed = [
             point.reserved_bytes if point.phase == "setup" else point.allocated_bytes
             for point in self.points

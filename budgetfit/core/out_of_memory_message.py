@@ -1,4 +1,4 @@
-"""Out-of-memory messages as numbers: every wording of PyTorch 1.0 to 2.15.
+"""Parse CUDA and host out-of-memory messages of PyTorch 1.0 to 2.15.
 
 The messages are written in ``c10/cuda/CUDACachingAllocator.cpp`` (before 1.0 in THC),
 ``CUDAMallocAsyncAllocator.cpp`` and, for the host, ``c10/core/impl/alloc_cpu.cpp``.
@@ -15,8 +15,8 @@ Kind = Literal["allocator", "driver", "library", "host"]
 _UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Bounded, or a line of a million digits would take minutes, and int() refuses 4,301.
 _SIZE: Final = r"\b(\d{1,20}(?:\.\d{1,9})?) (bytes|KiB|MiB|GiB)"
-_EXABYTE: Final = 2**60  # the allocator names no size above this one
-# What each kind begins with. Spaces may be line breaks.
+_EXABYTE: Final = 2**60  # the allocator prints no larger size
+# First words of each kind. Spaces may be line breaks.
 _BEGINNINGS: Final[tuple[tuple[Kind, str], ...]] = (
     ("allocator", r"(?:CUDA|HIP) out of memory\. (?:Tried|Allocation)"),
     ("allocator", r"Allocation on device \d+ would exceed allowed memory"),
@@ -41,22 +41,22 @@ _PREFIX: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemoryText:
-    """What one message says; None where it says nothing.
+class OutOfMemoryMessage:
+    """The numbers of one out-of-memory message; None where it has none.
 
     Attributes:
-        kind: ``allocator`` (PyTorch's, with numbers), ``driver`` or ``library`` (past
-            the allocator, without), ``host``.
-        start: Where it begins in the text that ``plain_text`` returns.
-        device: Index of the card.
-        requested_bytes: What was being allocated; 2^60 for "more than 1EB".
-        total_bytes, free_bytes: The card's.
+        kind: ``allocator`` (PyTorch's, with numbers), ``driver`` or ``library``
+            (outside the allocator, without numbers), ``host``.
+        start: Offset in the text that ``strip_formatting`` returns.
+        device: Index of the GPU.
+        requested_bytes: The failed allocation; 2^60 for "more than 1EB".
+        total_bytes, free_bytes: Of the GPU.
         allowed_bytes: The process's limit, where a memory fraction is set.
-        allocated_bytes, idle_bytes: PyTorch's: in tensors, and reserved but in none.
-        pools_bytes: Of the allocated ones, those of private pools (CUDA graphs).
-        process_bytes: This process, as the driver sees it.
-        others: Other processes: id and bytes.
-        on_amd: Whether the card is one of AMD's.
+        allocated_bytes, idle_bytes: Allocated by PyTorch, and reserved but unallocated.
+        pools_bytes: Of the allocated bytes, those in private pools (CUDA graphs).
+        process_bytes: Of this process, as the driver reports it.
+        others: Other processes: pid and bytes.
+        on_amd: Whether the GPU is an AMD one.
     """
 
     kind: Kind
@@ -75,22 +75,22 @@ class OutOfMemoryText:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """What PyTorch's allocator held: in tensors, and in none."""
+        """What PyTorch's allocator had reserved: allocated and idle."""
         if self.allocated_bytes is None or self.idle_bytes is None:
             return None
         return self.allocated_bytes + self.idle_bytes
 
 
-def plain_text(text: str) -> str:
-    """Return a text without colours, boxes and ranks; lines stay lines."""
+def strip_formatting(text: str) -> str:
+    """Strip ANSI colours, boxes and rank prefixes; keep line breaks."""
     text = _ESCAPES.sub("", text).replace("\r\n", "\n")
     if "\\n  File " in text:  # a line of a JSON log; elsewhere it may be a Windows path
         text = text.replace("\\n", "\n")
     return _PREFIX.sub("", _BOXES.sub(" ", text))
 
 
-def read_out_of_memory(text: str) -> tuple[OutOfMemoryText, ...]:
-    """Return the messages of a plain text, in its order; empty if it has none."""
+def parse_out_of_memory(text: str) -> tuple[OutOfMemoryMessage, ...]:
+    """Parse all out-of-memory messages of a plain text, in order."""
     found = [
         (match.start(), _BEGINNINGS[(match.lastindex or 1) - 1][0])
         for match in _START.finditer(text)
@@ -102,13 +102,13 @@ def read_out_of_memory(text: str) -> tuple[OutOfMemoryText, ...]:
     )
 
 
-def _read(kind: Kind, start: int, text: str) -> OutOfMemoryText:
+def _read(kind: Kind, start: int, text: str) -> OutOfMemoryMessage:
     if kind == "host":
         host = re.search(r"allocate (\d{1,20}) bytes", text)
         requested = int(host[1]) if host else None
-        return OutOfMemoryText(kind=kind, start=start, requested_bytes=requested)
+        return OutOfMemoryMessage(kind=kind, start=start, requested_bytes=requested)
     if kind != "allocator":
-        return OutOfMemoryText(kind=kind, start=start)
+        return OutOfMemoryMessage(kind=kind, start=start)
     allocated = _size(
         text,
         "Of the allocated memory SIZE is allocated by PyTorch",
@@ -117,7 +117,7 @@ def _read(kind: Kind, start: int, text: str) -> OutOfMemoryText:
     )
     device = re.search(r"\bGPU (\d{1,9})\b|on device (\d{1,9})\b", text)
     process, others = _processes(text)
-    return OutOfMemoryText(
+    return OutOfMemoryMessage(
         kind=kind,
         start=start,
         device=int(device[1] or device[2]) if device else None,
@@ -146,7 +146,7 @@ def _read(kind: Kind, start: int, text: str) -> OutOfMemoryText:
 
 
 def _size(text: str, *patterns: str) -> int | None:
-    """Return the size that the first pattern that is found stands for."""
+    """Return the size in the first matching pattern."""
     for pattern in patterns:
         found = re.search(pattern.replace("SIZE", _SIZE), text)
         if found is not None:
@@ -169,7 +169,7 @@ def _allowed(text: str) -> int | None:
 
 
 def _idle(text: str, allocated: int | None) -> int | None:
-    """Return what is reserved but in no tensor.
+    """Return the bytes reserved but unallocated.
 
     Up to version 1.3 "cached" was that; from 1.4 on "reserved in total" has both.
     """
@@ -181,7 +181,7 @@ def _idle(text: str, allocated: int | None) -> int | None:
 
 
 def _processes(text: str) -> tuple[int | None, tuple[tuple[int, int], ...]]:
-    """Return this process's bytes, and the others'."""
+    """Return the bytes of this process and of the others."""
     process = _size(text, "this process has SIZE memory in use")
     found = re.findall(rf"Process (\d{{1,20}}) has {_SIZE} memory in use", text)
     others = tuple((int(pid), round(float(n) * _UNITS[unit])) for pid, n, unit in found)
@@ -189,13 +189,12 @@ def _processes(text: str) -> tuple[int | None, tuple[tuple[int, int], ...]]:
 
 
 def own_process(
-    message: OutOfMemoryText,
+    message: OutOfMemoryMessage,
 ) -> tuple[int | None, Sequence[tuple[int, int]]]:
-    """Return this process's bytes and the other processes, in a container too.
+    """Tell this process from the other processes of a message, also in a container.
 
-    There the driver counts process ids in another way than the process does, so the
-    message calls it by a number like any other: it is the smallest that can hold what
-    PyTorch had reserved.
+    There pids of the driver and of the process differ, so the message lists it like any
+    other: it is the smallest that can hold what PyTorch had reserved.
     """
     reserved = message.reserved_bytes
     if message.process_bytes is not None or reserved is None:

@@ -1,4 +1,4 @@
-"""Plan, Estimate, Layer: the answers, as values that round-trip."""
+"""Plan, Estimate, Alternative, Layer: the results of planning; JSON round-trips."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.adapter import Adapter
-from budgetfit.core.answer_text import text_of
 from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
@@ -18,7 +17,7 @@ from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.validation import check_samples
 from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 from budgetfit.gpus.table import Gpu
-from budgetfit.utils.late_import import import_late
+from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -36,13 +35,13 @@ __all__ = [
 ]
 
 SECONDS_PER_HOUR = 3600
-# The label of the row that says what a plan takes where gradients are accumulated.
+# Label of the alternative that shows the plan under gradient accumulation.
 ACCUMULATING = "accumulating"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMemory:
-    """A layer under one dtype policy: bytes of its weights and of what it saves."""
+    """Weight and saved-activation bytes of a layer under one dtype policy."""
 
     weight_bytes: int
     saved_bytes: int
@@ -53,8 +52,8 @@ class LayerMemory:
 class Layer:
     """One row of the layer table.
 
-    ``by_precision`` maps a policy's name to what the layer takes under it;
-    ``recompute_flops_per_sample`` is its forward's arithmetic.
+    ``by_precision`` maps a policy's name to the layer's memory under it;
+    ``recompute_flops_per_sample`` is the FLOPs of its forward.
     """
 
     name: str
@@ -66,31 +65,30 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The predicted cost of one recipe.
+    """Predicted memory and step time of one recipe.
 
     Attributes:
-        recipe: What was traced.
+        recipe: The traced settings.
         allocated_bytes: Peak of ``torch.cuda.max_memory_allocated``.
         reserved_bytes: Peak of ``torch.cuda.max_memory_reserved``.
         process_bytes: Peak that nvidia-smi shows: reserved + what the budget
             sets aside for the CUDA context.
-        process_range_bytes: Between what that peak is expected in 19 of 20 processes;
-            None where no budget was given.
-        host_bytes: Pinned host memory that offloaded tensors wait in.
+        process_range_bytes: 95 % interval of that peak; None without a budget.
+        host_bytes: Pinned host memory of offloaded tensors.
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak.
         step_ms: One optimizer step, all its micro-batches included: a roofline
             estimate, times ``time_factor``.
         time_factor: Measured over roofline, where ``verify`` has run on such a card.
-        timeline: The replay, stretch by stretch.
+        timeline: Peaks of the replay, per phase and block.
         layers: The largest consumers.
-        notes: What is not modelled, in plain words.
-        fits: Whether the replay ended within the budget, without allocator retries;
-            None where no budget was given.
-        usable_bytes: What ``reserved_bytes`` may be at most; None without a budget.
-        as_is: The dtypes of the weights, where the recipe leaves them as they are.
-        eval_batch_size: Samples that can be evaluated at once between training steps,
-            without gradients and labels; None where it was not asked or cannot be told.
+        notes: What is not modelled.
+        fits: Whether the replay stayed within the budget, without allocator retries;
+            None without a budget.
+        usable_bytes: Limit on ``reserved_bytes``; None without a budget.
+        as_is: The dtypes of the weights, where the recipe does not cast them.
+        eval_batch_size: Largest evaluation batch between training steps, without
+            gradients and labels; None where not requested or unknown.
     """
 
     recipe: Recipe
@@ -112,19 +110,19 @@ class Estimate:
     host_bytes: int = 0
 
     def __str__(self) -> str:
-        return text_of(self, "render_estimate")
+        return str(lazy_import("budgetfit.reporting.render").render_estimate(self))
 
     def with_samples(self, samples: int) -> Estimate | None:
-        """Return what this is with so many samples per optimizer step.
+        """Return this estimate at another effective batch size.
 
-        What was judged with several micro-batches bounds what one takes, whose
-        gradients come and go. The rate is taken to stay.
+        Memory judged with accumulation is an upper bound for a single micro-batch. The
+        throughput is assumed to stay.
 
         Args:
             samples: The effective batch size.
 
         Returns:
-            None where neither its micro-batches nor one of them make it up.
+            None where neither its micro-batches nor one of them add up to it.
         """
         steps, rest = divmod(samples, self.recipe.batch_size)
         judged = self.recipe.gradient_accumulation_steps
@@ -142,10 +140,10 @@ class Estimate:
         return self.recipe.effective_batch_size / (self.step_ms / 1000)
 
     def hours(self, samples: int) -> float:
-        """Return how long one pass over so many samples takes, by the estimate.
+        """Return the estimated hours of one epoch over ``samples`` samples.
 
         Raises:
-            InputError: If ``samples`` is no whole number of at least 1.
+            InputError: If ``samples`` is not a positive whole number.
         """
         check_samples(samples)
         return samples / self.samples_per_s / SECONDS_PER_HOUR
@@ -153,14 +151,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another recipe, judged like the plan itself.
+    """Another recipe, judged in the same way as the plan.
 
     Attributes:
-        label: What is different, in plain words.
+        label: What is different.
         estimate: At its own best batch size.
-        fits: Whether the judge let it pass.
-        changes_training: Whether it trains other numbers.
-        note: What to know before taking it; empty if nothing.
+        fits: Whether its judged peak fits.
+        changes_training: Whether training computes other numbers.
+        note: What to know before choosing it; may be empty.
     """
 
     label: str
@@ -171,33 +169,32 @@ class Alternative:
 
     @property
     def is_suggestion(self) -> bool:
-        """Whether only the user can choose it: other numbers, or no clipping."""
+        """Whether only users may choose it: changes training, or rules out clipping."""
         return self.changes_training or self.estimate.recipe.optimizer_in_backward
 
 
 @dataclass(slots=True, kw_only=True)
-class LaterRows:
-    """Alternatives that nobody has asked for yet.
+class LazyAlternatives:
+    """Lazily evaluated alternatives of a plan.
 
     Attributes:
-        first: Those that are known, because the decision needed them.
-        find: Works out all of them, in the order of the table.
+        known: Those that were judged already, because the decision needed them.
+        evaluate: Evaluates all of them, in the order of the table.
     """
 
-    first: tuple[Alternative, ...]
-    find: Callable[[], tuple[Alternative, ...]]
+    known: tuple[Alternative, ...]
+    evaluate: Callable[[], tuple[Alternative, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary:
-    """What the model is, for people and for refusing the wrong one.
+    """Identity of the planned model, for reports and for the check of ``apply``.
 
-    ``class_name`` is its class in transformers, below adapters; empty for another.
-    ``type_name`` is its class wherever that is from, below adapters. ``settings`` are
-    its layers without parameters, counted, and the numbers of its config.
-    ``attention`` is how it runs attention, with how many heads; empty where it does not
-    say. ``batch_dims`` is in which dimension ``batch`` counts samples; None in plans
-    that older versions saved.
+    ``class_name`` is its transformers class without adapters; empty for others.
+    ``type_name`` is its class of any library, without adapters. ``settings`` counts
+    its layers without parameters and holds the numbers of its config. ``attention`` is
+    the attention implementation and number of heads; empty if unknown. ``batch_dims``
+    is the sample dimension of ``batch``; None in plans that older versions saved.
     """
 
     name: str
@@ -218,13 +215,13 @@ class ModelSummary:
 class Plan(PlanExports):
     """The recommended settings and the evidence for them.
 
-    ``block_table`` says why each block is treated as it is. ``adapter`` is what is
-    trained instead of the model's weights, where that was asked for. ``source`` holds
-    the live model, batch, loss and optimizer that ``apply`` and ``verify`` use; it is
-    not saved, so a loaded plan needs them handed in again.
+    ``block_table`` explains the checkpointing of each block. ``adapter`` is what is
+    trained instead of the model's weights, if any. ``source`` holds the model, batch,
+    loss and optimizer that ``apply`` and ``verify`` use; it is not saved, so a loaded
+    plan needs them again.
 
-    ``alternatives`` is worked out when somebody looks, by ``later``: the answer does
-    not wait for it. Printing and saving look.
+    ``alternatives`` is evaluated on first access, by ``lazy_alternatives``, so that
+    planning does not wait for it. Printing and saving access it.
     """
 
     recipe: Recipe
@@ -238,69 +235,77 @@ class Plan(PlanExports):
     block_table: tuple[BlockRow, ...] = ()
     adapter: Adapter | None = None
     source: Any = field(default=None, compare=False, repr=False)
-    later: LaterRows | None = field(default=None, compare=False, repr=False)
+    lazy_alternatives: LazyAlternatives | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
-        if self.later is not None:
+        if self.lazy_alternatives is not None:
             object.__delattr__(self, "alternatives")
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - asked for what is not set
-        if name != "alternatives" or self.later is None:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - __getattr__ of an unset field
+        if name != "alternatives" or self.lazy_alternatives is None:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        rows = self.later.find()
+        rows = self.lazy_alternatives.evaluate()
         object.__setattr__(self, "alternatives", rows)
-        object.__setattr__(self, "later", None)
+        object.__setattr__(self, "lazy_alternatives", None)
         return rows
 
     def __str__(self) -> str:
-        return text_of(self, "render_plan")
+        return str(lazy_import("budgetfit.reporting.render").render_plan(self))
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:
-        """The alternatives that are worked out already."""
-        return self.alternatives if self.later is None else self.later.first
+        """The alternatives that are evaluated already."""
+        return (
+            self.alternatives
+            if self.lazy_alternatives is None
+            else self.lazy_alternatives.known
+        )
 
     def changed(self, **fields: Any) -> Plan:  # noqa: ANN401 - the fields' own types
-        """Return the plan with other fields, its alternatives not worked out yet."""
-        if self.later is not None:
+        """Return a copy with other fields; lazy alternatives stay lazy."""
+        if self.lazy_alternatives is not None:
             fields["alternatives"] = ()
         return replace(self, **fields)
 
     @property
     def comparable(self) -> Estimate:
-        """The estimate to hold the alternatives against: as many micro-batches."""
+        """The estimate to compare alternatives with: under gradient accumulation."""
         rows = (row for row in self.judged_alternatives if row.label == ACCUMULATING)
         return next((row.estimate for row in rows), self.estimate)
 
     @property
     def fits(self) -> bool:
-        """Whether the judge let the recipe pass."""
+        """Whether the judged peak fits the budget."""
         return bool(self.estimate.fits)
 
     @property
     def longest_length(self) -> int | None:
-        """Tokens in the longest sample that fits; None where that was not asked."""
+        """Tokens in the longest sample that fits; None for other objectives."""
         length: int | None = self.provenance.get("longest_length")
         return length
 
     def hours(self, samples: int) -> float:
-        """Return how long one pass over so many samples takes, by the estimate.
+        """Return the estimated hours of one epoch over ``samples`` samples.
 
         Raises:
-            InputError: If ``samples`` is no whole number of at least 1.
+            InputError: If ``samples`` is not a positive whole number.
         """
         return self.estimate.hours(samples)
 
     def why(self, block: str) -> str:
-        """Say why a block is treated as it is, with what each other treatment would do.
+        """Explain the checkpointing of a block, with the cost of each other option.
 
         Args:
             block: Its module path, or the end of it: ``layers.3``.
 
         Raises:
-            InputError: If the plan has no such block, or several.
+            InputError: If no block, or more than one, matches.
         """
-        return text_of(self.row(block), "render_why")
+        return str(
+            lazy_import("budgetfit.reporting.render").render_why(self.row(block))
+        )
 
     def row(self, block: str) -> BlockRow:
         """Return the numbers behind ``why``.
@@ -320,8 +325,7 @@ class Plan(PlanExports):
         """Read what ``to_json`` wrote.
 
         Raises:
-            InputError: If the text is no plan, or one of another format; the field is
-                named.
+            InputError: If the text is not a plan of this format; names the field.
         """
         plan: Plan = _json().from_json(text)
         return plan
@@ -335,10 +339,10 @@ class Plan(PlanExports):
         """Read a saved plan.
 
         Raises:
-            InputError: If the file cannot be read or is no plan.
+            InputError: If the file cannot be read or is not a plan.
         """
         return cls.from_json(_json().read_plan_text(path))
 
 
 def _json() -> ModuleType:
-    return import_late("budgetfit.core.plan_json")
+    return lazy_import("budgetfit.core.plan_json")

@@ -1,8 +1,7 @@
-"""A plan's way into other libraries, as methods of ``Plan``.
+"""Exports of a plan to Trainer, TRL, accelerate, Lightning and DeepSpeed, as methods.
 
-Each is one function of ``integrations/``, found by its name when it is called: these
-words know no library, and none is imported before it is asked for. What they return is
-a library's own, so its type is only told in words.
+Each calls one function of ``integrations/``, imported by name when it is called, so
+that ``core`` depends on no library. Return types are the library's own, hence ``Any``.
 """
 
 # ruff: noqa: ANN401
@@ -17,55 +16,55 @@ if TYPE_CHECKING:
 
 
 class PlanExports:
-    """What ``Plan`` can do for a training loop that is not ``budgetfit.apply``'s.
+    """Export methods of ``Plan`` for training loops of other libraries.
 
-    Settings come as plain values, to be handed to the library's own class. What no
-    setting of a library can say (which blocks are recomputed, and how) is done by
-    ``prepare`` or, inside a trainer, by a callback.
+    Settings are plain values, to be passed to the library's own class. What no setting
+    can express (per-block checkpointing) is done by ``prepare`` or, inside a trainer,
+    by a callback.
     """
 
     __slots__ = ()
 
     def prepare(self, model: Any) -> Any:
-        """Make a model do its part of the plan, for a loop of your own or a library's.
+        """Apply a plan to a model, for a training loop of your own or a library's.
 
-        Segments, losses in chunks and the dtype of weights; autocast, loss scaling,
+        Checkpointing, chunked loss and the dtype of weights; autocast, loss scaling,
         accumulation and optimizer stay with the loop.
 
         Args:
-            model: The planned one, or a module that holds it. Changed in place.
+            model: The planned one, or a module that contains it. Changed in place.
 
         Returns:
-            A context manager (``PreparedModel``) whose ``undo`` gives back the plain
-            model.
+            A context manager (``PreparedModel``) whose ``undo`` restores the model.
 
         Raises:
-            InputError: If it is not the planned model; it is then as it was.
+            InputError: If it is not the planned model; it is then unchanged.
         """
         return _call("exports.prepared_model", "prepare", self, model)
 
     def make_optimizer(self, parameters: Iterable[Any], lr: float = 5e-5) -> Any:
-        """Build the planned ``torch.optim.Optimizer`` over what is trained.
+        """Build the planned ``torch.optim.Optimizer`` for the trainable parameters.
 
         Args:
             parameters: Those without ``requires_grad`` are left out.
-            lr: Learning rate; a function that the plan was made with brings its own.
+            lr: Learning rate; unused where the plan was made with an optimizer
+                function.
 
         Raises:
-            InputError: If the plan was made with a function and loaded: it only names
-                it.
+            InputError: If the plan was made with a function and loaded from disk, which
+                only stores its name.
         """
         return _call(
             "exports.prepared_model", "make_plan_optimizer", self, parameters, lr
         )
 
     def to_training_arguments(self, **overrides: Any) -> dict[str, Any]:
-        """Return arguments for ``transformers.TrainingArguments``: those it knows.
+        """Return arguments for the installed ``transformers.TrainingArguments``.
 
         Use them with ``trainer_callback``: no argument can name blocks.
 
         Args:
-            overrides: Arguments of yours, added or put in place of the plan's.
+            overrides: Further arguments, which override the plan's.
 
         Raises:
             InputError: If the Trainer cannot build the plan's optimizer by its name.
@@ -75,7 +74,7 @@ class PlanExports:
         return found
 
     def trainer_callback(self) -> Any:
-        """Return what makes transformers' (or TRL's) ``Trainer`` train as planned."""
+        """Return a callback that applies the plan in a transformers ``Trainer``."""
         return _call("exports.trainer", "PlanCallback", self)
 
     def to_sft_config(self, **overrides: Any) -> dict[str, Any]:
@@ -84,7 +83,7 @@ class PlanExports:
         return found
 
     def to_accelerate_config(self) -> dict[str, Any]:
-        """Return what belongs in a file for ``accelerate launch --config_file``.
+        """Return the content of a file for ``accelerate launch --config_file``.
 
         Use ``prepare`` in the script that is launched.
         """
@@ -97,7 +96,7 @@ class PlanExports:
         return found
 
     def lightning_callback(self) -> Any:
-        """Return what makes Lightning's ``Trainer`` train as planned."""
+        """Return a callback that applies the plan in Lightning's ``Trainer``."""
         return _call("exports.lightning", "plan_callback", self)
 
     def to_deepspeed_config(self) -> dict[str, Any]:
@@ -106,10 +105,11 @@ class PlanExports:
         return found
 
     def to_torch_script(self) -> str:
-        """Return a training script that needs torch and transformers alone.
+        """Return a training script that needs only torch and transformers.
 
         Raises:
-            InputError: If it takes more than a page: offload, losses in chunks.
+            InputError: If the plan offloads or chunks the loss, which takes more than a
+                page of code.
         """
         text: str = _call("source_code.plain_torch", "torch_script", self)
         return text

@@ -1,8 +1,7 @@
-"""A saved plan is data that anybody may have written: read strictly, or refused.
+"""Strict (de)serialization of plans as JSON: a saved plan is untrusted data.
 
-pydantic knows the types of the fields; what is here knows what JSON lets through
-(fields that stand twice, NaN, numbers and nestings without bounds) and what one field
-says about another.
+pydantic checks the types of fields. This module checks what JSON lets through
+(duplicate keys, NaN, unbounded numbers and nesting) and consistency between fields.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT: Final = 1  # raised when a field changes its meaning
-LARGEST_FILE_BYTES: Final = 64 * 2**20  # a plan of a thousand blocks has 2 MB
+MAX_FILE_BYTES: Final = 64 * 2**20  # a plan of a thousand blocks has 2 MB
 _LARGEST_NUMBER: Final = 2**63
 _DEEPEST: Final = 24  # a plan has 7
-# -1 is the step before the first; what another treatment adds may be less than nothing.
+# step -1 is the setup; another option may cost less time than the plan's.
 _MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
 _RATE: Final = "samples_per_s"
 _TIMES: Final = ("samples", "hours")  # of `--json --samples N`
@@ -45,8 +44,8 @@ _ASKED: Final[dict[str, tuple[type, ...]]] = {
 _ANEW: Final = "Save it again: budgetfit plan MODEL --vram 24GB --save plan.json"
 
 
-def damaged(where: str, why: str) -> InputError:
-    """Return the error that names a field and what is wrong with it."""
+def damaged_plan_error(where: str, why: str) -> InputError:
+    """Return an InputError that names a field and what is wrong with it."""
     if len(where) > 200:  # noqa: PLR2004 - a field of ours has 60 characters at most
         where = f"{where[:100]}...{where[-40:]}"
     return InputError(
@@ -55,29 +54,29 @@ def damaged(where: str, why: str) -> InputError:
 
 
 def read_plan_text(path: str | Path) -> str:
-    """Return what is in a file.
+    """Read the text of a plan file.
 
     Raises:
-        InputError: If it cannot be read, or is far too large for a plan.
+        InputError: If it cannot be read or is too large for a plan.
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
+            content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8")
     except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
         raise InputError(
             f"Cannot read the plan {str(path)!r}: {error}. {_ANEW}"
         ) from None
-    if len(content) > LARGEST_FILE_BYTES:
+    if len(content) > MAX_FILE_BYTES:
         raise InputError(f"{str(path)!r} is too large for a plan. {_ANEW}")
     return text
 
 
 def _parse_document(text: str) -> dict[str, Any]:
-    """Return the fields of a saved plan, of which each stands once and is finite.
+    """Parse JSON; refuse duplicate keys and numbers that are not finite.
 
     Raises:
-        InputError: If the text is no such document; the field is named.
+        InputError: Names the field.
     """
     try:
         data = json.loads(text, object_pairs_hook=_each_once)
@@ -95,14 +94,14 @@ def _parse_document(text: str) -> dict[str, Any]:
     for where, value in _values(data):
         why = _why_not(where, value)
         if why:
-            raise damaged(".".join(where), why)
+            raise damaged_plan_error(".".join(where), why)
     return data
 
 
 def to_json(plan: Plan) -> str:
     """Return ``plan`` as one JSON document."""
     plain = TypeAdapter(Plan).dump_python(
-        replace(plan, source=None), mode="json", exclude={"source", "later"}
+        replace(plan, source=None), mode="json", exclude={"source", "lazy_alternatives"}
     )
     _add_rates(plain, plan)
     return json.dumps({"format": FORMAT, **plain}, indent=1)
@@ -112,19 +111,21 @@ def from_json(text: str) -> Plan:
     """Read what ``to_json`` wrote.
 
     Raises:
-        InputError: If the text is no plan, or one of another format, with the field.
+        InputError: If the text is not a plan of this format; names the field.
     """
     data = _parse_document(text)
     _drop_rates(data)
     try:
-        # As JSON: lists are tuples there, and nothing else is anything else.
+        # In JSON mode pydantic accepts lists for tuples and coerces nothing else.
         plan = TypeAdapter(Plan).validate_json(
             json.dumps(data), strict=True, extra="forbid"
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise damaged(where, first["msg"].removeprefix("Value error, ")) from None
+        raise damaged_plan_error(
+            where, first["msg"].removeprefix("Value error, ")
+        ) from None
     _check_fields(plan)
     return plan
 
@@ -141,7 +142,7 @@ def _add_rates(document: dict[str, Any], plan: Plan) -> None:
 
 
 def _drop_rates(document: dict[str, Any]) -> None:
-    """Take out what follows from other fields: what ``_add_rates`` added, hours."""
+    """Drop derived fields: ``samples_per_s`` of ``_add_rates``, and hours."""
     for name in _TIMES:
         document.pop(name, None)
     rows = document.get("alternatives")
@@ -155,16 +156,16 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     for name in found:
         if not _is_text(name):
-            raise damaged(ascii(name)[1:-1], "the name is no valid Unicode")
+            raise damaged_plan_error(ascii(name)[1:-1], "the name is no valid Unicode")
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise damaged(twice, "the field stands twice")
+        raise damaged_plan_error(twice, "the field stands twice")
     return found
 
 
 def _values(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each value that is no container, with the way to it."""
+    """Yield each leaf value with its path."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), data)]
     while waiting:
         where, value = waiting.pop()
@@ -172,13 +173,13 @@ def _values(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield where, value
             continue
         if len(where) > _DEEPEST:
-            raise damaged(".".join(where), "it is nested too deep")
+            raise damaged_plan_error(".".join(where), "it is nested too deep")
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         waiting += [((*where, str(name)), inner) for name, inner in pairs]
 
 
 def _why_not(where: tuple[str, ...], value: object) -> str:
-    """Say why a value can stand nowhere in a plan; empty if it can."""
+    """Return why a value is valid nowhere in a plan; empty if it is."""
     if isinstance(value, str):
         return "" if _is_text(value) else "the text is no valid Unicode"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -199,10 +200,10 @@ def _is_text(value: str) -> bool:
 
 
 def _check_fields(plan: Plan) -> None:
-    """Refuse fields of which one contradicts another.
+    """Check that fields are consistent with each other.
 
     Raises:
-        InputError: The first such field is named.
+        InputError: Names the first field that is not.
     """
     _check_recipe("recipe", plan.recipe, plan.model.blocks)
     _check_estimate("estimate", plan.estimate)
@@ -212,13 +213,13 @@ def _check_fields(plan: Plan) -> None:
         _check_estimate(where, row.estimate)
     for number, block in enumerate(plan.block_table):
         if block.chosen >= len(block.choices):
-            raise damaged(
+            raise damaged_plan_error(
                 f"block_table.{number}.chosen",
                 f"there are {len(block.choices)} choices, counted from 0",
             )
         for choice, each in enumerate(block.choices):
             if each.mode not in _MODES:
-                raise damaged(
+                raise damaged_plan_error(
                     f"block_table.{number}.choices.{choice}.mode",
                     f"{each.mode!r:.60} is none of {', '.join(_MODES)}",
                 )
@@ -226,10 +227,12 @@ def _check_fields(plan: Plan) -> None:
     _check_asked(plan.provenance.get("asked"))
     length = plan.provenance.get("longest_length")
     if length is not None and (type(length) is not int or length < 1):
-        raise damaged("provenance.longest_length", "a whole number is expected")
+        raise damaged_plan_error(
+            "provenance.longest_length", "a whole number is expected"
+        )
     for name in ("solver", "certificate"):
         if not isinstance(plan.provenance.get(name, ""), str):
-            raise damaged(f"provenance.{name}", "a text is expected")
+            raise damaged_plan_error(f"provenance.{name}", "a text is expected")
     _check_same(plan.recipe, plan.estimate.recipe)
 
 
@@ -237,10 +240,10 @@ def _check_recipe(where: str, recipe: Recipe, blocks: tuple[str, ...]) -> None:
     try:
         find_precision(recipe.precision)
     except InputError as error:
-        raise damaged(f"{where}.precision", str(error)) from None
+        raise damaged_plan_error(f"{where}.precision", str(error)) from None
     for name in recipe.wrapped_blocks:
         if name not in blocks:
-            raise damaged(
+            raise damaged_plan_error(
                 f"{where}.segments", f"the planned model has no block {name!r}"
             )
 
@@ -251,38 +254,40 @@ def _check_dims(model: ModelSummary) -> None:
     try:
         model.batch_dims.check_names(model.batch)
     except InputError as error:
-        raise damaged("model.batch_dims.named", str(error)) from None
+        raise damaged_plan_error("model.batch_dims.named", str(error)) from None
 
 
 def _check_estimate(where: str, estimate: Estimate) -> None:
     for name in ("step_ms", "time_factor"):
         if getattr(estimate, name) <= 0:
-            raise damaged(f"{where}.{name}", "it must be above zero")
+            raise damaged_plan_error(f"{where}.{name}", "it must be above zero")
     points = estimate.timeline.points
     if points and estimate.timeline.peak >= len(points):
-        raise damaged(
+        raise damaged_plan_error(
             f"{where}.timeline.peak", f"there are {len(points)} points, counted from 0"
         )
 
 
 def _check_asked(asked: object) -> None:
-    """Check what a plan's author asked for, as far as it is used again."""
+    """Check the recorded arguments of ``plan`` that ``verify`` uses again."""
     if asked is None:
         return
     if not isinstance(asked, dict):
-        raise damaged("provenance.asked", "an object is expected")
+        raise damaged_plan_error("provenance.asked", "an object is expected")
     for name, kinds in _ASKED.items():
         value = asked.get(name)
-        if value is not None and type(value) not in kinds:  # True is no number here
-            raise damaged(f"provenance.asked.{name}", f"{value!r:.60} was not asked")
+        if value is not None and type(value) not in kinds:  # True is not a number here
+            raise damaged_plan_error(
+                f"provenance.asked.{name}", f"{value!r:.60} was not asked"
+            )
 
 
 def _check_same(recipe: Recipe, estimated: Recipe) -> None:
-    """Refuse a recipe that was edited: all numbers are those of another one."""
+    """Refuse an edited recipe: all numbers belong to the original one."""
     for name in recipe.__dataclass_fields__:
         value, known = getattr(recipe, name), getattr(estimated, name)
         if value != known:
-            raise damaged(
+            raise damaged_plan_error(
                 f"recipe.{name}",
                 f"all numbers of the plan are those of {known!r:.80}, so it cannot be "
                 "edited by hand: plan again with what you want",

@@ -1,7 +1,6 @@
-"""The dtype policies: which dtype weights, compute and gradients have.
+"""Dtype policies (mixed precision): dtypes of weights, compute and gradients.
 
-Names follow Lightning and accelerate (``bf16-mixed``). A policy is data; ``applying``
-carries it out and ``tracing`` sees the result.
+Names follow Lightning and accelerate (``bf16-mixed``).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ class Precision:
     """One dtype policy.
 
     Attributes:
-        name: What the user types, for example ``"bf16-mixed"``.
-        weights: dtype that parameters, buffers and float inputs are cast to once.
+        name: As users write it, for example ``"bf16-mixed"``.
+        weights: dtype to which parameters, buffers and float inputs are cast once.
         autocast: dtype of ``torch.autocast`` around forward and loss; None for no
             autocast.
         grad_scaler: Whether losses are scaled (fp16 gradients underflow otherwise).
@@ -56,7 +55,7 @@ def find_precision(name: str) -> Precision:
     """Return the policy called ``name``.
 
     Raises:
-        InputError: If there is no such policy; the message lists those there are.
+        InputError: If there is no such policy; lists the known ones.
     """
     if not isinstance(name, str) or name not in PRECISIONS:
         raise InputError(
@@ -67,10 +66,10 @@ def find_precision(name: str) -> Precision:
 
 
 def automatic_precision(compute_capability: tuple[int, int]) -> Precision:
-    """Return what ``precision="auto"`` means on a card.
+    """Resolve ``precision="auto"`` for a GPU.
 
-    Decided by the capability, never by ``torch.cuda.is_bf16_supported()``, which is
-    true on a T4 through emulation (user-needs U17).
+    Decided by the compute capability: ``torch.cuda.is_bf16_supported()`` is true on a
+    T4, which only emulates bf16.
     """
     if compute_capability >= BF16_CAPABILITY:
         return PRECISIONS["bf16-mixed"]

@@ -1,11 +1,11 @@
-"""Recipe: the decision. Nothing in it is an estimate."""
+"""Recipe: batch size, precision, optimizer and checkpointing of a training run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from budgetfit.core.validation import MOST_PER_STEP, whole_number
+from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
 
@@ -18,21 +18,21 @@ _EXAMPLES = {"optimizer": "adamw_torch_fused", "precision": "bf16-mixed"}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring blocks that are treated as one in the backward pass.
+    """Consecutive blocks that are checkpointed or offloaded together.
 
     Attributes:
         blocks: Module paths in the model, in execution order, for example
             ``("model.layers.0", "model.layers.1")``. Modes other than ``recompute``
             take one block.
         mode: ``recompute`` saves only the first block's input and runs the forward
-            again. ``selective`` does so too, but saves what ``saved_ops`` make.
-            ``offload`` saves what autograd asks for in pinned host memory.
+            again. ``selective`` does so too, but saves the outputs of ``saved_ops``.
+            ``offload`` keeps what autograd saves in pinned host memory.
         saved_ops: Of ``selective``: calls of aten ops in the block's forward whose
             outputs are saved, as ``"aten.mm.default:0"`` for the first call of that op.
         nested: Of ``recompute``: when several blocks run forward again, each saves only
             its input and runs a second time (two-level checkpointing).
-        input_on_host: Of ``recompute``: the first block's input waits in pinned host
-            memory.
+        input_on_host: Of ``recompute``: the first block's input is offloaded to pinned
+            host memory.
     """
 
     blocks: tuple[str, ...]
@@ -42,7 +42,7 @@ class Segment:
     input_on_host: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a segment that cannot mean anything."""
+        """Check the fields."""
         names = self.blocks if isinstance(self.blocks, (list, tuple)) else ()
         if not names or not all(isinstance(name, str) for name in names):
             raise InputError(
@@ -62,7 +62,7 @@ class Segment:
         self._check_details()
 
     def _check_details(self) -> None:
-        """Refuse what belongs to another mode."""
+        """Check that no field of another mode is set."""
         if bool(self.saved_ops) != (self.mode == "selective"):
             raise InputError(
                 "saved_ops belong to a 'selective' segment, which needs at least one, "
@@ -94,16 +94,17 @@ def selective_blocks(segments: Iterable[Segment]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The settings of a training run that decide its memory and speed.
+    """The settings of a training run that determine its memory and speed.
 
     Attributes:
         batch_size: Samples per device and micro-batch.
         gradient_accumulation_steps: Micro-batches per optimizer step.
         precision: Name of a policy of ``core.precision``.
         optimizer: transformers' ``optim`` name, or the qualified name of a callable.
-        segments: What is not simply kept; ``()`` keeps everything, one name per segment
-            is ordinary checkpointing, longer segments are Chen's sqrt(n).
-        loss_chunks: Parts in which output head and loss run; 1 is as usual.
+        segments: What is checkpointed or offloaded; ``()`` keeps all activations, one
+            block per segment is ordinary checkpointing, longer segments are Chen's
+            sqrt(n).
+        loss_chunks: Chunks in which output head and loss run; 1: not chunked.
         optimizer_in_backward: Each weight is updated as soon as its gradient is
             complete, and the gradient freed: gradients of all weights never exist
             together. Takes no accumulation, no clipping and no GradScaler.
@@ -118,12 +119,12 @@ class Recipe:
     optimizer_in_backward: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse counts below one, no names, and blocks that are in two segments."""
+        """Check counts, names, and that no block is in two segments."""
         self._check_names()
-        whole_number("batch_size", self.batch_size)
-        whole_number("loss_chunks", self.loss_chunks)
+        check_positive_int("batch_size", self.batch_size)
+        check_positive_int("loss_chunks", self.loss_chunks)
         steps = self.gradient_accumulation_steps
-        whole_number("gradient_accumulation_steps", steps, most=MOST_PER_STEP)
+        check_positive_int("gradient_accumulation_steps", steps, most=MAX_BATCH_SIZE)
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
             raise InputError(
                 "optimizer_in_backward uses each gradient up at once, so there is "
@@ -144,7 +145,7 @@ class Recipe:
             )
 
     def _check_names(self) -> None:
-        """Refuse what is no text; of a function, show where it belongs."""
+        """Check that names are text; for a function, show where it belongs."""
         optimizer: object = self.optimizer
         if callable(optimizer):
             name = qualified_name(optimizer)

@@ -1,4 +1,4 @@
-"""Which precisions a request leaves open, and the checks of what it fixes."""
+"""Validate requested precision, batch sizes and objective."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import automatic_precision, find_precision
-from budgetfit.core.validation import MOST_PER_STEP, MOST_SAMPLES, whole_number
+from budgetfit.core.validation import MAX_BATCH_SIZE, MAX_SAMPLES, check_positive_int
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 OBJECTIVES = ("throughput", "batch_size", "memory", "length")
 
 
-def precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
-    """Return the policies to compare, by name.
+def requested_precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
+    """Resolve the requested dtype policies to compare, by name.
 
     Raises:
-        InputError: If a policy is unknown or the card has no hardware for it.
+        InputError: If a policy is unknown or the GPU has no hardware for it.
     """
     several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
     names: Sequence[Any] = wanted if several else [wanted]
@@ -48,23 +48,23 @@ def precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
 
 
 def runs_on(precision: str, gpu: Gpu) -> bool:
-    """Say whether a card has hardware for a policy."""
+    """Return whether a GPU has hardware for a dtype policy."""
     return find_precision(precision).needs_capability <= gpu.compute_capability
 
 
 def check_batch(batch_size: int | None, effective_batch_size: int | None) -> None:
-    """Refuse sizes that cannot be trained with, before anything is traced.
+    """Check batch sizes before anything is traced.
 
     Raises:
         InputError: If a size is below 1 or the micro-batch does not divide the
             effective batch.
     """
     for name, value, most in (
-        ("batch_size", batch_size, MOST_SAMPLES),
-        ("effective_batch_size", effective_batch_size, MOST_PER_STEP),
+        ("batch_size", batch_size, MAX_SAMPLES),
+        ("effective_batch_size", effective_batch_size, MAX_BATCH_SIZE),
     ):
         if value is not None:
-            whole_number(name, value, most=most)
+            check_positive_int(name, value, most=most)
     if batch_size and effective_batch_size and effective_batch_size % batch_size:
         smaller = range(batch_size, 0, -1)
         divisor = next(size for size in smaller if effective_batch_size % size == 0)
@@ -76,7 +76,7 @@ def check_batch(batch_size: int | None, effective_batch_size: int | None) -> Non
 
 
 def check_objective(objective: str) -> None:
-    """Refuse an objective that there is not.
+    """Check the objective's name.
 
     Raises:
         InputError: If there is no such objective.

@@ -1,7 +1,7 @@
-"""What a user says about a batch: which dimension of which part counts samples.
+"""``batch_dims``: the sample dimension of each tensor of a batch.
 
-In the manner of ``torch.vmap``'s ``in_dims``: one dimension for all tensors, or one for
-each named part, None for what goes with every sample.
+Like ``torch.vmap``'s ``in_dims``: one dimension for all tensors, or one for each named
+part; None for parts shared by all samples.
 """
 
 from __future__ import annotations
@@ -15,37 +15,35 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LONE: Final = "batch"  # the path of a batch that is a single tensor
+SINGLE_TENSOR: Final = "batch"  # the path of a batch that is a single tensor
 _MOST_NAMED: Final = 12
 _EXAMPLE: Final = 'batch_dims={"input_ids": 0, "class_weights": None}'
 
 
-# As the user gives it: for all tensors, or by the names of parts; None: nothing.
+# As given: for all tensors, or by the names of parts; None: not given.
 BatchDims: TypeAlias = int | Mapping[str, int | None] | None
 
 
 @dataclass(frozen=True, slots=True)
 class SampleDims:
-    """In which dimension the tensors of a batch count samples.
+    """The sample dimension of each tensor of a batch.
 
     Attributes:
-        default: Of parts that are not named; they count samples there if their size is
-            the batch's.
-        named: By path. A container's name stands for everything in it that has no name
-            of its own, the empty name for the whole batch. None: it has no samples, and
-            goes with each.
+        default: Of unnamed parts, if their size in that dimension is the batch size.
+        named: By path. A container's name applies to everything in it that is not named
+            itself, the empty name to the whole batch. None: shared by all samples.
     """
 
     default: int = 0
     named: dict[str, int | None] = field(default_factory=dict)
 
     @classmethod
-    def of_argument(cls, given: object, default: int) -> SampleDims:
-        """Return what ``batch_dims`` means.
+    def parse(cls, given: object, default: int) -> SampleDims:
+        """Parse the ``batch_dims`` argument.
 
         Args:
-            given: A dimension for all tensors, or one by name; None if nothing is said.
-            default: The dimension in which the model's inputs count samples.
+            given: A dimension for all tensors, or one by name; or None.
+            default: The sample dimension of the model's inputs.
 
         Raises:
             InputError: If it is neither.
@@ -66,32 +64,32 @@ class SampleDims:
         return cls(default, dict(named))
 
     def of(self, path: str) -> int | None:
-        """Return the dimension in which a part would count samples."""
+        """Return the sample dimension of a part, if it has samples."""
         name = self._name(path)
         return self.default if name is None else self.named[name]
 
-    def shape_of_one(self, path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a tensor's shape without the dimension that would count samples."""
+    def sample_shape(self, path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a tensor's shape without its sample dimension."""
         dim = self.of(path)
         return shape if dim is None else (*shape[:dim], *shape[dim + 1 :])
 
     def is_named(self, path: str) -> bool:
-        """Whether the user has said something of a part, or of a container of it."""
+        """Whether a part, or a container of it, is named."""
         return self._name(path) is not None
 
     def names_below(self, path: str) -> bool:
-        """Whether something in a container has a name of its own."""
+        """Whether a part of a container is named."""
         start = f"{path}." if path else ""
         return any(name and name.startswith(start) for name in self.named)
 
     def check_names(self, paths: Iterable[str]) -> None:
-        """Refuse names of no part.
+        """Check that every name is a part of the batch.
 
         Args:
             paths: Of all tensors of a batch.
 
         Raises:
-            InputError: The names that there are are told.
+            InputError: Lists the known names.
         """
         known = list(paths)
         for name in self.named:
@@ -103,12 +101,16 @@ class SampleDims:
                     f"{there}{more}. Use the names that plans show."
                 )
 
-    def agreed(self, named: Mapping[str, tuple[int, ...]], votes: Any) -> int:  # noqa: ANN401
-        """Return how many samples the named parts hold.
+    def agreed_batch_size(
+        self,
+        named: Mapping[str, tuple[int, ...]],
+        votes: Any,  # noqa: ANN401 - a counter
+    ) -> int:
+        """Return the batch size on which the named parts agree.
 
         Args:
-            named: The numbers that each allows, by its path.
-            votes: How many parts allow a number: decides where several are left.
+            named: Possible batch sizes of each part, by its path.
+            votes: How many parts allow a batch size: decides between several.
 
         Raises:
             InputError: They do not agree.
@@ -127,7 +129,7 @@ class SampleDims:
             "what goes with every sample."
         )
 
-    def lacks(self, path: str, shape: tuple[int, ...]) -> InputError:
+    def missing_dim_error(self, path: str, shape: tuple[int, ...]) -> InputError:
         """Return the error for a tensor without the dimension that was named."""
         return InputError(
             f"batch_dims says that {path} counts samples in dimension "
@@ -136,7 +138,7 @@ class SampleDims:
         )
 
     def _name(self, path: str) -> str | None:
-        """Return the longest name that a part is in."""
+        """Return the longest name that contains a part."""
         while path not in self.named:
             if not path:
                 return None
@@ -148,4 +150,4 @@ def _is_dimension(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and given >= 0
 
 
-FIRST: Final = SampleDims()  # the first one, and nothing is named
+FIRST_DIM: Final = SampleDims()  # the first one, and nothing is named

@@ -1,8 +1,8 @@
-"""StepTrace: every storage's size and life in a few training steps, as plain numbers.
+"""StepTrace: allocations and frees of all storages in a few training steps.
 
-Sizes are affine in the batch size (tracing T6): ``fixed + per_sample * batch_size``
-bytes before rounding. A kernel's scratch memory is not affine (it follows the launch
-configuration), so its storage names a rule of ``memory.kernel_scratch`` and that rule's
+Sizes are affine in the batch size: ``fixed + per_sample * batch_size`` bytes before
+rounding. A kernel's scratch memory is not affine (it follows the launch
+configuration), so its storage names a rule of ``memory.kernel_rules`` and that rule's
 arguments, which are affine. That is what lets one trace serve every batch size and
 card.
 """
@@ -40,7 +40,7 @@ PhaseName = Literal["setup", "forward", "backward", "optimizer"]
 Direction = Literal["forward", "backward"]
 
 # What an op's arithmetic runs on: a matrix product by its input dtype, or plain
-# arithmetic; ``host`` is a copy to or from host memory, beside the kernels.
+# arithmetic; ``host`` is a copy to or from host memory, concurrent with kernels.
 RATES = ("none", "fp32", "fp16", "bf16", "fp64", "host")
 # Ops of ours that copy between the device and pinned host memory (applying.host_copy):
 # what ``to_host`` returns takes no device memory.
@@ -59,7 +59,7 @@ class Affine(NamedTuple):
 
 
 class KernelScratch(NamedTuple):
-    """Memory inside one kernel call: rule, affine arguments, which of its buffers."""
+    """Scratch memory of one kernel call: rule, affine arguments, buffer index."""
 
     rule: str
     arguments: tuple[Affine, ...]
@@ -67,14 +67,14 @@ class KernelScratch(NamedTuple):
 
 
 class UnverifiedOp(NamedTuple):
-    """An op whose memory nobody has checked, and the storages that its calls made."""
+    """An op without a verified memory rule, and the storages it allocated."""
 
     name: str
     storages: tuple[int, ...]
 
 
 class Phase(NamedTuple):
-    """A stretch of events: ``start`` inclusive, ``end`` exclusive.
+    """A phase as a range of events: ``start`` inclusive, ``end`` exclusive.
 
     ``step`` counts optimizer steps from 0 (-1 before the first), ``micro_step`` the
     micro-batches within one.
@@ -88,7 +88,7 @@ class Phase(NamedTuple):
 
 
 class BlockPass(NamedTuple):
-    """One block's forward or backward (recomputation included) as a stretch of events.
+    """One block's forward or backward (recomputation included) as a range of events.
 
     ``block`` indexes ``StepTrace.block_names``. ``input_storage`` and
     ``output_storage`` index the storages of the block's first tensor
@@ -107,12 +107,12 @@ class BlockPass(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpTable:
-    """The arithmetic of the trace, one entry per op, in order.
+    """FLOPs and bytes of the ops of a trace, one entry per op, in order.
 
-    ``event`` is the number of events before the op ended, ``layer`` the module that
-    ran, ``name`` an index into ``StepTrace.op_names``; the others say how many
-    floating-point operations it does (affine), at which rate (index into ``RATES``),
-    and how many bytes it reads and writes (affine).
+    ``event`` is the number of events before the op ended, ``layer`` the running module,
+    ``name`` an index into ``StepTrace.op_names``; the others are its floating-point
+    operations (affine), their rate (index into ``RATES``), and the bytes that it reads
+    and writes (affine).
     """
 
     event: NDArray[np.int64]
@@ -130,25 +130,24 @@ class StepTrace:
     """Training steps as allocations and frees.
 
     Attributes:
-        batch_sizes: The batch sizes that were traced; one means sizes hold for it
-            alone.
+        batch_sizes: The traced batch sizes; with one, sizes are valid only for it.
         layers: Module paths; ``layer`` indexes them (-1: outside every module).
         block_names: Module paths of all candidate blocks; passes index them.
         blocks: Those of them that ran, in execution order.
-        joined: For each block, whether its output is the next block's input itself, so
-            that a segment may span both (applying P2).
+        joined: For each block, whether its output is the very tensor that the next
+            block takes, so that one segment may span both.
         fixed_bytes, bytes_per_sample: Each storage's size, affine, unrounded.
         category: Each storage's index into ``CATEGORIES``.
         layer: Each storage's index into ``layers``.
         scratch_index: Index into ``scratch``, or -1 for an affine size.
-        scratch: The storages whose size a kernel rule decides.
+        scratch: Storages sized by a kernel rule.
         events: ``k + 1`` allocates storage k, ``-(k + 1)`` frees it.
-        phases: Consecutive stretches of the program.
-        passes: When each block ran.
-        ops: The arithmetic.
+        phases: Consecutive ranges of events.
+        passes: Forward and backward passes of the blocks.
+        ops: FLOPs and bytes.
         op_names: Names of ops such as ``aten.mm.default``; ``ops.name`` indexes them.
         unverified_ops: Ops that allocated memory without a verified rule.
-        notes: What the trace could not represent, in plain words.
+        notes: What the trace could not represent.
     """
 
     batch_sizes: tuple[int, ...]

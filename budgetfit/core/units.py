@@ -1,4 +1,4 @@
-"""Sizes as a user writes them, parsed once at the door into a number of bytes."""
+"""Parse memory sizes such as ``24GB`` or ``22.5GiB`` into bytes."""
 
 import operator
 import re
@@ -10,7 +10,7 @@ from budgetfit.utils.format_bytes import format_bytes
 
 __all__ = ["format_bytes", "parse_bytes"]
 
-# GB is decimal and GiB binary, as in accelerate and on a disk; interface section 5.
+# GB is decimal and GiB binary, as in accelerate and on a disk.
 _BYTES_PER_UNIT: Final = {
     "B": 1,
     "kB": 10**3,
@@ -25,7 +25,7 @@ _BYTES_PER_UNIT: Final = {
 _BYTES_PER_FOLDED_UNIT: Final = {
     unit.lower(): size for unit, size in _BYTES_PER_UNIT.items()
 }
-# 18 digits are an exabyte: more is a slip of the keyboard, and int() has a limit too.
+# 18 digits are an exabyte: more is a typo, and int() has a limit too.
 _SIZE: Final = re.compile(
     r"\s*(?P<number>[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
     r"\s*(?P<unit>[A-Za-z]+)\s*"
@@ -35,7 +35,7 @@ _LOOKS_LIKE_BITS: Final = re.compile(r"[A-Z]i?b|b")
 
 
 def parse_bytes(text: str | SupportsIndex) -> int:
-    """Return the bytes that a size means.
+    """Return the bytes of a memory size.
 
     ``GB`` is 10^9 and ``GiB`` is 2^30. Case does not matter, except that a small b
     after a capital ("24Gb") is refused because it is how bits are written. An
@@ -48,7 +48,7 @@ def parse_bytes(text: str | SupportsIndex) -> int:
         Bytes, above zero.
 
     Raises:
-        InputError: No size, no unit, an unknown unit, or nothing above zero.
+        InputError: No number, no unit, an unknown unit, or not above zero.
 
     >>> parse_bytes("24GB")
     24000000000

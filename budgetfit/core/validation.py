@@ -1,4 +1,4 @@
-"""Whole numbers that people type: samples, tokens, ranks, pixels."""
+"""Validate integer arguments: samples, tokens, ranks, pixels."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any, Final, TypeAlias
 
 from budgetfit.errors import InputError
 
-# Beyond these sizes no card helps, and bytes would no longer be counted in 64 bits.
-MOST_SAMPLES: Final = 2**24
-MOST_PER_STEP: Final = 2**40
-MOST_PIXELS: Final = 2**14  # along each side
+# Beyond these sizes no GPU helps, and bytes would overflow 64 bits.
+MAX_SAMPLES: Final = 2**24
+MAX_BATCH_SIZE: Final = 2**40
+MAX_PIXELS: Final = 2**14  # along each side
 
 # Pixels of a square, height and width, or both as text: "336x448".
 ImageSize: TypeAlias = int | str | tuple[int, int] | None
 
 
-def whole_number(
+def check_positive_int(
     name: str,
-    value: Any,  # noqa: ANN401 - whatever was handed in
+    value: Any,  # noqa: ANN401 - any user input
     *,
     example: int = 8,
-    most: int = MOST_SAMPLES,
+    most: int = MAX_SAMPLES,
 ) -> int:
     """Return ``value`` if it is a whole number from 1 to ``most``.
 
     Raises:
-        InputError: If it is not; truth values are no numbers here.
+        InputError: If it is not; bool is refused.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(
@@ -41,20 +41,20 @@ def whole_number(
 
 
 def check_samples(samples: int | None) -> None:
-    """Refuse a number of samples that a pass over data cannot have.
+    """Check the number of samples of an epoch.
 
     Raises:
-        InputError: If it is no whole number of at least 1.
+        InputError: If it is not a positive whole number.
     """
     if samples is not None:
-        whole_number("samples", samples, example=50_000, most=MOST_PER_STEP)
+        check_positive_int("samples", samples, example=50_000, most=MAX_BATCH_SIZE)
 
 
 def parse_image_size(value: Any) -> tuple[int, int]:  # noqa: ANN401
     """Return height and width in pixels of ``448``, ``(336, 448)`` or ``"336x448"``.
 
     Raises:
-        InputError: If it is neither; truth values are no numbers here.
+        InputError: If it is none of these; bool is refused.
     """
     sides: Any = value
     if isinstance(value, str):
@@ -71,12 +71,12 @@ def parse_image_size(value: Any) -> tuple[int, int]:  # noqa: ANN401
     return sides[0], sides[-1]
 
 
-def size_as_text(value: ImageSize) -> str:
-    """Return the size of images as a file holds it: ``"336x448"``."""
+def format_image_size(value: ImageSize) -> str:
+    """Format height and width of images: ``"336x448"``."""
     height, width = parse_image_size(value)
     return f"{height}x{width}"
 
 
 def _is_side(value: object) -> bool:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and 1 <= value <= MOST_PIXELS  # type: ignore[operator]
+    return whole and 1 <= value <= MAX_PIXELS  # type: ignore[operator]

@@ -1,10 +1,10 @@
-"""Verification: what real steps took, beside what was predicted."""
+"""Verification: measured against predicted memory and time of real steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from budgetfit.core.answer_text import text_of
+from budgetfit.utils.lazy_import import lazy_import
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class PhaseCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCheck:
-    """What one category takes at the peak, predicted against the real objects'."""
+    """Bytes of one category at the peak, predicted against measured."""
 
     name: str
     predicted_bytes: int
@@ -30,7 +30,7 @@ class CategoryCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Real steps against the prediction.
+    """Measurements of real training steps against the prediction.
 
     Attributes:
         device: ``cuda`` or ``cpu``; on the CPU, live bytes are compared under CPU
@@ -40,11 +40,11 @@ class Verification:
         phases: Predicted against measured, per step and phase.
         predicted_process_bytes, measured_process_bytes: What nvidia-smi shows; None
             where it cannot be read.
-        predicted_process_range_bytes: Between what the process was expected.
+        predicted_process_range_bytes: 95 % interval of the predicted process.
         measured_context_bytes: The process less the allocator's reserved bytes, after
             the last step; None where it cannot be read.
         step_ms: Median of the measured steps after the first.
-        first_step_ms: The first step, which makes the optimizer's state and loads
+        first_step_ms: The first step, which allocates the optimizer state and loads
             kernels; None if it did not end.
         predicted_step_ms: The plan's: the roofline, times ``time_factor``.
         time_factor: What the plan multiplied the roofline by.
@@ -52,24 +52,24 @@ class Verification:
             compared.
         max_gradient_error: Largest relative difference (norm of the difference over
             norm).
-        gradient_noise: The same between two runs of the unmodified model from equal
-            seeds, where it is so large that nothing could be compared; None otherwise.
-        recomputed_blocks: How many blocks really ran their forward twice; those that
-            save nothing, and need not, are counted as planned.
+        gradient_noise: The same between two runs of the unmodified model with equal
+            seeds, where it is too large for a comparison; None otherwise.
+        recomputed_blocks: How many blocks ran their forward twice; those that save
+            nothing, and need not, are counted as planned.
         out_of_memory: The CUDA error text when the plan did not fit; None otherwise.
         notes: What was not checked.
-        categories: At the peak; parameters, gradients and optimizer state are counted
-            on the real objects, what is left is one row.
-        usable_bytes: What the allocator may reserve by the plan's budget; None where
-            VRAM was not checked.
-        room_bytes: The same and the headroom: above it the card is full.
+        categories: At the peak; parameters, gradients and optimizer state are measured
+            on the tensors themselves, the rest is one row.
+        usable_bytes: Limit on reserved bytes by the plan's budget; None where VRAM was
+            not checked.
+        room_bytes: ``usable_bytes`` plus the headroom: above it the GPU is full.
         predicted_pinned_bytes, measured_pinned_bytes: Page-locked host memory; None
             where it cannot be read.
         host_growth_bytes: How much more host memory the process held at the end than
             before the first step; None where it cannot be read.
         shorter_batches: How many other batches ran a step after the longest.
         shorter_reserved_bytes: The reserved peak over those steps; -1 without any.
-        fresh_process: Whether a process of its own ran the steps.
+        fresh_process: Whether the steps ran in a subprocess.
     """
 
     device: str
@@ -102,7 +102,7 @@ class Verification:
     gradient_noise: float | None = None
 
     def __str__(self) -> str:
-        return text_of(self, "render_verification")
+        return str(lazy_import("budgetfit.reporting.render").render_verification(self))
 
     @property
     def allocated_error(self) -> float | None:
@@ -117,15 +117,15 @@ class Verification:
 
     @property
     def measured_reserved_bytes(self) -> int:
-        """The most that the allocator reserved in all steps; -1 if not measured."""
+        """Peak reserved bytes over all steps; -1 if not measured."""
         reserved = [row.measured_reserved_bytes for row in self.phases]
         return max((*reserved, self.shorter_reserved_bytes), default=-1)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the steps had room on the planned card; None if it was not checked.
+        """Whether the steps fit on the planned GPU; None if VRAM was not checked.
 
-        The headroom may be used: it is there for what a prediction misses.
+        The headroom may be used: it covers prediction errors.
         """
         if self.out_of_memory is not None:
             return False
@@ -135,9 +135,9 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """It fits, gradients are equal, and recomputation is as planned.
+        """Whether it fits, gradients are equal, and recomputation is as planned.
 
-        Not if gradients could not be told from the model's own noise.
+        False where the model's gradients are too noisy for a comparison.
         """
         return (
             self.fits is not False

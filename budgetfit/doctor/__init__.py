@@ -1,6 +1,6 @@
-"""``budgetfit doctor``: can this installation train, and if not, what to do.
+"""``budgetfit doctor``: diagnose the installation, with commands that fix it.
 
-In comes this machine (``gather`` finds the facts), out come findings (the ``check_``
-files). Nothing here imports torch: libraries are tried in processes of their own,
-because the ones that matter are the ones that break. Open ``checks.py`` first.
+``gather`` collects facts about this machine; the ``check_`` files turn them into
+findings. Nothing here imports torch: libraries are imported in subprocesses, because a
+broken one may crash. Open ``checks.py`` first.
 """

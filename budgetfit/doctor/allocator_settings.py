@@ -1,7 +1,8 @@
-"""``PYTORCH_ALLOC_CONF``, read as PyTorch reads it, before PyTorch fails over it.
+"""Parse ``PYTORCH_ALLOC_CONF`` as PyTorch does, to report values that it rejects.
 
 Keys, limits and order of the variables are those of torch 2.13
-(``c10/core/AllocatorConfig.h``, ``c10/cuda/CUDAAllocatorConfig.h``); tests ask torch.
+(``c10/core/AllocatorConfig.h``, ``c10/cuda/CUDAAllocatorConfig.h``); tests compare with
+torch.
 """
 
 import difflib
@@ -9,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-# Read in this order; the first that is set is the only one (the second on AMD's alone).
+# In order of precedence; only the first one set is read (the second on ROCm only).
 NAMES: Final = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
@@ -19,14 +20,14 @@ _LIKE_A_NAME: Final = 0.8
 
 
 class Settings(NamedTuple):
-    """What one variable says: values by key, and what torch will refuse."""
+    """One parsed variable: values by key, and errors for what torch rejects."""
 
     values: Mapping[str, str]
     errors: tuple[str, ...]
 
 
 def read_settings(text: str) -> Settings:
-    """Return the settings in a variable's text, and why each bad one is refused."""
+    """Parse the text of a variable; returns values and errors."""
     values: dict[str, str] = {}
     errors = []
     # Commas inside brackets belong to a list: roundup_power2_divisions:[256:1,512:2].
@@ -44,7 +45,7 @@ def read_settings(text: str) -> Settings:
 
 
 def mistyped_names(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield variables that look like the allocator's and are not: name, right name."""
+    """Yield misspelt variable names, each with the correct one."""
     for name in environment:
         if name in NAMES or name.upper() in _OTHERS:
             continue
@@ -54,7 +55,7 @@ def mistyped_names(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _refused(key: str, value: str) -> Iterator[str]:
-    """Yield why torch refuses a value; nothing if it takes it."""
+    """Yield why torch rejects a value; nothing if it accepts it."""
     if key not in _KEYS:
         near = difflib.get_close_matches(key, _KEYS, n=1)
         hint = f" (near: {near[0]})" if near else ""
@@ -128,7 +129,7 @@ _KEYS: Final[Mapping[str, Callable[[str], str]]] = {
     "graph_capture_record_stream_reuse": _flag,
     "throw_on_cudamalloc_oom": _flag,
 }
-# Near to the names above, and right.
+# Valid names that are similar to the ones above.
 _OTHERS: Final = frozenset(
     {
         "PYTORCH_NO_CUDA_MEMORY_CACHING",

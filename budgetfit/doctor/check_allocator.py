@@ -1,4 +1,4 @@
-"""What the settings of PyTorch's allocator do, and which it will refuse."""
+"""Check the settings of PyTorch's caching allocator (``PYTORCH_ALLOC_CONF``)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -11,8 +11,8 @@ _TOPIC: Final = "allocator"
 _NEW: Final = NAMES[2]
 
 
-def judge_allocator(machine: Machine) -> Iterator[Finding]:
-    """Yield what the variables say, and what is odd about them."""
+def check_allocator(machine: Machine) -> Iterator[Finding]:
+    """Yield findings about the allocator's environment variables."""
     for wrong, right in mistyped_names(machine.environment):
         yield problem(
             _TOPIC,
@@ -20,7 +20,7 @@ def judge_allocator(machine: Machine) -> Iterator[Finding]:
             f"export {right}=${wrong}; unset {wrong}",
         )
     given = {n: machine.environment[n] for n in NAMES if n in machine.environment}
-    if not machine.torch.hip:  # the AMD build's name means nothing to the other
+    if not machine.torch.hip:  # read by ROCm builds only
         given.pop(NAMES[1], None)
     if not given:
         yield _unset(machine)
@@ -34,7 +34,7 @@ def judge_allocator(machine: Machine) -> Iterator[Finding]:
                 f"{given[name]!r} has no effect.",
                 f"unset {read}",
             )
-    yield from _judge(machine, read, given[read])
+    yield from _check_variable(machine, read, given[read])
 
 
 def _unset(machine: Machine) -> Finding:
@@ -48,7 +48,7 @@ def _unset(machine: Machine) -> Finding:
     )
 
 
-def _judge(machine: Machine, name: str, text: str) -> Iterator[Finding]:
+def _check_variable(machine: Machine, name: str, text: str) -> Iterator[Finding]:
     settings = read_settings(text)
     for error in settings.errors:
         yield problem(
@@ -72,7 +72,7 @@ def _judge(machine: Machine, name: str, text: str) -> Iterator[Finding]:
 
 
 def _notes(machine: Machine, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what works and is not what it seems, with what to do."""
+    """Yield notes on valid settings with surprising effects."""
     expandable = values.get("expandable_segments") == "True"
     if expandable and _no_expandable(machine):
         yield (

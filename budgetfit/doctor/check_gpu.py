@@ -1,33 +1,33 @@
-"""What a card can do, and who else is on it."""
+"""Check GPUs: bf16 support, free memory, MIG, ECC, TF32."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from budgetfit.doctor.facts import CardFacts, Machine
+from budgetfit.doctor.facts import GpuFacts, Machine
 from budgetfit.doctor.finding import Finding, note, ok, problem
 from budgetfit.utils.format_bytes import format_bytes
 
 _NATIVE_BF16: Final = (8, 0)
 _NOTABLE_BYTES: Final = 200 * 2**20
-# Error correction that shares the card's memory takes a sixteenth; HBM has its own.
+# ECC in GDDR memory takes a sixteenth of it; HBM has extra bits.
 _SHARED_ECC: Final = 0.95
 _LISTED: Final = 3
 
 
-def judge_card(machine: Machine) -> Iterator[Finding]:
-    """Yield what there is to say about the cards."""
-    if not machine.cards:
+def check_gpus(machine: Machine) -> Iterator[Finding]:
+    """Yield findings about the GPUs."""
+    if not machine.gpus:
         yield ok(
             "card",
             "No NVIDIA card here: name the one to plan for.",
             "budgetfit plan MODEL --gpu rtx-4090",
         )
     yield from _visible(machine)
-    for card in machine.cards:
-        yield from _precision(machine, card)
+    for gpu in machine.gpus:
+        yield from _precision(machine, gpu)
         if not machine.assumed:
-            yield _memory(machine, card)
-            yield from _modes(card)
+            yield _memory(machine, gpu)
+            yield from _modes(gpu)
     yield from _tf32(machine)
     if machine.mps:
         yield note(
@@ -36,7 +36,7 @@ def judge_card(machine: Machine) -> Iterator[Finding]:
             "each may be limited by CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.",
             "echo quit | nvidia-cuda-mps-control",
         )
-    if (machine.wsl or machine.system == "Windows") and machine.cards:
+    if (machine.wsl or machine.system == "Windows") and machine.gpus:
         yield note(
             "sysmem",
             "Windows moves what does not fit to host memory instead of "
@@ -44,7 +44,7 @@ def judge_card(machine: Machine) -> Iterator[Finding]:
             "Sysmem Fallback.",
             "NVIDIA Control Panel > Manage 3D settings > Sysmem Fallback Policy",
         )
-    if machine.wsl and machine.cards:
+    if machine.wsl and machine.gpus:
         yield note(
             "host memory",
             "WSL2 pins little host memory, often 1 to 2 GB of all that is there: plan "
@@ -55,9 +55,9 @@ def judge_card(machine: Machine) -> Iterator[Finding]:
 
 def _visible(machine: Machine) -> Iterator[Finding]:
     text = machine.environment.get("CUDA_VISIBLE_DEVICES")
-    if text is None or machine.assumed or not machine.cards:
+    if text is None or machine.assumed or not machine.gpus:
         return
-    count = len(machine.cards)
+    count = len(machine.gpus)
     first = text.split(",")[0].strip()
     number = int(first) if first.isdecimal() else None
     if text.strip() in {"", "-1"}:
@@ -73,12 +73,12 @@ def _visible(machine: Machine) -> Iterator[Finding]:
     yield problem("card", what, "unset CUDA_VISIBLE_DEVICES")
 
 
-def _precision(machine: Machine, card: CardFacts) -> Iterator[Finding]:
-    if card.capability is None:
+def _precision(machine: Machine, gpu: GpuFacts) -> Iterator[Finding]:
+    if gpu.capability is None:
         return
-    major, minor = card.capability
-    which = f"{card.name} (capability {major}.{minor})"
-    if card.capability >= _NATIVE_BF16:
+    major, minor = gpu.capability
+    which = f"{gpu.name} (capability {major}.{minor})"
+    if gpu.capability >= _NATIVE_BF16:
         yield ok("bf16", f"{which} computes bf16 itself.")
         return
     said = "torch.cuda.is_bf16_supported() says True all the same; "
@@ -90,20 +90,20 @@ def _precision(machine: Machine, card: CardFacts) -> Iterator[Finding]:
     )
 
 
-def _memory(machine: Machine, card: CardFacts) -> Finding:
-    """Tell what is taken of a card's memory, and by whom."""
-    if not card.total_bytes:  # nvidia-smi says [N/A] where the memory is shared
+def _memory(machine: Machine, gpu: GpuFacts) -> Finding:
+    """Report used memory of a GPU, and the processes that use it."""
+    if not gpu.total_bytes:  # nvidia-smi says [N/A] where the memory is shared
         return note(
             "card",
-            f"{card.name}: the driver does not tell how much memory it has, as with "
+            f"{gpu.name}: the driver does not tell how much memory it has, as with "
             "chips that share the computer's: name a limit.",
             "budgetfit plan MODEL --vram 64GiB",
         )
-    free = format_bytes(card.total_bytes - card.used_bytes)
-    total = format_bytes(card.total_bytes)
-    if card.used_bytes < _NOTABLE_BYTES:
-        return ok("card", f"{card.name}: {free} of {total} are free.")
-    mine = [p for p in machine.processes if not p.card or p.card == card.uuid]
+    free = format_bytes(gpu.total_bytes - gpu.used_bytes)
+    total = format_bytes(gpu.total_bytes)
+    if gpu.used_bytes < _NOTABLE_BYTES:
+        return ok("card", f"{gpu.name}: {free} of {total} are free.")
+    mine = [p for p in machine.processes if not p.gpu_uuid or p.gpu_uuid == gpu.uuid]
     mine.sort(key=lambda process: -(process.used_bytes or 0))
     names = ", ".join(
         f"{p.pid} {p.name.replace(chr(92), '/').rsplit('/', 1)[-1]}"
@@ -112,36 +112,36 @@ def _memory(machine: Machine, card: CardFacts) -> Finding:
     )
     more = f" and {len(mine) - _LISTED} more" if len(mine) > _LISTED else ""
     who = f" by {names}{more}" if names else ", by processes that are not listed"
-    size_gib = (card.total_bytes - card.used_bytes) / 2**30
-    enough = size_gib >= 1  # of less, nothing is left to plan with
+    size_gib = (gpu.total_bytes - gpu.used_bytes) / 2**30
+    enough = size_gib >= 1  # too little to plan with
     return note(
         "card",
-        f"{card.name}: {format_bytes(card.used_bytes)} of {total} are taken"
+        f"{gpu.name}: {format_bytes(gpu.used_bytes)} of {total} are taken"
         f"{who}: end them{', or plan for what is free' if enough else ''}.",
         f"kill {mine[0].pid}" if mine else "nvidia-smi",
         *([f"budgetfit plan MODEL --vram {size_gib - 0.05:.1f}GiB"] if enough else []),
     )
 
 
-def _modes(card: CardFacts) -> Iterator[Finding]:
-    if card.mig:
+def _modes(gpu: GpuFacts) -> Iterator[Finding]:
+    if gpu.mig:
         yield note(
             "MIG",
-            f"{card.name} is divided (MIG): torch sees one slice, and a plan "
+            f"{gpu.name} is divided (MIG): torch sees one slice, and a plan "
             "must be for the slice's memory.",
             "nvidia-smi -L",
             "budgetfit plan MODEL --vram SIZE",
         )
-    if not card.ecc:
+    if not gpu.ecc:
         return
-    sold = card.sold_as_gb
-    if sold is None or card.total_bytes > _SHARED_ECC * sold * 2**30:
+    sold = gpu.sold_as_gb
+    if sold is None or gpu.total_bytes > _SHARED_ECC * sold * 2**30:
         yield ok("ECC", "Error correction is on and takes none.")
         return
     yield note(
         "ECC",
-        f"Error correction is on; {card.name}, sold as {sold} GB, has "
-        f"{format_bytes(card.total_bytes)} with it. Off gives about 6 % more, without "
+        f"Error correction is on; {gpu.name}, sold as {sold} GB, has "
+        f"{format_bytes(gpu.total_bytes)} with it. Off gives about 6 % more, without "
         "protection from bit errors, after a restart.",
         "sudo nvidia-smi -e 0",
     )

@@ -1,4 +1,4 @@
-"""Whether the libraries load and go together."""
+"""Check that libraries can be imported and their versions are compatible."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,32 +6,32 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from budgetfit.doctor.check_torch import MEASURED_TRANSFORMERS, unanswered
+from budgetfit.doctor.check_torch import MEASURED_TRANSFORMERS, import_timeout
 from budgetfit.doctor.facts import LibraryFacts, Machine
 from budgetfit.doctor.finding import Finding, note, ok, problem
 
-_MATCHING: Final = ("torchvision", "torchaudio")  # compiled for one release of torch
+_MATCHING: Final = ("torchvision", "torchaudio")  # binaries for one release of torch
 _OLDEST_TRANSFORMERS: Final = "5"
 # transformers 5.23 works with no older ones (its integrations/peft.py and
-# utils/import_utils.py); for pip they are not its requirements.
+# utils/import_utils.py); they are not among its pip requirements.
 OLDEST: Final = {"peft": "0.20.0", "bitsandbytes": "0.46.1", "torchao": "0.15.0"}
 
 
-def judge_libraries(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for each library: it loads, and the others are new enough."""
+def check_libraries(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for each library: import and version requirements."""
     for name, library in machine.libraries.items():
         if name == "torch":
             continue
         if library.error:
             yield _broken(machine, name, library)
             continue
-        if library.unanswered:
-            yield unanswered(name, library.version, library.unanswered)
+        if library.import_timeout:
+            yield import_timeout(name, library.version, library.import_timeout)
         clash = [*_clashes(machine, name, library), *_too_old(machine, name, library)]
         yield from clash
         if name == "transformers":
             yield from _transformers(library)
-        elif not clash and not library.unanswered:
+        elif not clash and not library.import_timeout:
             yield ok(name, f"{library.version}.")
     override = machine.environment.get("BNB_CUDA_VERSION")
     if override:
@@ -71,12 +71,12 @@ def _broken(machine: Machine, name: str, library: LibraryFacts) -> Finding:
 
 
 def _index(cuda: str) -> str:
-    """Return the index of a build's wheels: ``cpu``, ``cu130``."""
+    """Return the wheel index of a build: ``cpu``, ``cu130``."""
     return f"cu{cuda.replace('.', '')}" if cuda else "cpu"
 
 
 def _clashes(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Finding]:
-    """Yield what a library asks of another one that is installed, in vain."""
+    """Yield unmet version requirements between installed libraries."""
     for text in library.needs:
         other = Requirement(text)
         there = machine.libraries.get(other.name)
@@ -90,7 +90,7 @@ def _clashes(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Fin
     for text in library.wants:
         other = Requirement(text)
         there = machine.libraries.get(other.name)
-        # Upper limits of extras are of the library's own tests.
+        # Upper bounds of extras only concern the library's own tests.
         floors = [part for part in other.specifier if part.operator in {">", ">="}]
         if there is None or not floors:
             continue
@@ -105,7 +105,7 @@ def _clashes(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Fin
 
 
 def _too_old(machine: Machine, name: str, library: LibraryFacts) -> Iterator[Finding]:
-    """Yield what transformers itself would refuse."""
+    """Yield libraries that are too old for transformers."""
     least = OLDEST.get(name)
     if least is None or "transformers" not in machine.libraries:
         return
@@ -122,7 +122,7 @@ def _allows(requirement: Requirement, version: str) -> bool:
     try:
         return requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
-        return True  # somebody's own build: nothing can be said
+        return True  # a custom build: unknown
 
 
 def _transformers(library: LibraryFacts) -> Iterator[Finding]:

@@ -1,30 +1,30 @@
-"""Whether PyTorch, the driver and the card go together."""
+"""Check that PyTorch, its CUDA version, the driver and the GPU are compatible."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from budgetfit.doctor.facts import CardFacts, Machine
+from budgetfit.doctor.facts import GpuFacts, Machine
 from budgetfit.doctor.finding import Finding, note, ok, problem
-from budgetfit.gpus.torch_builds import OLDEST_OF_CUDA_13
+from budgetfit.gpus.torch_builds import CUDA_13_LOWEST_CAPABILITY
 
-# Majors of CUDA and the first Linux driver that runs them; the minors of one major run
-# on all its drivers (CUDA Compatibility, "Minor Version Compatibility").
+# CUDA major versions and the first Linux driver of each; minor versions run on all
+# drivers of their major (CUDA Compatibility, "Minor Version Compatibility").
 _FIRST_DRIVER: Final = {11: 450, 12: 525, 13: 580}
 _WHEELS: Final = {12: "cu126", 13: "cu130"}
 _OLDEST_TORCH: Final = (2, 11)
-# With which predictions were compared, byte by byte: tests/accuracy/recordings.
+# Versions of the recorded measurements: tests/accuracy/recordings.
 MEASURED_TORCH: Final = ("2.11", "2.13", "2.15")
 MEASURED_TRANSFORMERS: Final = "5.23"
 
 
-def judge_torch(machine: Machine) -> Iterator[Finding]:
-    """Yield what there is to say about torch, its CUDA, the driver and kernels."""
+def check_torch(machine: Machine) -> Iterator[Finding]:
+    """Yield findings about torch, its CUDA version, the driver and kernels."""
     torch = machine.torch
     if not torch.version or torch.error:
         yield _not_importable(machine)
         return
-    if torch.unanswered:
-        yield unanswered("torch", torch.version, torch.unanswered)
+    if torch.import_timeout:
+        yield import_timeout("torch", torch.version, torch.import_timeout)
         return
     yield _version(torch.version)
     if torch.hip:
@@ -37,20 +37,20 @@ def judge_torch(machine: Machine) -> Iterator[Finding]:
     yield _build(machine)
     yield from _driver(machine)
     if torch.cuda:
-        for card in machine.cards:
-            yield _kernels(machine, card)
+        for gpu in machine.gpus:
+            yield _kernels(machine, gpu)
 
 
-def install(major: int) -> str:
-    """Return how to install torch for a major version of CUDA."""
+def install_command(major: int) -> str:
+    """Return the pip command that installs torch for a CUDA major version."""
     return (
         'pip install --force-reinstall "torch>=2.11" --index-url '
         f"https://download.pytorch.org/whl/{_WHEELS.get(major, 'cu126')}"
     )
 
 
-def unanswered(name: str, version: str, waited: str) -> Finding:
-    """Return what can be said of a library that was not imported in time."""
+def import_timeout(name: str, version: str, waited: str) -> Finding:
+    """Return the finding for a library whose import timed out."""
     return note(
         name,
         f"{name} {version} was not checked ({waited}): this machine is busy, "
@@ -95,29 +95,29 @@ def _build(machine: Machine) -> Finding:
     torch = machine.torch
     if torch.cuda:
         return ok("CUDA", f"torch is built for CUDA {torch.cuda}.")
-    here = machine.cards_on_bus or (machine.cards and not machine.assumed)
+    here = machine.nvidia_gpu_on_bus or (machine.gpus and not machine.assumed)
     if here:
-        name = machine.cards[0].name if machine.cards else "an NVIDIA card"
+        name = machine.gpus[0].name if machine.gpus else "an NVIDIA card"
         return problem(
             "CUDA",
             f"torch {torch.version} is built without CUDA and will not use "
             f"this machine's {name}.",
-            install(_cuda_for(machine)),
+            install_command(_cuda_for(machine)),
         )
     meaning = (
         "torch is built without CUDA: enough to plan; training needs another build, "
         "where the card is."
     )
     if machine.assumed:
-        return note("CUDA", meaning, install(_cuda_for(machine)))
+        return note("CUDA", meaning, install_command(_cuda_for(machine)))
     return ok("CUDA", meaning)
 
 
 def _cuda_for(machine: Machine) -> int:
-    """Return the major of CUDA that driver and cards can have."""
+    """Return the CUDA major version that driver and GPUs support."""
     newest = max(_WHEELS)
-    known = [card.capability for card in machine.cards if card.capability]
-    if any(capability < OLDEST_OF_CUDA_13 for capability in known):
+    known = [gpu.capability for gpu in machine.gpus if gpu.capability]
+    if any(capability < CUDA_13_LOWEST_CAPABILITY for capability in known):
         return min(_WHEELS)
     driver = machine.driver.cuda
     return newest if driver is None else min(driver[0], newest)
@@ -138,7 +138,7 @@ def _driver(machine: Machine) -> Iterator[Finding]:
         yield problem("driver", f"{failed} {why}", command)
         return
     if not driver.version:
-        if machine.cards_on_bus and not machine.assumed:
+        if machine.nvidia_gpu_on_bus and not machine.assumed:
             yield problem(
                 "driver",
                 "This machine has an NVIDIA card and no driver for it.",
@@ -173,40 +173,40 @@ def _driver_version(machine: Machine) -> Finding:
         "driver",
         f"Driver {driver.version} runs CUDA up to {runs}, and torch is built "
         f"for {torch.cuda}: install {newer}, or a torch for CUDA {driver.cuda[0]}.",
-        *((install(driver.cuda[0]),) if driver.cuda[0] in _WHEELS else ()),
+        *((install_command(driver.cuda[0]),) if driver.cuda[0] in _WHEELS else ()),
     )
 
 
-def _kernels(machine: Machine, card: CardFacts) -> Finding:
-    built, capability = machine.torch.architectures, card.capability
+def _kernels(machine: Machine, gpu: GpuFacts) -> Finding:
+    built, capability = machine.torch.architectures, gpu.capability
     if not built or capability is None:
         return note(
             "kernels",
-            f"What torch has kernels for could not be compared with {card.name}.",
+            f"What torch has kernels for could not be compared with {gpu.name}.",
         )
     major, minor = capability
     if any(runs_on(name, capability) for name in built):
         return ok(
             "kernels",
-            f"torch has kernels for {card.name} (capability {major}.{minor}).",
+            f"torch has kernels for {gpu.name} (capability {major}.{minor}).",
         )
-    # What is older than every kernel needs an older build, what is newer a newer one.
+    # GPUs older than all kernels need an older build, newer ones a newer build.
     older = all(_capability(name) > capability for name in built)
     wheel = min(_WHEELS) if older else max(_WHEELS)
     return problem(
         "kernels",
-        f"torch has no kernels for {card.name} (capability {major}.{minor}), "
+        f"torch has no kernels for {gpu.name} (capability {major}.{minor}), "
         f"only for {' '.join(built)}: every operation will fail there.",
-        install(wheel),
+        install_command(wheel),
     )
 
 
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
-    """Whether kernels for ``architecture`` run on a card.
+    """Whether kernels for ``architecture`` run on a compute capability.
 
-    ``sm_80`` runs on 8.0 and later minors of 8; with an ``a`` on that one alone, with
-    an ``f`` on its family; ``compute_80`` is compiled anew on whatever is later (CUDA
-    C++ Programming Guide, "Application Compatibility").
+    ``sm_80`` runs on 8.0 and later minor versions of 8; with an ``a`` on that one only,
+    with an ``f`` on its family; ``compute_80`` (PTX) is JIT-compiled for later ones
+    (CUDA C++ Programming Guide, "Application Compatibility").
     """
     kind, _, number = architecture.partition("_")
     built = _capability(architecture)

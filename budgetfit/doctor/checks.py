@@ -1,35 +1,35 @@
-"""The whole check-up: gather the facts, judge each."""
+"""Run all checks of ``budgetfit doctor``."""
 
 from collections.abc import Iterator
 
-from budgetfit.doctor.check_allocator import judge_allocator
-from budgetfit.doctor.check_gpu import judge_card
-from budgetfit.doctor.check_libraries import judge_libraries
-from budgetfit.doctor.check_torch import judge_torch
+from budgetfit.doctor.check_allocator import check_allocator
+from budgetfit.doctor.check_gpu import check_gpus
+from budgetfit.doctor.check_libraries import check_libraries
+from budgetfit.doctor.check_torch import check_torch
 from budgetfit.doctor.facts import Machine
 from budgetfit.doctor.finding import Finding, note, ok, problem
-from budgetfit.doctor.gather import gather, with_card
+from budgetfit.doctor.gather import gather, with_gpu
 
 
-def check_up(gpu: str | None = None) -> tuple[Finding, ...]:
-    """Look at this installation; works without a GPU and with libraries that break.
+def check_installation(gpu: str | None = None) -> tuple[Finding, ...]:
+    """Check this installation; works without a GPU and with broken libraries.
 
     Args:
-        gpu: Judge as if this card were in the machine.
+        gpu: Check as if this GPU were in the machine.
 
     Raises:
-        InputError: No such card; names the nearest.
+        InputError: No such GPU; names the nearest.
     """
     machine = gather()
-    return tuple(judge(machine if gpu is None else with_card(machine, gpu)))
+    return tuple(run_checks(machine if gpu is None else with_gpu(machine, gpu)))
 
 
-def judge(machine: Machine) -> Iterator[Finding]:
-    """Yield every finding about a machine, from its facts alone."""
-    yield from judge_torch(machine)
-    yield from judge_card(machine)
-    yield from judge_allocator(machine)
-    yield from judge_libraries(machine)
+def run_checks(machine: Machine) -> Iterator[Finding]:
+    """Yield all findings about a machine, given its facts."""
+    yield from check_torch(machine)
+    yield from check_gpus(machine)
+    yield from check_allocator(machine)
+    yield from check_libraries(machine)
     yield _cache(machine)
 
 

@@ -1,4 +1,4 @@
-"""What is known of an installation: plain values, so that judging them needs none."""
+"""Facts about an installation as plain values, so that checks can be tested."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,23 +6,23 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """PyTorch, as a process of its own saw it.
+    """PyTorch, as imported in a subprocess.
 
     Attributes:
         version: Of the package; empty if it is not installed.
         error: Why it cannot be imported; empty if it can.
-        unanswered: How long it was waited for, in vain; nothing more is known then.
-        cuda: The CUDA that it was built for, as ``"13.0"``; empty for a CPU build.
-        hip: The ROCm that it was built for.
-        architectures: What it has kernels for: ``sm_80``, ``compute_90``.
+        import_timeout: Message if the import timed out; nothing more is known then.
+        cuda: CUDA version of the build, as ``"13.0"``; empty for a CPU build.
+        hip: ROCm version of the build.
+        architectures: Compiled kernels: ``sm_80``, ``compute_90``.
         available: ``torch.cuda.is_available()``.
-        says_bf16: ``torch.cuda.is_bf16_supported()``; None without a card.
+        says_bf16: ``torch.cuda.is_bf16_supported()``; None without a GPU.
         tf32: Whether fp32 matrix products run in TF32.
     """
 
     version: str = ""
     error: str = ""
-    unanswered: str = ""
+    import_timeout: str = ""
     cuda: str = ""
     hip: str = ""
     architectures: tuple[str, ...] = ()
@@ -33,12 +33,12 @@ class TorchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFacts:
-    """NVIDIA's driver, as nvidia-smi tells.
+    """NVIDIA's driver, from nvidia-smi.
 
     Attributes:
         version: For example ``"580.95.05"``; empty without a driver.
-        cuda: The newest CUDA that it runs; None if unknown.
-        error: What nvidia-smi said when it failed.
+        cuda: The newest supported CUDA version; None if unknown.
+        error: nvidia-smi's error message.
     """
 
     version: str = ""
@@ -47,15 +47,14 @@ class DriverFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardFacts:
-    """One card.
+class GpuFacts:
+    """One GPU.
 
     Attributes:
-        name: As the driver calls it.
-        capability: Compute capability; None if the driver does not tell.
+        name: As the driver reports it.
+        capability: Compute capability; None if unknown.
         total_bytes, used_bytes: Of its memory.
-        sold_as_gb: The number that it is sold by; None for one that is not in the
-            table.
+        sold_as_gb: Nominal memory; None for a GPU that is not in the table.
         ecc, mig: Whether these modes are on.
         uuid: To find its processes.
     """
@@ -72,50 +71,51 @@ class CardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """A process with memory on a card; ``used_bytes`` is None where nobody tells."""
+    """A process with memory on a GPU; ``used_bytes`` is None if unknown."""
 
     pid: int
     name: str
     used_bytes: int | None
-    card: str = ""
+    gpu_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryFacts:
-    """A library that training uses.
+    """An installed library.
 
     Attributes:
         version: Of the package.
-        needs: What it asks of the other libraries, as pip's texts: ``torch==2.13.0``.
-        wants: The same for what is optional (its extras).
-        error: Why it does not load, as far as that was tried.
-        unanswered: How long it was waited for, in vain; whether it loads is not known.
+        needs: Its requirements on the other libraries: ``torch==2.13.0``.
+        wants: Those of its extras.
+        error: Why its import failed, if that was tried.
+        import_timeout: Message if the import timed out.
     """
 
     version: str
     needs: tuple[str, ...] = ()
     wants: tuple[str, ...] = ()
     error: str = ""
-    unanswered: str = ""
+    import_timeout: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """An installation and the machine that it is on.
+    """An installation and its machine.
 
     Attributes:
         system: ``Linux``, ``Windows`` or ``Darwin``.
-        wsl: Whether it is Linux inside Windows.
+        wsl: Whether it is Windows Subsystem for Linux.
         python: Its version.
-        torch, driver, cards, processes: See there.
-        libraries: By name, those that are installed.
-        environment: The variables that matter here.
-        cards_on_bus: Whether the bus has an NVIDIA card, driver or not.
+        torch, driver, gpus, processes: See there.
+        libraries: Installed ones, by name.
+        environment: Relevant environment variables.
+        nvidia_gpu_on_bus: Whether the PCI bus has an NVIDIA GPU, with or without
+            driver.
         mps: Whether CUDA's Multi-Process Service runs.
-        cache_folder: Where traces are kept; empty if nowhere.
+        cache_folder: Folder of the trace cache; empty if off.
         cache_error: Why that folder cannot be written; empty if it can.
-        cache_no_key: What keeps traces from being found again; empty if nothing.
-        assumed: Whether ``cards`` is one that the user named and that is not here.
+        cache_no_key: Why no cache key can be computed; empty if one can.
+        assumed: Whether ``gpus`` is one that the user named and that is not here.
     """
 
     system: str = "Linux"
@@ -123,11 +123,11 @@ class Machine:
     python: str = ""
     torch: TorchFacts = field(default_factory=TorchFacts)
     driver: DriverFacts = field(default_factory=DriverFacts)
-    cards: tuple[CardFacts, ...] = ()
+    gpus: tuple[GpuFacts, ...] = ()
     processes: tuple[ProcessFacts, ...] = ()
     libraries: Mapping[str, LibraryFacts] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    cards_on_bus: bool = False
+    nvidia_gpu_on_bus: bool = False
     mps: bool = False
     cache_folder: str = ""
     cache_error: str = ""

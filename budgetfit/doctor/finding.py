@@ -1,4 +1,4 @@
-"""One line of a check-up."""
+"""Finding: one result of ``budgetfit doctor``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,14 @@ Verdict = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was looked at, and what it means.
+    """The result of one check.
 
     Attributes:
-        topic: What was looked at, in one or two words.
-        verdict: ``problem`` where something does not work or gives wrong numbers,
-            ``note`` where it is good to know.
+        topic: What was checked, in one or two words.
+        verdict: ``problem`` where something fails or gives wrong numbers, else ``note``
+            or ``ok``.
         meaning: One sentence.
-        commands: What to do about it.
+        commands: How to fix it.
     """
 
     topic: str
@@ -25,15 +25,15 @@ class Finding:
 
 
 def ok(topic: str, meaning: str, *commands: str) -> Finding:
-    """Return that all is well; ``commands`` may still be of use."""
+    """Return a Finding that all is well; ``commands`` may still be useful."""
     return Finding(topic=topic, verdict="ok", meaning=meaning, commands=commands)
 
 
 def note(topic: str, meaning: str, *commands: str) -> Finding:
-    """Return what is good to know, and what may be done about it."""
+    """Return a Finding that is good to know."""
     return Finding(topic=topic, verdict="note", meaning=meaning, commands=commands)
 
 
 def problem(topic: str, meaning: str, *commands: str) -> Finding:
-    """Return what does not work or gives wrong numbers, and what to do about it."""
+    """Return a Finding about something that fails or gives wrong numbers."""
     return Finding(topic=topic, verdict="problem", meaning=meaning, commands=commands)

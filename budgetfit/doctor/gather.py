@@ -1,4 +1,4 @@
-"""All facts of this machine, the slow ones at the same time."""
+"""Gather the facts of this machine, slow imports in parallel."""
 
 import dataclasses
 import importlib.metadata
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from packaging.requirements import InvalidRequirement, Requirement
 
 from budgetfit.doctor.facts import (
-    CardFacts,
     DriverFacts,
+    GpuFacts,
     LibraryFacts,
     Machine,
     TorchFacts,
 )
-from budgetfit.doctor.gather_gpu import cards_on_bus, gather_cards
-from budgetfit.doctor.subprocesses import IMPORT_LIMIT_S, probe_library, run_tool
+from budgetfit.doctor.gather_gpu import gather_gpus, has_nvidia_gpu_on_bus
+from budgetfit.doctor.subprocesses import IMPORT_LIMIT_S, import_in_subprocess, run_tool
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu, find_gpu
 from budgetfit.traces.cache.cache import cache_folder
@@ -42,22 +42,22 @@ LIBRARIES: Final = (
     "timm",
     "keras",
 )
-# These have compiled code for one torch. The others are Python, and slow to import.
+# Binaries for one torch release. The others are pure Python, and slow to import.
 _TRIED: Final = ("torch", "torchvision", "torchaudio", "bitsandbytes")
-_MARK: Final = "budgetfit-cache:"  # of planning.cache_check
+_MARK: Final = "budgetfit-cache:"  # of traces.cache.check
 _VARIABLES: Final = ("PYTORCH", "CUDA", "NVIDIA_TF32", "TORCH_ALLOW_TF32", "BNB_")
 
 
 def gather() -> Machine:
-    """Return this machine's facts; takes as long as the slowest library's import."""
+    """Gather this machine's facts; takes as long as the slowest import."""
     versions = {name: _version(name) for name in LIBRARIES}
     present = {name: version for name, version in versions.items() if version}
-    # First, or the libraries' own contexts would be among the processes.
-    driver, found, processes = gather_cards()
+    # First, as the imports below create CUDA contexts that would be listed.
+    driver, found, processes = gather_gpus()
     tried = [name for name in _TRIED if name in present]
     with ThreadPoolExecutor() as pool:
         no_key = pool.submit(_no_key) if "transformers" in present else None
-        answers = dict(zip(tried, pool.map(probe_library, tried), strict=True))
+        answers = dict(zip(tried, pool.map(import_in_subprocess, tried), strict=True))
     folder, error = _cache()
     return Machine(
         system=platform.system(),
@@ -65,14 +65,14 @@ def gather() -> Machine:
         python=platform.python_version(),
         torch=_torch(present.get("torch", ""), answers.get("torch", {})),
         driver=driver,
-        cards=found,
+        gpus=found,
         processes=processes,
         libraries={
             name: _library(name, version, answers.get(name, {}))
             for name, version in present.items()
         },
         environment=_environment(os.environ),
-        cards_on_bus=cards_on_bus(),
+        nvidia_gpu_on_bus=has_nvidia_gpu_on_bus(),
         mps=any("mps-server" in process.name for process in processes),
         cache_folder=folder,
         cache_error=error,
@@ -80,31 +80,31 @@ def gather() -> Machine:
     )
 
 
-def with_card(machine: Machine, name: str) -> Machine:
-    """Return the machine as if it had a card of the table, unless it has it.
+def with_gpu(machine: Machine, name: str) -> Machine:
+    """Return the machine with only this GPU, assumed where it is not present.
 
     Raises:
-        InputError: No card of that name, or several; names the nearest.
+        InputError: No GPU of that name, or several; names the nearest.
     """
     gpu = find_gpu(name)
-    for card in machine.cards:
-        if _is_of(card, gpu):
-            return dataclasses.replace(machine, cards=(card,))
-    card = CardFacts(
+    for present in machine.gpus:
+        if _is_of(present, gpu):
+            return dataclasses.replace(machine, gpus=(present,))
+    assumed = GpuFacts(
         name=gpu.title,
         capability=gpu.compute_capability,
         total_bytes=gpu.total_bytes,
         sold_as_gb=gpu.memory_class_gb,
     )
     return dataclasses.replace(
-        machine, cards=(card,), processes=(), driver=DriverFacts(), assumed=True
+        machine, gpus=(assumed,), processes=(), driver=DriverFacts(), assumed=True
     )
 
 
-def _is_of(card: CardFacts, gpu: Gpu) -> bool:
+def _is_of(present: GpuFacts, gpu: Gpu) -> bool:
     try:
-        return find_gpu(card.name).name == gpu.name
-    except InputError:  # not in the table, or several are called so
+        return find_gpu(present.name).name == gpu.name
+    except InputError:  # not in the table, or ambiguous
         return False
 
 
@@ -117,9 +117,9 @@ def _version(name: str) -> str:
 
 def _torch(version: str, answer: Mapping[str, Any]) -> TorchFacts:
     known = {field.name for field in dataclasses.fields(TorchFacts)}
-    told = {name: value for name, value in answer.items() if name in known}
-    told["architectures"] = tuple(told.get("architectures", ()))
-    return TorchFacts(**{"version": version, **told})
+    values = {name: value for name, value in answer.items() if name in known}
+    values["architectures"] = tuple(values.get("architectures", ()))
+    return TorchFacts(**{"version": version, **values})
 
 
 def _library(name: str, version: str, answer: Mapping[str, Any]) -> LibraryFacts:
@@ -129,12 +129,12 @@ def _library(name: str, version: str, answer: Mapping[str, Any]) -> LibraryFacts
         needs=needs,
         wants=wants,
         error=answer.get("error", ""),
-        unanswered=answer.get("unanswered", ""),
+        import_timeout=answer.get("import_timeout", ""),
     )
 
 
 def _requirements(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a package asks of the others, and what its extras ask."""
+    """Return a package's requirements on the others, and those of its extras."""
     needs, wants = [], []
     try:
         texts = importlib.metadata.requires(name) or []
@@ -156,7 +156,7 @@ def _requirements(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what matters here; ``ALLOC`` also finds a name that is mistyped."""
+    """Return the relevant variables; ``ALLOC`` also matches misspelt names."""
     return {
         name: value
         for name, value in variables.items()
@@ -165,22 +165,22 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cache() -> tuple[str, str]:
-    """Return the folder of traces, and why it cannot be written."""
+    """Return the folder of the trace cache, and why it cannot be written."""
     folder = cache_folder()
     if folder is None:
         return "", ""
     try:
         return str(folder), _unwritable(folder)
-    except OSError as error:  # a name too long, a folder that may not be looked into
+    except OSError as error:  # name too long, or no permission
         return str(folder), f"{error.filename or folder}: {error.strerror}"
 
 
 def _no_key() -> str:
-    """Return why traces cannot be found again; empty if they can, or if it failed."""
+    """Return why no cache key can be computed; empty if one can, or on failure."""
     words = (sys.executable, "-W", "ignore", "-m", "budgetfit.traces.cache.check")
     lines = run_tool(*words, limit_s=IMPORT_LIMIT_S).text.splitlines()
-    told = (line for line in reversed(lines) if line.startswith(_MARK))
-    return next(told, _MARK).removeprefix(_MARK)
+    found = (line for line in reversed(lines) if line.startswith(_MARK))
+    return next(found, _MARK).removeprefix(_MARK)
 
 
 def _unwritable(folder: "Path") -> str:

@@ -1,4 +1,4 @@
-"""Driver, cards and their processes, from nvidia-smi."""
+"""Driver, GPUs and their processes, from nvidia-smi."""
 
 import re
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from budgetfit.doctor.facts import CardFacts, DriverFacts, ProcessFacts
+from budgetfit.doctor.facts import DriverFacts, GpuFacts, ProcessFacts
 from budgetfit.doctor.subprocesses import run_tool
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
@@ -22,27 +22,27 @@ _WSL_PATH: Final = "/usr/lib/wsl/lib"
 _NVIDIA: Final = "0x10de"
 
 
-class Cards(NamedTuple):
-    """What nvidia-smi told."""
+class NvidiaSmiFacts(NamedTuple):
+    """Parsed output of nvidia-smi."""
 
     driver: DriverFacts
-    cards: tuple[CardFacts, ...] = ()
+    gpus: tuple[GpuFacts, ...] = ()
     processes: tuple[ProcessFacts, ...] = ()
 
 
-def gather_cards() -> Cards:
-    """Ask nvidia-smi; a machine without one has no driver."""
+def gather_gpus() -> NvidiaSmiFacts:
+    """Run nvidia-smi; without it there is no driver."""
     tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=_WSL_PATH)
     if tool is None:
-        return Cards(DriverFacts())
+        return NvidiaSmiFacts(DriverFacts())
     output = run_tool(tool, f"--query-gpu={_FIELDS}", _CSV)
-    if output.code not in {0, None}:  # an old driver does not know every field
+    if output.code not in {0, None}:  # old drivers lack some fields
         output = run_tool(tool, f"--query-gpu={_OLD_FIELDS}", _CSV)
     if output.code != 0:
-        return Cards(DriverFacts(error=_first_line(output.text)))
+        return NvidiaSmiFacts(DriverFacts(error=_first_line(output.text)))
     rows = [[word.strip() for word in line.split(",")] for line in _lines(output.text)]
-    cards = tuple(
-        read_card(row) for row in rows if len(row) >= _OLD_FIELDS.count(",") + 1
+    gpus = tuple(
+        parse_gpu(row) for row in rows if len(row) >= _OLD_FIELDS.count(",") + 1
     )
     header = re.search(r"CUDA Version: *(\d+)\.(\d+)", run_tool(tool).text)
     driver = DriverFacts(
@@ -52,18 +52,18 @@ def gather_cards() -> Cards:
     listed = run_tool(
         tool, "--query-compute-apps=pid,process_name,used_memory,gpu_uuid", _CSV
     )
-    return Cards(driver, cards, tuple(read_processes(listed.text)))
+    return NvidiaSmiFacts(driver, gpus, tuple(parse_processes(listed.text)))
 
 
-def read_card(row: list[str]) -> CardFacts:
-    """Return a card from the words of a line, in the order of the fields."""
+def parse_gpu(row: list[str]) -> GpuFacts:
+    """Parse a CSV row of ``--query-gpu``."""
     ecc, mig, capability = [*row[5:8], "", "", ""][:3]
     parts = re.fullmatch(r"(\d+)\.(\d+)", capability)
     known = _table_row(row[0])
-    told = (int(parts[1]), int(parts[2])) if parts else None
-    return CardFacts(
+    reported = (int(parts[1]), int(parts[2])) if parts else None
+    return GpuFacts(
         name=row[0],
-        capability=told or (known and known[0]) or None,
+        capability=reported or (known and known[0]) or None,
         total_bytes=_mib(row[2]) or 0,
         used_bytes=_mib(row[3]) or 0,
         sold_as_gb=known[1] if known else None,
@@ -73,20 +73,20 @@ def read_card(row: list[str]) -> CardFacts:
     )
 
 
-def read_processes(text: str) -> Iterator[ProcessFacts]:
-    """Yield the processes of nvidia-smi's list; names may have commas."""
+def parse_processes(text: str) -> Iterator[ProcessFacts]:
+    """Parse the rows of ``--query-compute-apps``; process names may have commas."""
     for line in _lines(text):
         pid, _, rest = line.partition(",")
         words = rest.rsplit(",", 2)
         if pid.strip().isdecimal() and len(words) == 3:  # noqa: PLR2004
             name, used, uuid = (word.strip() for word in words)
             yield ProcessFacts(
-                pid=int(pid), name=name, used_bytes=_mib(used), card=uuid
+                pid=int(pid), name=name, used_bytes=_mib(used), gpu_uuid=uuid
             )
 
 
-def cards_on_bus() -> bool:
-    """Whether Linux sees a card of NVIDIA's, with or without a driver."""
+def has_nvidia_gpu_on_bus() -> bool:
+    """Whether the PCI bus has an NVIDIA GPU (Linux), with or without a driver."""
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
             vendor = (device / "vendor").read_text().strip()

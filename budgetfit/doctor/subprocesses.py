@@ -1,4 +1,4 @@
-"""Programs that are asked for facts: each may be missing, fail or hang."""
+"""Run external tools and imports in subprocesses with a timeout."""
 
 import json
 import subprocess
@@ -6,24 +6,24 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from budgetfit.doctor import probe
+from budgetfit.doctor import import_library
 
 _LIMIT_S: Final = 20.0
-# On a slow disk torch alone takes half a minute, the first time.
+# On a slow disk the first import of torch takes half a minute.
 IMPORT_LIMIT_S: Final = 40.0
 
 
 class Output(NamedTuple):
-    """What a program printed; ``code`` is None if it is missing or was too slow."""
+    """Output of a program; ``code`` is None if it is missing or timed out."""
 
     code: int | None
     text: str
 
 
 def run_tool(*words: str, limit_s: float = _LIMIT_S) -> Output:
-    """Run a program and return what it printed, on either stream."""
+    """Run a program and return its stdout and stderr."""
     try:
-        done = subprocess.run(  # noqa: S603 - our own words, no shell
+        done = subprocess.run(  # noqa: S603 - fixed arguments, no shell
             words,
             capture_output=True,
             check=False,
@@ -38,19 +38,19 @@ def run_tool(*words: str, limit_s: float = _LIMIT_S) -> Output:
     return Output(done.returncode, text.strip())
 
 
-def probe_library(name: str) -> dict[str, Any]:
-    """Import a library in another process; return its facts, or its ``error``.
+def import_in_subprocess(name: str) -> dict[str, Any]:
+    """Import a library in a subprocess; return its facts, or its ``error``.
 
-    One that takes too long is only ``unanswered``: a busy machine breaks no library.
+    A timeout is no error: the machine may be busy.
     """
-    # -P: the probe's own folder must not be searched for the library.
-    words = (sys.executable, "-P", str(Path(probe.__file__)), name)
+    # -P: the script's own folder must not be searched for the library.
+    words = (sys.executable, "-P", str(Path(import_library.__file__)), name)
     output = run_tool(*words, limit_s=IMPORT_LIMIT_S)
     if output.code is None:
-        return {"unanswered": output.text}
+        return {"import_timeout": output.text}
     for line in reversed(output.text.splitlines()):
-        if line.startswith(probe.MARK):
-            answer: dict[str, Any] = json.loads(line.removeprefix(probe.MARK))
+        if line.startswith(import_library.MARK):
+            answer: dict[str, Any] = json.loads(line.removeprefix(import_library.MARK))
             return answer
     last = (output.text.splitlines() or [""])[-1][:300]
     return {"error": f"the import ended with code {output.code}: {last}"}

@@ -1,4 +1,4 @@
-"""Make a batch for a model from its config, where users hand in none.
+"""Make an example batch for a model from its config or layers.
 
 In comes a model; out comes a batch of fake or real tensors that its forward takes, with
 labels. Open ``make_batch.py`` first.

@@ -1,10 +1,14 @@
-"""Sound: raw waves or spectrograms, and transcripts that fit into them."""
+"""Example audio inputs: waveforms or log-mel spectrograms, transcripts and labels."""
 
 import torch
 from torch import Tensor
 
 from budgetfit.example_batches.request import BatchRequest
-from budgetfit.example_batches.token_ids import first_field, text_length, token_ids
+from budgetfit.example_batches.token_ids import (
+    first_field,
+    random_token_ids,
+    text_length,
+)
 
 _SECONDS = 10  # about the mean of LibriSpeech's training utterances (12.3 s)
 _SAMPLES_PER_S = 16_000  # what every speech model of transformers is trained on
@@ -13,8 +17,8 @@ _DEFAULT_MELS = 80
 _TRANSCRIPT_TOKENS = 128  # about 13 characters a second
 
 
-def waves(request: BatchRequest, config: object) -> Tensor:
-    """Return float ``[batch, samples]``, or a spectrogram for models that patch it."""
+def waveforms(request: BatchRequest, config: object) -> Tensor:
+    """Return waveforms ``[batch, samples]``; spectrograms for models with patches."""
     mels = first_field(config, "num_mel_bins")
     columns = first_field(config, "max_length")
     if mels is not None and columns is not None:
@@ -25,10 +29,10 @@ def waves(request: BatchRequest, config: object) -> Tensor:
 
 
 def spectrograms(request: BatchRequest, config: object) -> Tensor:
-    """Return float mel features, in the orientation that the model reads.
+    """Return mel spectrograms in the layout that the model takes.
 
-    Whisper and its kin take exactly ``[batch, mels, 2 * max_source_positions]``; the
-    others ``[batch, columns, mels]`` of any length.
+    Whisper-like models take exactly ``[batch, mels, 2 * max_source_positions]``, others
+    ``[batch, columns, mels]`` of any length.
     """
     encoder = first_field(config, "audio_config", "encoder_config", "audio_encoder")
     encoder = encoder or config
@@ -47,26 +51,26 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
 
 
 def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
-    """Return int64 ``[batch, tokens]``: CTC needs two frames for each token."""
+    """Return CTC labels, int64 ``[batch, tokens]``: at least two frames per token."""
     frames = _frames(request, sound)
     length = min(request.max_length or _TRANSCRIPT_TOKENS, max(1, frames // 2))
     request.notes.append(f"transcripts of {length} tokens")
-    return token_ids(request, length)
+    return random_token_ids(request, length)
 
 
 def transcripts(request: BatchRequest, config: object) -> Tensor:
-    """Return int64 ``[batch, tokens]`` for a model that writes down what it hears."""
+    """Return labels of a speech-to-text decoder, int64 ``[batch, tokens]``."""
     decoder = first_field(config, "decoder", "text_config") or config
     limit = first_field(decoder, "max_target_positions")
     if limit is None:
-        return token_ids(request, text_length(request, decoder))
+        return random_token_ids(request, text_length(request, decoder))
     length = min(request.max_length or limit, limit)
     request.notes.append(f"transcripts of {length} tokens; max_length= changes it")
-    return token_ids(request, length)
+    return random_token_ids(request, length)
 
 
 def frame_labels(request: BatchRequest, config: object, sound: Tensor) -> Tensor:
-    """Return float ``[batch, frames, classes]``: which class sounds in which frame."""
+    """Return multi-hot labels per frame, float ``[batch, frames, classes]``."""
     shape = (
         request.batch_size,
         _frames(request, sound),
@@ -76,7 +80,7 @@ def frame_labels(request: BatchRequest, config: object, sound: Tensor) -> Tensor
 
 
 def _frames(request: BatchRequest, sound: Tensor) -> int:
-    """Return how many frames the encoder makes of the sound."""
+    """Return the number of frames after the feature encoder."""
     samples = torch.tensor([sound.shape[1]], device="cpu")
     for name in ("_get_feat_extract_output_lengths", "_get_subsampling_output_length"):
         count = getattr(request.model, name, None)

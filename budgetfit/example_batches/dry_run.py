@@ -1,4 +1,4 @@
-"""Whether a model's forward takes a batch: tried on fake tensors."""
+"""Dry run of a forward on fake tensors, to validate an example batch."""
 
 from __future__ import annotations
 
@@ -11,39 +11,43 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 
-from budgetfit.batches.batch_tree import Batch, change_tensors
+from budgetfit.batches.batch_tree import Batch, map_batch
 from budgetfit.errors import TraceError
-from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode, quiet_fakes
-from budgetfit.tracing.isolation.cuda_device_names import OneDevice
-from budgetfit.tracing.isolation.lru_caches import no_fakes_remembered
-from budgetfit.tracing.isolation.python_state import quiet_machine
+from budgetfit.tracing.fake.model_copy import (
+    fake_copy,
+    fake_mode,
+    silence_fake_tensor_log,
+)
+from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
+from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
+from budgetfit.tracing.isolation.python_state import python_state_preserved
 
-# What a trace knows and this does not: values. Up to there the shapes went together.
-_ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+# Values are needed, which only a full trace has; the shapes matched so far.
+_DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
-def runs(model: nn.Module, batch: Batch) -> bool:
-    """Whether the forward of a copy of ``model`` takes a batch of these shapes.
+def forward_accepts(model: nn.Module, batch: Batch) -> bool:
+    """Whether the forward of a fake copy of ``model`` accepts a batch of these shapes.
 
-    True where it cannot be known: the model cannot be copied, or asks for values; and
-    with recurrent layers, whose time steps fake tensors take one by one. Neither model
-    nor random state change.
+    True if unknown: the model cannot be copied or has data-dependent control flow, or
+    has recurrent layers, which are slow on fake tensors. Neither the model nor the RNG
+    state changes.
     """
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return True
     with (
-        quiet_fakes(),
-        quiet_machine(),
-        no_fakes_remembered(model),
+        silence_fake_tensor_log(),
+        python_state_preserved(),
+        lru_caches_cleared(model),
         fake_mode() as mode,
         torch.no_grad(),
     ):
         try:
-            twin = fake_copy(model, mode)
-            with OneDevice() as device:
-                here = change_tensors(batch, device.here)
-                _call(twin, change_tensors(here, mode.from_tensor))
-        except (TraceError, *_ASKS_FOR_VALUES):
+            fake_model = fake_copy(model, mode)
+            with CudaDevicesOnCpu() as device:
+                here = map_batch(batch, device.on_cpu)
+                _call(fake_model, map_batch(here, mode.from_tensor))
+        except (TraceError, *_DATA_DEPENDENT_ERRORS):
             return True
         except Exception:  # noqa: BLE001 - a user's forward may raise anything
             return False

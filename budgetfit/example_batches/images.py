@@ -1,4 +1,4 @@
-"""Images and videos of the size that a transformers model was configured for."""
+"""Example images and videos of the size in a transformers config."""
 
 import torch
 from torch import Tensor
@@ -9,34 +9,36 @@ from budgetfit.example_batches.token_ids import ConfigValue, first_field
 _DEFAULT_PIXELS = 224  # ImageNet's training crop
 _DEFAULT_MASK_PIXELS = 512  # ADE20K's training crop, what segmentation models see
 _DEFAULT_FRAMES = 16
-# Lets a vision transformer read images of another size than its table of positions.
-_INTERPOLATES = "interpolate_pos_encoding"
-_MASKED_PART = 0.4  # BEiT's share of masked patches
+# Interpolates position embeddings for other image sizes than the configured one.
+_INTERPOLATE_ARGUMENT = "interpolate_pos_encoding"
+_MASKED_SHARE = 0.4  # BEiT's share of masked patches
 
 
-def images(request: BatchRequest, config: object, *, for_masks: bool = False) -> Tensor:
-    """Return float ``[batch, channels, height, width]`` as the config describes it."""
+def pixel_values(
+    request: BatchRequest, config: object, *, for_masks: bool = False
+) -> Tensor:
+    """Return images, float ``[batch, channels, height, width]``."""
     vision = vision_config(config)
-    count = channels(vision)
+    count = channel_count(vision)
     height, width = _image_size(request, vision, for_masks=for_masks)
     request.notes.append(f"images of {count} x {height} x {width} pixels")
     return request.floats((request.batch_size, count, height, width))
 
 
-def videos(request: BatchRequest, config: object) -> Tensor:
-    """Return float ``[batch, frames, channels, height, width]``."""
+def video_pixel_values(request: BatchRequest, config: object) -> Tensor:
+    """Return videos, float ``[batch, frames, channels, height, width]``."""
     vision = vision_config(config)
     frames = first_field(vision, "num_frames", "frames_per_clip") or _DEFAULT_FRAMES
     height, width = _image_size(request, vision)
-    count = channels(vision)
+    count = channel_count(vision)
     request.notes.append(
         f"videos of {frames} frames of {count} x {height} x {width} pixels"
     )
     return request.floats((request.batch_size, frames, count, height, width))
 
 
-def masked_patches(request: BatchRequest, config: object) -> Tensor:
-    """Return bool ``[batch, patches]``, as many masked in every row."""
+def masked_patch_positions(request: BatchRequest, config: object) -> Tensor:
+    """Return ``bool_masked_pos``, bool ``[batch, patches]``."""
     vision = vision_config(config)
     height, width = _image_size(request, vision)
     patch = first_field(vision, "patch_size") or 16
@@ -47,27 +49,27 @@ def masked_patches(request: BatchRequest, config: object) -> Tensor:
         patches *= frames // (first_field(vision, "tubelet_size") or 1)
     # The same patches in each row: VideoMAE reshapes what is masked into a rectangle.
     order = torch.randperm(patches, generator=request.generator, device="cpu")
-    is_masked = order < max(1, int(patches * _MASKED_PART))
+    is_masked = order < max(1, int(patches * _MASKED_SHARE))
     return is_masked.expand(request.batch_size, patches).clone()
 
 
-def interpolation(
+def interpolation_arguments(
     request: BatchRequest, takes: frozenset[str]
 ) -> dict[str, ConfigValue]:
-    """Return what to pass beside images that are not of the configured size."""
-    usual = usual_sides(vision_config(request.model.config))
-    if request.image_size in (None, usual) or _INTERPOLATES not in takes:
+    """Return extra arguments for images that are not of the configured size."""
+    usual = configured_image_size(vision_config(request.model.config))
+    if request.image_size in (None, usual) or _INTERPOLATE_ARGUMENT not in takes:
         return {}
-    return {_INTERPOLATES: True}
+    return {_INTERPOLATE_ARGUMENT: True}
 
 
 def vision_config(config: object) -> ConfigValue:
-    """Return the part of a config that describes the images."""
+    """Return the vision part of a config."""
     return first_field(config, "vision_config", "image_config", "encoder") or config
 
 
-def channels(config: object) -> int:
-    """Return the colours of a pixel: 3 unless the config says otherwise."""
+def channel_count(config: object) -> int:
+    """Return the number of image channels: 3 unless configured."""
     count = first_field(
         config, "num_channels", "in_channels", "in_chans", "num_input_channels"
     )
@@ -77,11 +79,13 @@ def channels(config: object) -> int:
 def _image_size(
     request: BatchRequest, config: object, *, for_masks: bool = False
 ) -> tuple[int, int]:
-    return request.sides_of_images(usual_sides(config, for_masks=for_masks))
+    return request.image_size_or(configured_image_size(config, for_masks=for_masks))
 
 
-def usual_sides(config: object, *, for_masks: bool = False) -> tuple[int, int]:
-    """Return the height and width that a config was written for."""
+def configured_image_size(
+    config: object, *, for_masks: bool = False
+) -> tuple[int, int]:
+    """Return the configured image height and width."""
     size = first_field(config, "image_size", "img_size", "crop_size", "input_size")
     if size is None and (backbone := first_field(config, "backbone_config")):
         size = first_field(backbone, "image_size")

@@ -1,4 +1,4 @@
-"""The shapes that a layer may be made for, the likeliest first."""
+"""Candidate input shapes of a layer, the likeliest first."""
 
 import math
 import re
@@ -11,12 +11,12 @@ from torch import nn
 from budgetfit.example_batches.request import BatchRequest
 
 DEFAULT_LENGTH = 128  # tokens or time steps, where nothing in the model names a limit
-_LONGEST_DEFAULT = 1024  # as for transformers models
+_MAX_DEFAULT_LENGTH = 1024  # as for transformers models
 _WAVE_SAMPLES = 16_000  # one second of speech for a convolution over one channel
 _LENGTHS = (1024, DEFAULT_LENGTH, 512, 256, 100, 96, 64, 50, 32, 16)
-# 224: interface.md section 6. The others: ImageNet's, CIFAR's and MNIST's sizes, those
-# of GANs, autoencoders and latents; 299 is Inception's, 227 the first AlexNet's.
-_PIXELS = (224, 256, 32, 28, 64, 128, 96, 299, 227, 384, 512, 48, 16, 8)
+# 224 is the ImageNet default. The others: ImageNet, CIFAR and MNIST, GANs, autoencoders
+# and latents; 299 is Inception's, 227 AlexNet's.
+_IMAGE_SIDES = (224, 256, 32, 28, 64, 128, 96, 299, 227, 384, 512, 48, 16, 8)
 # Frames, height, width: C3D and torchvision's r3d_18, video transformers, volumes.
 _VIDEOS = (
     *((16, 112, 112), (16, 224, 224), (8, 224, 224), (32, 224, 224), (16, 64, 64)),
@@ -38,22 +38,22 @@ SEQUENCE_MODULES = (
 Shape = tuple[int, ...]
 
 
-def fixes_shape(layer: nn.Module) -> bool:
-    """Whether the layer says something of what it reads."""
+def determines_input_shape(layer: nn.Module) -> bool:
+    """Whether the layer constrains the shape of its input."""
     if isinstance(layer, nn.PReLU):
         return layer.num_parameters > 1
     return isinstance(layer, tuple(_SHAPES))
 
 
-def shapes_read_by(request: BatchRequest, layer: nn.Module) -> Iterator[Shape]:
-    """Yield shapes that the layer reads, with the request's number of samples."""
+def candidate_input_shapes(request: BatchRequest, layer: nn.Module) -> Iterator[Shape]:
+    """Yield input shapes of the layer, with the request's batch size."""
     shapes = next(make for kind, make in _SHAPES.items() if isinstance(layer, kind))
     for shape in dict.fromkeys(shapes(request, layer)):
         yield (request.batch_size, *shape)
 
 
 def is_length_first(module: nn.Module) -> bool:
-    """Whether this module itself reads ``[length, batch, features]``."""
+    """Whether the module takes ``[length, batch, features]``, not batch first."""
     if not isinstance(module, SEQUENCE_MODULES):
         return False
     for part in module.modules():
@@ -65,9 +65,9 @@ def is_length_first(module: nn.Module) -> bool:
 def _tokens(
     request: BatchRequest, layer: nn.Embedding | nn.EmbeddingBag
 ) -> Iterable[Shape]:
-    positions = _positions(request.model, layer)
-    likely = min(positions, _LONGEST_DEFAULT) if positions else DEFAULT_LENGTH
-    # All embeddings of a sample side by side in a Linear fix the number of tokens.
+    positions = _position_rows(request.model, layer)
+    likely = min(positions, _MAX_DEFAULT_LENGTH) if positions else DEFAULT_LENGTH
+    # A Linear over the flattened embeddings of a sample fixes the number of tokens.
     flat = [
         part.in_features // layer.embedding_dim
         for part in request.model.modules()
@@ -76,15 +76,15 @@ def _tokens(
     return [(length,) for length in _lengths(request, likely, *flat)]
 
 
-def most_positions(model: nn.Module) -> int | None:
-    """Return the positions that a plain model has a table for; None without one."""
+def max_positions(model: nn.Module) -> int | None:
+    """Return the size of a plain model's position embedding; None without one."""
     tokens = (part for part in model.modules() if isinstance(part, nn.Embedding))
     first = next(tokens, None)
-    return None if first is None else _positions(model, first) or None
+    return None if first is None else _position_rows(model, first) or None
 
 
-def _positions(model: nn.Module, tokens: nn.Module) -> int:
-    """Return the rows of the smallest table of positions in the model; 0: none."""
+def _position_rows(model: nn.Module, tokens: nn.Module) -> int:
+    """Return the rows of the smallest position embedding in the model; 0 if none."""
     tables = [
         (name, module.num_embeddings)
         for name, module in model.named_modules()
@@ -102,13 +102,13 @@ def _positions(model: nn.Module, tokens: nn.Module) -> int:
 def _features(request: BatchRequest, layer: nn.Linear) -> Iterable[Shape]:
     rows = [(request.max_length or DEFAULT_LENGTH, layer.in_features)]
     if any(isinstance(part, SEQUENCE_MODULES) for part in request.model.modules()):
-        # Two dimensions would be one unbatched sequence to the parts behind it.
+        # Later layers would take a 2-d input as one unbatched sequence.
         return rows
     return [(layer.in_features,), *rows]
 
 
 def _signal(request: BatchRequest, layer: nn.Conv1d) -> Iterable[Shape]:
-    likely = _WAVE_SAMPLES if layer.in_channels == 1 else _LONGEST_DEFAULT
+    likely = _WAVE_SAMPLES if layer.in_channels == 1 else _MAX_DEFAULT_LENGTH
     return [(layer.in_channels, length) for length in _lengths(request, likely)]
 
 
@@ -124,15 +124,17 @@ def _image(request: BatchRequest, layer: nn.Conv2d) -> Iterable[Shape]:
     if request.image_size is not None:
         request.used.add("image_size")
         return [(layer.in_channels, *request.image_size)]
-    sides = dict.fromkeys(_declared_sides(request.model, layer))
-    sides |= dict.fromkeys([(_PIXELS[0],) * 2])
-    sides |= dict.fromkeys(_sides_of_patches(request.model, layer))
-    sides |= dict.fromkeys((side, side) for side in _PIXELS)
+    sides = dict.fromkeys(_declared_image_sizes(request.model, layer))
+    sides |= dict.fromkeys([(_IMAGE_SIDES[0],) * 2])
+    sides |= dict.fromkeys(_image_sizes_from_position_rows(request.model, layer))
+    sides |= dict.fromkeys((side, side) for side in _IMAGE_SIDES)
     return [(layer.in_channels, *both) for both in sides]
 
 
-def _declared_sides(model: nn.Module, layer: nn.Conv2d) -> Iterator[tuple[int, int]]:
-    """Yield height and width as modules around the layer name them, as in timm."""
+def _declared_image_sizes(
+    model: nn.Module, layer: nn.Conv2d
+) -> Iterator[tuple[int, int]]:
+    """Yield image sizes from attributes of modules that contain the layer (timm)."""
     for module in model.modules():
         if not any(part is layer for part in module.modules()):
             continue
@@ -145,8 +147,10 @@ def _declared_sides(model: nn.Module, layer: nn.Conv2d) -> Iterator[tuple[int, i
                     yield height, width
 
 
-def _sides_of_patches(model: nn.Module, layer: nn.Conv2d) -> Iterator[tuple[int, int]]:
-    """Yield the square images whose patches are as many as the rows of positions."""
+def _image_sizes_from_position_rows(
+    model: nn.Module, layer: nn.Conv2d
+) -> Iterator[tuple[int, int]]:
+    """Yield square image sizes whose patch count matches a position embedding."""
     if layer.kernel_size != layer.stride:
         return
     rows = [
@@ -164,25 +168,25 @@ def _video(_: BatchRequest, layer: nn.Conv3d) -> Iterable[Shape]:
     return [(layer.in_channels, *shape) for shape in _VIDEOS]
 
 
-def _pixels_of_noise(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
-    """A generator begins with one pixel of noise (DCGAN)."""
+def _generator_noise(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
+    """Return noise shapes of a generator, which starts from one pixel (DCGAN)."""
     dimensions = len(layer.kernel_size)
     return [(layer.in_channels, *(side,) * dimensions) for side in (1, 4, 8, 16)]
 
 
 def _channels(width: int) -> list[Shape]:
-    """Return shapes of so many channels, from none to three dimensions behind them."""
-    image, video = (_PIXELS[0],) * 2, _VIDEOS[0]
+    """Return shapes with so many channels and zero to three further dimensions."""
+    image, video = (_IMAGE_SIDES[0],) * 2, _VIDEOS[0]
     return [(width,), (width, DEFAULT_LENGTH), (width, *image), (width, *video)]
 
 
-def _normalised_batch(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
+def _batch_norm_input(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
     shapes = _channels(layer.num_features)
     dimensions = next(digit for digit in type(layer).__name__ if digit in "123S")
     return {"1": shapes[:2], "2": shapes[2:3], "3": shapes[3:]}.get(dimensions, shapes)
 
 
-def _normalised(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
+def _layer_norm_input(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
     shape = tuple(layer.normalized_shape)
     return [shape, (DEFAULT_LENGTH, *shape)]
 
@@ -201,16 +205,16 @@ _SHAPES: dict[type[nn.Module], Callable[[BatchRequest, Any], Iterable[Shape]]] =
     nn.Linear: _features,
     nn.Embedding: _tokens,
     nn.EmbeddingBag: _tokens,
-    nn.ConvTranspose1d: _pixels_of_noise,
-    nn.ConvTranspose2d: _pixels_of_noise,
-    nn.ConvTranspose3d: _pixels_of_noise,
+    nn.ConvTranspose1d: _generator_noise,
+    nn.ConvTranspose2d: _generator_noise,
+    nn.ConvTranspose3d: _generator_noise,
     nn.Conv1d: _signal,
     nn.Conv2d: _image,
     nn.Conv3d: _video,
-    nn.LayerNorm: _normalised,
-    nn.RMSNorm: _normalised,
+    nn.LayerNorm: _layer_norm_input,
+    nn.RMSNorm: _layer_norm_input,
     nn.GroupNorm: lambda _, layer: _channels(layer.num_channels),
-    nn.modules.batchnorm._NormBase: _normalised_batch,  # noqa: SLF001 - no public name
+    nn.modules.batchnorm._NormBase: _batch_norm_input,  # noqa: SLF001 - no public name
     nn.PReLU: lambda _, layer: _channels(layer.num_parameters),
     nn.RNNCellBase: lambda _, layer: [(layer.input_size,)],
     **dict.fromkeys(SEQUENCE_MODULES, _in_sequence),

@@ -1,7 +1,7 @@
-"""Labels that a transformers model's own loss accepts, one function for each task.
+"""Example labels for the loss of transformers models, one function per task.
 
-Each returns the keyword arguments to add to the inputs, or None where no loss can be
-had; an empty mapping means that the model needs nothing more.
+Each returns the keyword arguments to add to the inputs, or None if there can be no
+loss; an empty mapping means that the model needs no labels.
 """
 
 from collections.abc import Callable
@@ -11,62 +11,61 @@ import torch
 from torch import Tensor
 
 from budgetfit.errors import InputError
-from budgetfit.example_batches import audio, images
-from budgetfit.example_batches import token_ids as made_batch_text
+from budgetfit.example_batches import audio, images, token_ids
 from budgetfit.example_batches.detection_targets import (
-    boxes_and_classes,
-    masks_and_classes,
+    detection_labels,
+    segmentation_labels,
 )
-from budgetfit.example_batches.multimodal_prompts import hide_placeholders
+from budgetfit.example_batches.multimodal_prompts import mask_placeholders
 from budgetfit.example_batches.request import BatchRequest, forward_arguments
 
 Arguments = dict[str, Any]  # keyword arguments of a model's forward
 
-CHOICES = 4  # answers to a question in SWAG
+CHOICE_COUNT = 4  # answers per question in SWAG
 
 
-def _same_tokens(request: BatchRequest, batch: Arguments) -> Arguments | None:
-    """Language modelling: the model shifts or compares the inputs themselves."""
-    if not batch and made_batch_text.count_codebooks(request.model):
+def _language_modeling(request: BatchRequest, batch: Arguments) -> Arguments | None:
+    """Language modelling: the labels are the input ids; the model shifts them."""
+    if not batch and token_ids.count_codebooks(request.model):
         return _target_tokens(request, batch)
     ids = batch.get("input_ids")
-    return None if ids is None else {"labels": _written(request, ids)}
+    return None if ids is None else {"labels": _token_labels(request, ids)}
 
 
-def _written(request: BatchRequest, ids: Tensor) -> Tensor:
-    return hide_placeholders(ids.clone(), request.model)
+def _token_labels(request: BatchRequest, ids: Tensor) -> Tensor:
+    return mask_placeholders(ids.clone(), request.model)
 
 
 def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
     ids = batch.get("input_ids")
-    config = made_batch_text.text_config(request.model)
+    config = token_ids.text_config(request.model)
     if ids is None:
-        length = made_batch_text.text_length(request, config)
+        length = token_ids.text_length(request, config)
     else:
         length = ids.shape[1]
         request.notes.append(f"targets of {length} tokens, as long as the sources")
-    if made_batch_text.count_codebooks(request.model):
-        return {"labels": made_batch_text.audio_codes(request, length)}
-    labels = made_batch_text.token_ids(request, length)
+    if token_ids.count_codebooks(request.model):
+        return {"labels": token_ids.audio_codes(request, length)}
+    labels = token_ids.random_token_ids(request, length)
     return _with_decoder_input(request, labels)
 
 
 def _captions(request: BatchRequest, batch: Arguments) -> Arguments:
-    """Text about the image: beside it, or written by a decoder behind it."""
+    """Captions: the input ids, or the targets of a decoder."""
     if "input_ids" in batch:
-        return {"labels": _written(request, batch["input_ids"])}
+        return {"labels": _token_labels(request, batch["input_ids"])}
     return _target_tokens(request, batch)
 
 
 def _transcripts(request: BatchRequest, batch: Arguments) -> Arguments | None:
-    if "input_ids" in batch:  # speech models that hear through audio tokens
-        return _same_tokens(request, batch)
+    if "input_ids" in batch:  # speech models with audio tokens
+        return _language_modeling(request, batch)
     labels = audio.transcripts(request, request.model.config)
     return _with_decoder_input(request, labels)
 
 
 def _with_decoder_input(request: BatchRequest, labels: Tensor) -> Arguments:
-    """Add the shifted labels where the model has no token to start them with."""
+    """Add shifted labels as decoder input if there is no ``decoder_start_token_id``."""
     takes, _ = forward_arguments(request.model)
     start = getattr(request.model.config, "decoder_start_token_id", None)
     if start is None and "decoder_input_ids" in takes:
@@ -95,10 +94,10 @@ def _class_count(request: BatchRequest) -> int:
 
 
 def _refuse_missing_padding(request: BatchRequest) -> None:
-    """Decoders classify at the last token that is no padding: they must know it."""
+    """Decoders classify at the last non-padding token: they need ``pad_token_id``."""
     from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
 
-    config = made_batch_text.text_config(request.model)
+    config = token_ids.text_config(request.model)
     is_decoder = (
         config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         and config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -127,19 +126,19 @@ def _spans(request: BatchRequest, batch: Arguments) -> Arguments:
     }
 
 
-def _answers(request: BatchRequest, batch: Arguments) -> Arguments:
-    """A score for each answer, or the answer in words where a decoder writes it."""
+def _visual_answers(request: BatchRequest, batch: Arguments) -> Arguments:
+    """A score for each answer, or the answer's tokens for a decoder."""
     if "decoder_input_ids" in forward_arguments(request.model)[0]:
-        return {"labels": _written(request, batch["input_ids"])}
+        return {"labels": _token_labels(request, batch["input_ids"])}
     shape = (request.batch_size, _class_count(request))
     return {"labels": request.floats(shape).abs()}
 
 
 def _choice(request: BatchRequest, _: Arguments) -> Arguments:
-    return {"labels": request.integers((request.batch_size,), 0, CHOICES)}
+    return {"labels": request.integers((request.batch_size,), 0, CHOICE_COUNT)}
 
 
-def _yes_or_no(request: BatchRequest, _: Arguments) -> Arguments:
+def _next_sentence(request: BatchRequest, _: Arguments) -> Arguments:
     return {"labels": request.integers((request.batch_size,), 0, 2)}
 
 
@@ -167,25 +166,25 @@ def _ctc(request: BatchRequest, batch: Arguments) -> Arguments:
 
 def _masked_patches(request: BatchRequest, _: Arguments) -> Arguments:
     config = request.model.config
-    return {"bool_masked_pos": images.masked_patches(request, config)}
+    return {"bool_masked_pos": images.masked_patch_positions(request, config)}
 
 
-def _contrast(_: BatchRequest, __: Arguments) -> Arguments:
+def _contrastive(_: BatchRequest, __: Arguments) -> Arguments:
     return {"return_loss": True}
 
 
 def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
-    """Masked tokens and, where the model has the second head, sentence order."""
+    """Masked tokens and, with the second head, sentence order."""
     ids = batch.get("input_ids")
     if ids is None:
-        # ViTMAE and its kin hide patches themselves; the speech models' losses need
-        # masks and negative samples that only their data collators make.
+        # ViTMAE and the like mask patches themselves; the speech models' losses need
+        # masks and negative samples from their data collators.
         return {} if "pixel_values" in batch else None
     if "Electra" in type(request.model).__name__:
-        # It tells replaced tokens from original ones.
+        # Replaced token detection.
         return {"labels": request.integers(tuple(ids.shape), 0, 2)}
     takes, _ = forward_arguments(request.model)
-    if "question_positions" in takes:  # Splinter finds spans for marked tokens
+    if "question_positions" in takes:  # Splinter
         return {"question_positions": ids.new_zeros(len(ids), 1)} | {
             name: spans[:, None] for name, spans in _spans(request, batch).items()
         }
@@ -200,24 +199,24 @@ LABELS: dict[str, Callable[[BatchRequest, Arguments], Arguments | None]] = {
     "speech to text": _transcripts,
     "CTC": _ctc,
     "sequence to sequence": _target_tokens,
-    "masked LM": _same_tokens,
+    "masked LM": _language_modeling,
     "image and text LM": _captions,
-    "causal LM": _same_tokens,
+    "causal LM": _language_modeling,
     "sequence classification": _classes,
     "token classification": _class_per_token,
     "question answering": _spans,
     "multiple choice": _choice,
-    "next sentence": _yes_or_no,
+    "next sentence": _next_sentence,
     "image classification": _classes,
     "video classification": _classes,
     "audio classification": _one_class,
     "audio frame classification": _class_per_frame,
     "speaker recognition": _one_class,
     "semantic segmentation": _class_per_pixel,
-    "visual question answering": _answers,
-    "universal segmentation": masks_and_classes,
-    "object detection": boxes_and_classes,
+    "visual question answering": _visual_answers,
+    "universal segmentation": segmentation_labels,
+    "object detection": detection_labels,
     "masked images": _masked_patches,
-    "image and text contrast": _contrast,
+    "image and text contrast": _contrastive,
     "pretraining": _pretraining,
 }

@@ -1,4 +1,4 @@
-"""An example batch for a model that came without one."""
+"""Make an example batch for a model from its config, attributes or first layer."""
 
 from dataclasses import dataclass
 
@@ -8,40 +8,40 @@ from torch import Tensor, nn
 from budgetfit.batches.batch_tree import (
     Batch,
     batch_size_of,
-    change_tensors,
     describe_batch,
+    map_batch,
     resize_batch,
 )
-from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.validation import parse_image_size
 from budgetfit.errors import InputError
 from budgetfit.example_batches import input_shapes, token_ids
 from budgetfit.example_batches.plain_modules import (
     batch_dimension,
-    cannot_make,
-    make_layer_batch,
+    make_plain_module_batch,
+    no_example_batch,
 )
 from budgetfit.example_batches.request import BatchRequest, unwrap_model
 from budgetfit.example_batches.transformers_inputs import make_transformers_batch
 
 __all__ = [
-    "MadeBatch",
+    "ExampleBatch",
     "batch_dimension",
+    "copy_to_cpu",
     "make_batch",
-    "most_positions",
-    "on_cpu",
+    "max_positions",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class MadeBatch:
-    """An example batch and what was assumed for it.
+class ExampleBatch:
+    """An example batch and the assumptions made for it.
 
     Attributes:
-        batch: Small real CPU tensors: a mapping goes to the model as keyword arguments,
-            a tuple as positional ones, a tensor as the only one.
-        notes: The assumptions, in plain words.
-        returns_loss: Whether the model answers this batch with ``outputs.loss``.
+        batch: Small real CPU tensors: a mapping is passed as keyword arguments, a tuple
+            as positional ones, a tensor as the only one.
+        notes: The assumptions, for users.
+        returns_loss: Whether the model returns ``outputs.loss`` for this batch.
     """
 
     batch: Batch
@@ -56,27 +56,27 @@ def make_batch(  # noqa: PLR0913 - one value each
     max_length: int | None = None,
     image_size: object = None,
     text_only: bool = False,
-    dims: SampleDims = FIRST,
-) -> MadeBatch:
-    """Make a batch of valid values that the model can be trained on.
+    dims: SampleDims = FIRST_DIM,
+) -> ExampleBatch:
+    """Make a batch of valid random values that the model can be trained on.
 
-    Only configs and shapes of parameters are read: a model on meta is as good as a real
-    one. Neither the model nor the global random state is changed.
+    Only configs and parameter shapes are read, so the model may be on meta. Neither the
+    model nor the global RNG state is changed.
 
     Args:
         model: A transformers, timm or Lightning model, or any module whose first layer
-            with parameters fixes the shape of its input.
+            with parameters determines the input shape.
         batch_size: Samples in the batch.
-        max_length: Sequence length of a text batch; left out, the model's positions, at
-            most 1024.
-        image_size: Pixels of made images, as ``parse_image_size`` reads them; left out,
-            what the model was configured for.
-        text_only: Leave out images and sound, for models that read text as well.
-        dims: The dimension of an example of the model's own that counts samples.
+        max_length: Sequence length of a text batch; by default the model's positions,
+            at most 1024.
+        image_size: Image size in pixels, for ``parse_image_size``; by default the
+            configured one.
+        text_only: Leave out images and audio, for multimodal models.
+        dims: The sample dimension of the model's own example inputs.
 
     Raises:
-        InputError: Nothing in the model says what it reads, a size is impossible, or a
-            wish means nothing to the model.
+        InputError: The inputs of the model are unknown, a size is invalid, or an option
+            does not apply to the model.
 
     >>> make_batch(nn.Linear(16, 4)).batch.shape
     torch.Size([2, 16])
@@ -94,24 +94,24 @@ def make_batch(  # noqa: PLR0913 - one value each
         dims,
     )
     batch, returns_loss = _make(request)
-    _check_wishes(request, batch)
-    return MadeBatch(
+    _check_options_used(request, batch)
+    return ExampleBatch(
         batch=batch,
         notes=tuple(dict.fromkeys(request.notes)),
         returns_loss=returns_loss,
     )
 
 
-def most_positions(model: nn.Module) -> int | None:
-    """Return the tokens that one row of a made text batch can have; None: no limit."""
+def max_positions(model: nn.Module) -> int | None:
+    """Return the largest sequence length of a text batch; None if unlimited."""
     model = unwrap_model(model)
     if _is_transformers_model(model):
-        return token_ids.most_positions(model)
-    return input_shapes.most_positions(model)
+        return token_ids.max_positions(model)
+    return input_shapes.max_positions(model)
 
 
-def _check_wishes(request: BatchRequest, batch: Batch) -> None:
-    """Refuse wishes that changed nothing: the batch is not what was meant."""
+def _check_options_used(request: BatchRequest, batch: Batch) -> None:
+    """Refuse options that had no effect on the batch."""
     name = type(request.model).__name__
     if request.image_size is not None and "image_size" not in request.used:
         raise InputError(
@@ -139,24 +139,24 @@ def _make(request: BatchRequest) -> tuple[Batch, bool]:
     declared = _declared_batch(request)
     if declared is not None:
         return declared, False
-    return make_layer_batch(request), False
+    return make_plain_module_batch(request), False
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
-    # By name: asking isinstance would import transformers for every plain module.
+    # By name: isinstance would import transformers for every plain module.
     return any(
         parent.__name__ == "PreTrainedModel" for parent in type(model).__mro__
     ) and hasattr(model, "main_input_name")
 
 
 def _declared_batch(request: BatchRequest) -> Batch | None:
-    """Return the batch that the model's own attributes describe, else None."""
+    """Return a batch from the model's ``example_input_array`` or similar, else None."""
     model = request.model
     example = getattr(model, "example_input_array", None)
     if example is not None:
         return _resized(request, example, "example_input_array")
     if (shape := _timm_shape(model)) is not None:
-        shape = (shape[0], *request.sides_of_images(shape[1:]))
+        shape = (shape[0], *request.image_size_or(shape[1:]))
         source = "as asked for" if request.image_size else "from pretrained_cfg"
         request.notes.append(f"images of {list(shape)}, {source}")
         return request.floats((request.batch_size, *shape))
@@ -167,23 +167,25 @@ def _declared_batch(request: BatchRequest) -> Batch | None:
 
 
 def _resized(request: BatchRequest, example: Batch, source: str) -> Batch:
-    """Give a declared example the wished number of samples."""
+    """Resize the model's own example to the requested batch size."""
     request.notes.append(f"batch from the model's own {source}")
     try:
         size = batch_size_of(example, dims=request.dims)
     except InputError as error:
         if request.dims.named:
             raise
-        raise cannot_make(request.model, f"its {source} holds no tensor") from error
+        raise no_example_batch(
+            request.model, f"its {source} holds no tensor"
+        ) from error
     if size != request.batch_size:
         example = resize_batch(example, request.batch_size, dims=request.dims)
-    return on_cpu(example)
+    return copy_to_cpu(example)
 
 
-def on_cpu(example: Batch) -> Batch:
-    """Copy an example to real CPU tensors; one on meta has no values to copy.
+def copy_to_cpu(example: Batch) -> Batch:
+    """Copy an example to real CPU tensors.
 
-    Whole numbers are then zeros, others those of a normal distribution.
+    Meta tensors are replaced: integers by zeros, floats by normal random values.
     """
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -195,7 +197,7 @@ def on_cpu(example: Batch) -> Batch:
             return made.to(tensor.dtype)
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
-    return change_tensors(example, moved)
+    return map_batch(example, moved)
 
 
 def _timm_shape(model: nn.Module) -> tuple[int, int, int] | None:

@@ -1,7 +1,7 @@
-"""Prompts with images or sound in them: as many placeholders as there are features.
+"""Example prompts with image or audio placeholder tokens, one per feature.
 
-How many tokens an image becomes is asked of the model itself, on meta: its
-``get_image_features`` runs there in milliseconds.
+The number of tokens per image comes from the model itself: its ``get_image_features``
+runs on meta in milliseconds.
 """
 
 import copy
@@ -14,50 +14,48 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.batches.batch_tree import change_tensors
+from budgetfit.batches.batch_tree import map_batch
 from budgetfit.errors import InputError
-from budgetfit.example_batches import audio
-from budgetfit.example_batches import images as made_batch_images
-from budgetfit.example_batches import token_ids as made_batch_text
+from budgetfit.example_batches import audio, images, token_ids
 from budgetfit.example_batches.request import BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import first_field
 
 Arguments = dict[str, Any]
 
-_TEXT_BESIDE = 32  # tokens around an image that alone would fill the row
-_TILES = 5  # of an image that is cut up: two by two and the whole
-_GRID_PATCHES = 16  # along each side, 224 pixels for patches of 14
-_IGNORED = -100  # torch.nn.CrossEntropyLoss.ignore_index
+_MIN_TEXT_TOKENS = 32  # text tokens added if an image alone would fill the row
+_TILE_COUNT = 5  # of a tiled image: two by two and the whole
+_GRID_PATCHES = 16  # per side, 224 pixels for patches of 14
+_IGNORE_INDEX = -100  # torch.nn.CrossEntropyLoss.ignore_index
 
 
-_KINDS = {
+_PLACEHOLDER_FIELDS = {
     "image": ("image_token_id", "image_token_index"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
 
 
 def has_placeholders(config: object) -> bool:
-    """Whether tokens of the text stand for images or sound."""
+    """Whether the config has placeholder tokens for images or audio."""
     return any(
-        isinstance(first_field(config, *names), int) for names in _KINDS.values()
+        isinstance(first_field(config, *names), int)
+        for names in _PLACEHOLDER_FIELDS.values()
     )
 
 
-def prompt_inputs(request: BatchRequest) -> Arguments:
-    """Return ``input_ids`` and the images or sound that they have placeholders for.
+def multimodal_inputs(request: BatchRequest) -> Arguments:
+    """Return ``input_ids`` with placeholders, and the images or audio for them.
 
-    Text alone where that was asked for and, with a note, where it cannot be told how
-    many placeholders fit.
+    Text only if requested and, with a note, if the number of placeholders is unknown.
 
     Raises:
-        InputError: Images of the size that was asked for are none that the model reads.
+        InputError: The model does not accept images of the requested size.
     """
     if request.text_only:
         request.notes.append("text only, as asked for")
         ids = _text(request)["input_ids"]
         return {"input_ids": ids, **_token_types(request, torch.zeros_like(ids))}
     for kind, candidates in (("image", _images), ("audio", _sounds)):
-        placeholder = first_field(request.model.config, *_KINDS[kind])
+        placeholder = first_field(request.model.config, *_PLACEHOLDER_FIELDS[kind])
         if not isinstance(placeholder, int):
             continue
         notes = list(request.notes)
@@ -65,45 +63,50 @@ def prompt_inputs(request: BatchRequest) -> Arguments:
             count = _feature_count(request, kind, inputs)
             if count and _fits(request, count):
                 request.notes.append(f"{count} of a row's tokens stand for its {kind}")
-                return {**inputs, **_text_around(request, count, placeholder)}
+                return {
+                    **inputs,
+                    **_text_with_placeholders(request, count, placeholder),
+                }
             request.notes[:] = notes
         if kind == "image" and request.image_size is not None:
-            raise _no_such_images(request)
+            raise _image_size_error(request)
         request.notes.append(
             f"text only: pass batch= with {kind} inputs to plan for {kind} tokens"
         )
     return _text(request)
 
 
-def hide_placeholders(labels: Tensor, model: nn.Module) -> Tensor:
-    """Return labels without what no model is trained to write: images and sound."""
-    for names in _KINDS.values():
+def mask_placeholders(labels: Tensor, model: nn.Module) -> Tensor:
+    """Set the labels of placeholder tokens to -100 (``ignore_index``)."""
+    for names in _PLACEHOLDER_FIELDS.values():
         token = first_field(model.config, *names)
         if isinstance(token, int):
-            labels = labels.masked_fill(labels == token, _IGNORED)
+            labels = labels.masked_fill(labels == token, _IGNORE_INDEX)
     return labels
 
 
 def _text(request: BatchRequest) -> Arguments:
-    config = made_batch_text.text_config(request.model)
-    length = made_batch_text.text_length(request, config)
-    return {"input_ids": made_batch_text.source_ids(request, length)}
+    config = token_ids.text_config(request.model)
+    length = token_ids.text_length(request, config)
+    return {"input_ids": token_ids.source_ids(request, length)}
 
 
 def _fits(request: BatchRequest, count: int) -> bool:
     return request.max_length is None or count < request.max_length
 
 
-def _text_around(request: BatchRequest, count: int, placeholder: int) -> Arguments:
-    """Return rows of text with ``count`` placeholders behind the first token."""
+def _text_with_placeholders(
+    request: BatchRequest, count: int, placeholder: int
+) -> Arguments:
+    """Return rows of text with ``count`` placeholders after the first token."""
     config = request.model.config
     ids: Tensor = _text(request)["input_ids"]
-    if (missing := count + _TEXT_BESIDE - ids.shape[1]) > 0:
-        more = made_batch_text.token_ids(request, missing)
+    if (missing := count + _MIN_TEXT_TOKENS - ids.shape[1]) > 0:
+        more = token_ids.random_token_ids(request, missing)
         ids = torch.cat([more, ids], dim=1)
         request.notes.append(f"rows of {ids.shape[1]} tokens, to hold all of those")
     opening = first_field(config, "vision_start_token_id")
-    if isinstance(opening, int):  # Qwen counts positions of what follows it
+    if isinstance(opening, int):  # Qwen computes positions from it
         ids[:, 0] = opening
     ids[:, 1 : count + 1] = placeholder
     types = (ids == placeholder).to(torch.int64)
@@ -111,15 +114,15 @@ def _text_around(request: BatchRequest, count: int, placeholder: int) -> Argumen
 
 
 def _token_types(request: BatchRequest, types: Tensor) -> Arguments:
-    """Return which tokens stand for images, under the names that the model takes."""
+    """Return token types, 1 for placeholders, under the argument names of the model."""
     takes, _ = forward_arguments(request.model)
     return dict.fromkeys({"token_type_ids", "mm_token_type_ids"} & takes, types)
 
 
-def _no_such_images(request: BatchRequest) -> InputError:
+def _image_size_error(request: BatchRequest) -> InputError:
     height, width = request.image_size or (0, 0)
-    config = made_batch_images.vision_config(request.model.config)
-    usual = made_batch_images.usual_sides(config)
+    config = images.vision_config(request.model.config)
+    usual = images.configured_image_size(config)
     return InputError(
         f"{type(request.model).__name__} reads no images of {height} x {width} pixels "
         f"in rows of {request.max_length or 'the usual number of'} tokens. Use the "
@@ -128,7 +131,7 @@ def _no_such_images(request: BatchRequest) -> InputError:
 
 
 def _images(request: BatchRequest) -> Iterator[Arguments]:
-    """Yield pixels in the forms that models read, the simplest first."""
+    """Yield image arguments in the formats that models take, the simplest first."""
     config, rows = request.model.config, request.batch_size
     takes, _ = forward_arguments(request.model)
     if "pixel_values" not in takes:
@@ -136,12 +139,12 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
     if "image_grid_thw" in takes:
         yield _packed_patches(request)
         return
-    pixels = made_batch_images.images(request, config)
+    pixels = images.pixel_values(request, config)
     height, width = pixels.shape[-2:]
     note = request.notes[-1:]
-    others = made_batch_images.interpolation(request, takes)
+    others = images.interpolation_arguments(request, takes)
     sizes = torch.tensor([[height, width]] * rows, device="cpu")
-    tiles = request.floats((rows, _TILES, *pixels.shape[1:]))
+    tiles = request.floats((rows, _TILE_COUNT, *pixels.shape[1:]))
     forms: list[Arguments] = [{"pixel_values": pixels}]
     if "image_sizes" in takes:
         forms.append({"pixel_values": pixels, "image_sizes": sizes})
@@ -154,11 +157,11 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
 
 
 def _packed_patches(request: BatchRequest) -> Arguments:
-    """Return one image for each sample as Qwen's processors pack them, row by row."""
-    vision = made_batch_images.vision_config(request.model.config)
+    """Return one image per sample as patches packed along dimension 0 (Qwen)."""
+    vision = images.vision_config(request.model.config)
     patch = first_field(vision, "patch_size") or 14
     frames = first_field(vision, "temporal_patch_size") or 1
-    channels = made_batch_images.channels(vision)
+    channels = images.channel_count(vision)
     high, wide = _patches(request, vision, patch, (_GRID_PATCHES,) * 2)
     grid = torch.tensor([[1, high, wide]] * request.batch_size, device="cpu")
     rows = request.batch_size * high * wide
@@ -172,19 +175,19 @@ def _packed_patches(request: BatchRequest) -> Arguments:
 def _patches(
     request: BatchRequest, vision: object, patch: int, usual: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the patches along each side, as many as are merged into a token at least.
+    """Return the number of patches per side, at least those merged into one token.
 
     Processors round an image to whole tokens, so its patches are multiples of them.
     """
-    sides = request.sides_of_images((usual[0] * patch, usual[1] * patch))
+    sides = request.image_size_or((usual[0] * patch, usual[1] * patch))
     merged = first_field(vision, "spatial_merge_size", "merge_size") or 1
     high, wide = (max(round(s / patch / merged), 1) * merged for s in sides)
     return high, wide
 
 
 def _patch_rows(request: BatchRequest, pixels: Tensor) -> Arguments:
-    """Return flat patches with their number along each side (SigLIP 2)."""
-    vision = made_batch_images.vision_config(request.model.config)
+    """Return flattened patches and ``spatial_shapes`` (SigLIP 2)."""
+    vision = images.vision_config(request.model.config)
     patch = first_field(vision, "patch_size")
     positions = first_field(vision, "num_patches") or 256
     high, wide = _patches(request, vision, patch, (math.isqrt(positions),) * 2)
@@ -213,53 +216,53 @@ def _sounds(request: BatchRequest) -> Iterator[Arguments]:
 
 
 def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
-    """Return how many tokens a sample's image or sound becomes; 0 where unknown."""
+    """Return the number of tokens of a sample's image or audio; 0 if unknown."""
     if "image_grid_thw" in inputs:
-        vision = made_batch_images.vision_config(request.model.config)
+        vision = images.vision_config(request.model.config)
         merged = first_field(vision, "spatial_merge_size", "merge_size") or 1
         return int(inputs["image_grid_thw"][0].prod()) // merged**2
     if queries := first_field(request.model.config, "num_query_tokens"):
-        return int(queries)  # a Q-Former reads every image into as many
-    getter = _method(request.model, f"get_{kind}_features")
+        return int(queries)  # a Q-Former has a fixed number per image
+    getter = _meta_method(request.model, f"get_{kind}_features")
     if getter is None:
         return 0
     known = inspect.signature(getter).parameters
     arguments = {name: value for name, value in inputs.items() if name in known}
     try:
         with torch.no_grad():
-            features = getter(**change_tensors(arguments, _on_meta))
-    except Exception:  # noqa: BLE001 - a form that this model does not read
+            features = getter(**map_batch(arguments, _on_meta))
+    except Exception:  # noqa: BLE001 - not this model's format
         return 0
     features = getattr(features, "pooler_output", features)
-    width = first_field(made_batch_text.text_config(request.model), *_WIDTHS)
+    width = first_field(token_ids.text_config(request.model), *_HIDDEN_SIZE_FIELDS)
     found = [leaf for leaf in tree_leaves(features) if isinstance(leaf, Tensor)]
     if not width or not found or any(leaf.shape[-1] != width for leaf in found):
         return 0
     return sum(leaf.numel() for leaf in found) // width // request.batch_size
 
 
-_WIDTHS = ("hidden_size", "d_model", "n_embd")
+_HIDDEN_SIZE_FIELDS = ("hidden_size", "d_model", "n_embd")
 
 
 def _on_meta(value: Tensor) -> Tensor:
-    """Pixels go to meta; sizes are asked for their values."""
+    """Move floats to meta; integers (sizes) keep their values."""
     return value.to("meta") if value.is_floating_point() else value
 
 
-def _method(model: nn.Module, name: str) -> Callable[..., Any] | None:
-    """Return a method of a twin on meta; None where the model has none.
+def _meta_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
+    """Return a method of a meta copy of the model; None if there is none.
 
-    A twin, because transformers puts hooks on what it runs.
+    A copy, because transformers adds hooks to modules that it runs.
     """
     if not callable(getattr(model, name, None)):
         return None
     try:
         if all(parameter.is_meta for parameter in model.parameters()):
-            twin = copy.deepcopy(model)
+            meta_model = copy.deepcopy(model)
         else:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
-                twin = type(model)(copy.deepcopy(model.config))
-    except Exception:  # noqa: BLE001 - a model that no config alone can build
+                meta_model = type(model)(copy.deepcopy(model.config))
+    except Exception:  # noqa: BLE001 - cannot be built from a config alone
         return None
-    method: Callable[..., Any] = getattr(twin, name)
+    method: Callable[..., Any] = getattr(meta_model, name)
     return method

@@ -1,4 +1,4 @@
-"""Batches for plain modules: the first layer with parameters fixes the shape."""
+"""Example batches for plain modules, from their first layer with parameters."""
 
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -9,14 +9,14 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from budgetfit.batches.batch_tree import Batch
 from budgetfit.errors import InputError
-from budgetfit.example_batches.dry_run import runs
+from budgetfit.example_batches.dry_run import forward_accepts
 from budgetfit.example_batches.input_shapes import (
     CONVOLUTIONS,
     DEFAULT_LENGTH,
     SEQUENCE_MODULES,
-    fixes_shape,
+    candidate_input_shapes,
+    determines_input_shape,
     is_length_first,
-    shapes_read_by,
 )
 from budgetfit.example_batches.request import (
     BatchRequest,
@@ -24,28 +24,33 @@ from budgetfit.example_batches.request import (
     unwrap_model,
 )
 
-# The first to run is among the first few nearly always, but for repeated ones.
-_MOST_LAYERS, _MOST_SHAPES = 64, 64
-_READS_TWO = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
+# The first layer to run is nearly always among the first ones.
+_MAX_LAYERS, _MAX_SHAPES = 64, 64
+_TAKES_SOURCE_AND_TARGET = (
+    nn.Transformer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
 
 
 def batch_dimension(model: nn.Module) -> int:
-    """Return the dimension of the model's inputs that counts samples: 0 nearly always.
+    """Return the batch dimension of the model's inputs, usually 0.
 
-    It is 1 for torch's own recurrent, attention and Transformer modules that were made
-    without ``batch_first=True``: their inputs are ``[length, batch, features]``.
+    It is 1 for torch's recurrent, attention and Transformer modules with
+    ``batch_first=False``: their inputs are ``[length, batch, features]``.
     """
     return 1 if is_length_first(unwrap_model(model)) else 0
 
 
-def make_layer_batch(request: BatchRequest) -> Batch:
-    """Return what the model's first parameterised layer reads.
+def make_plain_module_batch(request: BatchRequest) -> Batch:
+    """Return an input for the model's first layer with parameters.
 
-    A tensor, or a tuple of them for torch's own modules of several inputs, or a mapping
-    for a language model that takes targets beside its tokens.
+    A tensor, a tuple for torch's modules with several inputs, or a mapping for a
+    language model that takes targets, too.
 
     Raises:
-        InputError: The model needs several inputs, or its first layer fixes no shape.
+        InputError: The model needs several inputs, or its first layer determines no
+            shape.
     """
     model = request.model
     if isinstance(model, SEQUENCE_MODULES):
@@ -56,25 +61,25 @@ def make_layer_batch(request: BatchRequest) -> Batch:
         return tuple(request.floats((rows, width)) for width in widths)
     takes, needs = forward_arguments(model)
     if len(needs) > 1:
-        raise cannot_make(model, f"its forward needs {', '.join(needs)}", needs)
+        raise no_example_batch(model, f"its forward needs {', '.join(needs)}", needs)
     first: tuple[Batch, str] | None = None
     for name, layer, shape in _candidates(request, needs):
         where = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
-        batch = _filled(request, layer, shape, takes, needs)
+        batch = _random_batch(request, layer, shape, takes, needs)
         note = f"input {list(shape)}, from the first layer, {where}"
         first = first or (batch, note)
-        if runs(model, batch):
+        if forward_accepts(model, batch):
             request.notes.append(note)
             return batch
-    assert first is not None  # noqa: S101 - a readable layer reads one shape at least
+    assert first is not None  # noqa: S101 - each layer has a shape
     request.notes.append(first[1])
-    return first[0]  # the trace will say what does not go together
+    return first[0]  # the trace will report the mismatch
 
 
-def cannot_make(
+def no_example_batch(
     model: nn.Module, reason: str, needs: tuple[str, ...] = ()
 ) -> InputError:
-    """Return the error that shows how to hand in a batch for this model."""
+    """Return the error that shows how to pass a batch for this model."""
     names = needs or ("x",)
     items = ", ".join(f'"{name}": ...' for name in names)
     example = f"batch={{{items}}}" if len(names) > 1 else "batch=torch.zeros(2, 3, 64)"
@@ -88,9 +93,9 @@ def cannot_make(
 def _candidates(
     request: BatchRequest, needs: tuple[str, ...]
 ) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
-    """Yield layers with a shape each: the likeliest of all layers, then the next."""
+    """Yield layers and shapes: the likeliest shape of each layer, then the next."""
     layers = list(_readable_layers(request.model, needs))
-    shapes = [list(shapes_read_by(request, layer)) for _, layer in layers]
+    shapes = [list(candidate_input_shapes(request, layer)) for _, layer in layers]
     seen = set()
     for row in zip_longest(*shapes):
         for (name, layer), shape in zip(layers, row, strict=True):
@@ -98,16 +103,16 @@ def _candidates(
             if shape is not None and kind not in seen:
                 seen.add(kind)
                 yield name, layer, shape
-                if len(seen) == _MOST_SHAPES:
+                if len(seen) == _MAX_SHAPES:
                     return
 
 
 def _readable_layers(
     model: nn.Module, needs: tuple[str, ...]
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers that may be the first to run and fix a shape.
+    """Yield layers that may run first and determine the input shape.
 
-    They come in the order of registration, which may differ from the order of calls.
+    In the order of registration, which may differ from the order of calls.
     """
     length_first = _length_first_part(model)
     reason = "no layer of it has parameters"
@@ -117,7 +122,7 @@ def _readable_layers(
         if any(is_lazy(parameter) for parameter in layer.parameters()):
             reason = f"{where} is lazy: it has no shape yet"
             break
-        if not fixes_shape(layer):
+        if not determines_input_shape(layer):
             reason = f"{where} fixes no input shape" if not found else reason
             continue
         if length_first and not isinstance(layer, CONVOLUTIONS):
@@ -128,24 +133,24 @@ def _readable_layers(
             break
         yield name, layer
         found += 1
-        if found == _MOST_LAYERS:
+        if found == _MAX_LAYERS:
             return
     if not found:
-        raise cannot_make(model, reason, needs)
+        raise no_example_batch(model, reason, needs)
 
 
-def _filled(
+def _random_batch(
     request: BatchRequest,
     layer: nn.Module,
     shape: tuple[int, ...],
     takes: frozenset[str],
     needs: tuple[str, ...],
 ) -> Batch:
-    """Return valid values of one shape, and targets for what writes tokens."""
+    """Return random values of a shape, and targets for language models."""
     if not isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
         return request.floats(shape)
     made = request.integers(shape, 0, layer.num_embeddings)
-    if isinstance(layer, nn.Embedding) and _writes_tokens(request.model, layer):
+    if isinstance(layer, nn.Embedding) and _predicts_tokens(request.model, layer):
         for target in {"targets", "labels"} & takes:
             return {next(iter(needs), "input_ids"): made, target: made.clone()}
     return made
@@ -154,16 +159,16 @@ def _filled(
 def _layers_with_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         has_own = any(True for _ in module.parameters(recurse=False))
-        # Parameters beside children are position tables and class tokens: no layer.
+        # Own parameters of containers are position embeddings and class tokens.
         is_layer = has_own and not any(True for _ in module.children())
-        # Its parameters are those of weight norms and the like, one level below.
+        # Parametrizations (weight norm) are child modules.
         is_layer = is_layer or is_parametrized(module)
         if is_layer or isinstance(module, SEQUENCE_MODULES):
             yield name, module
 
 
 def _length_first_part(model: nn.Module) -> str:
-    """Return name and type of the first part that is length-first; else nothing."""
+    """Return name and type of the first module with ``batch_first=False``, or ""."""
     for name, module in model.named_modules():
         if is_length_first(module):
             return f"{name} ({type(module).__name__})"
@@ -173,7 +178,7 @@ def _length_first_part(model: nn.Module) -> str:
 def _sequence_module_input(
     request: BatchRequest, model: nn.Module
 ) -> Tensor | tuple[Tensor, ...]:
-    """Return what torch's own sequence modules read, in their order of dimensions."""
+    """Return inputs of torch's sequence modules, in their order of dimensions."""
     length = request.max_length or DEFAULT_LENGTH
     rows = (request.batch_size, length)
     shape = rows[::-1] if is_length_first(model) else rows
@@ -188,13 +193,13 @@ def _sequence_module_input(
         widths = (attention.embed_dim, attention.kdim, attention.vdim)
         return tuple(request.floats((*shape, width)) for width in widths)
     source = request.floats((*shape, attention.embed_dim))
-    if isinstance(model, _READS_TWO):
+    if isinstance(model, _TAKES_SOURCE_AND_TARGET):
         return source, request.floats((*shape, attention.embed_dim))
     return source
 
 
-def _writes_tokens(model: nn.Module, tokens: nn.Embedding) -> bool:
-    """Whether a layer answers with one score for each token of the vocabulary."""
+def _predicts_tokens(model: nn.Module, tokens: nn.Embedding) -> bool:
+    """Whether a layer has one output per token of the vocabulary."""
     return any(
         isinstance(layer, nn.Linear) and layer.out_features == tokens.num_embeddings
         for layer in model.modules()

@@ -1,4 +1,4 @@
-"""What a made batch is asked for, and the valid random values it is filled with."""
+"""Request for an example batch: options, notes and a random generator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,25 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 
-_SEED = 0  # any: only shapes decide about memory, but two plans must agree
+_SEED = 0  # arbitrary; fixed, so that plans are reproducible
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One call of ``make_batch``: the wishes, and the notes collected on the way.
+    """Options of one ``make_batch`` call, and the notes collected on the way.
 
     Attributes:
-        model: The model that the batch is made for; only read.
+        model: The model; not modified.
         batch_size: Samples in the batch.
-        max_length: Sequence length that the user asked for.
-        image_size: Height and width in pixels that the user asked for.
-        text_only: Whether images and sound are left out.
-        dims: In which dimension the model's own example counts samples.
-        used: Names of wishes that had a say.
-        notes: What was assumed, in plain words.
-        generator: A generator of its own, so that the global one stays untouched.
+        max_length: Requested sequence length.
+        image_size: Requested height and width in pixels.
+        text_only: Whether images and audio are left out.
+        dims: The sample dimension of the model's own example inputs.
+        used: Names of options that had an effect.
+        notes: Assumptions, for users.
+        generator: Private, so that the global RNG state is not changed.
     """
 
     model: nn.Module
@@ -34,17 +34,17 @@ class BatchRequest:
     max_length: int | None
     image_size: tuple[int, int] | None = None
     text_only: bool = False
-    dims: SampleDims = FIRST
+    dims: SampleDims = FIRST_DIM
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     generator: torch.Generator = field(
         default_factory=lambda: torch.Generator("cpu").manual_seed(_SEED)
     )
 
-    def sides_of_images(self, usual: tuple[int, int]) -> tuple[int, int]:
-        """Return the height and width that were asked for, else the usual ones."""
+    def image_size_or(self, default: tuple[int, int]) -> tuple[int, int]:
+        """Return the requested height and width, else the default."""
         self.used.add("image_size")
-        return self.image_size or usual
+        return self.image_size or default
 
     def integers(self, shape: Sequence[int], low: int, high: int) -> Tensor:
         """Return CPU int64 values in ``[low, high)``; ``high`` is at least low + 1."""
@@ -58,7 +58,7 @@ class BatchRequest:
         )
 
     def floats(self, shape: Sequence[int]) -> Tensor:
-        """Return CPU values of a normal distribution in the model's float dtype."""
+        """Return normal random CPU values in the model's float dtype."""
         values = torch.randn(
             tuple(shape), generator=self.generator, dtype=torch.float32, device="cpu"
         )
@@ -68,7 +68,7 @@ class BatchRequest:
     def float_dtype(self) -> torch.dtype:
         """The dtype of the model's first floating parameter, else float32.
 
-        A pure bf16 model refuses float32 inputs, so what is made for it is bf16.
+        A pure bf16 model refuses float32 inputs.
         """
         for parameter in self.model.parameters():
             if parameter.dtype in (torch.float64, torch.float16, torch.bfloat16):
@@ -79,7 +79,7 @@ class BatchRequest:
 
 
 def forward_arguments(model: nn.Module) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the names that ``model.forward`` takes, and those without a default."""
+    """Return all argument names of ``model.forward``, and the required ones."""
     takes, needs = [], []
     for name, parameter in signature(model.forward).parameters.items():
         if parameter.kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL):

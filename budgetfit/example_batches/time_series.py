@@ -1,4 +1,4 @@
-"""Time series and trajectories: what has been seen, and what is to be predicted."""
+"""Example inputs for time series models and Decision Transformers."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ Arguments = dict[str, Any]
 _TRAJECTORY_STEPS = 20  # Decision Transformer's context length for Gym
 
 
-def series(request: BatchRequest) -> Arguments:
+def time_series_inputs(request: BatchRequest) -> Arguments:
     """Return past values with the features, masks and future that the model takes.
 
-    Shapes follow the config: ``context_length`` and the largest of ``lags_sequence``
-    say how much is read, ``prediction_length`` how much is predicted.
+    ``context_length`` plus the largest of ``lags_sequence`` is the input length,
+    ``prediction_length`` that of the prediction.
     """
     config: Any = request.model.config
     takes, _ = forward_arguments(request.model)
@@ -28,7 +28,7 @@ def series(request: BatchRequest) -> Arguments:
     request.notes.append(f"series of {past} time steps")
     batch: Arguments = {"past_values": _floats(request, past, values)}
     if takes & {"target_values"}:
-        return batch | _target(request)
+        return batch | _target_values(request)
     spans = [("past", past)] + [("future", future)] * ("future_values" in takes)
     for name, steps in spans:
         if steps and f"{name}_values" in takes:
@@ -51,7 +51,7 @@ def series(request: BatchRequest) -> Arguments:
 
 
 def _value_shape(config: Any) -> tuple[int, ...]:  # noqa: ANN401 - any config
-    """Return what is measured at a time: several channels, or one number."""
+    """Return the shape of one time step: channels, or a scalar."""
     channels = first_field(config, "num_input_channels")
     if channels is not None:
         return (channels,)
@@ -63,8 +63,8 @@ def _floats(request: BatchRequest, steps: int, values: tuple[int, ...]) -> torch
     return request.floats((request.batch_size, steps, *values))
 
 
-def _target(request: BatchRequest) -> Arguments:
-    """Return the class or the numbers that a whole series stands for."""
+def _target_values(request: BatchRequest) -> Arguments:
+    """Return ``target_values`` for classification or regression of a series."""
     config: Any = request.model.config
     if "Classification" in type(request.model).__name__:
         count = first_field(config, "num_targets", "num_labels") or 2
@@ -73,8 +73,8 @@ def _target(request: BatchRequest) -> Arguments:
     return {"target_values": request.floats((request.batch_size, count))}
 
 
-def trajectories(request: BatchRequest) -> Arguments:
-    """Return states, actions and rewards of an agent, step by step."""
+def trajectory_inputs(request: BatchRequest) -> Arguments:
+    """Return trajectories of states, actions and rewards (Decision Transformer)."""
     config: Any = request.model.config
     steps = request.max_length or _TRAJECTORY_STEPS
     request.notes.append(f"trajectories of {steps} steps")

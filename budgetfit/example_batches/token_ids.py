@@ -1,4 +1,4 @@
-"""Token ids that a transformers model accepts, and their usual length."""
+"""Random token ids for transformers models, and the default sequence length."""
 
 import re
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from budgetfit.errors import InputError
 from budgetfit.example_batches.request import BatchRequest
 
-# What a config field holds is known only to the model that reads it.
+# Fields of a config can have any type.
 ConfigValue: TypeAlias = Any
 
-# TRL's SFTConfig.max_length: what a fine-tuning run gets that asks for nothing.
+# TRL's default SFTConfig.max_length.
 _DEFAULT_LENGTH = 1024
-_DEFAULT_VOCABULARY = 1024  # models of characters and hashes: any number is a token
-# Without positions to limit them, encoder-decoders are trained at T5's length.
+_DEFAULT_VOCABULARY = 1024  # character and hash models: any id is valid
+# T5's length, for encoder-decoders without a limit.
 _DEFAULT_SEQ2SEQ_LENGTH = 512
 
 _LENGTH_FIELDS = (
@@ -31,10 +31,10 @@ _LENGTH_FIELDS = (
 
 
 def text_length(request: BatchRequest, config: object) -> int:
-    """Return tokens per row: the user's wish, else the model's usual length.
+    """Return tokens per row: the requested length, else the model's default.
 
     Raises:
-        InputError: The wish is below 1 or exceeds a learned table of positions.
+        InputError: It is below 1 or exceeds a learned position embedding.
     """
     limit, is_hard = _positions(request.model, config)
     if request.max_length is None:
@@ -63,16 +63,16 @@ def text_length(request: BatchRequest, config: object) -> int:
     return request.max_length
 
 
-def most_positions(model: nn.Module) -> int | None:
-    """Return how many positions a transformers model has for text; None: no limit."""
+def max_positions(model: nn.Module) -> int | None:
+    """Return the text positions of a transformers model; None if unlimited."""
     return _positions(model, text_config(model))[0]
 
 
-def token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
-    """Return int64 ``[rows or batch_size, length]`` of ordinary tokens.
+def random_token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
+    """Return token ids, int64 ``[rows or batch_size, length]``.
 
-    Special tokens are left out: padding would change attention masks, an image token
-    would ask for an image.
+    Without special tokens: padding would change attention masks, image tokens need
+    images.
     """
     ordinary = _ordinary_tokens(request.model)
     shape = (rows or request.batch_size, length)
@@ -80,9 +80,9 @@ def token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
 
 
 def count_codebooks(model: nn.Module) -> int:
-    """Return how many codes make up one step of sound; 0 where tokens are words.
+    """Return the number of codebooks of an audio language model; 0 for text models.
 
-    Models of audio codes add up one embedding for each codebook.
+    Such models sum one embedding per codebook.
     """
     for part in (model, getattr(model, "decoder", None)):
         if isinstance(part, nn.Module) and hasattr(part, "get_input_embeddings"):
@@ -94,19 +94,19 @@ def count_codebooks(model: nn.Module) -> int:
 
 
 def audio_codes(request: BatchRequest, length: int) -> Tensor:
-    """Return int64 ``[batch, length, codebooks]``, as losses of audio codes read it."""
+    """Return audio codes, int64 ``[batch, length, codebooks]``."""
     count = count_codebooks(request.model)
     request.notes.append(f"audio codes of {count} codebooks")
-    codes = token_ids(request, length * count)
+    codes = random_token_ids(request, length * count)
     return codes.view(request.batch_size, length, count)
 
 
 def source_ids(request: BatchRequest, length: int) -> Tensor:
-    """Return ``token_ids``, each row of an encoder-decoder's ended by one EOS.
+    """Return random token ids; rows of encoder-decoders end with one EOS.
 
-    BART's classification head reads its answer there and refuses rows that have none.
+    BART's classification head uses the hidden state there and requires it.
     """
-    ids = token_ids(request, length)
+    ids = random_token_ids(request, length)
     config = request.model.config
     end = getattr(config, "eos_token_id", None)
     if getattr(config, "is_encoder_decoder", False) and isinstance(end, int):
@@ -115,7 +115,7 @@ def source_ids(request: BatchRequest, length: int) -> Tensor:
 
 
 def text_config(model: nn.Module) -> ConfigValue:
-    """Return the part of a model's config that describes its text."""
+    """Return the text part of a model's config."""
     config: Any = model.config
     for name in ("text_config", "encoder", "decoder"):
         part = getattr(config, name, None)
@@ -125,7 +125,7 @@ def text_config(model: nn.Module) -> ConfigValue:
 
 
 def first_field(config: object, *names: str) -> ConfigValue:
-    """Return the first of these config fields that is set; None without any."""
+    """Return the first config field that is not None, else None."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None:
@@ -147,8 +147,8 @@ def _ordinary_tokens(model: nn.Module) -> Tensor:
 
 
 def _vocabulary_sizes(model: nn.Module) -> Iterator[int]:
-    """Yield every limit on a valid token, of inputs and of labels."""
-    for part in _with_parts(model.config):
+    """Yield all vocabulary sizes, of inputs and labels."""
+    for part in _text_configs(model.config):
         for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size"):
             size = getattr(part, name, None)
             if isinstance(size, int) and size > 0:
@@ -162,18 +162,18 @@ def _input_embedding(model: nn.Module) -> nn.Module | None:
     try:
         return model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError, TypeError):
-        return None  # models of bytes or hashes have none
+        return None  # byte and hash models have none
 
 
 def _special_tokens(config: object) -> Iterator[int]:
-    for part in _with_parts(config):
+    for part in _text_configs(config):
         for name, value in vars(part).items():
             if name.endswith(("_token_id", "_token_index")):
                 values = value if isinstance(value, list) else [value]
                 yield from (item for item in values if isinstance(item, int))
 
 
-def _with_parts(config: object) -> Iterator[object]:
+def _text_configs(config: object) -> Iterator[object]:
     """Yield a config and the text configs inside it."""
     yield config
     for name in ("text_config", "encoder", "decoder"):
@@ -183,28 +183,28 @@ def _with_parts(config: object) -> Iterator[object]:
 
 
 def _positions(model: nn.Module, config: object) -> tuple[int | None, bool]:
-    """Return the usable positions of a text model, and whether a table enforces them.
+    """Return the usable positions of a text model, and whether they are a hard limit.
 
-    Rotary and relative positions reach further than the config says, tables do not.
+    Rotary and relative positions can exceed the config, position embeddings cannot.
     """
     limit = first_field(config, *_LENGTH_FIELDS)
     if not isinstance(limit, int) or limit < 1:
         return None, False
-    ahead = 1 if getattr(config, "ngram", None) else 0  # ProphetNet looks up the next
+    ahead = 1 if getattr(config, "ngram", None) else 0  # ProphetNet also uses the next
     for rows, padding in _position_tables(model):
         if not limit <= rows <= limit + 2:  # OPT and BART add two
             continue
         if rows == limit and padding is not None:
-            # RoBERTa counts its positions from behind the padding token.
+            # RoBERTa's positions start after the padding index.
             return limit - padding - 1 - ahead, True
         return limit, True
     return limit, False
 
 
 def _position_tables(model: nn.Module) -> Iterator[tuple[int, int | None]]:
-    """Yield the rows of each table of positions, and the row that is for padding.
+    """Yield rows and padding index of each position embedding.
 
-    A quantised table (I-BERT's) is no ``nn.Embedding`` and looks like one.
+    By attributes: I-BERT's quantised one is no ``nn.Embedding``.
     """
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)

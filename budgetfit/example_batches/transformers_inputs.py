@@ -1,7 +1,7 @@
-"""Argumentses for transformers models: inputs by modality, labels by task.
+"""Example arguments for transformers models: inputs by modality, labels by task.
 
-What a model reads is named by its ``main_input_name``; what it is trained for, by the
-library's own table of auto classes, or by the end of its class name.
+The modality is the model's ``main_input_name``; the task comes from transformers' auto
+class tables, or the suffix of the class name.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,18 @@ from typing import Any
 from torch import nn
 
 from budgetfit.errors import InputError
-from budgetfit.example_batches import audio
-from budgetfit.example_batches import images as made_batch_images
-from budgetfit.example_batches import token_ids as made_batch_text
-from budgetfit.example_batches.extra_arguments import add_companions
-from budgetfit.example_batches.labels import CHOICES, LABELS, Arguments
-from budgetfit.example_batches.multimodal_prompts import has_placeholders, prompt_inputs
+from budgetfit.example_batches import audio, images, token_ids
+from budgetfit.example_batches.extra_arguments import add_extra_arguments
+from budgetfit.example_batches.labels import CHOICE_COUNT, LABELS, Arguments
+from budgetfit.example_batches.multimodal_prompts import (
+    has_placeholders,
+    multimodal_inputs,
+)
 from budgetfit.example_batches.request import BatchRequest, forward_arguments
-from budgetfit.example_batches.time_series import series, trajectories
+from budgetfit.example_batches.time_series import time_series_inputs, trajectory_inputs
 
 # Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
-# what is more specific stands higher.
+# specific ones come first.
 _AUTO_TABLES = {
     "speech to text": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "CTC": "MODEL_FOR_CTC_MAPPING_NAMES",
@@ -47,8 +48,8 @@ _AUTO_TABLES = {
     "image and text contrast": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
 }
 
-# For classes outside the tables: other heads, remote code, models of one's own.
-_NAME_ENDS = {
+# For classes outside the tables: other heads, remote code, user models.
+_TASKS_BY_SUFFIX = {
     "ForCausalLM": "causal LM",
     "LMHeadModel": "causal LM",
     "DoubleHeadsModel": "causal LM",
@@ -74,10 +75,10 @@ _NAME_ENDS = {
 
 
 def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
-    """Return keyword arguments for the model, and whether it answers with a loss.
+    """Return keyword arguments for the model, and whether it returns a loss.
 
     Raises:
-        InputError: The model reads something that cannot be made up.
+        InputError: No example of an input can be made.
     """
     model: Any = request.model
     takes, needs = forward_arguments(model)
@@ -85,10 +86,10 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
     if task is None and "return_loss" in takes and "input_ids" in takes:
         task = "image and text contrast"
     batch = _inputs(request, task)
-    add_companions(request, batch)
+    add_extra_arguments(request, batch)
     if getattr(model.config, "is_encoder_decoder", False) and task is None:
         _add_decoder_input(request, batch, takes)
-    # What has a future or a target answers with a loss, and masked series do.
+    # Time series models return a loss with a future or target, or by masking.
     returns_loss = model.main_input_name == "past_values" and (
         not {"future_values", "target_values"}.isdisjoint(batch)
         or type(model).__name__.endswith("ForPretraining")
@@ -100,12 +101,12 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
             batch.update(labels)
     missing = [name for name in needs if name not in batch]
     if missing:
-        raise _cannot_make(model, f"it needs {', '.join(missing)}")
+        raise _no_example_batch(model, f"it needs {', '.join(missing)}")
     if not returns_loss:
         request.notes.append(
             f"no labels: {type(model).__name__} returns no loss for a made batch"
         )
-    if "use_cache" in takes and _keeps_cache(model.config):
+    if "use_cache" in takes and _fills_generation_cache(model.config):
         request.notes.append(
             "config.use_cache is on: training keeps keys and values that only "
             "generation needs; set model.config.use_cache = False"
@@ -113,8 +114,8 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
     return batch, returns_loss
 
 
-def _keeps_cache(config: Any) -> bool:  # noqa: ANN401, its fields differ by model
-    """Whether a forward pass fills a cache for generation; encoders ignore the flag."""
+def _fills_generation_cache(config: Any) -> bool:  # noqa: ANN401, its fields differ by model
+    """Whether a forward fills a generation cache; encoders ignore ``use_cache``."""
     from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
 
     is_encoder = (
@@ -126,14 +127,14 @@ def _keeps_cache(config: Any) -> bool:  # noqa: ANN401, its fields differ by mod
 
 
 def _task_of(model_class: type[nn.Module]) -> str | None:
-    """Return the task of the nearest class that transformers knows, else None."""
+    """Return the task of the first base class in transformers' tables, else None."""
     for parent in model_class.__mro__:
         name = parent.__name__
         if name == "PreTrainedModel":
             return None
         if (task := _tasks_by_class().get(name)) is not None:
             return task
-        for end, task in _NAME_ENDS.items():
+        for end, task in _TASKS_BY_SUFFIX.items():
             if name.endswith(end):
                 return task
     return None
@@ -152,40 +153,43 @@ def _tasks_by_class() -> dict[str, str]:
 
 
 def _inputs(request: BatchRequest, task: str | None) -> Arguments:
-    """Return what the model reads, without labels."""
+    """Return the model's inputs, without labels."""
     model: Any = request.model
     takes, _ = forward_arguments(model)
     if task == "image and text contrast":
         if "pixel_values" in takes:
             return {**_text_inputs(request), **_image_inputs(request, task)}
-        return {**_text_inputs(request), **_SOURCES["input_features"](request, task)}
+        return {
+            **_text_inputs(request),
+            **_INPUTS_BY_NAME["input_features"](request, task),
+        }
     if has_placeholders(model.config) and "input_ids" in takes:
-        return prompt_inputs(request)
+        return multimodal_inputs(request)
     if request.text_only and "input_ids" in takes:
-        return _words(request, task)
+        return _input_ids(request, task)
     main = model.main_input_name
     main = main[0] if isinstance(main, (list, tuple)) else main
-    if main == "inputs":  # whatever its encoder reads; an alias names it
-        main = next((name for name in _SOURCES if name in takes), main)
-    if main not in _SOURCES:
-        raise _cannot_make(model, f"it reads {main}")
-    return _SOURCES[main](request, task)
+    if main == "inputs":  # depends on the encoder
+        main = next((name for name in _INPUTS_BY_NAME if name in takes), main)
+    if main not in _INPUTS_BY_NAME:
+        raise _no_example_batch(model, f"it reads {main}")
+    return _INPUTS_BY_NAME[main](request, task)
 
 
-def _words(request: BatchRequest, task: str | None) -> Arguments:
+def _input_ids(request: BatchRequest, task: str | None) -> Arguments:
     if task == "multiple choice":
         return _choices(request)
-    if task == "causal LM" and made_batch_text.count_codebooks(request.model):
+    if task == "causal LM" and token_ids.count_codebooks(request.model):
         return {}  # it shifts its labels itself
     return _text_inputs(request)
 
 
 def _videos(request: BatchRequest, _: str | None) -> Arguments:
-    return {"pixel_values_videos": made_batch_images.videos(request, _config(request))}
+    return {"pixel_values_videos": images.video_pixel_values(request, _config(request))}
 
 
-def _waves(request: BatchRequest, _: str | None) -> Arguments:
-    return {"input_values": audio.waves(request, _config(request))}
+def _raw_audio(request: BatchRequest, _: str | None) -> Arguments:
+    return {"input_values": audio.waveforms(request, _config(request))}
 
 
 def _spectrograms(request: BatchRequest, _: str | None) -> Arguments:
@@ -198,17 +202,17 @@ def _config(request: BatchRequest) -> Any:  # noqa: ANN401, its fields differ by
 
 
 def _text_inputs(request: BatchRequest) -> Arguments:
-    config = made_batch_text.text_config(request.model)
-    length = made_batch_text.text_length(request, config)
-    return {"input_ids": made_batch_text.source_ids(request, length)}
+    config = token_ids.text_config(request.model)
+    length = token_ids.text_length(request, config)
+    return {"input_ids": token_ids.source_ids(request, length)}
 
 
 def _choices(request: BatchRequest) -> Arguments:
-    config = made_batch_text.text_config(request.model)
-    length = made_batch_text.text_length(request, config)
-    rows = request.batch_size * CHOICES
-    ids = made_batch_text.token_ids(request, length, rows)
-    return {"input_ids": ids.view(request.batch_size, CHOICES, length)}
+    config = token_ids.text_config(request.model)
+    length = token_ids.text_length(request, config)
+    rows = request.batch_size * CHOICE_COUNT
+    ids = token_ids.random_token_ids(request, length, rows)
+    return {"input_ids": ids.view(request.batch_size, CHOICE_COUNT, length)}
 
 
 def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
@@ -216,50 +220,50 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
     takes, needs = forward_arguments(request.model)
     is_video = task == "video classification" or (
         task != "image classification"
-        and "num_frames" in vars(made_batch_images.vision_config(config))
+        and "num_frames" in vars(images.vision_config(config))
     )
     if is_video:
-        batch: Arguments = {"pixel_values": made_batch_images.videos(request, config)}
+        batch: Arguments = {"pixel_values": images.video_pixel_values(request, config)}
     else:
         for_masks = task == "semantic segmentation"
-        pixels = made_batch_images.images(request, config, for_masks=for_masks)
+        pixels = images.pixel_values(request, config, for_masks=for_masks)
         batch = {"pixel_values": pixels}
-    batch.update(made_batch_images.interpolation(request, takes))
+    batch.update(images.interpolation_arguments(request, takes))
     if "bool_masked_pos" in needs:
-        batch["bool_masked_pos"] = made_batch_images.masked_patches(request, config)
+        batch["bool_masked_pos"] = images.masked_patch_positions(request, config)
     reads_text = task is None or task == "image and text LM"
     if "input_ids" in takes and reads_text:
         batch.update(_text_inputs(request))
     return batch
 
 
-# By the name of the main input; of several that an encoder could read the first.
-_SOURCES: dict[str, Callable[[BatchRequest, str | None], Arguments]] = {
-    "input_values": _waves,
+# By main_input_name; for a generic encoder the first that the forward takes.
+_INPUTS_BY_NAME: dict[str, Callable[[BatchRequest, str | None], Arguments]] = {
+    "input_values": _raw_audio,
     "input_features": _spectrograms,
     "pixel_values": _image_inputs,
     "pixel_values_videos": _videos,
-    "input_ids": _words,
-    "past_values": lambda request, _: series(request),
-    "states": lambda request, _: trajectories(request),
+    "input_ids": _input_ids,
+    "past_values": lambda request, _: time_series_inputs(request),
+    "states": lambda request, _: trajectory_inputs(request),
 }
 
 
 def _add_decoder_input(
     request: BatchRequest, batch: Arguments, takes: frozenset[str]
 ) -> None:
-    """Give a headless encoder-decoder a target to read: without labels none is made."""
+    """Add decoder inputs for an encoder-decoder without a head and labels."""
     if "decoder_input_ids" not in takes:
         return
     if "input_ids" in batch:
         length = batch["input_ids"].shape[-1]
-        ids = made_batch_text.token_ids(request, length)
+        ids = token_ids.random_token_ids(request, length)
     else:
         ids = audio.transcripts(request, request.model.config)
     batch["decoder_input_ids"] = ids
 
 
-def _cannot_make(model: nn.Module, reason: str) -> InputError:
+def _no_example_batch(model: nn.Module, reason: str) -> InputError:
     return InputError(
         f"No batch can be made for {type(model).__name__}: {reason}. Pass one that "
         f"your data loader gives, for example "

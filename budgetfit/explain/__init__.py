@@ -1,5 +1,5 @@
-"""``budgetfit explain``: what an out-of-memory message means, and what to change.
+"""``budgetfit explain``: explain an out-of-memory message, with advice.
 
 In comes text, out come plain values. Needs neither torch nor a GPU, because the message
-is often read on another machine than the one that wrote it. Open ``explain.py`` first.
+is often read on another machine. Open ``explain.py`` first.
 """

@@ -1,29 +1,32 @@
-"""What to change after a card was full, what helps most first."""
+"""Advice after an out-of-memory error, most helpful first."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryText
-from budgetfit.explain.cause import Blame
+from budgetfit.core.out_of_memory_message import OutOfMemoryMessage
+from budgetfit.explain.cause import Diagnosis
 from budgetfit.explain.explanation import Advice
 from budgetfit.explain.failed_phase import FailedPhase
-from budgetfit.explain.memory_breakdown import CardParts
+from budgetfit.explain.memory_breakdown import MemoryBreakdown
 from budgetfit.explain.phase_advice import phase_advice
 from budgetfit.utils.format_bytes import format_bytes
 
 _NOTABLE_BYTES: Final = 128 * 2**20
 _LISTED: Final = 4
 _BARE_CONTEXT_BYTES: Final = 2**30
-# Versions before 2.9 read this name only; all others read it first.
+# torch before 2.9 reads this name only; later versions read it first.
 _EXPANDABLE: Final = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 # Expandable segments do not exist on Windows.
 _ON_WINDOWS: Final = "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"
 
 
 def find_advice(
-    message: OutOfMemoryText, parts: CardParts, where: FailedPhase, blame: Blame
+    message: OutOfMemoryMessage,
+    parts: MemoryBreakdown,
+    where: FailedPhase,
+    blame: Diagnosis,
 ) -> tuple[Advice, ...]:
-    """Return what to change: what is enough by itself first, then the model."""
+    """Return advice: changes that suffice first, then changes to the model."""
     if message.kind == "host":
         return tuple(_host())
     if message.kind != "allocator":
@@ -36,9 +39,12 @@ def find_advice(
 
 
 def _around(
-    message: OutOfMemoryText, parts: CardParts, where: FailedPhase, blame: Blame
+    message: OutOfMemoryMessage,
+    parts: MemoryBreakdown,
+    where: FailedPhase,
+    blame: Diagnosis,
 ) -> Iterator[Advice]:
-    """Yield what has nothing to do with the model."""
+    """Yield advice that does not concern the model."""
     missing = blame.missing_bytes
     monitor = "rocm-smi --showpids" if message.on_amd else "nvidia-smi"
     idle = message.idle_bytes or 0
@@ -80,7 +86,7 @@ def _around(
 
 
 def _processes(others: tuple[tuple[int, int], ...]) -> str:
-    """Say what other processes hold; bare contexts are a mistake of launching."""
+    """Advise on other processes; several bare CUDA contexts are a launch error."""
     held = ", ".join(f"{pid} ({format_bytes(size)})" for pid, size in others[:_LISTED])
     more = len(others) - _LISTED
     text = f"Process{'es' if len(others) > 1 else ''} {held}"
@@ -94,7 +100,7 @@ def _processes(others: tuple[tuple[int, int], ...]) -> str:
     return text
 
 
-def _special(blame: Blame) -> Iterator[Advice]:
+def _special(blame: Diagnosis) -> Iterator[Advice]:
     if blame.cause == "one tensor larger than the card":
         yield Advice(
             text="Look at the line that asked for it: a sequence or an image that is "

@@ -1,26 +1,26 @@
-"""What was to blame for a full card."""
+"""The cause of an out-of-memory error, from its numbers."""
 
 from dataclasses import dataclass
 from typing import Final
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryText
+from budgetfit.core.out_of_memory_message import OutOfMemoryMessage
 from budgetfit.explain.explanation import Cause
-from budgetfit.explain.memory_breakdown import ROUNDING_BYTES, CardParts
+from budgetfit.explain.memory_breakdown import ROUNDING_BYTES, MemoryBreakdown
 from budgetfit.utils.format_bytes import format_bytes
 
 _IMPOSSIBLE_BYTES: Final = 2**60
-# Less than this share of the card explains nothing: the next tensor would have failed.
+# A smaller share of the GPU is not the cause: the next tensor would have failed.
 _NOTABLE_SHARE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
-    """What was to blame, and what was missing.
+class Diagnosis:
+    """The cause of an out-of-memory error.
 
     Attributes:
         cause: In a few words.
         summary: In a sentence, with numbers.
-        missing_bytes: What was asked for beyond what was free; None if unknown.
+        missing_bytes: Requested less free bytes; None if unknown.
     """
 
     cause: Cause
@@ -28,18 +28,18 @@ class Blame:
     missing_bytes: int | None = None
 
 
-def find_cause(message: OutOfMemoryText, parts: CardParts) -> Blame:
-    """Return the cause that the numbers are evidence for."""
+def find_cause(message: OutOfMemoryMessage, parts: MemoryBreakdown) -> Diagnosis:
+    """Return the most likely cause by the numbers of the message."""
     if message.kind == "host":
         asked = message.requested_bytes
         size = "" if asked is None else f" for {format_bytes(asked)}"
-        return Blame(
+        return Diagnosis(
             cause="host memory",
             summary=f"The computer's own memory was full, not the card's: it was "
             f"asked{size}.",
         )
     if message.kind != "allocator":
-        return Blame(
+        return Diagnosis(
             cause="outside the allocator",
             summary="The driver or a CUDA library found no memory. PyTorch's "
             "allocator was not asked, so the message has no numbers.",
@@ -47,12 +47,12 @@ def find_cause(message: OutOfMemoryText, parts: CardParts) -> Blame:
     return _paged(message) or _impossible(message) or _of_numbers(message, parts)
 
 
-def _paged(message: OutOfMemoryText) -> Blame | None:
-    """Blame a driver that let PyTorch have more than the card has."""
+def _paged(message: OutOfMemoryMessage) -> Diagnosis | None:
+    """Detect a driver that pages GPU memory to the host."""
     reserved, total = message.reserved_bytes, message.total_bytes
     if reserved is None or total is None or reserved <= total + ROUNDING_BYTES:
         return None
-    return Blame(
+    return Diagnosis(
         cause="driver pages to host memory",
         summary=f"PyTorch held {format_bytes(reserved)} on a card of "
         f"{format_bytes(total)}: the driver had moved the rest to host memory, "
@@ -61,24 +61,24 @@ def _paged(message: OutOfMemoryText) -> Blame | None:
     )
 
 
-def _impossible(message: OutOfMemoryText) -> Blame | None:
-    """Blame a tensor that no card of this size can hold."""
+def _impossible(message: OutOfMemoryMessage) -> Diagnosis | None:
+    """Detect a single tensor larger than the GPU."""
     asked, total = message.requested_bytes, message.total_bytes
     if asked is None or asked <= (_IMPOSSIBLE_BYTES - 1 if total is None else total):
         return None
     size = "more than 2^60 bytes" if asked >= _IMPOSSIBLE_BYTES else format_bytes(asked)
-    card = "" if total is None else f", on a card of {format_bytes(total)}"
-    return Blame(
+    of_gpu = "" if total is None else f", on a card of {format_bytes(total)}"
+    return Diagnosis(
         cause="one tensor larger than the card",
-        summary=f"One tensor of {size} was asked for{card}.",
+        summary=f"One tensor of {size} was asked for{of_gpu}.",
         missing_bytes=max(0, asked - (message.free_bytes or 0)),
     )
 
 
-def _of_numbers(message: OutOfMemoryText, parts: CardParts) -> Blame:
+def _of_numbers(message: OutOfMemoryMessage, parts: MemoryBreakdown) -> Diagnosis:
     asked, free = message.requested_bytes, message.free_bytes
     if asked is None or free is None:
-        return Blame(
+        return Diagnosis(
             cause="the model and its batch",
             summary="The card was full. The message has no further numbers.",
         )
@@ -96,7 +96,7 @@ def _of_numbers(message: OutOfMemoryText, parts: CardParts) -> Blame:
     if not missing:
         return _refused(asked, free)
     if others >= notable:
-        return Blame(
+        return Diagnosis(
             cause="other processes",
             summary=f"Other processes held {format_bytes(others)} of the card; "
             f"{format_bytes(missing)} were missing.",
@@ -105,8 +105,8 @@ def _of_numbers(message: OutOfMemoryText, parts: CardParts) -> Blame:
     return _full(message, parts, missing)
 
 
-def _fragmented(idle: int, asked: int, room: int, missing: int) -> Blame:
-    return Blame(
+def _fragmented(idle: int, asked: int, room: int, missing: int) -> Diagnosis:
+    return Diagnosis(
         cause="fragmentation",
         summary=f"{format_bytes(idle)} were reserved by PyTorch and in no tensor, but "
         f"not in one piece: with the {format_bytes(room)} that were free they would "
@@ -115,9 +115,9 @@ def _fragmented(idle: int, asked: int, room: int, missing: int) -> Blame:
     )
 
 
-def _limited(message: OutOfMemoryText, missing: int) -> Blame:
+def _limited(message: OutOfMemoryMessage, missing: int) -> Diagnosis:
     allowed, total = message.allowed_bytes or 0, message.total_bytes or 0
-    return Blame(
+    return Diagnosis(
         cause="limit of the process",
         summary=f"This process may take {format_bytes(allowed)} of the card's "
         f"{format_bytes(total)}, by a memory fraction that was set; "
@@ -126,8 +126,8 @@ def _limited(message: OutOfMemoryText, missing: int) -> Blame:
     )
 
 
-def _refused(asked: int, free: int) -> Blame:
-    return Blame(
+def _refused(asked: int, free: int) -> Diagnosis:
+    return Diagnosis(
         cause="more free than asked for",
         summary=f"{format_bytes(asked)} were asked for and {format_bytes(free)} were "
         "free, but the driver refused: another process held them a moment before, or "
@@ -136,11 +136,13 @@ def _refused(asked: int, free: int) -> Blame:
     )
 
 
-def _full(message: OutOfMemoryText, parts: CardParts, missing: int) -> Blame:
+def _full(
+    message: OutOfMemoryMessage, parts: MemoryBreakdown, missing: int
+) -> Diagnosis:
     allocated = message.allocated_bytes
     held = "" if allocated is None else f" with {format_bytes(allocated)} in tensors"
     gain = (message.idle_bytes or 0) + parts.others_bytes
-    return Blame(
+    return Diagnosis(
         cause="the model and its batch",
         summary=f"The model and its batch filled the card{held}; "
         f"{format_bytes(missing)} were missing. Without fragmentation and other "

@@ -1,20 +1,20 @@
-"""From a text with an out-of-memory message to what it means."""
+"""Explain the last out-of-memory message of a text."""
 
 import math
 
 from budgetfit.core.out_of_memory_message import (
-    OutOfMemoryText,
-    plain_text,
-    read_out_of_memory,
+    OutOfMemoryMessage,
+    parse_out_of_memory,
+    strip_formatting,
 )
 from budgetfit.errors import InputError
 from budgetfit.explain.advice import find_advice
 from budgetfit.explain.cause import find_cause
 from budgetfit.explain.explanation import Explanation
 from budgetfit.explain.failed_phase import FailedPhase, failed_phase
-from budgetfit.explain.memory_breakdown import card_parts, list_parts
+from budgetfit.explain.memory_breakdown import break_down_memory, breakdown_rows
 
-_LEAST_BYTES = 2**30  # of less, nothing is left to plan with
+_LEAST_BYTES = 2**30  # too little to plan with
 _EXAMPLE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
     "23.65 GiB of which 1.20 GiB is free. ..."
@@ -25,22 +25,22 @@ def explain(text: str) -> Explanation:
     """Explain the last out-of-memory message of a text.
 
     Args:
-        text: A message, a traceback or a whole log, as it was printed.
+        text: A message, a traceback or a whole log, as printed.
 
     Raises:
         InputError: The text has no such message.
     """
-    plain = plain_text(text)
-    messages = read_out_of_memory(plain)
+    plain = strip_formatting(text)
+    messages = parse_out_of_memory(plain)
     if not messages:
         size = f"{len(text):,} characters" if text.strip() else "nothing"
         raise InputError(
             f"No out-of-memory message was found in the text ({size}). Hand in what "
             f"PyTorch printed, with the traceback above it: {_EXAMPLE!r}"
         )
-    message = _telling(messages)
+    message = _last_message(messages)
     where = failed_phase(plain[: message.start])
-    parts = card_parts(message)
+    parts = break_down_memory(message)
     blame = find_cause(message, parts)
     return Explanation(
         message=message,
@@ -49,25 +49,25 @@ def explain(text: str) -> Explanation:
         cause=blame.cause,
         summary=blame.summary,
         missing_bytes=blame.missing_bytes,
-        parts=list_parts(message, parts),
+        parts=breakdown_rows(message, parts),
         advice=find_advice(message, parts, where, blame),
         commands=_next(message, where, parts.usable_bytes),
     )
 
 
-def _telling(messages: tuple[OutOfMemoryText, ...]) -> OutOfMemoryText:
-    """Return the last message, one with numbers if there is one.
+def _last_message(messages: tuple[OutOfMemoryMessage, ...]) -> OutOfMemoryMessage:
+    """Return the last message, preferably one with numbers.
 
-    What came before was survived: a search for a batch size, say.
+    Earlier ones were caught, for example by a search for a batch size.
     """
     telling = [message for message in messages if message.total_bytes is not None]
     return (telling or list(messages))[-1]
 
 
 def _next(
-    message: OutOfMemoryText, where: FailedPhase, usable_bytes: int | None
+    message: OutOfMemoryMessage, where: FailedPhase, usable_bytes: int | None
 ) -> tuple[str, ...]:
-    """Return what to run: a plan for what the process can have, and a check-up."""
+    """Return commands to run next: a plan for the usable memory, and ``doctor``."""
     if message.kind == "host":
         return ("budgetfit doctor",)
     size = "SIZE"

@@ -1,9 +1,9 @@
-"""What ``explain`` answers with."""
+"""Explanation: the result of ``budgetfit explain``."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryText
+from budgetfit.core.out_of_memory_message import OutOfMemoryMessage
 from budgetfit.explain.failed_phase import FailedPhase
 
 Cause = Literal[
@@ -20,13 +20,13 @@ Cause = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Some of the card's bytes.
+class MemoryPart:
+    """One row of the memory breakdown of a GPU.
 
     Attributes:
-        name: Whose they were, in a few words.
-        bytes: How many.
-        meaning: What that is, in a few words.
+        name: Owner of the memory, in a few words.
+        bytes: Size.
+        meaning: Explanation, in a few words.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One thing to change.
+    """One recommended change.
 
     Attributes:
-        text: What, and why, in a sentence.
-        commands: What to type or write.
-        gain_bytes: The most that it frees; None where that depends on the model.
-        enough: Whether ``gain_bytes`` covers what was missing.
+        text: What to change and why, in a sentence.
+        commands: Shell commands or code.
+        gain_bytes: Upper bound of freed memory; None where it depends on the model.
+        enough: Whether ``gain_bytes`` covers the missing memory.
     """
 
     text: str
@@ -53,26 +53,26 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What an out-of-memory message means.
+    """Explanation of an out-of-memory message.
 
     Attributes:
         message: Its numbers.
-        messages: How many the text holds; this is the last.
+        messages: Number of messages in the text; this is the last.
         where: The phase of training, from the traceback.
-        cause: What was to blame, in a few words.
-        summary: The cause in a sentence, with its numbers.
-        missing_bytes: What was asked for beyond what was free; None if unknown.
-        parts: Where the card's bytes were, the largest first.
-        advice: What to change, what helps most first.
+        cause: In a few words.
+        summary: The cause in a sentence, with numbers.
+        missing_bytes: Requested less free bytes; None if unknown.
+        parts: Memory breakdown of the GPU, largest first.
+        advice: Recommended changes, most helpful first.
         commands: What to run next.
     """
 
-    message: OutOfMemoryText
+    message: OutOfMemoryMessage
     messages: int
     where: FailedPhase
     cause: Cause
     summary: str
     missing_bytes: int | None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
     advice: tuple[Advice, ...] = field(default=())
     commands: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""In which part of training a traceback ended."""
+"""Find the training phase (forward, backward, ...) in which a traceback ended."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _FRAME: Final = re.compile(
     r'File "(?P<path>[^"\n]+)", line \d+(?:, in (?P<name>[\w<>.]+))?'
     r"|(?P<path2>[^\s\"]{1,200}\.py)(?::\d+)?,? +in\s+(?P<name2>[\w<>.]+)"
 )
-# (phase, path, function) of a frame: each that is found tells; paths have slashes.
+# (phase, path, function) patterns for frames; paths have slashes.
 _RULES: Final[tuple[tuple[Phase, str, str], ...]] = (
     ("backward", "", r"^(backward|run_backward|_engine_run_backward)$"),
     ("backward", r"torch/autograd/", r"^grad$"),
@@ -56,18 +56,18 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedPhase:
-    """Where a step stopped.
+    """The phase in which a step failed.
 
     Attributes:
         phase: Of training.
-        place: The innermost frame that is not a library's, for people; or empty.
+        place: The innermost frame of user code, for reports; or empty.
         in_loss: Whether the loss was being computed.
-        in_attention: Whether an attention layer ran.
-        recomputing: Whether a checkpointed block was run again, in a backward.
-        state_is_new: Whether the optimizer was making its state, in its first step.
-        foreach: Whether it was updating all parameters at once.
-        family: Of transformers' models the one that ran, for example ``llama``.
-        on_windows: Whether the paths are of Windows.
+        in_attention: Whether an attention layer was running.
+        recomputing: Whether a checkpointed block was being recomputed.
+        state_is_new: Whether the optimizer was allocating its state.
+        foreach: Whether a foreach optimizer was running.
+        family: The transformers model family, for example ``llama``.
+        on_windows: Whether paths are Windows paths.
     """
 
     phase: Phase
@@ -82,10 +82,11 @@ class FailedPhase:
 
 
 def failed_phase(text: str) -> FailedPhase:
-    """Return what the last traceback of ``text``, the part before the message, tells.
+    """Analyse the last traceback of ``text``.
 
     Args:
-        text: A plain text (``core.out_of_memory_text.plain_text``) up to the message.
+        text: Plain text (``core.out_of_memory_message.strip_formatting``) before the
+            message.
     """
     text = text[-_LONGEST:]
     last = text[max(text.rfind("Traceback (most recent call last)"), 0) :]
@@ -119,7 +120,7 @@ def failed_phase(text: str) -> FailedPhase:
 
 
 def _of_code(text: str) -> Phase:
-    """Return what the last lines of code tell where no frame does."""
+    """Guess the phase from the last code lines where no frame matches."""
     code = "\n".join(text.rstrip().splitlines()[-4:])
     return "to_device" if re.search(r"\.(to|cuda)\(", code) else "unknown"
 
@@ -133,11 +134,11 @@ def _of(frame: Frame) -> list[Phase]:
 
 
 def _decided(phases: list[tuple[int, Phase]]) -> tuple[Phase, int]:
-    """Return the phase, and the number of the frame from which on it lasts.
+    """Return the phase, and the index of the frame where it starts.
 
-    The innermost decides: Lightning computes the loss inside ``optimizer.step``. But a
-    forward inside a backward is a block that is recomputed, and one inside an
-    evaluation is the evaluation's.
+    The innermost frame decides: Lightning computes the loss inside ``optimizer.step``.
+    But a forward inside a backward is a recomputed block, and one inside an evaluation
+    belongs to the evaluation.
     """
     innermost = phases[-1][1]
     owners: dict[Phase, tuple[Phase, ...]] = {

@@ -1,31 +1,31 @@
-"""Where the bytes of a full card were."""
+"""Memory breakdown of a full GPU, from an out-of-memory message."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryText, own_process
-from budgetfit.explain.explanation import Part
+from budgetfit.core.out_of_memory_message import OutOfMemoryMessage, own_process
+from budgetfit.explain.explanation import MemoryPart
 from budgetfit.gpus.cuda_context import estimated_context
 from budgetfit.gpus.table import generic_gpu
 
-# Two decimals of a GiB, several times: below this a difference is rounding.
+# Sizes are printed with two decimals of a GiB: smaller differences are rounding.
 ROUNDING_BYTES: Final = 32 * 2**20
 _UNSEEN: Final = "not named: the desktop, other containers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardParts:
-    """A message's numbers, taken apart.
+class MemoryBreakdown:
+    """Used GPU memory by owner.
 
     Attributes:
-        outside_bytes: Of this process, outside PyTorch's allocator: the CUDA context.
-        others: Other processes that were named: id and bytes.
-        unnamed_bytes: Of the card, and nobody's who was named.
-        measured: Whether the driver told this process's bytes. If not,
+        outside_bytes: Of this process outside PyTorch's allocator: the CUDA context.
+        others: Other processes that the message lists: pid and bytes.
+        unnamed_bytes: Used memory of no listed process.
+        measured: Whether the message has this process's bytes. If not,
             ``outside_bytes`` is estimated and the rest is ``unnamed_bytes``.
-        usable_bytes: What this process could have had of the card, context included;
-            None where the message does not tell.
+        usable_bytes: GPU memory that this process could use, context included; None if
+            unknown.
     """
 
     outside_bytes: int = 0
@@ -36,12 +36,12 @@ class CardParts:
 
     @property
     def others_bytes(self) -> int:
-        """All that this process cannot have."""
+        """Memory that this process cannot use."""
         return sum(size for _, size in self.others) + self.unnamed_bytes
 
 
-def card_parts(message: OutOfMemoryText) -> CardParts:
-    """Return whose the card's bytes were, as far as the message tells."""
+def break_down_memory(message: OutOfMemoryMessage) -> MemoryBreakdown:
+    """Attribute the GPU's used memory to processes, as far as the message allows."""
     total, free, reserved = (
         message.total_bytes,
         message.free_bytes,
@@ -49,7 +49,7 @@ def card_parts(message: OutOfMemoryText) -> CardParts:
     )
     process, others = own_process(message)
     if total is None or free is None or reserved is None:
-        return CardParts(others=tuple(others))
+        return MemoryBreakdown(others=tuple(others))
     named = sum(size for _, size in others)
     if process is None:
         rest = max(0, total - free - reserved - named)
@@ -64,7 +64,7 @@ def card_parts(message: OutOfMemoryText) -> CardParts:
     usable = total - named - unnamed
     if message.allowed_bytes is not None:
         usable = min(usable, message.allowed_bytes + outside)
-    return CardParts(
+    return MemoryBreakdown(
         outside_bytes=outside,
         others=tuple(others),
         unnamed_bytes=unnamed,
@@ -73,44 +73,50 @@ def card_parts(message: OutOfMemoryText) -> CardParts:
     )
 
 
-def list_parts(message: OutOfMemoryText, parts: CardParts) -> tuple[Part, ...]:
-    """Return the rows of the card's bytes, the largest first, what is free last."""
+def breakdown_rows(
+    message: OutOfMemoryMessage, parts: MemoryBreakdown
+) -> tuple[MemoryPart, ...]:
+    """Return the rows of the breakdown, largest first, free memory last."""
     rows = sorted(_rows(message, parts), key=lambda part: -part.bytes)
     if message.free_bytes is not None:
-        rows.append(Part(name="free", bytes=message.free_bytes, meaning="nobody's"))
+        rows.append(
+            MemoryPart(name="free", bytes=message.free_bytes, meaning="nobody's")
+        )
     return tuple(rows)
 
 
-def _rows(message: OutOfMemoryText, parts: CardParts) -> Iterator[Part]:
+def _rows(message: OutOfMemoryMessage, parts: MemoryBreakdown) -> Iterator[MemoryPart]:
     if message.allocated_bytes is not None:
-        yield Part(
+        yield MemoryPart(
             name="in tensors",
             bytes=max(0, message.allocated_bytes - message.pools_bytes),
             meaning="model, gradients, optimizer, activations",
         )
     if message.pools_bytes:
-        yield Part(
+        yield MemoryPart(
             name="private pools",
             bytes=message.pools_bytes,
             meaning="CUDA graphs keep them for themselves",
         )
     if message.idle_bytes is not None:
-        yield Part(
+        yield MemoryPart(
             name="fragmentation",
             bytes=message.idle_bytes,
             meaning="reserved by PyTorch, in no tensor, not in one piece",
         )
     if parts.outside_bytes:
         how = "" if parts.measured else ", estimated"
-        yield Part(
+        yield MemoryPart(
             name="CUDA context",
             bytes=parts.outside_bytes,
             meaning=f"of this process, outside PyTorch's allocator{how}",
         )
     for pid, size_bytes in parts.others:
-        yield Part(name=f"process {pid}", bytes=size_bytes, meaning="another process")
+        yield MemoryPart(
+            name=f"process {pid}", bytes=size_bytes, meaning="another process"
+        )
     if parts.unnamed_bytes:
         what = (
             _UNSEEN if parts.measured else "what is left: other processes, the desktop"
         )
-        yield Part(name="others", bytes=parts.unnamed_bytes, meaning=what)
+        yield MemoryPart(name="others", bytes=parts.unnamed_bytes, meaning=what)

@@ -1,9 +1,9 @@
-"""What to change about the model and its training, by the phase that failed."""
+"""Advice on model and training settings, by the phase that failed."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryText
+from budgetfit.core.out_of_memory_message import OutOfMemoryMessage
 from budgetfit.explain.explanation import Advice
 from budgetfit.explain.failed_phase import FailedPhase, Phase
 from budgetfit.utils.format_bytes import format_bytes
@@ -11,9 +11,11 @@ from budgetfit.utils.format_bytes import format_bytes
 _CHECKPOINTING: Final = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
 
 
-def phase_advice(message: OutOfMemoryText, where: FailedPhase) -> tuple[Advice, ...]:
-    """Return what takes less, the least harmful to training first."""
-    rules: dict[Phase, Callable[[OutOfMemoryText, FailedPhase], Iterator[Advice]]] = {
+def phase_advice(message: OutOfMemoryMessage, where: FailedPhase) -> tuple[Advice, ...]:
+    """Return changes that reduce memory, the least intrusive first."""
+    rules: dict[
+        Phase, Callable[[OutOfMemoryMessage, FailedPhase], Iterator[Advice]]
+    ] = {
         "loading": _loading,
         "to_device": _loading,
         "optimizer": _optimizer,
@@ -22,8 +24,8 @@ def phase_advice(message: OutOfMemoryText, where: FailedPhase) -> tuple[Advice, 
     return tuple(rules.get(where.phase, _step)(message, where))
 
 
-def _step(message: OutOfMemoryText, where: FailedPhase) -> Iterator[Advice]:
-    """Yield what makes a forward and a backward smaller."""
+def _step(message: OutOfMemoryMessage, where: FailedPhase) -> Iterator[Advice]:
+    """Yield changes that reduce the memory of forward and backward."""
     asked = message.requested_bytes
     size = "" if asked is None else f" (the {format_bytes(asked)} asked for, too)"
     if where.in_loss:
@@ -53,7 +55,7 @@ def _step(message: OutOfMemoryText, where: FailedPhase) -> Iterator[Advice]:
         )
 
 
-def _optimizer(message: OutOfMemoryText, where: FailedPhase) -> Iterator[Advice]:
+def _optimizer(message: OutOfMemoryMessage, where: FailedPhase) -> Iterator[Advice]:
     del message
     if where.foreach:
         yield Advice(
@@ -76,7 +78,7 @@ def _optimizer(message: OutOfMemoryText, where: FailedPhase) -> Iterator[Advice]
     )
 
 
-def _evaluation(message: OutOfMemoryText, where: FailedPhase) -> Iterator[Advice]:
+def _evaluation(message: OutOfMemoryMessage, where: FailedPhase) -> Iterator[Advice]:
     del message, where
     yield Advice(
         text="Evaluate without gradients and in smaller batches.",
@@ -92,7 +94,7 @@ def _evaluation(message: OutOfMemoryText, where: FailedPhase) -> Iterator[Advice
     )
 
 
-def _loading(message: OutOfMemoryText, where: FailedPhase) -> Iterator[Advice]:
+def _loading(message: OutOfMemoryMessage, where: FailedPhase) -> Iterator[Advice]:
     held = message.allocated_bytes
     size = "" if not held else f": {format_bytes(held)} were there when it was full"
     yield Advice(

@@ -1,7 +1,7 @@
-"""What a process takes of a card outside PyTorch's allocator: a range, with its source.
+"""CUDA context size: memory of a process outside PyTorch's allocator, as a range.
 
-CUDA context and lazily loaded kernels (memory-model A3). Not derivable from a model:
-estimated from published reports, until ``verify`` has measured it on the card. The
+The context and lazily loaded kernels cannot be derived from a model: estimated from
+published reports, until ``verify`` has measured it on the GPU. The
 reports are in ``cuda_context.toml``; docs/decisions/0013-process-range.md says how they
 become a range and how often it holds.
 """
@@ -20,20 +20,20 @@ from budgetfit.gpus.table import Gpu, find_gpu
 _MIB: Final = 2**20
 _GIB: Final = 2**30
 
-# The line that budgets rest on: it grows with the threads that a card can keep
-# resident. No report is more than 70 MiB above it (decision 0005).
+# The line that budgets use: it grows with the resident threads of the GPU. No report is
+# more than 70 MiB above it (docs/decisions/0005-headroom-and-context.md).
 _LINE_BASE_BYTES: Final = 64 * _MIB
 _LINE_BYTES_PER_THREAD: Final = 2400
 
-# Each capability has few reports: its mean counts as if all reports' mean had been seen
-# this many times more.
+# Each capability has few reports: its mean is shrunk to the mean of all reports by so
+# many pseudo-observations.
 _PRIOR_REPORTS: Final = 2
 # Standard deviations on each side. 2.03 would hold 95 % of normal errors with the
 # reports' 36 degrees of freedom; their tails are heavier.
 _WIDTH: Final = 2.2
 
-# Other models load other kernels. Of the pairs of published reports of one card, 54 of
-# 69 differ by no more, and those differ in machine and driver, too.
+# Other models load other kernels. Of the pairs of published reports of one GPU model,
+# 54 of 69 differ by no more, and those differ in machine and driver, too.
 _MEASURED_WIDTH_BYTES: Final = 64 * _MIB
 
 
@@ -42,11 +42,11 @@ class CudaContext:
     """Bytes of a process outside the allocator.
 
     Attributes:
-        planned_bytes: What a budget sets aside; on the safe side (decision 0005).
-        low_bytes: Of 40 processes, one is expected to take less.
-        typical_bytes: Half of the processes take less.
-        high_bytes: Of 40 processes, one is expected to take more.
-        source: Where the numbers are from, in words that can follow "the CUDA context".
+        planned_bytes: Set aside by budgets; an upper estimate.
+        low_bytes: 2.5 % quantile over processes.
+        typical_bytes: Median.
+        high_bytes: 97.5 % quantile.
+        source: Where the numbers are from; can follow "the CUDA context".
         measured: When and where ``verify`` measured it; empty for an estimate.
     """
 
@@ -60,14 +60,14 @@ class CudaContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One published process: the card's name in the table and bytes outside."""
+    """One published measurement: GPU name in the table, bytes outside the allocator."""
 
     gpu: str
     outside_bytes: float
 
 
 def context_bytes(gpu: Gpu) -> int:
-    """Return what a budget sets aside on a card that nothing was measured on.
+    """Return the planned CUDA context of a GPU without measurements.
 
     The line through the published reports. NCCL and CUDA graphs are not in it.
     """
@@ -78,13 +78,13 @@ def context_bytes(gpu: Gpu) -> int:
 def estimated_context(
     gpu: Gpu, *, eager: bool = False, reports: Sequence[Report] | None = None
 ) -> CudaContext:
-    """Return the range that published reports leave for a card.
+    """Estimate the CUDA context of a GPU from published reports.
 
     Args:
-        gpu: The card.
-        eager: Every kernel is loaded at the start, not when it is first used: always
-            below CUDA 11.7, later where ``CUDA_MODULE_LOADING`` says so.
-        reports: The evidence; all that is published if left out.
+        gpu: The GPU.
+        eager: Kernels are loaded eagerly: always below CUDA 11.7, later with
+            ``CUDA_MODULE_LOADING=EAGER``.
+        reports: All published ones if left out.
     """
     reports = published_reports() if reports is None else reports
     line_bytes = context_bytes(gpu)
@@ -110,7 +110,7 @@ def estimated_context(
 
 
 def measured_context(measured_bytes: Sequence[int], where: str) -> CudaContext:
-    """Return the range around what ``verify`` measured on the card.
+    """Return the range around measurements of ``verify`` on the GPU.
 
     Args:
         measured_bytes: One or more measurements; the largest is planned with.
@@ -141,7 +141,7 @@ def published_reports() -> tuple[Report, ...]:
 
 
 def eager_factors() -> tuple[float, ...]:
-    """Return how many times more an eagerly loading process was seen to take."""
+    """Return observed ratios of eager to lazy kernel loading."""
     return tuple(row["times"] for row in _table()["loading"])
 
 
@@ -169,13 +169,13 @@ def _log_ratio(
 
 def _evidence(gpu: Gpu, reports: Sequence[Report]) -> str:
     major, minor = gpu.compute_capability
-    same_card = sum(report.gpu == gpu.name for report in reports)
+    same_gpu = sum(report.gpu == gpu.name for report in reports)
     same_capability = sum(
         find_gpu(report.gpu).compute_capability == gpu.compute_capability
         for report in reports
     )
-    if same_card:
-        share = f"{same_card} of them of this card"
+    if same_gpu:
+        share = f"{same_gpu} of them of this card"
     elif same_capability:
         share = (
             f"{same_capability} of them of capability {major}.{minor}, "

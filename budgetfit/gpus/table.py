@@ -1,7 +1,7 @@
-"""The card table: what is known of each GPU, and how a user's words find it.
+"""GPU table: memory, compute rates and bandwidth of each GPU; lookup by name.
 
-Rows live in ``gpus.toml``, each with its source. A field that is unknown is absent
-there and None here; rates that had to be assumed say so (``rates_assumed``).
+Rows are in ``gpus.toml``, each with its source. Unknown fields are absent there and
+None here; assumed rates are marked (``rates_assumed``).
 """
 
 import dataclasses
@@ -16,12 +16,13 @@ from importlib import resources
 from typing import Any, Final
 
 from budgetfit.errors import InputError
-from budgetfit.gpus.unsupported import why_not
+from budgetfit.gpus.unsupported import unsupported_reason
 from budgetfit.utils.format_bytes import format_bytes
 
-# Sellers add these words, users leave them out; they never tell two cards apart.
+# Vendor words that users leave out; they never distinguish two GPUs.
 _VENDOR_WORDS: Final = re.compile(r"nvidia|geforce|tesla|rtx|gpu|generation")
-# One widespread card for each step of memory, in ascending order; decision 0006.
+# One widespread GPU per memory size, ascending;
+# docs/decisions/0006-the-assumed-card.md.
 _REFERENCES: Final = (
     "rtx-4090",
     "rtx-5090",
@@ -34,30 +35,29 @@ _REFERENCES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One card.
+    """One GPU model.
 
     Rates are dense (no structured sparsity) and, on tensor cores, accumulate in
     fp32, as PyTorch's matrix products do.
 
     Attributes:
         name: Canonical name, for example ``"rtx-4090"``.
-        title: What the maker calls it.
+        title: The vendor's name.
         total_bytes: ``torch.cuda.get_device_properties(0).total_memory``.
         compute_capability: For example ``(8, 9)``.
         sm_count: Streaming multiprocessors.
-        threads_per_sm: Most resident threads on one of them.
+        threads_per_sm: Maximum resident threads per SM.
         fp32_tflops: 10^12 operations per second outside tensor cores.
         tf32_tflops: None below capability 8.0, which has no tf32.
         fp16_tflops: None where fp16 is not faster or its rate is unknown.
         bf16_tflops: None below capability 8.0, which only emulates bf16.
         memory_gb_per_s: 10^9 bytes per second of device memory.
         link_gb_per_s: 10^9 bytes per second to the host, one direction.
-        memory_class_gb: The number that the card is sold by ("24 GB").
+        memory_class_gb: Nominal memory ("24 GB").
         source: Where the row comes from.
         total_source: Where ``total_bytes`` comes from.
-        rates_assumed: Whether rates are another card's, scaled; see ``source``.
-        host_ram_gib: GiB of host memory that may be pinned on a machine with this card
-            of which nothing else is known.
+        rates_assumed: Whether rates are scaled from another GPU; see ``source``.
+        host_ram_gib: Pinned host memory assumed on an unknown machine with this GPU.
     """
 
     name: str
@@ -81,25 +81,25 @@ class Gpu:
 
 @functools.cache
 def all_gpus() -> tuple[Gpu, ...]:
-    """Return every card of the table, in the table's order."""
+    """Return all GPUs, in the table's order."""
     return tuple(gpu for gpu, _ in _rows())
 
 
 def gpus_of_class(memory_class_gb: int) -> tuple[Gpu, ...]:
-    """Return the cards sold with so many GB; none is a valid answer."""
+    """Return the GPUs with this nominal memory; may be empty."""
     return tuple(gpu for gpu in all_gpus() if gpu.memory_class_gb == memory_class_gb)
 
 
 def find_gpu(text: str) -> Gpu:
-    """Return the card that a name means.
+    """Look up a GPU by name.
 
     Case, spaces, hyphens and the words NVIDIA, GeForce, Tesla and GPU do not matter;
     the memory class may be added ("RTX 4090 24GB") and must be where it decides
-    ("A100" alone is two cards).
+    ("A100" alone is two GPUs).
 
     Raises:
-        InputError: No card of that name, or several; names the nearest, or says why
-            another maker's device cannot be planned for.
+        InputError: No GPU of that name, or several; names the nearest, or says why
+            another vendor's device is not supported.
 
     >>> find_gpu("NVIDIA GeForce RTX 4090").name
     'rtx-4090'
@@ -112,7 +112,7 @@ def find_gpu(text: str) -> Gpu:
             f"{text!r:.80} is the name of {len(names)} cards: {', '.join(names)}. "
             f'Write one of them, for example "{names[0]}".'
         )
-    reason = why_not(_letters_and_digits(text))
+    reason = unsupported_reason(_letters_and_digits(text))
     if reason is not None:
         raise InputError(
             f"{text!r:.80} {reason}. `budgetfit gpus` lists the cards to name."
@@ -130,11 +130,11 @@ def gpu_from_properties(
     sm_count: int,
     threads_per_sm: int,
 ) -> Gpu:
-    """Return a real device: its own properties, with the rates of its table row.
+    """Return the ``Gpu`` of a present device: own properties, rates of the table.
 
-    Where only a slice of the card is visible, as under MIG, its rates are scaled by
-    multiprocessors; where the table has no such card, those of the nearest one by
-    capability and multiprocessors are. ``rates_assumed`` is set then.
+    Rates are scaled by multiprocessors where only a slice of the GPU is visible (MIG),
+    and from the nearest GPU by capability and multiprocessors where the table has no
+    such row. ``rates_assumed`` is set then.
 
     Args:
         name: As ``torch.cuda.get_device_name`` gives it.
@@ -149,9 +149,9 @@ def gpu_from_properties(
         for gpu in map(_gpus_by_name().__getitem__, names)
         if gpu.compute_capability == tuple(capability)
     ]
-    same_card = [gpu for gpu in named if gpu.sm_count == sm_count]
-    if same_card:
-        row = min(same_card, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
+    same_gpu = [gpu for gpu in named if gpu.sm_count == sm_count]
+    if same_gpu:
+        row = min(same_gpu, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
         return _with_memory(row, total_bytes, "this device")
     like = _most_like(named or all_gpus(), capability, sm_count)
     model = _with_memory(like, total_bytes, "this device")
@@ -165,10 +165,10 @@ def gpu_from_properties(
 
 
 def generic_gpu(total_bytes: int) -> Gpu:
-    """Return the card assumed when only a size is known.
+    """Return the GPU assumed when only a memory size is known.
 
-    The smallest reference card that has at least this much memory; what follows from
-    it and why is in docs/decisions/0006-the-assumed-card.md.
+    The smallest reference GPU with at least this much memory; see
+    docs/decisions/0006-the-assumed-card.md.
 
     Args:
         total_bytes: The size that was given; the result has exactly this much.
@@ -189,7 +189,7 @@ def generic_gpu(total_bytes: int) -> Gpu:
 
 @functools.cache
 def _rows() -> tuple[tuple[Gpu, tuple[str, ...]], ...]:
-    """Return each card with the further names that it goes by."""
+    """Return each GPU with its aliases."""
     text = resources.files(__package__).joinpath("gpus.toml").read_text("utf-8")
     return tuple(_parsed(row) for row in tomllib.loads(text)["gpu"])
 
@@ -209,14 +209,14 @@ def _gpus_by_name() -> dict[str, Gpu]:
 
 @functools.cache
 def _names_by_key() -> dict[str, tuple[str, ...]]:
-    """Map every way to write a card to the canonical names that it may mean."""
+    """Map normalized names to the canonical names that they may mean."""
     names: dict[str, tuple[str, ...]] = {}
     for gpu, also in _rows():
         keys = {_key(text) for text in (gpu.name, gpu.title, *also)}
         with_class = {f"{key}{gpu.memory_class_gb}" for key in keys}
         for key in keys | with_class | {f"{key}gb" for key in with_class}:
             names[key] = (*names.get(key, ()), gpu.name)
-    # The canonical name always means its own row, whatever else is called so.
+    # A canonical name always means its own row.
     return names | {_key(gpu.name): (gpu.name,) for gpu in all_gpus()}
 
 
@@ -229,7 +229,7 @@ def _letters_and_digits(text: str) -> str:
 
 
 def _nearest(text: str) -> list[str]:
-    """Return the three names most like a text, read with and without its RTX."""
+    """Return the three most similar names, compared with and without RTX."""
 
     def likeness(gpu: Gpu) -> float:
         return max(
@@ -241,8 +241,8 @@ def _nearest(text: str) -> list[str]:
 
 
 def _with_memory(gpu: Gpu, total_bytes: int, total_source: str) -> Gpu:
-    # Within 10 % it is the same card on another machine; beyond, another amount of
-    # memory was soldered or only a part of it is visible.
+    # Within 10 % it is the same GPU on another machine; beyond, a memory variant, or
+    # only a part of it is visible.
     same_class = abs(total_bytes - gpu.total_bytes) <= gpu.total_bytes // 10
     return dataclasses.replace(
         gpu,
@@ -267,7 +267,7 @@ def _most_like(gpus: Sequence[Gpu], capability: tuple[int, int], sm_count: int) 
 
 
 def _scaled(model: Gpu, sm_count: int) -> Gpu:
-    """Return ``model`` with so many multiprocessors, and rates to match."""
+    """Scale the rates of ``model`` to another number of multiprocessors."""
     share = sm_count / model.sm_count
 
     def times(rate: float | None) -> float | None:

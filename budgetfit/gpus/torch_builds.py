@@ -1,18 +1,18 @@
-"""Which of PyTorch's builds have kernels for a card."""
+"""Which PyTorch builds have kernels for a GPU's compute capability."""
 
 from typing import Final
 
 from budgetfit.gpus.table import Gpu
 
-OLDEST_OF_CUDA_13: Final = (7, 5)  # it has no kernels for what is older
+CUDA_13_LOWEST_CAPABILITY: Final = (7, 5)  # CUDA 13 dropped older capabilities
 # PyTorch publishes builds for CUDA 12 up to this release (pytorch/pytorch, issue
 # 190385); the one for 12.6 is the last with Maxwell, Pascal and Volta.
 _LAST_WITH_CUDA_12: Final = "2.14"
 
 
 def builds_note(gpu: Gpu) -> str | None:
-    """Say which builds train on a card that the newest do not; None if they do."""
-    if gpu.compute_capability >= OLDEST_OF_CUDA_13:
+    """Return a note on the builds needed for an old GPU; None if any will do."""
+    if gpu.compute_capability >= CUDA_13_LOWEST_CAPABILITY:
         return None
     major, minor = gpu.compute_capability
     return (

@@ -1,13 +1,13 @@
-"""Names of devices that cannot be planned for, and why not.
+"""Devices that are not supported (AMD, Apple, TPU, ...), and why.
 
-Predictions rest on PyTorch's CUDA allocator and on what NVIDIA's libraries take beside
-tensors. Nobody has compared them with another maker's device.
+Predictions model PyTorch's CUDA allocator and the workspaces of NVIDIA's libraries, and
+are not validated on other devices.
 """
 
 import re
 from typing import Final
 
-# What a name begins with, in small letters and digits alone.
+# Prefixes of normalized names: lower-case letters and digits only.
 _REASONS: Final = (
     (
         re.compile(r"amd|radeon|instinct|mi[0-9]{2,3}[ax]?$|rx[0-9]|gfx[0-9]"),
@@ -40,11 +40,11 @@ _REASONS: Final = (
 )
 
 
-def why_not(letters_and_digits: str) -> str | None:
-    """Return why a device cannot be planned for, to follow its name; None if unknown.
+def unsupported_reason(letters_and_digits: str) -> str | None:
+    """Return why a device is not supported, to follow its name; None if unknown.
 
     Args:
-        letters_and_digits: The name without anything else, in lower case.
+        letters_and_digits: The name, normalized to lower-case letters and digits.
     """
     text = letters_and_digits.removeprefix("nvidia")
     return next((why for pattern, why in _REASONS if pattern.match(text)), None)

@@ -1,26 +1,37 @@
-"""The arguments of adapters, turned into values, and the model that they mean."""
+"""LoRA adapter arguments, the model to trace with them, attaching them to a model."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from budgetfit.applying.undo import Undo
 from budgetfit.core.adapter import Adapter, ComputeDtype, parse_adapter
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.peft import adapted_on_meta, to_trace
+from budgetfit.inputs.plan_source import PlanSource
+from budgetfit.integrations.peft import (
+    adapted_meta_copy,
+    attached_adapters,
+    ensure_adapters,
+    loading_code,
+    traceable_model,
+)
 from budgetfit.integrations.quantization.bitsandbytes import (
-    as_stored,
-    is_quantised,
+    is_quantized,
     loading_peak_bytes,
+    with_stored_quantization,
 )
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from torch import nn
-
+    from budgetfit.applying.run.run import Run
     from budgetfit.core.plan import Estimate
     from budgetfit.gpus.table import Gpu
     from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
@@ -32,10 +43,10 @@ def find_adapter(
     precisions: Sequence[str],
     **asked: Any,  # noqa: ANN401 - the arguments of parse_adapter
 ) -> Adapter | None:
-    """Return the adapter that was asked for, computed with as the card can.
+    """Parse adapter arguments, with a compute dtype that the GPU supports.
 
     Raises:
-        InputError: If something cannot be what was meant.
+        InputError: If an argument is invalid.
     """
     weights = {find_precision(name).weights for name in precisions}
     mixed = any(find_precision(name).autocast for name in precisions)
@@ -49,19 +60,19 @@ def find_adapter(
 def adapter_as_stored(
     resolved: ResolvedModel, adapter: Adapter | None, *, given: bool
 ) -> tuple[Adapter | None, tuple[str, ...]]:
-    """Return the adapter as it is on weights that are quantised already, and notes.
+    """Adjust the adapter to weights that are already quantized; also returns notes.
 
     Args:
         resolved: The model.
-        adapter: What was asked for.
-        given: Whether the user handed in the module, and not what describes one.
+        adapter: As requested.
+        given: Whether the user passed a module rather than a description of one.
 
     Raises:
-        InputError: If such weights cannot be trained as asked.
+        InputError: If such weights cannot be trained as requested.
     """
     name = resolved.name
     if adapter is None:
-        if not given and is_quantised(resolved.model):
+        if not given and is_quantized(resolved.model):
             raise InputError(
                 f"The weights of {name} are stored quantised by bitsandbytes, and such "
                 'weights are not trained. Train adapters on them: method="lora" '
@@ -74,7 +85,7 @@ def adapter_as_stored(
             "from_pretrained does not quantise them again with bitsandbytes. Use "
             'method="lora" (--method lora), or give an unquantised copy of the model.'
         )
-    stored = as_stored(adapter, resolved.model)
+    stored = with_stored_quantization(adapter, resolved.model)
     asked = adapter.quantization
     if asked in (None, stored.quantization):
         return stored, ()
@@ -85,19 +96,19 @@ def adapter_as_stored(
 def model_to_trace(
     model: nn.Module, adapter: Adapter | None
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the model that stands for ``model`` in traces, and what to know of it.
+    """Return the model to trace, with adapters and quantized layers; and notes.
 
     Raises:
-        InputError: If the adapter or a quantised layer cannot be had.
+        InputError: If the adapter or a quantized layer cannot be created.
     """
     if adapter is not None:
-        return adapted_on_meta(model, adapter)
-    notes = size_notes(model, prepared=False) if is_quantised(model) else ()
-    return to_trace(model), notes
+        return adapted_meta_copy(model, adapter)
+    notes = size_notes(model, prepared=False) if is_quantized(model) else ()
+    return traceable_model(model), notes
 
 
 def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
-    """Say when loading a quantised model takes more than training it."""
+    """Return a note where loading a quantized model takes more memory than training."""
     peak_bytes = loading_peak_bytes(model)
     if peak_bytes is None or peak_bytes <= estimate.allocated_bytes:
         return ()
@@ -107,3 +118,62 @@ def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
             "a weight is on the card in both forms while it is quantised"
         ),
     )
+
+
+def attach_planned_adapter(plan: Plan, model: Any) -> tuple[Any, Callable[[], object]]:  # noqa: ANN401
+    """Return the model that a plan trains, and a function that restores the plain one.
+
+    Args:
+        plan: One without an adapter trains the model itself.
+        model: A plain model gets the adapters; one that has some is trained as it is.
+            None: the one that was planned.
+
+    Raises:
+        InputError: If there is none, or it must be loaded quantized, and is not.
+    """
+    if not isinstance(plan, Plan) or plan.adapter is None:
+        return model, _no_op
+    model = _given_or_planned(plan, model)
+    if model is None:
+        raise InputError(
+            "This plan has no model with weights to train: it was loaded from disk or "
+            "made from a config. Load one and hand it in, budgetfit.apply(plan, "
+            f"model):\n{loading_code(plan.adapter)}"
+        )
+    if not isinstance(model, nn.Module):
+        return model, _no_op
+    return ensure_adapters(model, plan.adapter)
+
+
+def detach_on_undo(run: Run, put_back: Callable[[], object]) -> Run:
+    """Let ``run.undo()`` remove adapters, too, after everything else."""
+    undo = Undo()
+    undo.add(put_back)
+    undo.add(run._undo)  # noqa: SLF001 - extends the undo of a run just created
+    run._undo = undo  # noqa: SLF001
+    return run
+
+
+@contextlib.contextmanager
+def planned_adapter_attached(plan: Plan, model: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Attach the planned adapters to a plain module while the context is open.
+
+    Anything but a module (a hub id, None) is built with adapters by ``verify``.
+    """
+    adapter = plan.adapter if isinstance(plan, Plan) else None
+    live = None if adapter is None else _given_or_planned(plan, model)
+    if not isinstance(live, nn.Module):
+        yield model
+        return
+    with attached_adapters(live, adapter) as adapted:
+        yield adapted
+
+
+def _given_or_planned(plan: Plan, model: Any) -> Any:  # noqa: ANN401
+    if model is None and isinstance(plan.source, PlanSource):
+        return plan.source.model
+    return model
+
+
+def _no_op() -> None:
+    """Restore nothing: no adapter was attached."""

@@ -1,4 +1,4 @@
-"""The live things that a plan was made for, and what a saved plan needs again."""
+"""Model, batch, loss and optimizer of a plan; resolved again for a saved plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.data_parallel import refuse_to_apply
+from budgetfit.applying.data_parallel import refuse_applying_to_wrapper
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.adapter import Adapter
@@ -25,13 +25,13 @@ from budgetfit.integrations.model_sources.model_source import (
     resolve_model,
 )
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
-from budgetfit.integrations.peft import with_adapter
+from budgetfit.integrations.peft import materialize_with_adapter
 from budgetfit.measuring.real_step import find_device
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.verification.batch_choice import choose_batch
-from budgetfit.workload.model_and_batch import RealProgram
 from budgetfit.workload.model_check import check_same_model
-from budgetfit.workload.settings_check import warn_of_other_settings
+from budgetfit.workload.settings_check import warn_changed_settings
+from budgetfit.workload.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
     from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
@@ -42,15 +42,15 @@ Optimizer = Callable[..., torch.optim.Optimizer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSource:
-    """The live things that a plan was made for; ``apply`` and ``verify`` use them.
+    """The model, batch, loss and optimizer that a plan was made for.
 
-    ``model`` is None where a config or hub id was planned: it has no weights to train.
-    ``materialise(device)`` then builds one with random weights, enough for memory.
-    ``adapter`` is what is trained on it, with the base as it is stored.
+    ``apply`` and ``verify`` use them. ``model`` is None where a config or hub id was
+    planned, which has no weights to train; ``materialize(device)`` then builds one with
+    random weights. ``adapter`` is trained on it, with the base as it is stored.
     """
 
     model: nn.Module | None
-    materialise: Callable[..., nn.Module] | None
+    materialize: Callable[..., nn.Module] | None
     batch: Any
     batch_dims: SampleDims
     loss: Loss | None
@@ -64,7 +64,7 @@ class PlanSource:
 
 
 def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
-    """Return the model that a plan is applied to.
+    """Return the model to train with a plan.
 
     Raises:
         InputError: If there is none with weights, or it is not the planned one.
@@ -78,33 +78,31 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
             "made from a config. Hand one in: budgetfit.apply(plan, model)."
         )
     model = as_torch_module(model)
-    refuse_to_apply(model)
+    refuse_applying_to_wrapper(model)
     check_same_model(plan, model)
-    warn_of_other_settings(plan, model)
+    warn_changed_settings(plan, model)
     return model
 
 
-def dims_of(plan: Plan, model: nn.Module) -> SampleDims:
-    """Return in which dimension batches were planned to count samples.
+def planned_batch_dims(plan: Plan, model: nn.Module) -> SampleDims:
+    """Return the planned sample dimensions of batches.
 
-    Of a plan that was saved without it: that of the model.
+    For a plan saved without them: those of the model.
     """
     return plan.model.batch_dims or SampleDims(batch_dimension(model))
 
 
-def functions_of(
+def loss_and_optimizer(
     plan: Plan,
     loss: Loss | str | None,
     optimizer: Optimizer | None,
 ) -> tuple[Loss | None, Optimizer | None]:
     """Return the loss and the optimizer function that a plan was made with.
 
-    A loss may be named by text: ``file.py:function``.
-
-    A saved plan has only their names: training without them would be another training.
+    A loss may be text: ``file.py:function``. A saved plan has only their names.
 
     Raises:
-        InputError: If the plan needs one that is not there.
+        InputError: If the plan needs one that was not passed.
     """
     if isinstance(loss, str):
         loss = load_loss(loss)
@@ -129,7 +127,7 @@ def functions_of(
 
 
 def _warn_of_another_loss(handed_in: str, planned: str) -> None:
-    """Compare last names: a file's function is a module's, once it is loaded."""
+    """Compare only the last part: a file's function has another module once loaded."""
     if re.split(r"[.:]", handed_in)[-1] != re.split(r"[.:]", planned)[-1]:
         warnings.warn(
             f"The plan was made for loss={planned}, and {handed_in} was handed in: "
@@ -138,7 +136,7 @@ def _warn_of_another_loss(handed_in: str, planned: str) -> None:
         )
 
 
-def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
+def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
     plan: Plan,
     model: nn.Module | str | None,
     *,
@@ -147,10 +145,10 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
     optimizer: Optimizer | None,
     device: str | None,
     trust_remote_code: bool,
-) -> RealProgram:
-    """Return the live model, batch and loss that a plan is verified with.
+) -> TrainingSetup:
+    """Return the model, batch, loss and device to verify a plan with.
 
-    A plan made from a config gets random weights: enough for memory and time.
+    A plan made from a config gets random weights.
 
     Raises:
         InputError: If there is no model, no such device, or no batch can be made.
@@ -158,10 +156,10 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
     _check_plan(plan)
     chosen = find_device(_device(device))
     resolved = _resolved(plan, model, trust_remote_code=trust_remote_code)
-    if resolved is not None:  # a factory may bring its batch and its loss
+    if resolved is not None:  # a factory may return its batch and its loss
         batch = resolved.batch if batch is None else batch
         loss = resolved.loss if loss is None else loss
-    loss, optimizer = functions_of(plan, loss, optimizer)
+    loss, optimizer = loss_and_optimizer(plan, loss, optimizer)
     live = _live_model(plan, model, chosen, resolved)
     check_same_model(plan, live)
     if any(parameter.is_meta for parameter in live.parameters()):
@@ -170,7 +168,7 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
             "them first, or hand in a model that has some: verify(plan, model)."
         )
     source = plan.source if isinstance(plan.source, PlanSource) else None
-    dims = dims_of(plan, live)
+    dims = planned_batch_dims(plan, live)
     if isinstance(batch, str):
         batch = load_batch(batch)
     if batch is None and source is not None:
@@ -186,7 +184,7 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
         ).batch
         _check_same_batch(plan, batch, dims)
     several = choose_batch(plan, batch, dims=dims)
-    return RealProgram(
+    return TrainingSetup(
         model=live,
         batch=several.batch,
         shorter=several.shorter,
@@ -198,24 +196,24 @@ def live_program(  # noqa: PLR0913 - what a saved plan cannot hold
     )
 
 
-def model_as_text(
+def model_reference(
     plan: Plan,
     model: object,
     *,
     batch: object,
     functions: tuple[object, object],
 ) -> str | None:
-    """Return what builds the planned model in another process; None: the plan says it.
+    """Return the text that names the model for a subprocess; None: the plan's.
 
     Raises:
-        InputError: Something that was handed in cannot be written down.
+        InputError: An argument cannot be passed to a subprocess as text.
     """
     _check_plan(plan)
     source = plan.source if isinstance(plan.source, PlanSource) else None
     asked = _asked(plan)
     text = model if isinstance(model, str) else None
     if model is None and isinstance(asked.get("model"), str):
-        # What this process planned it may run; a file is data (``_planned_text``).
+        # Code planned by this process may run; a plan file is data (``_planned_text``).
         text = asked["model"] if source is not None else _planned_text(asked["model"])
     is_plain = plan.recipe.optimizer in OPTIMIZER_NAMES and asked.get("loss") is None
     if text is None or batch is not None or functions != (None, None) or not is_plain:
@@ -231,7 +229,7 @@ def model_as_text(
 def _resolved(
     plan: Plan, model: nn.Module | str | None, *, trust_remote_code: bool
 ) -> ResolvedModel | None:
-    """Return what a text names: the one handed in, else the planned one."""
+    """Resolve the model that a text names: the argument, else the planned one."""
     if model is None and not isinstance(plan.source, PlanSource):
         model = _planned_text(_asked(plan).get("model"))
     if not isinstance(model, str):
@@ -247,12 +245,12 @@ def _live_model(
 ) -> nn.Module:
     source = plan.source if isinstance(plan.source, PlanSource) else None
     if resolved is not None:
-        make = with_adapter(resolved.materialise, plan.adapter)
+        make = materialize_with_adapter(resolved.materialize, plan.adapter)
         return resolved.model if make is None else make(device)
     if model is None and source is not None:
         model = source.model
-        if model is None and source.materialise is not None:
-            model = source.materialise(device)
+        if model is None and source.materialize is not None:
+            model = source.materialize(device)
     if model is None:
         raise InputError(
             "The plan has no model to verify: hand it in, verify(plan, model) or "
@@ -263,11 +261,11 @@ def _live_model(
 
 
 def _check_same_batch(plan: Plan, batch: Any, dims: SampleDims) -> None:  # noqa: ANN401
-    """Refuse to measure with another batch than the one that was planned for."""
+    """Check that a generated batch equals the planned one."""
 
     def samples(batch: dict[str, tuple[tuple[int, ...], str]]) -> object:
         return {
-            name: (dims.shape_of_one(name, shape), dtype)
+            name: (dims.sample_shape(name, shape), dtype)
             for name, (shape, dtype) in batch.items()
         }
 
@@ -307,7 +305,7 @@ def _device(device: torch.device | str | None) -> torch.device | None:
 
 
 def _asked(plan: Plan) -> dict[str, Any]:
-    """Return what the plan's author asked for; a damaged file may hold anything."""
+    """Return the recorded arguments of ``plan``; a damaged file may hold anything."""
     asked = plan.provenance.get("asked")
     return asked if isinstance(asked, dict) else {}
 
@@ -315,7 +313,7 @@ def _asked(plan: Plan) -> dict[str, Any]:
 def _planned_text(text: object) -> str | None:
     """Return the config or hub id that a plan was made from; never a factory.
 
-    A plan file is data: loading one must not run code that its author chose.
+    A plan file is untrusted: verifying it must not run code that its author chose.
     """
     if isinstance(text, str) and not is_factory_text(text):
         return text

@@ -1,7 +1,6 @@
-"""Samples of many lengths: what to plan for, and what padding to it wastes.
+"""Sequence lengths of a data set: the length to plan for, and the cost of padding.
 
-Memory is decided by the longest sample: a batch of those comes sooner or later, and it
-must fit. Time is spent on padding as on anything else.
+A batch of the longest samples must fit. Padding takes as much time as tokens do.
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-WORTH_SAYING = 0.01  # of all tokens
+NOTABLE_PADDING_SHARE = 0.01  # share of all positions
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSummary:
-    """How many samples there are of each length.
+    """Histogram of sequence lengths.
 
     Attributes:
         counts: (length in tokens, samples), by length.
-        max_length: Longer samples are cut to it, and all are padded to it; None for
-            padding to the longest.
+        max_length: Samples are truncated and padded to it; None: padded to the longest.
     """
 
     counts: tuple[tuple[int, int], ...]
@@ -33,32 +31,32 @@ class LengthSummary:
 
     @property
     def samples(self) -> int:
-        """Samples of all lengths."""
+        """Number of samples."""
         return sum(count for _, count in self.counts)
 
     @property
     def planned(self) -> int:
-        """Positions of a padded sample."""
+        """Length of a padded sample."""
         return self.max_length or self.counts[-1][0]
 
     @property
     def cut(self) -> int:
-        """Samples that lose tokens because they are longer than what is planned."""
+        """Number of truncated samples."""
         return sum(count for length, count in self.counts if length > self.planned)
 
     @property
     def mean(self) -> float:
-        """Tokens of the average sample, as far as they are not cut off."""
+        """Mean number of tokens after truncation."""
         kept = (min(length, self.planned) * count for length, count in self.counts)
         return sum(kept) / self.samples
 
     @property
     def padding_share(self) -> float:
-        """The share of all positions that holds padding: 1 - mean / planned."""
+        """Share of padding in all positions: 1 - mean / planned."""
         return 1 - self.mean / self.planned
 
     def notes(self) -> tuple[str, ...]:
-        """Say what was planned for, and what that costs, in plain words."""
+        """Describe the planned length and the cost of padding."""
         notes = [
             (
                 f"planned for samples of {self.planned} tokens; the mean of "
@@ -74,15 +72,15 @@ class LengthSummary:
         return tuple(notes)
 
     def rate_notes(self, samples_per_s: float) -> tuple[str, ...]:
-        """Say what batches without padding could reach, if that is worth it.
+        """Return a note on the throughput of packing without padding, if it is notable.
 
-        Time is taken to grow with the positions; attention's share grows faster, so
-        that the gain would be more rather than less, and fixed costs less.
+        Time is assumed proportional to positions. Attention grows faster, fixed costs
+        do not grow.
 
         Args:
-            samples_per_s: Of the plan, all samples padded.
+            samples_per_s: Of the plan, with padding.
         """
-        if self.padding_share < WORTH_SAYING:
+        if self.padding_share < NOTABLE_PADDING_SHARE:
             return ()
         rate = samples_per_s / (1 - self.padding_share)
         return (
@@ -94,13 +92,13 @@ class LengthSummary:
         )
 
 
-def summarize(
+def summarize_lengths(
     lengths: Iterable[int] | Mapping[int, int], max_length: int | None = None
 ) -> LengthSummary:
-    """Return the summary of a list of lengths, or of a mapping of length to samples.
+    """Summarize a list of lengths, or a mapping of length to number of samples.
 
     Raises:
-        InputError: If there is none, or one is no whole number of at least 1.
+        InputError: If it is empty, or a length or count is not a positive whole number.
     """
     counted = Counter(lengths)
     for length, count in counted.items():

@@ -1,4 +1,4 @@
-"""What a user typed, turned into values once; behind the door are only good ones."""
+"""Parse and validate the arguments of ``plan`` and ``estimate``."""
 
 from __future__ import annotations
 
@@ -9,33 +9,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.data_parallel import refuse_to_plan
-from budgetfit.applying.torch_compile import plain_module
+from budgetfit.applying.data_parallel import refuse_planning_distributed
+from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
-from budgetfit.calibration.known_measurements import card_of, known_context
+from budgetfit.calibration.known_measurements import context_for, gpu_of_device
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.units import parse_bytes
-from budgetfit.core.validation import whole_number
+from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
-from budgetfit.example_batches.make_batch import MadeBatch, batch_dimension, make_batch
+from budgetfit.example_batches.make_batch import (
+    ExampleBatch,
+    batch_dimension,
+    make_batch,
+)
 from budgetfit.gpus.cuda_context import CudaContext
 from budgetfit.gpus.table import Gpu, find_gpu, generic_gpu
 from budgetfit.gpus.torch_builds import builds_note
 from budgetfit.inputs.adapter import adapter_as_stored, model_to_trace
 from budgetfit.inputs.plan_source import PlanSource
-from budgetfit.inputs.sample_lengths import LengthSummary, summarize
+from budgetfit.inputs.sample_lengths import LengthSummary, summarize_lengths
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
-from budgetfit.integrations.peft import with_adapter
-from budgetfit.measuring.host_memory import free_bytes
+from budgetfit.integrations.peft import materialize_with_adapter
+from budgetfit.measuring.process_memory import free_bytes
 from budgetfit.planning.search.search import Request, fixed_segments
 from budgetfit.traces.loss_modules import loss_notes
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.function_name import qualified_name
-from budgetfit.workload.workload import Subject
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,10 +50,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """The card, the limit on it, its CUDA context, and what was assumed.
+class TargetGpu:
+    """The GPU to plan for, a memory limit, the CUDA context, and notes on assumptions.
 
-    ``is_here`` says whether this machine has it.
+    ``is_here``: whether this machine has it.
     """
 
     gpu: Gpu
@@ -61,10 +65,10 @@ class Card:
     def budget(
         self, headroom: int | str | None, host_ram: int | str | None = None
     ) -> Budget:
-        """Return what is left for the allocator, and the limit on pinned host memory.
+        """Compute the allocator budget and the limit on pinned host memory.
 
         Raises:
-            InputError: If one of them is no size, or nothing is left.
+            InputError: If an argument is not a size, or nothing is left.
         """
         headroom_bytes = None
         if headroom is not None:
@@ -84,75 +88,75 @@ class Card:
             return assumed, "assumed (host_ram=, --host-ram)"
         return free, "free on this machine"
 
-    def on(self, gpu: Gpu) -> Card:
-        """Return another card, with all of its memory."""
-        context, _ = known_context(gpu)
-        return Card(gpu=gpu, total_bytes=None, context=context)
+    def on(self, gpu: Gpu) -> TargetGpu:
+        """Return another GPU as target, with all of its memory."""
+        context, _ = context_for(gpu)
+        return TargetGpu(gpu=gpu, total_bytes=None, context=context)
 
     @property
     def context_bytes(self) -> int:
-        """Bytes that are set aside for the CUDA context."""
+        """Bytes set aside for the CUDA context."""
         return self.context.planned_bytes
 
 
-def find_card(vram: int | str | None, gpu: str | None) -> Card:
-    """Return the card from ``gpu`` and the limit from ``vram`` (interface 2.1).
+def find_target_gpu(vram: int | str | None, gpu: str | None) -> TargetGpu:
+    """Resolve ``gpu`` and ``vram`` to a GPU and a memory limit.
 
     Raises:
         InputError: If neither is given and this machine has no CUDA device.
     """
-    card, total_bytes, notes = _card_and_limit(vram, gpu)
-    context, more = known_context(card)
-    old = builds_note(card)
-    return Card(
-        gpu=card,
+    found, total_bytes, notes = _gpu_and_limit(vram, gpu)
+    context, more = context_for(found)
+    old = builds_note(found)
+    return TargetGpu(
+        gpu=found,
         total_bytes=total_bytes,
         context=context,
         notes=(*notes, *more, *([old] if old else [])),
-        is_here=torch.cuda.is_available() and this_card().name == card.name,
+        is_here=torch.cuda.is_available() and current_gpu().name == found.name,
     )
 
 
-def _card_and_limit(
+def _gpu_and_limit(
     vram: int | str | None, gpu: str | None
 ) -> tuple[Gpu, int | None, tuple[str, ...]]:
     limit = None if vram is None else _limit(vram)
     if gpu is not None:
         if not isinstance(gpu, str):
             raise InputError(f'gpu must be a name such as "rtx-4090"; got {gpu!r}.')
-        card = find_gpu(gpu)
-        if limit is not None and limit > card.total_bytes:
-            have = format_bytes(card.total_bytes)
+        found = find_gpu(gpu)
+        if limit is not None and limit > found.total_bytes:
+            have = format_bytes(found.total_bytes)
             note = (
-                f"{card.title} has {have}, less than the {format_bytes(limit)} asked "
+                f"{found.title} has {have}, less than the {format_bytes(limit)} asked "
                 f"for: planned for {have}"
             )
-            return card, card.total_bytes, (note,)
-        return card, limit, ()
+            return found, found.total_bytes, (note,)
+        return found, limit, ()
     if torch.cuda.is_available():
-        return this_card(), limit, ()
+        return current_gpu(), limit, ()
     if limit is None:
         raise InputError(
             "Say how much memory to plan for: this machine has no CUDA device. For "
             'example vram="24GB" or gpu="rtx-4090" (--vram 24GB, --gpu rtx-4090).'
         )
-    card = generic_gpu(limit)
-    note = f"no card named: planned for {card.title}; name yours with gpu= (--gpu)"
-    return card, limit, (note,)
+    found = generic_gpu(limit)
+    note = f"no card named: planned for {found.title}; name yours with gpu= (--gpu)"
+    return found, limit, (note,)
 
 
 def _limit(vram: int | str) -> int:
     try:
         return parse_bytes(vram)
     except InputError:
-        if not isinstance(vram, str) or not _is_card(vram):
+        if not isinstance(vram, str) or not _is_gpu_name(vram):
             raise
     raise InputError(
         f"{vram!r} is a card and no memory size: use gpu={vram!r} (--gpu {vram})."
     )
 
 
-def _is_card(name: str) -> bool:
+def _is_gpu_name(name: str) -> bool:
     try:
         find_gpu(name)
     except InputError:
@@ -161,19 +165,19 @@ def _is_card(name: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a value as it was typed, or its class where that is a long text."""
+    """Return the repr of a plain value, or the class name of another."""
     plain = value is None or isinstance(value, (bool, int, float, str))
     return repr(value) if plain else f"a {type(value).__name__}"
 
 
-def this_card() -> Gpu:
+def current_gpu() -> Gpu:
     """Return the CUDA device of this machine."""
-    return card_of(torch.device("cuda", torch.cuda.current_device()))
+    return gpu_of_device(torch.device("cuda", torch.cuda.current_device()))
 
 
-def make_subject(  # noqa: PLR0913 - one value each, all needed
+def make_workload(  # noqa: PLR0913 - one value each, all needed
     model: nn.Module | Any,  # noqa: ANN401 - a config or text as well
-    card: Card,
+    target: TargetGpu,
     *,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
     batch_dims: BatchDims = None,
@@ -187,22 +191,22 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     keeps_dtypes: bool = False,
     trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> tuple[Subject, PlanSource]:
-    """Return what is planned for, and the live things to hand on.
+) -> tuple[Workload, PlanSource]:
+    """Build the workload to plan for and its ``PlanSource``.
 
-    ``keeps_dtypes`` says that weights are trained in the dtype that they are loaded in.
+    ``keeps_dtypes``: weights are trained in the dtype in which they are loaded.
 
     Raises:
-        InputError: If the model, batch or loss is not what was expected.
+        InputError: If the model, batch or loss is invalid.
     """
     if max_length is not None:
-        whole_number("max_length", max_length, example=1024)
+        check_positive_int("max_length", max_length, example=1024)
     if progress is not None:
         progress("reading the model")
-    plain = plain_module(model) if isinstance(model, nn.Module) else model
+    plain = unwrap_compiled(model) if isinstance(model, nn.Module) else model
     resolved = resolve_model(plain, trust_remote_code=trust_remote_code)
     live = resolved.model
-    refuse_to_plan(live)
+    refuse_planning_distributed(live)
     is_live = isinstance(model, nn.Module)
     adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
     batch = load_batch(batch) if isinstance(batch, str) else batch
@@ -215,13 +219,13 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     loss = parse_loss(loss) or resolved.loss
     traced, adapter_notes = model_to_trace(live, adapter)
     _check_trains(traced, resolved.name)
-    notes = [*card.notes, *resolved.notes, *stored_notes, *adapter_notes]
+    notes = [*target.notes, *resolved.notes, *stored_notes, *adapter_notes]
     if keeps_dtypes or adapter is not None:
         notes += resolved.dtype_notes
     if plain is not model:
         notes.append("planned, and trained by apply(), without torch.compile")
     longest = max_length if lengths is None else lengths.planned
-    dims = SampleDims.of_argument(batch_dims, batch_dimension(live))
+    dims = SampleDims.parse(batch_dims, batch_dimension(live))
     make = partial(make_batch, image_size=image_size, text_only=text_only, dims=dims)
     given = batch is not None
     batch, batch_notes = _example(live, batch, partial(make, max_length=longest))
@@ -231,13 +235,13 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
         _check_holds(batch, lengths.planned)
         notes += lengths.notes()
     function = None if isinstance(optimizer, str) else optimizer
-    subject = Subject(
+    workload = Workload(
         model=traced,
         batch=batch,
         batch_dims=dims,
         loss=loss,
         optimizer=function,
-        gpu=card.gpu,
+        gpu=target.gpu,
         name=resolved.name,
         source=resolved.source
         if adapter is None
@@ -249,13 +253,13 @@ def make_subject(  # noqa: PLR0913 - one value each, all needed
     source = PlanSource(
         model=live if is_live else None,
         adapter=adapter,
-        materialise=with_adapter(resolved.materialise, adapter),
+        materialize=materialize_with_adapter(resolved.materialize, adapter),
         batch=batch,
         batch_dims=dims,
         loss=loss,
         optimizer=function,
     )
-    return subject, source
+    return workload, source
 
 
 def _check_trains(model: nn.Module, name: str) -> None:
@@ -269,12 +273,12 @@ def _check_trains(model: nn.Module, name: str) -> None:
 def _example(
     model: nn.Module,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
-    make: Callable[[nn.Module], MadeBatch],
+    make: Callable[[nn.Module], ExampleBatch],
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the batch that was given or is made, and notes.
+    """Return the given batch or a generated one, and notes.
 
     Raises:
-        InputError: If none can be made.
+        InputError: If none can be generated.
     """
     if batch is not None:
         return batch, ()
@@ -283,10 +287,10 @@ def _example(
 
 
 def parse_loss(loss: object) -> Callable[..., Any] | None:
-    """Return the loss that was given, or that a text names.
+    """Return the loss function, loaded where text names it.
 
     Raises:
-        InputError: If it is no function.
+        InputError: If it is not a function.
     """
     if isinstance(loss, str):
         return load_loss(loss)
@@ -307,7 +311,7 @@ def parse_loss(loss: object) -> Callable[..., Any] | None:
 def parse_lengths(
     lengths: Iterable[int] | Mapping[int, int] | None, max_length: int | None
 ) -> LengthSummary | None:
-    """Return the summary of a list of lengths or of samples by length.
+    """Parse a list of sequence lengths or a mapping of length to samples.
 
     Raises:
         InputError: If it is neither.
@@ -319,14 +323,14 @@ def parse_lengths(
             "lengths must be a list of lengths such as [512, 2048], or samples by "
             f"length such as {{512: 900, 2048: 100}}; got {lengths!r}."
         )
-    return summarize(lengths, max_length)
+    return summarize_lengths(lengths, max_length)
 
 
 def _check_holds(batch: Any, length: int) -> None:  # noqa: ANN401
-    """Refuse a batch that is too short for the longest sample.
+    """Check that the batch is long enough for the longest sample.
 
-    Behind the dimension of samples some tensor must have one of positions; where that
-    dimension is, only the model knows.
+    After the sample dimension some tensor must have a sequence dimension; which one,
+    only the model knows.
     """
     shapes = [shape for shape, _ in describe_batch(batch).values()]
     if any(size >= length for shape in shapes for size in shape[1:]):
@@ -339,7 +343,7 @@ def _check_holds(batch: Any, length: int) -> None:  # noqa: ANN401
 
 
 def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str:
-    """Return transformers' name, or the qualified name of a callable."""
+    """Return transformers' ``optim`` name, or the qualified name of a callable."""
     if isinstance(optimizer, str):
         return optimizer
     if not callable(optimizer):
@@ -351,9 +355,9 @@ def optimizer_name(optimizer: str | Callable[..., torch.optim.Optimizer]) -> str
 
 
 def parse_checkpointing(
-    wanted: str | Sequence[str], subject: Subject
+    wanted: str | Sequence[str], workload: Workload
 ) -> str | tuple[str, ...]:
-    """Return a policy's name, or module paths of blocks."""
+    """Return a checkpointing policy's name, or module paths of blocks."""
     if isinstance(wanted, str):
         return wanted
     if not isinstance(wanted, (list, tuple)):
@@ -361,28 +365,28 @@ def parse_checkpointing(
             "checkpointing must be auto, none, full, every-2, sqrt, as-is, or a list "
             f'of block names such as ["model.layers.0"]; got {wanted!r}.'
         )
-    return subject.full_names(wanted)
+    return workload.full_names(wanted)
 
 
 def parse_request(
     checkpointing: str | Sequence[str],
     objective: str,
     batch_size: int | None,
-    subject: Subject,
+    workload: Workload,
 ) -> Request:
-    """Return what a plan is asked for, once the model's blocks are known.
+    """Build the search request, once the model's blocks are known.
 
     Raises:
-        InputError: If a policy or one of the named blocks is not known.
+        InputError: If a policy or a named block is unknown.
     """
-    policy = parse_checkpointing(checkpointing, subject)
+    policy = parse_checkpointing(checkpointing, workload)
     if policy not in ("auto", "sqrt"):
-        fixed_segments(policy, subject.blocks)
+        fixed_segments(policy, workload.blocks)
     return Request(checkpointing=policy, objective=objective, batch_size=batch_size)  # type: ignore[arg-type]
 
 
 def check_recipe(recipe: Recipe | None) -> None:
-    """Refuse what is no recipe."""
+    """Raise InputError unless ``recipe`` is a Recipe or None."""
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(
             f"recipe must be a Recipe, not a {type(recipe).__name__}; for example "

@@ -1,5 +1,5 @@
-"""Other libraries: where models come from, adapters, quantisation, exports.
+"""Other libraries: model sources, LoRA adapters, quantization, exports.
 
-One file for each library or program. Open ``model_sources/model_source.py`` for what
-comes in, ``exports/trainer.py`` for what goes out.
+One file per library. Open ``model_sources/model_source.py`` for loading models,
+``exports/trainer.py`` for exporting plans.
 """

@@ -1,4 +1,4 @@
-"""Libraries that may not be there, imported when they are asked for."""
+"""Import optional dependencies, with errors that say what to install."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Keep a library from logging what it could not load: kernels for other machines.
+    """Suppress a library's import-time logging about missing optional kernels.
 
-    What cannot be imported at all is an error, and stays one.
+    Import errors are still raised.
     """
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
@@ -27,8 +27,8 @@ def quiet_import() -> Iterator[None]:
         logging.disable(before)
 
 
-def find_attribute(module: str, name: str) -> Any:  # noqa: ANN401 - a library's class
-    """Return something of a library that is not a dependency.
+def import_attribute(module: str, name: str) -> Any:  # noqa: ANN401 - a library's class
+    """Import an attribute of an optional dependency.
 
     Raises:
         InputError: If it cannot be imported; says what to install.

@@ -1,4 +1,4 @@
-"""peft: a model with LoRA matrices, made by peft itself, with or without weights."""
+"""peft: add LoRA adapters to a model, on meta or with weights."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.applying.meta_copy import weightless_copy
+from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import quiet_import
 from budgetfit.integrations.quantization.bitsandbytes import (
-    is_quantised,
-    on_meta,
-    with_stand_ins,
+    is_quantized,
+    quantized_meta_copy,
+    with_traceable_layers,
 )
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantise
+from budgetfit.integrations.quantization.bitsandbytes_layers import quantize
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
-from budgetfit.integrations.source_code.common import call
+from budgetfit.integrations.source_code.common import call_source
 from budgetfit.integrations.source_code.model_loading import (
     adapter_imports,
     adapter_lines,
@@ -32,47 +32,47 @@ if TYPE_CHECKING:
     from torch import nn
 
     from budgetfit.core.adapter import Adapter
-    from budgetfit.integrations.model_sources.resolved_model import Materialise
+    from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 
-def adapted_on_meta(
+def adapted_meta_copy(
     base: nn.Module, adapter: Adapter
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return a model with adapters for planning, and what to know about it.
+    """Return a meta copy of a model with adapters, for tracing; and notes.
 
     Args:
-        base: Not changed, and no weight of it is read.
-        adapter: What is added, and how the base is stored.
+        base: Not changed; its weights are not read.
+        adapter: The adapters, and the quantization of the base.
 
     Raises:
         InputError: If peft or bitsandbytes is not installed, the base has adapters
-            already, or no module of it is meant by ``target_modules``.
+            already, or ``target_modules`` matches no module.
     """
-    model = on_meta(base)
-    if adapter.quantization is not None and not is_quantised(model):
-        quantise(model, adapter)
+    model = quantized_meta_copy(base)
+    if adapter.quantization is not None and not is_quantized(model):
+        quantize(model, adapter)
     notes = (
         size_notes(model, prepared=adapter.prepared)
         if adapter.quantization is not None
         else ()
     )
-    return to_trace(_with_lora(model, adapter, without_values=True)), notes
+    return traceable_model(_with_lora(model, adapter, without_values=True)), notes
 
 
-def to_trace(model: nn.Module) -> nn.Module:
-    """Return what stands in traces for a model that may have adapters.
+def traceable_model(model: nn.Module) -> nn.Module:
+    """Return the model to trace for one that may have peft adapters.
 
-    peft notes in every layer where that stands, so that no two blocks look alike. A
-    copy without weights forgets it; nothing reads it in a forward.
+    peft stores in every layer its own module path, so that no two blocks are equal. It
+    is removed from a meta copy; no forward reads it.
 
     Raises:
         InputError, TraceError: As ``bitsandbytes.with_stand_ins``.
     """
     if not has_adapters(model):
-        return with_stand_ins(model)
-    copied = with_stand_ins(model)
+        return with_traceable_layers(model)
+    copied = with_traceable_layers(model)
     if copied is model:
-        copied = weightless_copy(model)
+        copied = copy_to_meta(model)
     for module in copied.modules():
         noted = vars(module).get("kwargs")
         if isinstance(noted, dict):
@@ -80,39 +80,41 @@ def to_trace(model: nn.Module) -> nn.Module:
     return copied
 
 
-def adapted(
+def attach_adapters(
     base: nn.Module, adapter: Adapter, device: torch.device | str | None = None
 ) -> nn.Module:
-    """Return a base with weights as the model that was planned; it is changed.
+    """Add the planned adapters to a base with weights, in place.
 
     Raises:
-        InputError: As ``adapted_on_meta``.
+        InputError: As ``adapted_meta_copy``.
     """
-    if adapter.quantization is not None and not is_quantised(base):
-        quantise(base, adapter, device)
+    if adapter.quantization is not None and not is_quantized(base):
+        quantize(base, adapter, device)
     model = _with_lora(base, adapter, without_values=False)
     return model if device is None else model.to(device)
 
 
-def with_adapter(
-    make: Materialise | None, adapter: Adapter | None
-) -> Materialise | None:
-    """Return what builds the planned model with random weights, adapters included."""
+def materialize_with_adapter(
+    make: Materialize | None, adapter: Adapter | None
+) -> Materialize | None:
+    """Return a builder of the model with random weights and adapters."""
     if make is None or adapter is None:
         return make
 
-    def materialise(
+    def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
-        quantised = adapter.quantization is not None  # from host memory, layer by layer
-        base = make("cpu" if quantised else device, dtype)
-        return adapted(base, adapter, device)
+        quantized = (
+            adapter.quantization is not None
+        )  # quantized from host memory, layer by layer
+        base = make("cpu" if quantized else device, dtype)
+        return attach_adapters(base, adapter, device)
 
-    return materialise
+    return materialize
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a model has layers of peft; it is not imported to tell."""
+    """Whether a model has peft layers; does not import peft."""
     return any(
         cls.__name__ == "BaseTunerLayer"
         for module in model.modules()
@@ -120,27 +122,27 @@ def has_adapters(model: nn.Module) -> bool:
     )
 
 
-def with_adapters(
+def ensure_adapters(
     model: nn.Module, adapter: Adapter
 ) -> tuple[nn.Module, Callable[[], object]]:
-    """Return the model to train for a plan, and what gives the plain one back.
+    """Return the model with adapters, and a function that restores the plain one.
 
-    A model with adapters is the one to train; a plain one gets them.
+    A model that has adapters already is returned as it is.
 
     Raises:
-        InputError: If the base must be loaded quantised, and is not.
+        InputError: If the base must be loaded quantized, and is not.
     """
     if has_adapters(model):
         return model, lambda: None
-    if adapter.quantization is not None and not is_quantised(model):
+    if adapter.quantization is not None and not is_quantized(model):
         raise InputError(
             f"The plan is for a base in {adapter.quantization}, and this model is not "
-            f"quantised. Load it so:\n{code(adapter)}"
+            f"quantised. Load it so:\n{loading_code(adapter)}"
         )
     trained = [(p, p.requires_grad, p.dtype) for p in model.parameters()]
     adapted_model = _with_lora(model, adapter, without_values=False)
 
-    def give_back() -> None:
+    def restore() -> None:
         adapted_model.base_model.unload()
         vars(model).pop("peft_config", None)
         for parameter, requires_grad, dtype in trained:
@@ -148,28 +150,30 @@ def with_adapters(
                 parameter.data = parameter.data.to(dtype)
             parameter.requires_grad_(requires_grad)
 
-    return adapted_model, give_back
+    return adapted_model, restore
 
 
 @contextlib.contextmanager
-def adapters_on(model: nn.Module, adapter: Adapter | None) -> Iterator[nn.Module]:
-    """Give a plain model its planned adapters while the context is open."""
+def attached_adapters(model: nn.Module, adapter: Adapter | None) -> Iterator[nn.Module]:
+    """Attach adapters to a plain model while the context is open."""
     if adapter is None:
         yield model
         return
-    adapted_model, give_back = with_adapters(model, adapter)
+    adapted_model, give_back = ensure_adapters(model, adapter)
     try:
         yield adapted_model
     finally:
         give_back()
 
 
-def code(adapter: Adapter) -> str:
-    """Return the lines of Python that load and adapt a model as planned."""
+def loading_code(adapter: Adapter) -> str:
+    """Return Python source that loads a model with the planned adapters."""
     names = ", ".join(name for home, name in adapter_imports(adapter) if home == "peft")
     config = quantization_config(adapter, 4)
     arguments = ["name", *([f"quantization_config={config}"] if config else [])]
-    loaded = call("AutoModelForCausalLM.from_pretrained", arguments, 0, len("model = "))
+    loaded = call_source(
+        "AutoModelForCausalLM.from_pretrained", arguments, 0, len("model = ")
+    )
     lines = [f"from peft import {names}", f"model = {loaded}", *adapter_lines(adapter)]
     return "\n".join(lines) + "\n"
 
@@ -193,12 +197,12 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
         task_type=task_of(type(model).__name__),
     )
     try:
-        with warnings.catch_warnings(), quiet_import():  # it imports torchao and others
-            # What it calls of transformers is called otherwise by now, and GPT-2's
-            # transposed layers it sees by itself.
+        with warnings.catch_warnings(), quiet_import():  # imports torchao and others
+            # peft warns of deprecated transformers names, and detects GPT-2's
+            # transposed layers itself.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", message="fan_in_fan_out")
-            # Of fused experts, for which peft itself names them.
+            # fused experts, for which peft suggests other targets
             warnings.filterwarnings("ignore", message=".*(rank|alpha)_pattern keys")
             made = peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
     except ValueError as error:
@@ -206,8 +210,8 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
             f"peft cannot adapt the model: {str(error).rstrip('.')}. Name its own "
             'linear layers in target_modules, or leave it at "all-linear".'
         ) from error
-    # The wrapper is new, and so in training mode: a base that was loaded for evaluation
-    # would seem to be kept in it, as one part of a model that trains.
+    # The new wrapper is in training mode; a base loaded in eval mode would look like a
+    # part that is deliberately kept in eval mode.
     return made.train(model.training)
 
 
@@ -219,7 +223,7 @@ def _targets(adapter: Adapter) -> str | list[str]:
 def _library() -> Any:  # noqa: ANN401 - the module
     try:
         with quiet_import():
-            return importlib.import_module("peft")  # optional, and slow to import
+            return importlib.import_module("peft")  # optional, slow to import
     except ImportError:
         raise InputError(
             "LoRA is made by peft, which is not installed: pip install peft."

@@ -1,4 +1,4 @@
-"""Compare a planned model with the unmodified one, predictions with measurements."""
+"""Compare gradients with the unmodified model's, and predictions with measurements."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import torch
 
 from budgetfit.core.plan import PhaseCheck, Verification
 from budgetfit.errors import RecomputationError
-from budgetfit.measuring.category_checks import category_checks
-from budgetfit.measuring.preserve_model import attributes_of, put_back_attributes
-from budgetfit.measuring.recomputed_blocks import RecomputedBlocks, saving_nothing
+from budgetfit.measuring.categories import category_checks
+from budgetfit.measuring.preserve_model import restore_attributes, snapshot_attributes
+from budgetfit.measuring.recomputed_blocks import (
+    RecomputationWatcher,
+    find_blocks_saving_nothing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -30,15 +33,15 @@ if TYPE_CHECKING:
     from budgetfit.measuring.real_step import RealSteps
 
 TOLERANCE = 1e-5  # relative; recomputation repeats the same kernels
-NOISE_FACTOR = 3.0  # atomics on a card: the plain model differs from itself, too
-# What is let pass at most. Atomics stay far below it; a model that differs from itself
-# by more, from equal seeds and state, draws or counts where nobody sees it.
-MOST_TOLERANCE = 0.01
+NOISE_FACTOR = 3.0  # CUDA atomics: two runs of the unmodified model differ, too
+# Upper limit of the tolerance. Atomics stay far below it; a model whose runs differ
+# more from equal seeds and state uses hidden random numbers or counters.
+MAX_TOLERANCE = 0.01
 
 Gradients = dict[str, torch.Tensor | None]
 T = TypeVar("T")
 
-# What a forward changes by itself is small: statistics, counters, seeds.
+# State that a forward changes is small: running statistics, counters, seeds.
 _MOST_STATE_BYTES = 2**20
 
 
@@ -51,10 +54,10 @@ class GradientCheck:
             the difference over the norm of the unmodified model's.
         parameter: The parameter's name.
         noise: The same between two runs of the unmodified model.
-        recomputed_blocks: How many blocks ran their forward again in backward; of
-            those that are planned to, also the ones that never run again: nothing of
-            them is saved, or the loss does not depend on them.
-        refusal: Why the run refused to go on: a block was another when it ran again.
+        recomputed_blocks: Number of blocks that were recomputed in backward; of the
+            planned ones also those that need no recomputation: they save nothing, or
+            the loss does not depend on them.
+        refusal: The text of the ``RecomputationError`` of the run; empty if none.
     """
 
     max_error: float
@@ -65,14 +68,14 @@ class GradientCheck:
 
     @property
     def match(self) -> bool | None:
-        """Whether the plan changes gradients no more than running again does.
+        """Whether gradients differ no more than those of two unmodified runs.
 
-        None where running again changes them so much that nobody can tell.
+        None where these differ so much that a comparison says nothing.
         """
         if self.refusal or (math.isinf(self.max_error) and math.isfinite(self.noise)):
             return False
         tolerance = max(TOLERANCE, NOISE_FACTOR * self.noise)
-        if tolerance > MOST_TOLERANCE:
+        if tolerance > MAX_TOLERANCE:
             return None
         return self.max_error <= tolerance
 
@@ -87,27 +90,27 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     planned: Collection[str] = (),
     seed: int = 0,
 ) -> GradientCheck:
-    """Compare one micro-batch's gradients, with the same batch and random numbers.
+    """Compare one micro-batch's gradients, with the same batch and RNG state.
 
-    No weight is updated. The unmodified model's gradients wait in CPU memory.
+    No weight is updated. The unmodified model's gradients are kept in CPU memory.
 
     Args:
-        model: What both makers modify.
-        make_planned: Makes the run that follows the plan. Each call of its ``step``
-            must be a whole optimizer step.
-        make_plain: Makes one that differs only in recomputing nothing.
+        model: The model that both factories modify.
+        make_planned: Makes the run of the plan. Each call of its ``step`` must be a
+            whole optimizer step.
+        make_plain: Makes the same run without recomputation.
         batch: Small enough for the unmodified model.
         blocks: Names of the blocks to watch for recomputation.
-        planned: Those that are planned to run again.
+        planned: The blocks that the plan recomputes.
         seed: Of the random generators.
     """
     plain: Gradients = {}
-    seen = RecomputedBlocks()
-    start, attributes = _moving_state(model), attributes_of(model)
+    seen = RecomputationWatcher()
+    start, attributes = _mutable_state(model), snapshot_attributes(model)
 
-    def put_back() -> None:
-        put_back_attributes(attributes)
-        _put_back(start)
+    def restore() -> None:
+        restore_attributes(attributes)
+        _restore_tensors(start)
 
     def keep() -> None:
         for name, grad in _gradients(model):
@@ -117,11 +120,11 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         return largest_error(_gradients(model), plain)
 
     _run_to_gradients(model, make_plain, batch, seed, keep)
-    put_back()
+    restore()
     idle: set[str] = set()
-    with saving_nothing(model, sorted(planned), idle):
+    with find_blocks_saving_nothing(model, sorted(planned), idle):
         noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare)
-    put_back()
+    restore()
     idle |= _unused(model, planned, plain)
     refusal = ""
     try:
@@ -130,7 +133,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         )
     except RecomputationError as refused:
         error, parameter, refusal = refused.difference, refused.block, str(refused)
-        idle |= set(planned)  # how many would have run again is not the point now
+        idle |= set(planned)  # the number is not reported after a refusal
     return GradientCheck(
         max_error=error,
         parameter=parameter,
@@ -141,7 +144,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
 
 
 def _unused(model: nn.Module, blocks: Collection[str], plain: Gradients) -> set[str]:
-    """Return the blocks with weights to train that the loss does not depend on."""
+    """Return the blocks with trainable weights that the loss does not depend on."""
     unused = set()
     for block in blocks:
         trained = [
@@ -157,10 +160,10 @@ def _unused(model: nn.Module, blocks: Collection[str], plain: Gradients) -> set[
 def largest_error(
     planned: Iterable[tuple[str, torch.Tensor | None]], plain: Gradients
 ) -> tuple[float, str]:
-    """Return the largest relative difference and the parameter where it is.
+    """Return the largest relative gradient error and its parameter.
 
-    A gradient that only one side has, or whose infinities are elsewhere, is infinitely
-    wrong; infinities and NaNs in the same places are equal (fp16 overflow).
+    The error is infinite for a gradient that only one side has, or with infinities in
+    other places; infinities and NaNs in the same places are equal (fp16 overflow).
     """
     worst, where = 0.0, ""
     for name, gradient in planned:
@@ -170,7 +173,7 @@ def largest_error(
     return worst, where
 
 
-def build_verification(  # noqa: PLR0913 - everything that a verification tells
+def build_verification(  # noqa: PLR0913 - one value each, all needed
     measured: RealSteps,
     *,
     timeline: MemoryTimeline,
@@ -183,18 +186,18 @@ def build_verification(  # noqa: PLR0913 - everything that a verification tells
     budget: Budget | None = None,
     predicted_pinned_bytes: int = 0,
 ) -> Verification:
-    """Put prediction and measurement side by side.
+    """Return the ``Verification`` of a measurement against a prediction.
 
-    A timeline that ends in its steady step stands for all later steps. Without
-    ``gradients`` nothing was compared and recomputation counts as not seen. Without a
-    ``budget`` nothing is said on whether it fits.
+    The timeline's last step stands for all later steps. ``gradients`` None: nothing was
+    compared, and no recomputed blocks were seen. ``budget`` None: whether it fits is
+    not checked.
     """
     process = measured.last_process
     refusal = gradients.refusal if gradients is not None else ""
     compared = gradients is not None and gradients.match is not None
     phases = tuple(_phase_checks(measured, timeline))
     peak = max((row.measured_allocated_bytes for row in phases), default=-1)
-    whole = measured.out_of_memory is None  # else the peak may not have come
+    whole = measured.out_of_memory is None  # else the peak may not be reached
     return Verification(
         device=measured.device,
         device_name=measured.device_name,
@@ -234,13 +237,13 @@ def build_verification(  # noqa: PLR0913 - everything that a verification tells
 
 
 def _steady(step_ms: Sequence[float]) -> float:
-    """Return the median of the steps after the first, which makes states."""
+    """Return the median time of the steps after the first, which initialises states."""
     later = step_ms[1:] or step_ms
     return statistics.median(later) if later else 0.0
 
 
 class _GradientsAreThere(Exception):  # noqa: N818 - no error
-    """Leaves a step before it updates the weights."""
+    """Raised to leave a step before it updates the weights."""
 
 
 def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
@@ -249,8 +252,8 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
         yield name, None if grad is None else grad.to_dense()  # sparse ones too
 
 
-def _moving_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return what a forward may change, with its values: all runs start from them."""
+def _mutable_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return tensors that a forward may change, with copies of their values."""
     untrained = (item for item in model.parameters() if not item.requires_grad)
     plain = (
         item
@@ -265,7 +268,7 @@ def _moving_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def _put_back(state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _restore_tensors(state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
         for tensor, value in state:
             tensor.data.copy_(value)
@@ -278,12 +281,12 @@ def _run_to_gradients(  # noqa: PLR0913
     seed: int,
     look: Callable[[], T],
     *,
-    seen: RecomputedBlocks | None = None,
+    seen: RecomputationWatcher | None = None,
     blocks: Sequence[str] = (),
 ) -> T:
-    """Return what ``look`` finds when the gradients of one micro-batch are there."""
+    """Run one micro-batch and return the result of ``look`` before the update."""
     found: list[T] = []
-    seen = seen if seen is not None else RecomputedBlocks()
+    seen = seen if seen is not None else RecomputationWatcher()
 
     def on_phase(phase: str) -> None:
         seen.on_phase(phase)
@@ -291,7 +294,7 @@ def _run_to_gradients(  # noqa: PLR0913
             found.append(look())
             raise _GradientsAreThere
 
-    gc.collect()  # a run before may have ended with an error that still holds tensors
+    gc.collect()  # an error of an earlier run may still hold tensors
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     run = make_run(on_phase)
@@ -308,7 +311,7 @@ def _run_to_gradients(  # noqa: PLR0913
 
 
 def _seed(seed: int, cards: Iterable[int]) -> None:
-    """Seed the generators in use; ``torch.manual_seed`` would seed all there are."""
+    """Seed the generators in use; ``torch.manual_seed`` would seed all devices."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - the global one, which models draw from
     torch.default_generator.manual_seed(seed)

@@ -1,8 +1,8 @@
-"""Which of several batches to run first: the longest, whose blocks serve the others.
+"""Select the longest batch to run first, and shorter ones to run after it.
 
 A caching allocator that meets the largest requests first serves the smaller ones from
-their blocks. The other way round it may end in fragments, and a run that starts on
-short samples fails hours later on a long one (user-needs U5).
+their blocks. The other way round it may fragment, and a run that starts on short
+samples fails hours later on a long one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 
 from budgetfit.errors import InputError
 
-MOST_LOOKED_AT = 1000  # batches of a loader; looking runs its workers
-MOST_RUN = 8  # of the others, from the longest to the shortest
+MAX_INSPECTED = 1000  # batches of a loader; iteration runs its workers
+MAX_OTHERS_RUN = 8  # of the others, from the longest to the shortest
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """The batch that is measured, and shorter ones to run after it.
+class BatchSelection:
+    """The batch to measure, and shorter ones to run after it.
 
     Attributes:
         longest: The one with the most elements.
-        others: Of other shapes, longest first; a few of them where there are many.
-        seen: How many batches there were to choose from.
+        others: Of other shapes, longest first; at most ``MAX_OTHERS_RUN``.
+        seen: Number of batches inspected.
     """
 
     longest: Any
@@ -37,20 +37,20 @@ class Batches:
     seen: int = 1
 
 
-def longest_first(batch: Any) -> Batches:  # noqa: ANN401 - a batch, or several
-    """Return the longest of several batches and a choice of the others.
+def select_batches(batch: Any) -> BatchSelection:  # noqa: ANN401 - a batch, or several
+    """Return the longest of several batches and a selection of the others.
 
     Several batches are a data loader, a generator or a list of whole batches: mappings,
     or tuples or lists of tensors. Anything else is one batch.
 
     Raises:
-        InputError: There is no batch among them.
+        InputError: The loader or list is empty.
     """
     if not _is_several(batch):
-        return Batches(longest=batch)
+        return BatchSelection(longest=batch)
     by_shape: dict[Shapes, Any] = {}
     seen = 0
-    for item in islice(iter(batch), MOST_LOOKED_AT):
+    for item in islice(iter(batch), MAX_INSPECTED):
         seen += 1
         by_shape.setdefault(shapes_of(item), item)
     if not by_shape or not any(by_shape):
@@ -58,9 +58,9 @@ def longest_first(batch: Any) -> Batches:  # noqa: ANN401 - a batch, or several
             "batch= holds no batch: the loader or list is empty. Hand in one batch, "
             "or a loader of batches as training gets them."
         )
-    ordered = sorted(by_shape, key=elements, reverse=True)
+    ordered = sorted(by_shape, key=element_count, reverse=True)
     others = _spread(ordered[1:])
-    return Batches(
+    return BatchSelection(
         longest=by_shape[ordered[0]],
         others=tuple(by_shape[shapes] for shapes in others),
         seen=seen,
@@ -72,17 +72,19 @@ def shapes_of(batch: Any) -> Shapes:  # noqa: ANN401
     return tuple(tuple(tensor.shape) for tensor in _tensors(batch))
 
 
-def elements(shapes: Shapes) -> int:
-    """Return how many elements tensors of these shapes have."""
+def element_count(shapes: Shapes) -> int:
+    """Return the number of elements of tensors of these shapes."""
     return sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def _spread(shapes: list[Shapes]) -> list[Shapes]:
-    """Return at most ``MOST_RUN``, evenly from the longest to the shortest."""
-    if len(shapes) <= MOST_RUN:
+    """Return at most ``MAX_OTHERS_RUN``, evenly from the longest to the shortest."""
+    if len(shapes) <= MAX_OTHERS_RUN:
         return shapes
     last = len(shapes) - 1
-    return [shapes[round(n * last / (MOST_RUN - 1))] for n in range(MOST_RUN)]
+    return [
+        shapes[round(n * last / (MAX_OTHERS_RUN - 1))] for n in range(MAX_OTHERS_RUN)
+    ]
 
 
 def _is_several(value: Any) -> bool:  # noqa: ANN401

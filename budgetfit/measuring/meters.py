@@ -1,4 +1,4 @@
-"""Read memory peaks: from CUDA's allocator, or from a counter of live bytes."""
+"""Memory meters: peaks from CUDA's caching allocator, or a live-bytes counter."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from budgetfit.measuring.host_memory import pinned_peak_bytes, start_pinned_peak
-from budgetfit.measuring.process_memory import process_memory
+from budgetfit.measuring.process_memory import (
+    pinned_peak_bytes,
+    process_memory,
+    reset_pinned_peak,
+)
 
 if TYPE_CHECKING:
     from budgetfit.measuring.process_memory import ProcessMemory
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Meter(Protocol):
-    """Reads peaks; one for each kind of device."""
+    """Reads memory peaks; one implementation per device type."""
 
     process_bytes: int | None
     last_process: ProcessMemory | None
@@ -29,14 +32,14 @@ class Meter(Protocol):
         """Return the peak allocated and reserved bytes since; None if unknown."""
 
     def finish_step(self) -> None:
-        """Wait for the device and read what the process holds."""
+        """Synchronise the device and read the process's memory."""
 
     def pinned_bytes(self) -> int | None:
-        """Return the most page-locked host memory since the start; None if unknown."""
+        """Return the peak of pinned host memory since the start; None if unknown."""
 
 
 class CudaMeter:
-    """Reads the caching allocator's own counters."""
+    """Reads ``torch.cuda``'s memory statistics."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -44,11 +47,11 @@ class CudaMeter:
         self.last_process: ProcessMemory | None = None
         self.notes: list[str] = []
         gc.collect()
-        torch.cuda.empty_cache()  # what earlier work cached is not this run's
-        start_pinned_peak()
+        torch.cuda.empty_cache()  # cached by earlier work
+        reset_pinned_peak()
 
     def start_phase(self) -> None:
-        """Start a new peak; the counters are the host's, nothing is waited for."""
+        """Start a new peak, without synchronisation: the statistics are on the host."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> tuple[int, int] | None:
@@ -59,24 +62,22 @@ class CudaMeter:
         )
 
     def finish_step(self) -> None:
-        """Wait for the card and read what the process holds of it."""
+        """Synchronise and read the process's device memory."""
         torch.cuda.synchronize(self.device)
         now = process_memory(self.device)
-        self.last_process = (
-            now  # kernels are loaded as steps use them: the last has all
-        )
+        self.last_process = now  # kernels load lazily: the last reading has all
         self.process_bytes = max(self.process_bytes or 0, now.held_bytes)
         note = f"The process's memory was {now.source}."
         if note not in self.notes:
             self.notes.append(note)
 
     def pinned_bytes(self) -> int | None:
-        """Return the peak of torch's own allocator of page-locked memory."""
+        """Return the peak of torch's caching host allocator (pinned memory)."""
         return pinned_peak_bytes()
 
 
 class CpuMeter:
-    """Reads a counter of live bytes, if there is one."""
+    """Reads a live-bytes counter, if there is one."""
 
     def __init__(self, counter: LiveBytes | None) -> None:
         self.counter = counter
@@ -92,12 +93,12 @@ class CpuMeter:
             self.counter.reset_peak()
 
     def peaks(self) -> tuple[int, int] | None:
-        """Return the peak of live bytes; a CPU reserves nothing."""
+        """Return the peak of live bytes, and -1 as nothing is reserved."""
         return (self.counter.peak_bytes, -1) if self.counter is not None else None
 
     def finish_step(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def pinned_bytes(self) -> int | None:
-        """Nothing is page-locked for a CPU."""
+        """Return None: nothing is pinned for a CPU."""
         return None

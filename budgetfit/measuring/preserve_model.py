@@ -1,4 +1,4 @@
-"""Leave a model as it was found, whatever is measured with it."""
+"""Preserve a model: restore weights, buffers, gradients, modes and RNG state."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from budgetfit.utils.random_generators import (
-    HostGenerators,
+from budgetfit.utils.rng_state import (
+    HostRngState,
     generator_state,
     is_generator,
     set_generator_state,
 )
-from budgetfit.utils.user_code import CONTAINERS, globals_changed_by_any, refill
+from budgetfit.utils.user_code import (
+    CONTAINERS,
+    mutated_globals_of_all,
+    replace_contents,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -23,32 +27,32 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 @contextmanager
-def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Give weights, buffers, gradients, modes and random generators back at the end.
+def preserved_model(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore weights, buffers, gradients, modes and random generators at the end.
 
-    Attributes and globals too: what a forward counts there is as before.
+    Also attributes and globals that a forward may change, such as counters.
 
-    The values wait in CPU memory, so that a card measures the run and not the copy.
-    Gradients are set aside: a run would drop them.
+    Copies are in CPU memory, so that they are not in the measured GPU memory. Gradients
+    are set to None meanwhile.
 
     Args:
-        model: Whose state is kept.
-        device: Where it will run; its generator is kept besides the CPU's.
+        model: The model to preserve.
+        device: Its device; its generator is preserved besides the CPU's.
     """
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     gradients = [tensor.grad for tensor in tensors]
-    attributes = attributes_of(model)
-    # bitsandbytes packs 4-bit weights anew where it computes without training on a CPU.
+    attributes = snapshot_attributes(model)
+    # bitsandbytes repacks 4-bit weights for inference on a CPU.
     scales = [
         (scale, dict(vars(scale)))
         for tensor in tensors
         if (scale := getattr(tensor, "quant_state", None)) is not None
     ]
-    # A forward may put others in their place, or make them when the first batch comes.
+    # A forward may replace buffers, or create them with the first batch.
     buffers = [(module, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001
     cards = [_index(device)] if device.type == "cuda" else []
-    generators = HostGenerators.now()  # speech models mask with numpy's
+    generators = HostRngState.now()  # speech models mask with numpy's
     for tensor in tensors:
         tensor.grad = None
     try:
@@ -69,13 +73,13 @@ def kept_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
         for scale, facts in scales:
             vars(scale).clear()
             vars(scale).update(facts)
-        put_back_attributes(attributes)
+        restore_attributes(attributes)
 
 
 class _Attributes(NamedTuple):
-    """What a ``__dict__`` holds, what is in it, where generators stand.
+    """Snapshot of a ``__dict__``: values, contents of containers, generator states.
 
-    Of globals only those that are said (``whole`` is False).
+    Of globals only the given names (``whole`` is False).
     """
 
     place: dict[str, Any]
@@ -93,7 +97,7 @@ class _Attributes(NamedTuple):
         *,
         whole: bool = True,
     ) -> _Attributes:
-        """Note values of a place, and copies of the containers among them."""
+        """Snapshot values of a ``__dict__``, with copies of containers."""
         return cls(
             place,
             dict(values),
@@ -111,31 +115,31 @@ class _Attributes(NamedTuple):
         )
 
 
-def attributes_of(model: nn.Module) -> list[_Attributes]:
-    """Return the attributes of all modules, their modes and counters among them.
+def snapshot_attributes(model: nn.Module) -> list[_Attributes]:
+    """Snapshot the attributes of all modules, including modes and counters.
 
-    And the globals that their code sets or fills.
+    Also the globals that their code sets or fills.
     """
     own = [
         _Attributes.of(vars(module), vars(module), _OF_TORCH)
         for module in model.modules()
     ]
     places: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for everything, name in globals_changed_by_any(map(type, model.modules())):
+    for everything, name in mutated_globals_of_all(map(type, model.modules())):
         if name in everything:
             _, some = places.setdefault(id(everything), (everything, {}))
             some[name] = everything[name]
     return own + [_Attributes.of(*each, whole=False) for each in places.values()]
 
 
-def put_back_attributes(attributes: list[_Attributes]) -> None:
-    """Let all modules have what ``attributes_of`` found."""
+def restore_attributes(attributes: list[_Attributes]) -> None:
+    """Restore the attributes and globals of ``snapshot_attributes``."""
     for place, values, containers, generators, whole in attributes:
         for name in place.keys() - values.keys() if whole else ():
             del place[name]
         place.update(values)
         for container, content in containers:
-            refill(container, content)
+            replace_contents(container, content)
         for generator, state in generators:
             set_generator_state(generator, state)
 

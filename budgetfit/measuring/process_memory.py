@@ -1,14 +1,17 @@
-"""What nvidia-smi shows for this process, and where the number is from."""
+"""Memory of this process: on the device (NVML), on the host, and pinned."""
 
 from __future__ import annotations
 
 import importlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+_STATM = Path("/proc/self/statm")
+_MEMINFO = Path("/proc/meminfo")
 _NVML = "read from NVML for this process"
 _WHOLE_CARD = (
     "read for the whole card, other processes included: NVML did not tell this "
@@ -18,13 +21,13 @@ _WHOLE_CARD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory:
-    """Device memory that this process holds at one moment.
+    """Device memory of this process at one moment.
 
     Attributes:
         held_bytes: All of it, as nvidia-smi shows it.
-        reserved_bytes: What of it PyTorch's allocator has reserved.
-        whole_card: Other processes are in it, too.
-        driver: The driver's version; empty where NVML did not tell.
+        reserved_bytes: The part reserved by PyTorch's allocator.
+        whole_card: Other processes are included.
+        driver: The driver's version; empty if unknown.
     """
 
     held_bytes: int
@@ -34,20 +37,20 @@ class ProcessMemory:
 
     @property
     def outside_bytes(self) -> int:
-        """CUDA context and the kernels that were loaded so far."""
+        """CUDA context and loaded kernels."""
         return self.held_bytes - self.reserved_bytes
 
     @property
     def source(self) -> str:
-        """How ``held_bytes`` is known, in words that follow "it was"."""
+        """The source of ``held_bytes``, as text after "it was"."""
         return _WHOLE_CARD if self.whole_card else _NVML
 
 
 def process_memory(device: torch.device) -> ProcessMemory:
-    """Return the device memory that this process holds now.
+    """Return the current device memory of this process.
 
-    NVML says it for each process. Without it, or where a container hides the process
-    number, the answer is for the whole card, other processes included.
+    From NVML's list of processes. Without it, or where a container hides the process
+    id, for the whole card, other processes included.
     """
     own, driver = _from_nvml(device)
     held = own
@@ -63,7 +66,7 @@ def process_memory(device: torch.device) -> ProcessMemory:
 
 
 def _from_nvml(device: torch.device) -> tuple[int | None, str]:
-    """Return this process's bytes and the driver's version, as far as NVML tells."""
+    """Return this process's bytes and the driver's version from NVML, if known."""
     try:
         nvml = importlib.import_module("pynvml")  # optional: nvidia-ml-py
     except ImportError:
@@ -93,3 +96,38 @@ def _of_this_process(nvml: Any, device: torch.device) -> int | None:  # noqa: AN
         if process.pid == os.getpid() and process.usedGpuMemory is not None:
             return int(process.usedGpuMemory)
     return None
+
+
+def resident_bytes() -> int | None:
+    """Return the resident host memory of this process; None if unknown."""
+    try:
+        pages = int(_STATM.read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes() -> int | None:
+    """Return the machine's available memory; None if unknown.
+
+    Linux's ``MemAvailable``, which includes reclaimable caches.
+    """
+    try:
+        rows = _MEMINFO.read_text(encoding="ascii").splitlines()
+        row = next(row for row in rows if row.startswith("MemAvailable:"))
+        return int(row.split()[1]) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def reset_pinned_peak() -> None:
+    """Start a new peak of pinned memory."""
+    torch.cuda.reset_peak_host_memory_stats()
+
+
+def pinned_peak_bytes() -> int | None:
+    """Return the peak of pinned memory since ``reset_pinned_peak``.
+
+    Of torch's caching host allocator, which rounds sizes up to powers of two.
+    """
+    return torch.cuda.host_memory_stats().get("allocated_bytes.peak")

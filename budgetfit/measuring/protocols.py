@@ -1,4 +1,4 @@
-"""What verifying needs from other rooms: it is handed in, never imported."""
+"""Protocols of what measuring gets from other packages as arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TrainingRun(Protocol):
-    """A model that trains by a recipe, as ``applying.run.Run`` is."""
+    """A model that trains by a recipe; ``applying.run.run.Run`` is one."""
 
     optimizer: torch.optim.Optimizer
 
@@ -20,33 +20,33 @@ class TrainingRun(Protocol):
         """Run one micro-batch; every n-th call updates the weights."""
 
     def undo(self) -> None:
-        """Give the plain model back."""
+        """Restore the unmodified model."""
 
 
 class MakeRun(Protocol):
-    """Prepares the model and returns what trains it."""
+    """Factory of a ``TrainingRun``."""
 
     def __call__(self, on_phase: Callable[[str], None]) -> TrainingRun:
         """Call ``on_phase`` with forward, backward or optimizer as each begins."""
 
 
 class LiveBytes(Protocol):
-    """Counts the bytes of all storages that are alive, the model's own included.
+    """Counter of the live bytes of all storages, the model's own included.
 
     Attributes:
-        live_bytes: Alive now.
-        peak_bytes: The most that was alive since ``reset_peak``.
+        live_bytes: Current live bytes.
+        peak_bytes: Peak of live bytes since ``reset_peak``.
     """
 
     live_bytes: int
     peak_bytes: int
 
     def reset_peak(self) -> None:
-        """Start a new peak at what is alive now."""
+        """Start a new peak at the current live bytes."""
 
 
 class MakeLiveBytes(Protocol):
-    """Returns a context in which a ``LiveBytes`` counts."""
+    """Factory of a context manager in which a ``LiveBytes`` counts."""
 
     def __call__(self) -> AbstractContextManager[LiveBytes]:
-        """Start counting; the model exists already and is counted by the meter."""
+        """Start counting; the existing model is included."""

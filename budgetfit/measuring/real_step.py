@@ -1,4 +1,4 @@
-"""Run real training steps and measure them, phase by phase."""
+"""Run real training steps and measure memory by phase, and time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from budgetfit.errors import InputError
-from budgetfit.measuring.count_categories import (
+from budgetfit.measuring.categories import (
     gradient_bytes,
     model_bytes,
     state_bytes,
 )
-from budgetfit.measuring.host_memory import resident_bytes
 from budgetfit.measuring.meters import CpuMeter, CudaMeter
-from budgetfit.measuring.process_memory import ProcessMemory
+from budgetfit.measuring.process_memory import ProcessMemory, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from budgetfit.measuring.meters import Meter
     from budgetfit.measuring.protocols import MakeLiveBytes, MakeRun, TrainingRun
 
-LEAST_STEPS = 3  # 1 makes gradients and states, 2 has the steady peak, 3 repeats it
+MIN_STEPS = 3  # 1 creates optimizer state, 2 has the steady peak, 3 repeats it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPhase:
-    """The peak of one phase; of all its micro-batches where there are several.
+    """The memory peak of one phase, over all its micro-batches.
 
     ``reserved_bytes`` is -1 where nothing is reserved (on the CPU).
     """
@@ -45,24 +44,24 @@ class MeasuredPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealSteps:
-    """What real steps took.
+    """Measured memory and time of real training steps.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
         device_name: As the driver reports it, or the processor.
-        steps: Optimizer steps that ran to their end.
+        steps: Complete optimizer steps.
         phases: In order; empty on a CPU without a meter.
-        process_bytes: The most that this process held of the card; None on a CPU.
-        last_process: The process after the last step; None on a CPU.
-        step_ms: Of each step that ran to its end.
+        process_bytes: Peak device memory of this process; None on a CPU.
+        last_process: Process memory after the last step; None on a CPU.
+        step_ms: Time of each complete step.
         out_of_memory: The error text if the card was too small; None otherwise.
-        notes: Where numbers come from, and what was not measured.
+        notes: Sources of the numbers, and what was not measured.
         counted: Bytes of parameters, buffers, gradients and optimizer state.
-        shorter_batches: How many of the other batches ran to the end of a step.
+        shorter_batches: Number of complete steps of the shorter batches.
         shorter_reserved_bytes: The reserved peak over them; -1 without any.
         host_growth_bytes: Host memory after the last step, less before the run was
             made; None where it cannot be read.
-        pinned_bytes: The most page-locked memory; None on a CPU.
+        pinned_bytes: Peak of pinned memory; None on a CPU.
     """
 
     device: str
@@ -82,10 +81,10 @@ class RealSteps:
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """Return where to verify: what was asked for, or this machine's CUDA device.
+    """Return the device to verify on: the given one, or this machine's CUDA device.
 
     Raises:
-        InputError: If there is no CUDA device and the CPU was not asked for.
+        InputError: If there is no CUDA device and the CPU was not requested.
     """
     chosen = torch.device(device if device is not None else "cuda")
     if chosen.type == "cuda" and not torch.cuda.is_available():
@@ -97,37 +96,37 @@ def find_device(device: torch.device | str | None) -> torch.device:
     return chosen
 
 
-def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
+def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     make_run: MakeRun,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
     *,
-    steps: int = LEAST_STEPS,
+    steps: int = MIN_STEPS,
     micro_steps: int = 1,
     device: torch.device | str,
     live_bytes: MakeLiveBytes | None = None,
     shorter: Sequence[Any] = (),
 ) -> RealSteps:
-    """Train for a few real optimizer steps and measure each phase of them.
+    """Train for a few real optimizer steps and measure each phase.
 
     Memory on CUDA is what ``torch.cuda.max_memory_allocated`` and ``..._reserved``
     report for the phase, on the CPU what ``live_bytes`` counts. The run is undone at
-    the end; weights stay trained (``kept_model.kept_as_it_was`` restores them).
+    the end; weights stay trained (``preserved_model`` restores them).
 
     Args:
-        make_run: Makes the run to be measured; what it allocates is part of it.
+        make_run: Makes the run to measure; its own allocations are included.
         batch: Of ``recipe.batch_size`` samples.
         steps: Optimizer steps, at least 3.
         micro_steps: Micro-batches per optimizer step.
         device: Where it runs.
-        live_bytes: Starts the meter for the CPU; None measures no bytes there.
+        live_bytes: Starts the live-bytes counter for the CPU; None counts none.
         shorter: Batches that run one more optimizer step each, after the others.
 
     Raises:
         InputError: If ``steps`` is below 3.
     """
-    if steps < LEAST_STEPS:
+    if steps < MIN_STEPS:
         raise InputError(
-            f"verify needs at least {LEAST_STEPS} steps, got {steps}: the optimizer's "
+            f"verify needs at least {MIN_STEPS} steps, got {steps}: the optimizer's "
             "state appears in the first one, the steady peak in the second."
         )
     device = torch.device(device)
@@ -158,7 +157,7 @@ def run_real_steps(  # noqa: PLR0913 - a run and how to measure it
 
 @contextmanager
 def _meter(device: torch.device, live_bytes: MakeLiveBytes | None) -> Iterator[Meter]:
-    """Measure a card by its allocator, the CPU by what ``live_bytes`` counts."""
+    """Return the meter of a device; ``live_bytes`` is for the CPU."""
     if device.type == "cuda":
         yield CudaMeter(device)
         return
@@ -167,7 +166,7 @@ def _meter(device: torch.device, live_bytes: MakeLiveBytes | None) -> Iterator[M
 
 
 class _Record:
-    """Collects peaks as the phases go by."""
+    """Records peaks and times of phases and steps."""
 
     def __init__(self, meter: Meter, device: torch.device) -> None:
         self._meter = meter
@@ -183,7 +182,7 @@ class _Record:
         self.shorter_reserved_bytes = -1
 
     def on_phase(self, phase: str) -> None:
-        """End the phase that was on and start this one."""
+        """End the current phase and start this one."""
         self.end_phase()
         self._phase = phase
         model = getattr(self.run, "model", None)
@@ -192,7 +191,7 @@ class _Record:
         self._meter.start_phase()
 
     def end_phase(self) -> None:
-        """Read the peak of the phase that was on."""
+        """Record the peak of the current phase."""
         peaks = self._meter.peaks() if self._phase is not None else None
         if self._phase is not None and peaks is not None and self.is_shorter:
             reserved = max(self.shorter_reserved_bytes, peaks[1])
@@ -204,7 +203,7 @@ class _Record:
         self._phase = None
 
     def finish_step(self, started: float) -> None:
-        """Note the time of a step that ran to its end."""
+        """Record the time of a complete step."""
         self.end_phase()
         self._meter.finish_step()
         if self.is_shorter:
@@ -228,7 +227,7 @@ class _Record:
         )
 
 
-def _train(  # noqa: PLR0913 - what run_real_steps was given
+def _train(  # noqa: PLR0913 - the arguments of run_real_steps
     make_run: MakeRun,
     batch: Any,  # noqa: ANN401
     record: _Record,
@@ -251,7 +250,7 @@ def _train(  # noqa: PLR0913 - what run_real_steps was given
         if not is_out_of_memory(error):
             raise
         record.end_phase()
-        # What follows is advice on fragmentation, the same in every such error.
+        # The rest is PyTorch's general advice on fragmentation.
         return str(error).split("\n", 1)[0].split(" If reserved but", 1)[0]
     finally:
         record.run = None
@@ -261,7 +260,7 @@ def _train(  # noqa: PLR0913 - what run_real_steps was given
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device had too little memory; cuBLAS has words of its own for it."""
+    """Whether an error is out of memory, including cuBLAS's allocation failure."""
     return isinstance(error, torch.OutOfMemoryError) or any(
         text in str(error)
         for text in ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")

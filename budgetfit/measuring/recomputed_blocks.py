@@ -1,4 +1,4 @@
-"""Count the blocks that really run again in the backward pass."""
+"""Watch which blocks are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe
 
 
-def blocks_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return the blocks that run again in backward by this recipe."""
+def recomputed_blocks(recipe: Recipe) -> tuple[str, ...]:
+    """Return the blocks that a recipe recomputes in backward."""
     return tuple(
         name
         for segment in recipe.segments
@@ -27,24 +27,15 @@ def blocks_of(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
-def blocks_run_again(recipe: Recipe) -> int:
-    """Return how many blocks run again in backward by this recipe.
-
-    Also those that run again twice, and those that save some of what they compute; not
-    those whose saved tensors wait in host memory.
-    """
-    return len(blocks_of(recipe))
-
-
 @contextmanager
-def saving_nothing(
+def find_blocks_saving_nothing(
     model: nn.Module, blocks: Sequence[str], found: set[str]
 ) -> Iterator[None]:
-    """Collect the blocks of which autograd saves nothing.
+    """Collect the blocks of which autograd saves no tensor.
 
-    Such is a view, an identity, and a block that this forward leaves out (layerdrop).
-    Nothing asks for what they compute, so they never run again, whatever is planned.
-    The model must be the unmodified one: a checkpoint hides what it will save.
+    Such as views, identities, and blocks skipped in this forward (LayerDrop). Backward
+    needs nothing of them, so that they are never recomputed. The model must be the
+    unmodified one: a checkpoint hides its saved tensors.
     """
     saves: set[str] = set()
     ran: list[bool] = []
@@ -82,14 +73,14 @@ def _unpack(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class RecomputedBlocks:
-    """Notes which blocks run while a backward pass is on.
+class RecomputationWatcher:
+    """Records which blocks run their forward during the backward pass.
 
-    Hand ``on_phase`` to the run, and train inside ``watching``. A forward that starts
-    in the backward pass is a recomputation, whoever asked for it.
+    Pass ``on_phase`` to the run, and train inside ``watching``. A forward that starts
+    in the backward pass is a recomputation.
 
     Attributes:
-        seen: Names of the blocks that ran again.
+        seen: Names of the recomputed blocks.
     """
 
     def __init__(self) -> None:
@@ -97,16 +88,16 @@ class RecomputedBlocks:
         self._in_backward = False
 
     def on_phase(self, phase: str) -> None:
-        """Take note of the phase."""
+        """Record the phase."""
         self._in_backward = phase == "backward"
 
     @contextmanager
     def watching(self, model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
-        """Watch blocks of a model whose plan is applied already.
+        """Watch blocks of a model to which the plan is applied.
 
-        A block's own hooks lie outside its checkpoint, so its inside is watched, and
-        where its replaced forward calls the plain one: it may call none of its inside,
-        as ``nn.MultiheadAttention``.
+        A block's own hooks are outside its checkpoint. So its submodules are watched,
+        and the original forward under a replaced one: a block may call none of its
+        submodules, as ``nn.MultiheadAttention`` does.
         """
         modules = {name: model.get_submodule(name) for name in blocks}
         uses = Counter(item for block in modules.values() for item in block.modules())
@@ -114,7 +105,7 @@ class RecomputedBlocks:
             for name, block in modules.items():
                 insides = [item for item in block.modules() if item is not block]
                 for inside in insides:
-                    if uses[inside] == 1:  # else it says nothing about one block
+                    if uses[inside] == 1:  # shared modules identify no block
                         handle = inside.register_forward_pre_hook(self._hook(name))
                         stack.callback(handle.remove)
                 forward = block.__dict__.get("forward")
@@ -131,7 +122,7 @@ class RecomputedBlocks:
 
     @contextmanager
     def _inside_forward(self, forward: Any, name: str) -> Iterator[None]:  # noqa: ANN401
-        """Watch the plain forward under a replaced one (``functools.wraps``)."""
+        """Watch the original forward under a replaced one (``functools.wraps``)."""
         plain = forward.__wrapped__
         note = self._hook(name)
 

@@ -1,8 +1,8 @@
-"""Verify in a process of its own: a clean CUDA context, allocator and host.
+"""Verify in a subprocess: a clean CUDA context, allocator and host process.
 
-What an interpreter did before leaves memory behind: another model's cache, kernels that
-were loaded, cuBLAS workspaces. The child runs the command line, so it gets what a text
-can say: the plan's file and how to build the model.
+Earlier work of an interpreter leaves memory behind: the allocator's cache, loaded
+kernels, cuBLAS workspaces. The child runs the command line, with the plan's file and
+the name of the model as arguments.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from budgetfit.core.plan import Plan
 
-# Beside a verification's fields the command line prints these two of its properties.
+# Properties that the command line prints besides a verification's fields.
 _PROPERTIES = ("passed", "allocated_error")
 
 
-def verify_in_fresh_process(  # noqa: PLR0913 - what the command line takes
+def verify_in_subprocess(  # noqa: PLR0913 - what the command line takes
     plan: Plan,
     model: str | None,
     *,
@@ -37,19 +37,19 @@ def verify_in_fresh_process(  # noqa: PLR0913 - what the command line takes
     trust_remote_code: bool,
     progress: Callable[[str], None] | None,
 ) -> Verification:
-    """Run ``budgetfit verify`` on the plan in a child and return what it found.
+    """Run ``budgetfit verify`` on the plan in a subprocess and return its result.
 
     Args:
         plan: Saved to a temporary file for the child.
-        model: What builds the model there; None for the config or hub id in the plan.
+        model: Name of the model or its factory; None for the one in the plan.
         steps: Optimizer steps, at least 3.
         device: ``"cuda"``, ``"cpu"`` or None.
         trust_remote_code: Let a hub model's own code run.
-        progress: Called with a line on what is being done.
+        progress: Called with a line of text for each stage.
 
     Raises:
-        InputError: What the child refused.
-        BudgetfitError: The child died, or failed with another error.
+        InputError: As raised in the child.
+        BudgetfitError: The child crashed, or failed with another error.
     """
     if progress is not None:
         progress(f"running {steps} real steps in a fresh process")

@@ -1,5 +1,5 @@
-"""Bytes of a training step: PyTorch's caching allocator and the replay of a trace.
+"""Simulate the memory of a training step with PyTorch's CUDA caching allocator.
 
-In come a ``StepTrace``, a batch size and a GPU; out comes a ``MemoryTimeline``, to the
-byte. Open ``replay.py`` first.
+Input: a ``StepTrace``, a batch size and a GPU. Output: a ``MemoryTimeline``, to the
+byte. Start with ``replay.py``.
 """

@@ -1,9 +1,8 @@
-"""The caching allocator for a whole list of events: the same answers, without objects.
+"""Simulate PyTorch's CUDA caching allocator for a whole list of mallocs and frees.
 
-What ``memory.caching_allocator`` does on one stream with native segments and no largest
-split, which is how a replay uses it, in one loop over plain ints. It says of each event
-what block was handed out or taken back, so that nothing has to be played twice to be
-looked at, and its state can be copied. The tests hold both allocators together.
+One loop over plain ints, for one stream, native segments and no ``max_split_size_mb``:
+what a replay needs. It returns the block size of each event, and its state can be
+copied. Tests compare it with ``memory.reference_allocator``, which cites the source.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from budgetfit.memory.reference_allocator.allocator import (
 # A block is one int, its size and then its address: ints compare faster than tuples.
 _ADDRESS_BITS: Final = 50
 _ADDRESSES: Final = (1 << _ADDRESS_BITS) - 1
-# Between segments, so that no block has a neighbour in another one.
+# Between segments, so that blocks of different segments are never merged.
 _GAP_BYTES: Final = 512
 
 
-class Played(NamedTuple):
-    """What some events did, in bytes.
+class AllocatorRun(NamedTuple):
+    """Result of a list of events, in bytes.
 
-    ``given``: for each event the block that was handed out, or taken back as a negative
-    number; 0 for none. It ends early where the device is full.
+    ``deltas``: the change of allocated bytes at each event (the block size, negative
+    for a free, 0 for an empty request). It ends early where memory runs out.
     """
 
-    given: list[int]
+    deltas: list[int]
     peak_allocated_bytes: int
     peak_reserved_bytes: int
 
 
-class State(NamedTuple):
-    """All that decides what an allocator will do."""
+class AllocatorState(NamedTuple):
+    """A copy of the allocator's complete state."""
 
     small: list[int]
     large: list[int]
@@ -49,12 +48,14 @@ class State(NamedTuple):
     retries: int
 
 
-class QuickAllocator:
-    """The allocator of one device of ``total_bytes``, with PyTorch's usual settings.
+class CachingAllocator:
+    """The caching allocator of a device of ``total_bytes``, with default settings.
 
-    ``allocated_bytes``, ``reserved_bytes`` and ``retries`` are as in
-    ``CachingAllocator``. ``failed_event`` is what could not be allocated, or None: the
-    device is full even after the cache was emptied.
+    Attributes:
+        allocated_bytes: As ``torch.cuda.memory_allocated()``.
+        reserved_bytes: As ``torch.cuda.memory_reserved()``.
+        retries: How often the cache was emptied to make room (``num_alloc_retries``).
+        failed_event: The malloc that ran out of memory even then, or None.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -63,31 +64,31 @@ class QuickAllocator:
         self.reserved_bytes = 0
         self.retries = 0
         self.failed_event: int | None = None
-        self._small: list[int] = []  # free blocks, ascending
+        self._small: list[int] = []  # free blocks, by size and address
         self._large: list[int] = []
-        self._starts: dict[int, int] = {}  # free blocks' sizes by first address
-        self._ends: dict[int, int] = {}  # and by the address behind them
+        self._starts: dict[int, int] = {}  # free blocks' sizes by start address
+        self._ends: dict[int, int] = {}  # and by end address
         self._in_use: dict[int, int] = {}
-        self._segments: dict[int, int] = {}  # sizes by first address
+        self._segments: dict[int, int] = {}  # sizes by start address
         self._next_address = 0
         self._peak_reserved_bytes = 0
 
-    def play(self, events: list[int], sizes: list[int]) -> Played:
-        """Play events, ``k`` for a malloc of ``sizes[k - 1]`` and ``-k`` for its free.
+    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
+        """Run events: ``k`` is a malloc of ``sizes[k - 1]``, ``-k`` its free.
 
         Sizes are multiples of 512.
         """
         self._peak_reserved_bytes = self.reserved_bytes
-        given = self._given(events, sizes)
+        deltas = self._deltas(events, sizes)
         before = self.allocated_bytes
-        self.allocated_bytes = before + sum(given)
-        peak = max(accumulate(given, initial=before))
-        return Played(given, peak, self._peak_reserved_bytes)
+        self.allocated_bytes = before + sum(deltas)
+        peak = max(accumulate(deltas, initial=before))
+        return AllocatorRun(deltas, peak, self._peak_reserved_bytes)
 
     @property
-    def state(self) -> State:
-        """A copy of the state; setting it copies too."""
-        return State(
+    def state(self) -> AllocatorState:
+        """A copy of the state; assigning one copies it too."""
+        return AllocatorState(
             self._small.copy(),
             self._large.copy(),
             self._in_use.copy(),
@@ -99,7 +100,7 @@ class QuickAllocator:
         )
 
     @state.setter
-    def state(self, state: State) -> None:
+    def state(self, state: AllocatorState) -> None:
         self._small, self._large = state.small.copy(), state.large.copy()
         self._in_use = state.in_use.copy()
         self._segments = state.segments.copy()
@@ -113,21 +114,21 @@ class QuickAllocator:
             size, address = key >> _ADDRESS_BITS, key & _ADDRESSES
             self._starts[address] = self._ends[address + size] = size
 
-    def _given(self, events: list[int], sizes: list[int]) -> list[int]:
-        """Return what each event was given.
+    def _deltas(self, events: list[int], sizes: list[int]) -> list[int]:
+        """Return the change of allocated bytes at each event.
 
-        One long loop on purpose, where most of a replay's time goes: with frees in a
-        method of their own it took 4 to 6 % longer.
+        One long loop on purpose: most of a replay's time is spent here, and with frees
+        in a method of their own it took 4 to 6 % longer.
         """
         starts, ends, in_use = self._starts, self._ends, self._in_use
         small, large = self._small, self._large
-        given: list[int] = []
-        gave = given.append
+        deltas: list[int] = []
+        add = deltas.append
         for event in events:
             if event > 0:
                 size = sizes[event - 1]
                 if not size:
-                    gave(0)
+                    add(0)
                     continue
                 keys = small if size <= SMALL_REQUEST_BYTES else large
                 index = bisect_left(keys, size << _ADDRESS_BITS)
@@ -139,21 +140,21 @@ class QuickAllocator:
                     found = segment_bytes(size)
                     if not self._has_room(found):
                         self.failed_event = event
-                        return given
+                        return deltas
                     address = self._new_segment(found)
-                rest = found - size
-                # Small blocks are always split, large ones leave more than 1 MiB.
-                if rest and (rest > SMALL_REQUEST_BYTES or keys is small):
+                remainder = found - size
+                # Small blocks are always split, large ones if more than 1 MiB is left.
+                if remainder and (remainder > SMALL_REQUEST_BYTES or keys is small):
                     start = address + size
-                    starts[start] = ends[start + rest] = rest
-                    insort(keys, rest << _ADDRESS_BITS | start)
+                    starts[start] = ends[start + remainder] = remainder
+                    insort(keys, remainder << _ADDRESS_BITS | start)
                     found = size
                 in_use[event] = found << _ADDRESS_BITS | address
-                gave(found)
+                add(found)
             else:
                 key = in_use.pop(-event, 0)
                 found, address = key >> _ADDRESS_BITS, key & _ADDRESSES
-                gave(-found)
+                add(-found)
                 if not found:
                     continue
                 keys = small if found <= SMALL_REQUEST_BYTES else large
@@ -171,17 +172,17 @@ class QuickAllocator:
                 size = end - address
                 starts[address] = ends[end] = size
                 insort(keys, size << _ADDRESS_BITS | address)
-        return given
+        return deltas
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Whether the device has so much left, at the worst without the cache."""
+        """Return whether a segment fits, after emptying the cache if need be."""
         if self.reserved_bytes + size_bytes > self.total_bytes:
             self.retries += 1
             self._empty_cache()
         return self.reserved_bytes + size_bytes <= self.total_bytes
 
     def _new_segment(self, size_bytes: int) -> int:
-        """Take a segment from the device and return its address."""
+        """Allocate a segment on the device (``cudaMalloc``) and return its address."""
         address = self._next_address
         self._next_address += size_bytes + _GAP_BYTES
         self._segments[address] = size_bytes
@@ -190,7 +191,7 @@ class QuickAllocator:
         return address
 
     def _empty_cache(self) -> None:
-        """Give segments that are one free block back to the device."""
+        """Release wholly free segments to the device (``cudaFree``)."""
         for keys in (self._small, self._large):
             left = []
             for key in keys:

@@ -1,4 +1,4 @@
-"""Pinned host memory that a trace's copies to the host take."""
+"""Pinned host memory of offloaded tensors: a trace's copies from device to host."""
 
 from __future__ import annotations
 
@@ -11,28 +11,25 @@ if TYPE_CHECKING:
 
 
 def host_copy_bytes(trace: StepTrace, batch_size: int, start: int, end: int) -> int:
-    """Return the pinned bytes of what is copied to the host between two events.
+    """Return the pinned bytes of the copies to the host after ``start``, up to ``end``.
 
-    Torch's allocator of pinned memory rounds each request up to a power of two.
-
-    Args:
-        trace: Of a step.
-        batch_size: Samples per micro-batch.
-        start: Event after which the stretch begins.
-        end: Event with which it ends.
+    PyTorch's caching host allocator rounds each request up to a power of two.
     """
     if TO_HOST not in trace.op_names:
         return 0
     ops = trace.ops
-    here = (ops.name == trace.op_names.index(TO_HOST)) & (
+    selected = (ops.name == trace.op_names.index(TO_HOST)) & (
         (ops.event > start) & (ops.event <= end)
     )
-    moved = ops.bytes_fixed[here] + ops.bytes_per_sample[here] * batch_size
-    return sum(1 << (int(size) - 1).bit_length() for size in moved if size)
+    sizes = ops.bytes_fixed[selected] + ops.bytes_per_sample[selected] * batch_size
+    return sum(1 << (int(size) - 1).bit_length() for size in sizes if size)
 
 
 def setup_host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return what is copied before the first step and stays: an optimizer's weights."""
+    """Return the pinned bytes copied before the first step: a CPU-offloaded optimizer.
+
+    They stay for the whole run.
+    """
     return sum(
         host_copy_bytes(trace, batch_size, phase.start, phase.end)
         for phase in trace.phases
@@ -41,7 +38,7 @@ def setup_host_bytes(trace: StepTrace, batch_size: int) -> int:
 
 
 def step_host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned host memory of a step: of one forward pass and the set-up."""
+    """Return the pinned bytes of the set-up and of one forward pass."""
     forward = [phase for phase in trace.phases if phase.name == "forward"][-1]
     return host_copy_bytes(
         trace, batch_size, forward.start, forward.end

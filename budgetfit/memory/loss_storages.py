@@ -1,7 +1,7 @@
-"""Which storages are logits and loss: what is made behind the last block.
+"""Find the storages of logits and loss: allocated after the last block.
 
-A model's class computes its loss in its own forward, and a loss of the user's runs in
-no module at all. By their layer alone these bytes would be those of the whole model.
+A model's class computes its loss in its own forward, and a user's loss function runs in
+no module. Without this, these bytes would be reported under the whole model.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 
     from budgetfit.core.step_trace import StepTrace
 
-LOSS: Final = "loss"  # made by no module
-LOGITS_AND_LOSS: Final = "logits and loss"  # by the model's own forward
+LOSS: Final = "loss"  # allocated outside of all modules
+LOGITS_AND_LOSS: Final = "logits and loss"  # allocated by the model's own forward
 
 
 @lru_cache(maxsize=16)
 def loss_storages(trace: StepTrace) -> NDArray[np.bool_]:
-    """Return for each storage whether it is part of the logits or the loss.
+    """Return for each storage whether it belongs to the logits or the loss.
 
-    That is: made between a micro-batch's last forward of a block and its first
-    backward of one, by a module that holds blocks or by none. Without blocks nothing
-    is known to be.
+    That is: allocated between a micro-batch's last block forward and first block
+    backward, by a module that contains blocks or by none. All False without blocks.
     """
     found = np.zeros(len(trace.layer), np.bool_)
     holders = {-1} | {
@@ -35,14 +34,14 @@ def loss_storages(trace: StepTrace) -> NDArray[np.bool_]:
         if any(name.startswith(f"{path}." if path else "") for name in trace.blocks)
     }
     events = trace.events.astype(np.int64)
-    for start, end in _behind_the_blocks(trace):
-        made = events[start:end]
-        found[made[made > 0] - 1] = True
+    for start, end in _after_blocks(trace):
+        inside = events[start:end]
+        found[inside[inside > 0] - 1] = True
     return found & np.isin(trace.layer, list(holders))
 
 
-def _behind_the_blocks(trace: StepTrace) -> list[tuple[int, int]]:
-    """Return stretches of events, one for each micro-batch."""
+def _after_blocks(trace: StepTrace) -> list[tuple[int, int]]:
+    """Return the event range after the blocks of each micro-batch."""
     ends: dict[tuple[int, int], int] = {}
     starts: dict[tuple[int, int], int] = {}
     for row in trace.passes:

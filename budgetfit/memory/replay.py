@@ -1,8 +1,8 @@
-"""THE JUDGE: plays a StepTrace at a batch size on a card and says what memory it takes.
+"""Replay a StepTrace through the CUDA caching allocator at a batch size, on a GPU.
 
-Every number a user sees comes from here (architecture rule 1). Sizes are scaled to the
-batch, kernels' scratch memory is asked of the card's rules, and each allocation and
-free goes through the caching allocator in the order in which training would make it.
+Every memory figure that a user sees comes from here. Sizes are scaled to the batch, the
+GPU's kernel rules size the kernels' scratch memory, and mallocs and frees are simulated
+in the order in which training would make them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ import numpy as np
 
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
-from budgetfit.memory.caching_allocator import Played, QuickAllocator
-from budgetfit.memory.kernel_rules.workspaces import KernelCard, scratch_bytes
+from budgetfit.memory.caching_allocator import AllocatorRun, CachingAllocator
+from budgetfit.memory.kernel_rules.workspaces import DeviceProperties, scratch_bytes
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
 from budgetfit.memory.reference_allocator.allocator import (
     Block,
-    CachingAllocator,
     OutOfMemory,
+    ReferenceAllocator,
 )
-from budgetfit.memory.replay_schedule import Part, Stretch, schedule, with_micro_steps
+from budgetfit.memory.replay_schedule import (
+    EventRange,
+    ScheduledRange,
+    schedule,
+    with_micro_steps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
@@ -32,26 +37,26 @@ if TYPE_CHECKING:
 
     from budgetfit.gpus.table import Gpu
 
-LARGEST_LAYERS = 12  # shown at the peak
-ENDLESS_BYTES = 1 << 60  # more than any device has, or any plan asks for
-# Timelines that are remembered: a batch size is asked for to see if it fits, then to be
-# shown. A limit that is not reached changes nothing, so that it is no part of the key.
-MOST_KNOWN = 16
-_KNOWN: dict[tuple[Hashable, ...], MemoryTimeline] = {}
+MAX_LAYERS_SHOWN = 12  # shown at the peak
+UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for
+# A batch size is replayed to check that it fits, then to be shown. A limit that is not
+# reached changes nothing, so it is not part of the cache key.
+MAX_CACHED_TIMELINES = 16
+_TIMELINES: dict[tuple[Hashable, ...], MemoryTimeline] = {}
 
 
-def kernel_card(gpu: Gpu) -> KernelCard:
-    """Return what kernel rules need to know of a card."""
-    return KernelCard(gpu.compute_capability, gpu.sm_count, gpu.threads_per_sm)
+def device_properties(gpu: Gpu) -> DeviceProperties:
+    """Return the properties of a GPU that kernel rules depend on."""
+    return DeviceProperties(gpu.compute_capability, gpu.sm_count, gpu.threads_per_sm)
 
 
 def storage_bytes(
-    trace: StepTrace, batch_size: int, card: KernelCard
+    trace: StepTrace, batch_size: int, device: DeviceProperties
 ) -> NDArray[np.int64]:
-    """Return the requested bytes of every storage, unrounded, at ``batch_size``.
+    """Return the requested bytes of every storage at ``batch_size``, unrounded.
 
     Raises:
-        ValueError: If the trace holds for other batch sizes only.
+        ValueError: The trace is valid for another batch size only.
     """
     if len(trace.batch_sizes) == 1 and batch_size != trace.batch_sizes[0]:
         raise ValueError(
@@ -65,7 +70,7 @@ def storage_bytes(
         arguments = tuple(argument.at(batch_size) for argument in row.arguments)
         key = (row.rule, arguments)
         if key not in known:
-            known[key] = scratch_bytes(card, *key)
+            known[key] = scratch_bytes(device, *key)
         values[number] = known[key][row.part]
     ruled = trace.scratch_index >= 0
     sizes[ruled] = values[trace.scratch_index[ruled]]
@@ -75,31 +80,31 @@ def storage_bytes(
 def block_bytes(
     trace: StepTrace,
     batch_size: int,
-    card: KernelCard,
+    device: DeviceProperties,
     *,
     expandable_segments: bool = False,
 ) -> NDArray[np.int64]:
-    """Return what every storage really takes: the block that the allocator hands out.
+    """Return the size of the allocator block of every storage.
 
-    That is the request rounded up to 512 bytes, and a tail too small to be split off
-    (B1). Tails depend on all that was allocated before, so the trace is played, on a
+    That is the request rounded up to 512 bytes, plus a remainder too small to be split
+    off. Remainders depend on the earlier allocations, so the trace is replayed, on a
     device without a limit.
     """
     blocks = np.zeros(trace.fixed_bytes.size, np.int64)
-    kind = _SlowAllocator if expandable_segments else QuickAllocator
-    given = kind(ENDLESS_BYTES).play(
-        trace.events.tolist(), _rounded_bytes(trace, batch_size, card)
+    kind = _ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
+    result = kind(UNLIMITED_BYTES).run(
+        trace.events.tolist(), _rounded_bytes(trace, batch_size, device)
     )
-    born = trace.events > 0
-    blocks[trace.events[born] - 1] = np.array(given.given, np.int64)[born]
+    mallocs = trace.events > 0
+    blocks[trace.events[mallocs] - 1] = np.array(result.deltas, np.int64)[mallocs]
     return blocks
 
 
-class _SlowAllocator:
-    """The full allocator, played as the quick one is: with expandable segments."""
+class _ExpandableSegmentsAllocator:
+    """The reference allocator with expandable segments, run on lists of events."""
 
     def __init__(self, total_bytes: int) -> None:
-        self._allocator = CachingAllocator(total_bytes, expandable_segments=True)
+        self._allocator = ReferenceAllocator(total_bytes, expandable_segments=True)
         self._blocks: dict[int, Block | None] = {}
         self.failed_event: int | None = None
 
@@ -108,11 +113,11 @@ class _SlowAllocator:
         """How often the cache was emptied."""
         return self._allocator.retries
 
-    def play(self, events: list[int], sizes: list[int]) -> Played:
-        """Play events as ``QuickAllocator.play``."""
+    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
+        """Run events as ``CachingAllocator.run``."""
         allocator, blocks = self._allocator, self._blocks
         allocator.reset_peaks()
-        given = []
+        deltas = []
         for event in events:
             if event > 0:
                 try:
@@ -120,17 +125,17 @@ class _SlowAllocator:
                 except OutOfMemory:
                     self.failed_event = event
                     break
-                given.append(0 if block is None else block.size_bytes)
+                deltas.append(0 if block is None else block.size_bytes)
             else:
                 block = blocks.pop(-event, None)
-                given.append(0 if block is None else -block.size_bytes)
+                deltas.append(0 if block is None else -block.size_bytes)
                 allocator.free(block)
-        return Played(
-            given, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        return AllocatorRun(
+            deltas, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
         )
 
 
-def replay(  # noqa: PLR0913 - a trace, a card and how to play it
+def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
@@ -139,71 +144,71 @@ def replay(  # noqa: PLR0913 - a trace, a card and how to play it
     expandable_segments: bool = False,
     then_batch_sizes: tuple[int, ...] = (),
     micro_steps: int = 1,
-    what_is_alive: bool = True,
+    breakdown: bool = True,
 ) -> MemoryTimeline:
-    """Play the trace through the caching allocator and return what it took.
+    """Replay the trace through the caching allocator and return its memory timeline.
 
-    The last traced step is played twice, so that a steady step follows the first ones.
-    Of more micro-steps than were traced up to two are played: reserved memory settles.
-    After it come steps of ``then_batch_sizes``, such as the smaller last batch of an
-    epoch and the full ones after it: other sizes meet the blocks that are cached.
+    The last traced step runs twice, so that it is also seen in the steady state. Of the
+    micro-steps that were not traced up to two are run: reserved memory settles by then.
+    Steps of ``then_batch_sizes`` follow, such as the smaller last batch of an epoch and
+    the full ones after it: their sizes meet the blocks that are cached.
 
     Args:
-        trace: The steps to play.
+        trace: The steps to replay.
         batch_size: Samples per micro-batch.
-        gpu: The card; its rules size the kernels' scratch memory.
-        limit_bytes: Where the device is full; None for the whole card.
+        gpu: Its kernel rules size the scratch memory.
+        limit_bytes: Memory of the device; None for all of the GPU's.
         expandable_segments: The allocator setting of that name.
         then_batch_sizes: Samples per micro-batch of further steps.
         micro_steps: Micro-batches in each step.
-        what_is_alive: Say what is alive at the peak also where memory ran out, or
-            where the cache had to be emptied.
+        breakdown: Break the peak down by category and layer also where memory ran out
+            or the cache had to be emptied.
 
     Raises:
-        ValueError: If the trace does not hold for one of the batch sizes, or its last
-            step cannot be repeated at another.
+        ValueError: The trace is not valid for one of the batch sizes, or its last step
+            cannot be repeated at another.
     """
-    card = kernel_card(gpu)
+    device = device_properties(gpu)
     total = gpu.total_bytes if limit_bytes is None else limit_bytes
     program = trace, batch_size, then_batch_sizes, micro_steps
-    key = *program, card, expandable_segments
-    known = _KNOWN.get(key)
+    key = *program, device, expandable_segments
+    known = _TIMELINES.get(key)
     if known is not None and known.reserved_bytes <= total:
         return known
     parts, events = _program(*program)
-    kind = _SlowAllocator if expandable_segments else QuickAllocator
+    kind = _ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
     allocator = kind(total)
-    played = list(_play(allocator, trace, card, parts, events))
-    allocated = [each.peak_allocated_bytes for each in played]
+    runs = list(_run(allocator, trace, device, parts, events))
+    allocated = [each.peak_allocated_bytes for each in runs]
     peak = allocated.index(max(allocated))
-    whole = allocator.failed_event is None and allocator.retries == 0
+    complete = allocator.failed_event is None and allocator.retries == 0
     categories, layers = (
-        _at_peak(trace, parts, events, [each.given for each in played[: peak + 1]])
-        if what_is_alive or whole
+        _at_peak(trace, parts, events, [each.deltas for each in runs[: peak + 1]])
+        if breakdown or complete
         else ({}, ())
     )
     timeline = MemoryTimeline(
         points=tuple(
-            _point(trace, part.stretch, each)
-            for part, each in zip(parts, played, strict=False)
+            _point(trace, part.event_range, each)
+            for part, each in zip(parts, runs, strict=False)
         ),
         allocated_bytes=allocated[peak],
-        reserved_bytes=max(each.peak_reserved_bytes for each in played),
+        reserved_bytes=max(each.peak_reserved_bytes for each in runs),
         at_peak_bytes=categories,
         at_peak_layers=layers,
         peak=peak,
         retries=allocator.retries,
-        failed_bytes=_failed_bytes(allocator, trace, card, parts[len(played) - 1]),
+        failed_bytes=_failed_bytes(allocator, trace, device, parts[len(runs) - 1]),
     )
-    if whole:
-        _remember(key, timeline)
+    if complete:
+        _cache(key, timeline)
     return timeline
 
 
-def _remember(key: tuple[Hashable, ...], timeline: MemoryTimeline) -> None:
-    _KNOWN[key] = timeline
-    if len(_KNOWN) > MOST_KNOWN:
-        del _KNOWN[next(iter(_KNOWN))]
+def _cache(key: tuple[Hashable, ...], timeline: MemoryTimeline) -> None:
+    _TIMELINES[key] = timeline
+    if len(_TIMELINES) > MAX_CACHED_TIMELINES:
+        del _TIMELINES[next(iter(_TIMELINES))]
 
 
 @lru_cache(maxsize=8)
@@ -212,86 +217,97 @@ def _program(
     batch_size: int,
     then_batch_sizes: tuple[int, ...],
     micro_steps: int,
-) -> tuple[list[Part], list[int]]:
-    """Return the parts in the order in which they are played, and their events."""
+) -> tuple[list[ScheduledRange], list[int]]:
+    """Return the schedule, and the events that it refers to."""
     traced, events = with_micro_steps(trace, micro_steps)
     return schedule(trace, traced, batch_size, then_batch_sizes), events
 
 
 @lru_cache(maxsize=8)
-def _rounded_bytes(trace: StepTrace, samples: int, card: KernelCard) -> list[int]:
-    sizes: list[int] = ((storage_bytes(trace, samples, card) + 511) & -512).tolist()
+def _rounded_bytes(
+    trace: StepTrace, samples: int, device: DeviceProperties
+) -> list[int]:
+    sizes: list[int] = ((storage_bytes(trace, samples, device) + 511) & -512).tolist()
     return sizes
 
 
-def _play(
-    allocator: QuickAllocator | _SlowAllocator,
+def _run(
+    allocator: CachingAllocator | _ExpandableSegmentsAllocator,
     trace: StepTrace,
-    card: KernelCard,
-    parts: Iterable[Part],
+    device: DeviceProperties,
+    parts: Iterable[ScheduledRange],
     events: list[int],
-) -> Iterator[Played]:
-    """Play one part after the other, up to the one in which the device is full."""
+) -> Iterator[AllocatorRun]:
+    """Run one event range after the other, until memory runs out."""
     for part in parts:
-        sizes = _rounded_bytes(trace, part.samples, card)
-        yield allocator.play(events[part.stretch.start : part.stretch.end], sizes)
+        sizes = _rounded_bytes(trace, part.samples, device)
+        yield allocator.run(
+            events[part.event_range.start : part.event_range.end], sizes
+        )
         if allocator.failed_event is not None:
             return
 
 
 def _failed_bytes(
-    allocator: QuickAllocator | _SlowAllocator,
+    allocator: CachingAllocator | _ExpandableSegmentsAllocator,
     trace: StepTrace,
-    card: KernelCard,
-    part: Part,
+    device: DeviceProperties,
+    part: ScheduledRange,
 ) -> int | None:
-    """Return what was asked for, unrounded, where the device was full."""
+    """Return the unrounded request that ran out of memory, if any."""
     if allocator.failed_event is None:
         return None
-    return int(storage_bytes(trace, part.samples, card)[allocator.failed_event - 1])
+    return int(storage_bytes(trace, part.samples, device)[allocator.failed_event - 1])
 
 
-def _point(trace: StepTrace, stretch: Stretch, played: Played) -> TimelinePoint:
+def _point(
+    trace: StepTrace, event_range: EventRange, run: AllocatorRun
+) -> TimelinePoint:
     return TimelinePoint(
-        step=stretch.step,
-        micro_step=stretch.micro_step,
-        phase=stretch.phase,
-        block=trace.block_names[stretch.block] if stretch.block >= 0 else "",
-        allocated_bytes=played.peak_allocated_bytes,
-        reserved_bytes=played.peak_reserved_bytes,
+        step=event_range.step,
+        micro_step=event_range.micro_step,
+        phase=event_range.phase,
+        block=trace.block_names[event_range.block] if event_range.block >= 0 else "",
+        allocated_bytes=run.peak_allocated_bytes,
+        reserved_bytes=run.peak_reserved_bytes,
     )
 
 
 def _at_peak(
-    trace: StepTrace, parts: list[Part], events: list[int], given: list[list[int]]
+    trace: StepTrace,
+    parts: list[ScheduledRange],
+    events: list[int],
+    deltas: list[list[int]],
 ) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
-    """Add up what is alive at the peak of the last part played, tails included.
+    """Return the live bytes by category and layer at the peak of the last range run.
+
+    In block sizes, unsplit remainders included.
 
     Args:
-        trace: Says what each storage is.
-        parts: What was played, and perhaps more.
-        events: Of the parts.
-        given: What each event of each part played was given.
+        trace: Has the category and layer of each storage.
+        parts: The schedule.
+        events: The events that it refers to.
+        deltas: The change of allocated bytes at each event of each range that was run.
     """
     happened = [
-        events[part.stretch.start : part.stretch.start + len(blocks)]
-        for part, blocks in zip(parts, given, strict=False)
+        events[part.event_range.start : part.event_range.start + len(blocks)]
+        for part, blocks in zip(parts, deltas, strict=False)
     ]
     storages = np.fromiter(chain.from_iterable(happened), np.int64)
-    blocks = np.fromiter(chain.from_iterable(given), np.int64)
-    before = len(blocks) - len(given[-1])
+    blocks = np.fromiter(chain.from_iterable(deltas), np.int64)
+    before = len(blocks) - len(deltas[-1])
     inside = np.cumsum(blocks)[before:]
     until = before + (int(inside.argmax()) + 1 if inside.size else 0)
-    # What happened last to each storage, and what it was given then.
+    # The last event of each storage.
     numbers, latest = np.unique(np.abs(storages[:until])[::-1], return_index=True)
     last = blocks[:until][::-1][latest]
     alive, sizes = numbers[last > 0] - 1, last[last > 0]
     category = np.bincount(trace.category[alive], sizes, len(CATEGORIES))
-    # Those outside every layer are first, those of the loss last.
+    # Storages outside of all layers come first, those of the loss last.
     names = "", *trace.layers, LOSS, LOGITS_AND_LOSS
     own = trace.layer[alive]
-    behind = len(trace.layers) + 1 + (own >= 0)
-    places = np.where(loss_storages(trace)[alive], behind, own + 1)
+    of_loss = len(trace.layers) + 1 + (own >= 0)
+    places = np.where(loss_storages(trace)[alive], of_loss, own + 1)
     layers = np.bincount(places, sizes, len(names)).astype(np.int64).tolist()
     named = zip(names, layers, strict=True)
     largest = sorted(
@@ -299,14 +315,14 @@ def _at_peak(
     )
     return (
         dict(zip(CATEGORIES, category.astype(np.int64).tolist(), strict=True)),
-        tuple(largest[:LARGEST_LAYERS]),
+        tuple(largest[:MAX_LAYERS_SHOWN]),
     )
 
 
-class AfterTraining:
-    """Further steps of other batch sizes, each from where the same training ended.
+class ReplayAfterTraining:
+    """Replay steps of other batch sizes, each after the same training.
 
-    As ``replay`` with ``then_batch_sizes``, but the training is played once.
+    As ``replay`` with ``then_batch_sizes``, but the training is replayed only once.
     """
 
     def __init__(
@@ -318,28 +334,28 @@ class AfterTraining:
         limit_bytes: int,
         micro_steps: int = 1,
     ) -> None:
-        """Play the training; arguments as in ``replay``."""
+        """Replay the training; arguments as in ``replay``."""
         self._program = trace, batch_size, micro_steps
-        self._card = kernel_card(gpu)
-        self._allocator = QuickAllocator(limit_bytes)
+        self._device = device_properties(gpu)
+        self._allocator = CachingAllocator(limit_bytes)
         parts, events = _program(trace, batch_size, (), micro_steps)
-        self._played = len(parts)
-        self._play(parts, events)
+        self._scheduled = len(parts)
+        self._run(parts, events)
         self._fits = self._allocator.failed_event is None
         self._state = self._allocator.state
 
     def retries(self, then_batch_sizes: tuple[int, ...]) -> int | None:
-        """Return how often the cache is emptied in all; None where memory runs out."""
+        """Return how often the cache is emptied in total; None: out of memory."""
         if not self._fits:
             return None
         self._allocator.state = self._state
         trace, batch_size, micro_steps = self._program
         parts, events = _program(trace, batch_size, then_batch_sizes, micro_steps)
-        self._play(parts[self._played :], events)
+        self._run(parts[self._scheduled :], events)
         if self._allocator.failed_event is not None:
             return None
         return self._allocator.retries
 
-    def _play(self, parts: list[Part], events: list[int]) -> None:
-        for _ in _play(self._allocator, self._program[0], self._card, parts, events):
+    def _run(self, parts: list[ScheduledRange], events: list[int]) -> None:
+        for _ in _run(self._allocator, self._program[0], self._device, parts, events):
             pass

@@ -1,7 +1,7 @@
-"""The order in which a trace is played: what is repeated, and at which batch size.
+"""Schedule of a replay: which event ranges are repeated, and at which batch size.
 
-A trace has one or two micro-steps of two steps. Memory settles over several, so the
-last micro-step and the last step are played again where they leave nothing behind.
+A trace has two steps of one or two micro-steps. Memory settles over more of them, so
+the last micro-step and the last step are repeated if they free all that they allocate.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 
 PASSES = ("forward", "backward")
-MICRO_REPEATS = 2  # micro-steps that are played beyond the traced ones
-STEADY_REPEATS = 1  # the last traced step is played once more: memory has settled then
+MICRO_REPEATS = 2  # micro-steps beyond the traced ones
+STEADY_REPEATS = 1  # repeats of the last traced step: memory has settled then
 
 
-class Stretch(NamedTuple):
-    """Events ``start`` to ``end``: all in one phase and in one block (or none)."""
+class EventRange(NamedTuple):
+    """Events ``start`` to ``end``, within one phase and one block (-1: no block)."""
 
     step: int
     micro_step: int
@@ -36,8 +36,8 @@ class Stretch(NamedTuple):
     end: int
 
 
-def stretches(trace: StepTrace) -> Iterator[Stretch]:
-    """Cut the trace at every edge of a phase and of a block's pass."""
+def event_ranges(trace: StepTrace) -> Iterator[EventRange]:
+    """Cut the trace at the boundaries of phases and of block passes."""
     inside: dict[tuple[str, int, int], list[BlockPass]] = defaultdict(list)
     for row in trace.passes:
         inside[(row.direction, row.step, row.micro_step)].append(row)
@@ -45,35 +45,35 @@ def stretches(trace: StepTrace) -> Iterator[Stretch]:
         position = phase.start
         for row in inside[(phase.name, phase.step, phase.micro_step)]:
             if row.start > position:
-                yield _stretch(phase, -1, position, row.start)
-            yield _stretch(phase, row.block, row.start, row.end)
+                yield _event_range(phase, -1, position, row.start)
+            yield _event_range(phase, row.block, row.start, row.end)
             position = row.end
         if phase.end > position or phase.start == phase.end:
-            yield _stretch(phase, -1, position, phase.end)
+            yield _event_range(phase, -1, position, phase.end)
 
 
-def _stretch(phase: Phase, block: int, start: int, end: int) -> Stretch:
-    return Stretch(phase.step, phase.micro_step, phase.name, block, start, end)
+def _event_range(phase: Phase, block: int, start: int, end: int) -> EventRange:
+    return EventRange(phase.step, phase.micro_step, phase.name, block, start, end)
 
 
-class Part(NamedTuple):
-    """A stretch of the trace, played with so many samples per micro-batch."""
+class ScheduledRange(NamedTuple):
+    """An event range to replay with so many samples per micro-batch."""
 
-    stretch: Stretch
+    event_range: EventRange
     samples: int
 
 
 def with_micro_steps(
     trace: StepTrace, micro_steps: int
-) -> tuple[list[Stretch], list[int]]:
-    """Return the stretches with the untraced micro-steps, and all events.
+) -> tuple[list[EventRange], list[int]]:
+    """Return the event ranges with the untraced micro-steps added, and all events.
 
-    A later micro-step does what the last traced one did. That one's batch lives until
-    the optimizer has run; those before it give theirs back, which adds events.
+    They repeat the last traced micro-step. Only the last batch lives until the
+    optimizer has run; the frees of the earlier ones are added as events.
     """
     events = trace.events.tolist()
-    result: list[Stretch] = []
-    for _, rows in groupby(stretches(trace), key=attrgetter("step")):
+    result: list[EventRange] = []
+    for _, rows in groupby(event_ranges(trace), key=attrgetter("step")):
         step = list(rows)
         last = step[-1].micro_step
         missing = min(micro_steps - 1 - last, MICRO_REPEATS)
@@ -84,7 +84,7 @@ def with_micro_steps(
         inside = events[body[0].start : body[-1].end]
         alive = {event for event in inside if event > 0}
         freed = {-event for event in inside if event < 0}
-        if not freed <= alive:  # it takes something away: it cannot happen twice
+        if not freed <= alive:  # it frees an earlier storage: it cannot be repeated
             result += step
             continue
         left = sorted(alive - freed)
@@ -94,34 +94,38 @@ def with_micro_steps(
         result += step[:before]
         for number in range(last, last + missing):
             result += [row._replace(micro_step=number) for row in body]
-            result.append(Stretch(body[0].step, number, "backward", -1, *tail))
+            result.append(EventRange(body[0].step, number, "backward", -1, *tail))
         result += [row._replace(micro_step=last + missing) for row in step[before:]]
     return result, events
 
 
 def schedule(
     trace: StepTrace,
-    traced: list[Stretch],
+    traced: list[EventRange],
     batch_size: int,
     then_batch_sizes: tuple[int, ...],
-) -> list[Part]:
-    """All stretches, the last step's once more where it leaves nothing behind."""
+) -> list[ScheduledRange]:
+    """Return all ranges, the last step repeated if it frees all that it allocates.
+
+    Raises:
+        ValueError: It does not, so that it cannot run at ``then_batch_sizes``.
+    """
     whole = [phase for phase in trace.phases if phase.step == trace.phases[-1].step]
-    last = max(stretch.step for stretch in traced)
-    steady = [stretch for stretch in traced if stretch.step == last]
-    played = [Part(stretch, batch_size) for stretch in traced]
+    last = max(row.step for row in traced)
+    steady = [row for row in traced if row.step == last]
+    parts = [ScheduledRange(row, batch_size) for row in traced]
     repeats = (batch_size,) * STEADY_REPEATS + then_batch_sizes
     if last < 1 or not _closed(trace.events[whole[0].start : whole[-1].end]):
         if then_batch_sizes:
             raise ValueError("the last step of this trace cannot be repeated")
-        return played
+        return parts
     for number, samples in enumerate(repeats, start=last + 1):
-        played += [Part(row._replace(step=number), samples) for row in steady]
-    return played
+        parts += [ScheduledRange(row._replace(step=number), samples) for row in steady]
+    return parts
 
 
 def _closed(events: NDArray[np.int32]) -> bool:
-    """Whether these events free what they allocate, and nothing else."""
+    """Return whether these events free exactly what they allocate."""
     return bool(
         (np.sort(events[events > 0]) == np.sort(-events[events < 0])).all()
         if (events > 0).sum() == (events < 0).sum()

@@ -1,4 +1,4 @@
-"""A plan from start to end: every precision searched, the best one kept."""
+"""The planning pipeline: search every precision and return the best plan."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ from budgetfit.calibration.known_measurements import times_source
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import optimizer_step_bytes
-from budgetfit.planning.alternatives.alternatives import decisive_rows
-from budgetfit.planning.alternatives.lazy_alternatives import later_rows
-from budgetfit.planning.alternatives.refusal import does_not_fit
+from budgetfit.planning.alternatives.alternatives import deciding_baselines
+from budgetfit.planning.alternatives.lazy_alternatives import lazy_alternatives
+from budgetfit.planning.alternatives.refusal import does_not_fit_error
 from budgetfit.planning.judging.judge import judge
 from budgetfit.planning.judging.partial_last_batch import last_batch_warnings
-from budgetfit.planning.profiling.block_chain import Chains, Setting
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import (
-    chains_of_each,
-    check_estimate_grows,
+    block_chain_per_precision,
+    check_estimate_scales,
 )
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
 from budgetfit.planning.search.accumulation import (
-    accumulation_to_plan_for,
-    one_micro_batch,
+    planned_accumulation,
+    recommend_one_micro_batch,
     without_accumulation,
 )
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
-from budgetfit.planning.search.loss_chunking import search_with_loss_parts
-from budgetfit.planning.search.lowest_peak import smallest
-from budgetfit.planning.search.optimality_gap import certificate
-from budgetfit.planning.search.search import Found, Request, policy_segments, rank
-from budgetfit.traces.gc_freeze import old_objects_left_alone
-from budgetfit.traces.session import Traces
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.lowest_peak import lowest_judged
+from budgetfit.planning.search.optimality_gap import optimality_text
+from budgetfit.planning.search.search import (
+    Request,
+    SearchResult,
+    policy_segments,
+    rank,
+)
+from budgetfit.traces.gc_freeze import freeze_gc
+from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -44,12 +49,12 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.recipe import Recipe
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
 
 
-@old_objects_left_alone()
+@freeze_gc()
 def make_plan(  # noqa: PLR0913 - one value each, all needed
-    subject: Subject,
+    workload: Workload,
     budget: Budget,
     request: Request,
     *,
@@ -57,77 +62,87 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
     optimizer: str,
     effective_batch_size: int | None = None,
     optimizer_in_backward: bool = False,
-    instead: str | None = None,
+    fallback_precision: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Return the best judged plan over all ``precisions``.
 
     Without an effective batch size the plan takes one micro-batch per optimizer step,
-    and is chosen so that any number of them fits. ``instead`` is the precision for
-    models that cannot run in the first of them; a warning says so.
+    and is chosen so that any number of them fits. ``fallback_precision``
+    is for models that cannot run in the first of ``precisions``; a warning says so.
 
     Raises:
         DoesNotFitError: If not even batch 1 with everything recomputed fits.
         TraceError: If the model cannot be traced.
     """
     started = time.perf_counter()
-    setting = Setting(
+    settings = TrainingSettings(
         precision=precisions[0],
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
-        accumulation=accumulation_to_plan_for(
+        accumulation=planned_accumulation(
             effective_batch_size, optimizer_in_backward=optimizer_in_backward
         ),
         optimizer_in_backward=optimizer_in_backward,
         host_ram_bytes=budget.host_ram_bytes,
     )
     try:
-        candidates = chains_of_each(subject, precisions, setting, instead, progress)
+        candidates = block_chain_per_precision(
+            workload, precisions, settings, fallback_precision, progress
+        )
     except TraceError as error:
-        if setting.accumulation is None:
+        if settings.accumulation is None:
             raise
-        # Sparse gradients, for one, cannot be traced where they are added up.
-        once = replace(setting, accumulation=None)
+        # For example, accumulation of sparse gradients cannot be traced.
+        once = replace(settings, accumulation=None)
         try:
-            candidates = chains_of_each(subject, precisions, once, instead, progress)
+            candidates = block_chain_per_precision(
+                workload, precisions, once, fallback_precision, progress
+            )
         except TraceError:
             raise error from None
     traces = candidates[0].traces
-    subject = traces.subject
+    workload = traces.workload
     if request.checkpointing == "as-is":
-        request = replace(request, checkpointing=subject.own_checkpointing())
-    chains, best = _best_of(candidates, request, budget)
+        request = replace(request, checkpointing=workload.own_checkpointing())
+    block_chain, best = _best_of(candidates, request, budget)
     _say(progress, "judging the usual practices")
-    first = decisive_rows(chains, request, budget)
+    first = deciding_baselines(block_chain, request, budget)
     judged_best, explanation = _best_judged(best, first, request)
-    estimate, rows, notes = without_accumulation(chains, judged_best, budget)
+    estimate, rows, notes = recommend_one_micro_batch(block_chain, judged_best, budget)
     recipe = estimate.recipe
     estimate = replace(
         estimate, eval_batch_size=evaluation_batch_size(traces, recipe, budget)
     )
-    trace = chains.traces.for_all_sizes(recipe)
-    last_batch = last_batch_warnings(trace, recipe, subject.gpu, budget)
+    trace = block_chain.traces.cached_affine(recipe)
+    last_batch = last_batch_warnings(trace, recipe, workload.gpu, budget)
     free = request.checkpointing == "auto"
     proven = (
-        certificate(chains, judged_best.recipe, budget.usable_bytes) if free else ""
+        optimality_text(block_chain, judged_best.recipe, budget.usable_bytes)
+        if free
+        else ""
     )
     return Plan(
         recipe=recipe,
         estimate=estimate,
         budget=budget,
-        gpu=subject.gpu,
-        model=subject.summary(),
-        block_table=block_table(chains.at(recipe.batch_size), judged_best, budget),
-        later=later_rows(chains, request, budget, judged_best, (*rows, *first)),
+        gpu=workload.gpu,
+        model=workload.summary(),
+        block_table=block_table(
+            block_chain.profile_at(recipe.batch_size), judged_best, budget
+        ),
+        lazy_alternatives=lazy_alternatives(
+            block_chain, request, budget, judged_best, (*rows, *first)
+        ),
         warnings=(
-            *subject.notes,
+            *workload.notes,
             *notes,
             *last_batch,
             *host_warnings(estimate, budget),
             *traces.cache_notes,
         ),
         provenance={
-            **_provenance(subject, estimate, budget),
+            **_provenance(workload, estimate, budget),
             "solver": explanation,
             "certificate": proven,
             "rounds": list(best.rounds),
@@ -138,20 +153,22 @@ def make_plan(  # noqa: PLR0913 - one value each, all needed
 
 
 def _best_of(
-    candidates: Sequence[Chains], request: Request, budget: Budget
-) -> tuple[Chains, Found]:
-    """Return the best of what was found for each, or the least that there is.
+    candidates: Sequence[BlockChain], request: Request, budget: Budget
+) -> tuple[BlockChain, SearchResult]:
+    """Return the best search result over all precisions, or the lowest peak.
 
     Raises:
-        DoesNotFitError: If even that is too much.
+        DoesNotFitError: If even the lowest peak does not fit.
     """
     hopeful = [
-        chains
-        for chains in candidates
-        if optimizer_step_bytes(chains.at(request.batch_size or 1))
+        block_chain
+        for block_chain in candidates
+        if optimizer_step_bytes(block_chain.profile_at(request.batch_size or 1))
         <= budget.usable_bytes
     ]
-    found = [search_with_loss_parts(chains, request, budget) for chains in hopeful]
+    found = [
+        search_with_loss_chunks(block_chain, request, budget) for block_chain in hopeful
+    ]
     rated = [
         (rank(row.estimate, request.objective), index)
         for index, (_, row) in enumerate(found)
@@ -159,44 +176,45 @@ def _best_of(
     ]
     if rated:
         return found[min(rated)[1]]
-    # The search leaves room for what the allocator might reserve; that nothing fits is
-    # for the judge to say.
-    accumulates = candidates[0].setting.accumulation is not None
+    # The search leaves room for what the allocator might reserve; only the judge can
+    # say that nothing fits.
+    accumulates = candidates[0].settings.accumulation is not None
     if hopeful or not accumulates:
         tried = [
-            (each, smallest(each, request, budget)) for each in hopeful or candidates
+            (each, lowest_judged(each, request, budget))
+            for each in hopeful or candidates
         ]
-        chains, least = min(
+        block_chain, least = min(
             tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
         )
         if least.fits:
-            return chains, Found(
+            return block_chain, SearchResult(
                 estimate=least, explanation="The lowest that was found"
             )
         if not accumulates:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
-            raise does_not_fit(chains, request, least, budget, floor_bytes)
-    return _best_of(one_micro_batch(candidates), request, budget)
+            raise does_not_fit_error(block_chain, request, least, budget, floor_bytes)
+    return _best_of(without_accumulation(candidates), request, budget)
 
 
 def _provenance(
-    subject: Subject, estimate: Estimate, budget: Budget
+    workload: Workload, estimate: Estimate, budget: Budget
 ) -> dict[str, object]:
-    """Return where numbers are from, whatever the search did."""
+    """Return the sources of a plan's numbers that do not depend on the search."""
     context = f", {budget.context.source}" if budget.context is not None else ""
     return {
-        **versions(),
+        **library_versions(),
         "allocated, reserved": "replay of the traced step through PyTorch's "
         "caching allocator",
         "process": f"reserved + the CUDA context{context}",
-        "times": times_source(subject.gpu, estimate.recipe.precision),
-        "card": subject.gpu.source,
-        "notes": list(subject.notes),
+        "times": times_source(workload.gpu, estimate.recipe.precision),
+        "card": workload.gpu.source,
+        "notes": list(workload.notes),
     }
 
 
 def host_warnings(estimate: Estimate, budget: Budget) -> tuple[str, ...]:
-    """Say what offloading asks of the machine."""
+    """Return a warning about the pinned host memory that offloading needs."""
     if not estimate.host_bytes:
         return ()
     limit = ""
@@ -211,16 +229,16 @@ def host_warnings(estimate: Estimate, budget: Budget) -> tuple[str, ...]:
 
 
 def _best_judged(
-    proposed: Found, others: tuple[Alternative, ...], request: Request
+    proposed: SearchResult, others: tuple[Alternative, ...], request: Request
 ) -> tuple[Estimate, str]:
-    """Return what the judge rates best where the plan was free to choose.
+    """Return the better of the search result and the baselines, as judged.
 
-    The solver's formula knows nothing of what the allocator reserves, and it compares
-    some batch sizes only; a usual practice may come out ahead of its proposal, and no
-    plan may be worse than that.
+    The solver's formula ignores what the allocator reserves and compares only some
+    batch sizes, so that a baseline may beat its proposal; no plan may be worse than a
+    baseline.
     """
     estimate, explanation = proposed.estimate, proposed.explanation
-    assert estimate is not None  # noqa: S101 - only what was found is proposed
+    assert estimate is not None  # noqa: S101 - _best_of returns nothing else
     ahead = [
         row
         for row in others
@@ -238,7 +256,7 @@ def _best_judged(
 
 
 def make_estimate(  # noqa: PLR0913 - one value each, all needed
-    subject: Subject,
+    workload: Workload,
     recipe: Recipe,
     budget: Budget | None,
     *,
@@ -246,37 +264,37 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
     keep_own_checkpointing: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
-    """Return the memory and time of one given recipe; nothing is decided.
+    """Return the predicted memory and time of one given recipe.
 
     Raises:
-        InputError: If nothing in it grows with the batch, as far as that can be told.
+        InputError: If no tensor is found to grow with the batch size.
         TraceError: If the model cannot be traced.
     """
-    traces = Traces(subject, progress)
-    trace = traces.once(recipe, keep_own_checkpointing=keep_own_checkpointing)
-    check_estimate_grows(
+    traces = TraceSession(workload, progress)
+    trace = traces.exact(recipe, keep_own_checkpointing=keep_own_checkpointing)
+    check_estimate_scales(
         traces, trace, recipe, keep_own_checkpointing=keep_own_checkpointing
     )
     return judge(
         trace,
         recipe,
-        subject.gpu,
+        workload.gpu,
         budget,
         context_bytes=context_bytes,
-        notes=(*subject.notes, *traces.cache_notes),
+        notes=(*workload.notes, *traces.cache_notes),
     )
 
 
 def policy_recipe(
-    subject: Subject,
+    workload: Workload,
     policy: str | tuple[str, ...],
-    setting: Setting,
+    settings: TrainingSettings,
     batch_size: int,
 ) -> Recipe:
-    """Return the recipe of a checkpointing policy, with nothing left to solve.
+    """Return the recipe of a fixed checkpointing policy.
 
     Raises:
-        InputError: For ``auto``, which is a question for ``plan``, or no policy.
+        InputError: For ``auto``, which needs ``plan``, or an unknown policy.
     """
     if policy == "auto":
         raise InputError(
@@ -284,30 +302,31 @@ def policy_recipe(
             "or one of: as-is, none, full, every-2, sqrt, or block names."
         )
     if policy == "as-is":
-        policy = subject.own_checkpointing()
-    chains = Chains(Traces(subject), setting)
-    return setting.recipe(batch_size, policy_segments(chains, policy, batch_size))
+        policy = workload.own_checkpointing()
+    block_chain = BlockChain(TraceSession(workload), settings)
+    return settings.recipe(batch_size, policy_segments(block_chain, policy, batch_size))
 
 
 def make_layers(
-    subject: Subject,
+    workload: Workload,
     precisions: Sequence[str],
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Layer, ...]:
-    """Return the layer table, from one kept trace under each precision."""
-    traces = Traces(subject, progress)
+    """Return the layer table, from one trace without recomputation per precision."""
+    traces = TraceSession(workload, progress)
     recipes = {
-        name: Setting(precision=name, optimizer="sgd").recipe(2) for name in precisions
+        name: TrainingSettings(precision=name, optimizer="sgd").recipe(2)
+        for name in precisions
     }
     return layer_table(
-        subject.model,
-        subject.blocks,
-        {name: traces.of(recipe) for name, recipe in recipes.items()},
+        workload.model,
+        workload.blocks,
+        {name: traces.affine(recipe) for name, recipe in recipes.items()},
     )
 
 
-def versions() -> dict[str, str]:
-    """Return what ran: the versions that a plan's numbers belong to."""
+def library_versions() -> dict[str, str]:
+    """Return the library versions that a plan's numbers belong to."""
     result = {"torch": str(torch.__version__)}
     for name in ("transformers", "budgetfit"):
         try:

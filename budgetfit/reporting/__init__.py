@@ -1,4 +1,4 @@
-"""What users read: values in, text or JSON out. Nothing here computes a number.
+"""Reports as text or JSON. Nothing here computes a number.
 
 Open ``render.py`` first, and ``plan_text.py`` for the report of a plan.
 """

@@ -1,4 +1,4 @@
-"""A comparison of cards and methods as text: the answer, then a line for each."""
+"""Text report of ``budgetfit compare``: the recommended GPU, then a table."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.reporting.formatting import hours_text, rate_text
 from budgetfit.reporting.header import model_lines
 from budgetfit.reporting.layout import bullets, lines, section, table
-from budgetfit.reporting.phrases import hours_text, rate_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.gpu_comparison import CardRow
+    from budgetfit.core.gpu_comparison import GpuComparison
     from budgetfit.core.plan import ModelSummary
 
 GIB = 2**30
@@ -28,14 +28,14 @@ _LEGEND = (
 
 
 def compare_text(
-    rows: Sequence[CardRow], model: ModelSummary, samples: int | None = None
+    rows: Sequence[GpuComparison], model: ModelSummary, samples: int | None = None
 ) -> RenderableType:
-    """Render a line for each row, in their order.
+    """Render the comparison, rows in their order.
 
     Args:
-        rows: Cards in the order in which they were named, each with its methods.
-        model: What is trained.
-        samples: How many samples one pass is to be timed for.
+        rows: GPUs in the order in which they were named, each with its methods.
+        model: The model.
+        samples: Samples per epoch, to show its time.
     """
     slowest = min((_speed(row) for row in rows if row.fits), default=0.0)
     methods = list(dict.fromkeys(row.method for row in rows))
@@ -67,7 +67,7 @@ def compare_text(
     return Group(*parts)
 
 
-def _answers(rows: Sequence[CardRow], methods: Sequence[str]) -> list[str]:
+def _answers(rows: Sequence[GpuComparison], methods: Sequence[str]) -> list[str]:
     if len(methods) == 1:
         return _answer(rows)
     of_each = {
@@ -76,8 +76,8 @@ def _answers(rows: Sequence[CardRow], methods: Sequence[str]) -> list[str]:
     return [f"{method}: {' '.join(_answer(of_each[method]))}" for method in methods]
 
 
-def _answer(rows: Sequence[CardRow]) -> list[str]:
-    """Say which card is needed for one method."""
+def _answer(rows: Sequence[GpuComparison]) -> list[str]:
+    """State which GPU is needed for one method."""
     fitting = [row for row in rows if row.fits]
     if not fitting:
         needs = [row.estimate for row in rows if row.estimate is not None]
@@ -99,11 +99,11 @@ def _answer(rows: Sequence[CardRow]) -> list[str]:
     ]
 
 
-def _speed(row: CardRow) -> float:
+def _speed(row: GpuComparison) -> float:
     return row.estimate.samples_per_s if row.estimate is not None else 0.0
 
 
-def _line(row: CardRow, slowest: float) -> tuple[str, ...]:
+def _line(row: GpuComparison, slowest: float) -> tuple[str, ...]:
     usable = f"of {row.budget.usable_bytes / GIB:.2f}"
     if row.estimate is None:
         return ("no", "-", "-", f"- {usable}", "-", "-", "")
@@ -120,7 +120,7 @@ def _line(row: CardRow, slowest: float) -> tuple[str, ...]:
     )
 
 
-def _time(row: CardRow, samples: int) -> str:
+def _time(row: GpuComparison, samples: int) -> str:
     if row.estimate is None or not row.fits:
         return "-"
     return hours_text(row.estimate.hours(samples))

@@ -1,4 +1,4 @@
-"""A check-up as text: one line for each finding, problems with what to do."""
+"""Text report of ``budgetfit doctor``: one line per finding, with commands to run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOPIC_COLUMNS: Final = 16
 
 
 def doctor_text(findings: Sequence[Finding]) -> RenderableType:
-    """Render a check-up; ends with how many problems there are."""
+    """Render the findings and the number of problems."""
     return Group(*map(_finding, findings), Text(""), Text(_sum(findings)))
 
 

@@ -1,4 +1,4 @@
-"""An estimate as text: the peaks, what they are made of, what is not modelled."""
+"""Text report of an estimate: peaks, memory by category, what is not modelled."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.text import Text
 
 from budgetfit.core.units import parse_bytes
 from budgetfit.gpus.table import find_gpu, generic_gpu
-from budgetfit.reporting.header import card_notes, card_text, model_lines, origin_line
+from budgetfit.reporting.formatting import blocks_text, hours_text, rate_text, time_text
+from budgetfit.reporting.header import gpu_notes, gpu_text, model_lines, origin_line
 from budgetfit.reporting.layout import (
     WIDTH,
     Bar,
     bullets,
     commands_text,
+    fits_text,
     lines,
     section,
-    verdict,
 )
-from budgetfit.reporting.phrases import blocks_text, hours_text, rate_text, time_text
 from budgetfit.utils.format_bytes import format_bytes, format_range
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate, ModelSummary
     from budgetfit.core.recipe import Recipe
 
-_CRUMB = 0.002  # of the process: categories below share a row
-_MOST_LAYERS = 3  # of the largest layers in one line
+_SMALL_SHARE = 0.002  # of the process: smaller categories share a row
+_MOST_LAYERS = 3  # largest layers to list
 
 
 def estimate_text(  # noqa: PLR0913 - what may be shown
@@ -42,15 +42,15 @@ def estimate_text(  # noqa: PLR0913 - what may be shown
     then: str = "",
     samples: int | None = None,
 ) -> RenderableType:
-    """Render the memory of given settings.
+    """Render an estimate.
 
     Args:
-        estimate: What was predicted.
-        model: What it belongs to; without it, segments cannot be put in words.
-        vram: The limit as it was typed, to echo what it means.
-        gpu: The card as it was typed.
-        then: The command that finds settings, where these do not fit.
-        samples: How many samples one pass is to be timed for.
+        estimate: The estimate.
+        model: Its model; needed to name the checkpointed blocks.
+        vram: The limit as typed, to echo its meaning in bytes.
+        gpu: The GPU as typed.
+        then: The command to suggest where the settings do not fit.
+        samples: Samples per epoch, to show its time.
     """
     blocks = model.blocks if model else ()
     body = lines(
@@ -73,24 +73,24 @@ def estimate_text(  # noqa: PLR0913 - what may be shown
 
 
 def limit_text(estimate: Estimate) -> Text:
-    """What is reserved of what may be, and whether that fits."""
+    """Reserved of usable memory, and whether it fits."""
     text = Text("")
     if estimate.usable_bytes is not None:
         text.append(
             f"reserved {format_bytes(estimate.reserved_bytes)} "
             f"of {format_bytes(estimate.usable_bytes)} usable   "
         )
-    return text.append_text(verdict(estimate.fits))
+    return text.append_text(fits_text(estimate.fits))
 
 
 def _next(then: str) -> list[RenderableType]:
-    """What finds settings that fit; a command is never broken over lines."""
+    """The suggested command, never wrapped."""
     command = then or "budgetfit.plan(model, ...)"
     return [Text("NEXT: settings that fit", "bold"), commands_text([command])]
 
 
 def as_is_lines(estimate: Estimate) -> list[str]:
-    """What "as it is" means for this model."""
+    """The settings that "as it is" stands for."""
     if not estimate.as_is:
         return []
     recipe = estimate.recipe
@@ -105,20 +105,20 @@ def as_is_lines(estimate: Estimate) -> list[str]:
 
 
 def _header(model: ModelSummary | None, vram: str | None, gpu: str | None) -> list[str]:
-    card = find_gpu(gpu) if gpu else None
-    sizes = [card.total_bytes] if card else []
+    device = find_gpu(gpu) if gpu else None
+    sizes = [device.total_bytes] if device else []
     if vram:
         sizes.append(parse_bytes(vram))
     total_bytes = min(sizes, default=None)
     texts = model_lines(model) if model else []
     if total_bytes is not None:
-        card = card or generic_gpu(total_bytes)
-        texts += [card_text(card, total_bytes), *card_notes(card, total_bytes)]
+        device = device or generic_gpu(total_bytes)
+        texts += [gpu_text(device, total_bytes), *gpu_notes(device, total_bytes)]
     return [*texts, origin_line(model)] if model else texts
 
 
 def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
-    """The settings, by the names that other libraries take."""
+    """The settings, by their names in transformers."""
     if blocks or not recipe.segments:
         checkpointing = blocks_text(recipe, blocks) if blocks else "everything is kept"
     else:
@@ -141,7 +141,7 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
 
 
 def peak_lines(estimate: Estimate) -> list[str]:
-    """The three peaks by name: three different numbers (user-needs U6, U18)."""
+    """The three peaks by name (allocated, reserved, process), and by phase."""
     phases = ", ".join(
         f"{phase} {format_bytes(peak_bytes)}"
         for phase, peak_bytes in estimate.phase_peaks_bytes.items()
@@ -160,14 +160,14 @@ def peak_lines(estimate: Estimate) -> list[str]:
 
 
 def process_text(estimate: Estimate) -> str:
-    """Between what nvidia-smi is expected to show, where a budget says it."""
+    """The range that nvidia-smi is expected to show; one number without a budget."""
     if estimate.process_range_bytes is None:
         return format_bytes(estimate.process_bytes)
     return format_range(*estimate.process_range_bytes)
 
 
 def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
-    """Step time, throughput and the time of a pass, marked for what they are."""
+    """Step time, throughput and epoch time, marked as estimates."""
     measured = estimate.time_factor != 1
     how = f"roofline x {estimate.time_factor:.2f}" if measured else "roofline estimate"
     rate = rate_text(estimate.samples_per_s)
@@ -180,7 +180,7 @@ def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
 
 
 def memory_section(estimate: Estimate) -> RenderableType:
-    """Categories at the moment of the peak, largest first, up to the whole process."""
+    """Memory by category at the peak, largest first, up to the whole process."""
     rows = _categories(estimate)
     cached_bytes = estimate.reserved_bytes - estimate.allocated_bytes
     context_bytes = estimate.process_bytes - estimate.reserved_bytes
@@ -204,7 +204,7 @@ def memory_section(estimate: Estimate) -> RenderableType:
 
 
 def _largest_layers(estimate: Estimate) -> str:
-    """The largest layers at the peak, as many as one line holds."""
+    """The largest layers at the peak, as many as fit in one line."""
     text = ""
     for name, size_bytes in estimate.timeline.at_peak_layers[:_MOST_LAYERS]:
         more = f"{text}, " if text else "largest layers: "
@@ -217,22 +217,22 @@ def _largest_layers(estimate: Estimate) -> str:
 
 
 def _categories(estimate: Estimate) -> list[tuple[str, int]]:
-    """What was alive at the peak, largest first; crumbs together."""
-    crumb_bytes = estimate.process_bytes * _CRUMB
+    """Live bytes by category at the peak, largest first; small ones together."""
+    small_bytes = estimate.process_bytes * _SMALL_SHARE
     parts = sorted(estimate.at_peak_bytes.items(), key=lambda pair: -pair[1])
     rows = [
         (name.replace("_", " "), size_bytes)
         for name, size_bytes in parts
-        if size_bytes > crumb_bytes
+        if size_bytes > small_bytes
     ]
-    crumbs = {name: size for name, size in parts if 0 < size <= crumb_bytes}
-    if crumbs:
-        rows.append((", ".join(crumbs).replace("_", " "), sum(crumbs.values())))
+    small = {name: size for name, size in parts if 0 < size <= small_bytes}
+    if small:
+        rows.append((", ".join(small).replace("_", " "), sum(small.values())))
     return rows
 
 
 def _moment(estimate: Estimate) -> str:
-    """In which phase and block the peak is."""
+    """The phase and block of the peak."""
     points = estimate.timeline.points
     if not points:
         return ""

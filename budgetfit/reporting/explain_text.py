@@ -1,4 +1,4 @@
-"""An out-of-memory message explained, as text: why, where it went, what to change."""
+"""Text report of ``budgetfit explain``: cause, memory breakdown, advice."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def _where(found: Explanation) -> list[str]:
         text += ", in the loss"
     if where.family:
         text += f", of a {where.family} model"
-    told = [f"It happened {text}." if where.phase != "unknown" else f"{text}."]
-    told[0] = told[0][0].upper() + told[0][1:]
+    texts = [f"It happened {text}." if where.phase != "unknown" else f"{text}."]
+    texts[0] = texts[0][0].upper() + texts[0][1:]
     if where.place:
-        told.append(f"From {where.place}.")
+        texts.append(f"From {where.place}.")
     if found.messages > 1:
-        told.append(f"The text has {found.messages} messages; this is of the last.")
-    return told
+        texts.append(f"The text has {found.messages} messages; this is of the last.")
+    return texts
 
 
 def _table(found: Explanation) -> RenderableType:

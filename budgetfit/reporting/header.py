@@ -1,10 +1,15 @@
-"""What a report is about: the model, one sample, the card and the limit."""
+"""Report header: the model, one sample, the GPU and the memory limit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.reporting.phrases import class_text, count_text, sample_text, size_text
+from budgetfit.reporting.formatting import (
+    count_text,
+    memory_class_text,
+    sample_text,
+    size_text,
+)
 from budgetfit.utils.format_bytes import format_bytes, format_range
 
 if TYPE_CHECKING:
@@ -14,35 +19,35 @@ if TYPE_CHECKING:
 
 
 def plan_header(plan: Plan) -> list[str]:
-    """The model, the card, and what of it is plannable."""
+    """The model, the GPU, and its usable memory."""
     budget = plan.budget
     usable = f"{format_bytes(budget.usable_bytes)} usable"
     aside = (
-        f"after CUDA context {context_text(budget)} "
+        f"after CUDA context {cuda_context_text(budget)} "
         f"and headroom {format_bytes(budget.headroom_bytes)}"
     )
     return [
         *model_lines(plan.model),
-        f"{card_text(plan.gpu, budget.total_bytes)}: {usable}",
+        f"{gpu_text(plan.gpu, budget.total_bytes)}: {usable}",
         f"  {aside}",
-        *card_notes(plan.gpu, budget.total_bytes),
+        *gpu_notes(plan.gpu, budget.total_bytes),
         origin_line(plan.model),
     ]
 
 
-def context_text(budget: Budget) -> str:
-    """What is set aside for the CUDA context, and how well that is known."""
+def cuda_context_text(budget: Budget) -> str:
+    """Memory set aside for the CUDA context, and its source."""
     size = format_bytes(budget.context_bytes)
     if budget.context is None:
         return size
     if budget.context.measured:
-        return f"{size} (measured)"  # when and where is among the notes
+        return f"{size} (measured)"  # date and machine are in the notes
     low, high = budget.context.low_bytes, budget.context.high_bytes
     return f"{size} ({format_range(low, high)})"
 
 
 def model_lines(model: ModelSummary) -> list[str]:
-    """What the model is and what one sample of its batch is."""
+    """The model and one sample of its batch."""
     text = f"{model.name}: {count_text(model.parameter_count)} parameters"
     if model.trainable_count != model.parameter_count:
         text += f", {count_text(model.trainable_count)} trained,"
@@ -54,20 +59,20 @@ def model_lines(model: ModelSummary) -> list[str]:
     return [text, f"One sample: {sample_text(model.batch, model.batch_dims)}"]
 
 
-def card_text(gpu: Gpu, total_bytes: int) -> str:
-    """The card and, where it differs, the limit on it; always as bytes, too."""
+def gpu_text(gpu: Gpu, total_bytes: int) -> str:
+    """The GPU and, where it differs, the limit on it; always in GiB, too."""
     limit = size_text(total_bytes)
-    if gpu.total_source == "given":  # a size without a card
+    if gpu.total_source == "given":  # only a size was given
         return limit
     if total_bytes == gpu.total_bytes:
         return f"{gpu.name} {limit}"
     return f"{gpu.name} {size_text(gpu.total_bytes)}, limited to {limit}"
 
 
-def card_notes(gpu: Gpu, total_bytes: int) -> list[str]:
-    """What a user should know about the size or the card, if anything."""
+def gpu_notes(gpu: Gpu, total_bytes: int) -> list[str]:
+    """Notes on the size or the GPU."""
     notes = []
-    by_class = class_text(total_bytes)
+    by_class = memory_class_text(total_bytes)
     if by_class:
         notes.append(by_class)
     if gpu.rates_assumed and gpu.total_source != "given":
@@ -76,6 +81,6 @@ def card_notes(gpu: Gpu, total_bytes: int) -> list[str]:
 
 
 def origin_line(model: ModelSummary) -> str:
-    """That this is an estimate, and of what."""
+    """Where the numbers come from: an estimate, of which model source."""
     source = f"; {model.source}" if model.source else ""
     return f"Estimate, no GPU used{source}"

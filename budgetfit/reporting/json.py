@@ -1,6 +1,6 @@
-"""Answers as one JSON document each, for ``--json``.
+"""JSON reports for ``--json``, one document each.
 
-Keys are the values' own field names; bytes are whole numbers.
+Keys are field names; bytes are whole numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from budgetfit.core.block_report import BlockRow
-    from budgetfit.core.gpu_comparison import CardRow
+    from budgetfit.core.gpu_comparison import GpuComparison
     from budgetfit.core.plan import Estimate, Layer, Plan, Verification
     from budgetfit.doctor.finding import Finding
     from budgetfit.explain.explanation import Explanation
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def plan_json(plan: Plan, samples: int | None = None) -> str:
-    """The document that ``--save`` writes, so that it can be verified and exported.
+    """The document that ``--save`` writes, which can be verified and exported.
 
-    With the ``hours`` that so many samples take, where they are given.
+    With ``hours`` for ``samples`` samples, where given.
     """
     if samples is None:
         return plan.to_json()
@@ -33,18 +33,18 @@ def plan_json(plan: Plan, samples: int | None = None) -> str:
 
 
 def estimate_json(estimate: Estimate, samples: int | None = None) -> str:
-    """The estimate's fields, ``samples_per_s`` and ``hours`` for so many samples."""
+    """The estimate's fields, ``samples_per_s``, and ``hours`` for ``samples``."""
     fields = dataclasses.asdict(estimate)
     rate = {"samples_per_s": estimate.samples_per_s}
     return _document({**fields, **rate, **_hours(estimate, samples)})
 
 
-def compare_json(rows: Sequence[CardRow], samples: int | None = None) -> str:
+def compare_json(rows: Sequence[GpuComparison], samples: int | None = None) -> str:
     """``{"cards": [...]}``: each row's fields, ``fits`` and ``samples_per_s``.
 
-    With ``hours`` for so many samples, where they are given.
+    With ``hours`` for ``samples`` samples, where given.
     """
-    cards = [
+    found = [
         {
             **dataclasses.asdict(row),
             "fits": row.fits,
@@ -53,7 +53,7 @@ def compare_json(rows: Sequence[CardRow], samples: int | None = None) -> str:
         }
         for row in rows
     ]
-    return _document({"cards": cards})
+    return _document({"cards": found})
 
 
 def _hours(estimate: Estimate | None, samples: int | None) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _hours(estimate: Estimate | None, samples: int | None) -> dict[str, Any]:
 
 
 def why_json(row: BlockRow) -> str:
-    """The block's row; ``headroom_bytes`` is what is free at its own peak."""
+    """The block's row; ``headroom_bytes`` is free at its own peak."""
     return _document({**dataclasses.asdict(row), "headroom_bytes": row.headroom_bytes})
 
 
@@ -80,7 +80,7 @@ def verification_json(check: Verification) -> str:
 
 
 def layers_json(layers: Sequence[Layer]) -> str:
-    """``{"layers": [...]}``, every layer, nothing put together."""
+    """``{"layers": [...]}``, every layer, equal ones not merged."""
     return _document({"layers": [dataclasses.asdict(layer) for layer in layers]})
 
 
@@ -95,11 +95,11 @@ def export_json(to: str, text: str) -> str:
 
 
 def explanation_json(found: Explanation) -> str:
-    """The explanation's fields; bytes that the message does not tell are null."""
+    """The explanation's fields; unknown bytes are null."""
     return _document(dataclasses.asdict(found))
 
 
-def check_up_json(findings: Sequence[Finding]) -> str:
+def findings_json(findings: Sequence[Finding]) -> str:
     """``{"problems": ..., "findings": [...]}``."""
     problems = sum(finding.verdict == "problem" for finding in findings)
     rows = [dataclasses.asdict(finding) for finding in findings]

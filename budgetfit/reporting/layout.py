@@ -1,7 +1,7 @@
-"""Headings, lists, bars and the console: how every report looks.
+"""Layout of reports: console, headings, lists, tables, bars.
 
 Text that comes from a user (names, paths, notes) is always a ``Text``, never markup, so
-that a bracket in it cannot change anything.
+that brackets in it are printed as they are.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _INDENT: Final = (0, 0, 0, 2)
 
 
 def make_console(file: TextIO | None = None, *, width: int = WIDTH) -> Console:
-    """Return a console of at most ``width`` columns; colour only where a terminal is.
+    """Return a console of at most ``width`` columns, with colour only on a terminal.
 
-    ``NO_COLOR`` is respected (rich does). A pipe has no width: it gets them all.
+    ``NO_COLOR`` is respected by rich. A pipe gets the full width.
     """
     file = file or sys.stdout
     console = Console(
@@ -40,34 +40,34 @@ def make_console(file: TextIO | None = None, *, width: int = WIDTH) -> Console:
 
 
 def render(report: RenderableType, *, width: int = WIDTH) -> str:
-    """Return a report as plain text: no colour, ``width`` columns, ASCII of our own."""
+    """Render a report as plain text: no colour, ``width`` columns, ASCII symbols."""
     file = _AsciiText()
     console = Console(
         file=file, width=width, color_system=None, force_terminal=False, emoji=False
     )
-    console.print(report, crop=False)  # a long command is not cut
+    console.print(report, crop=False)  # long commands are not wrapped
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()
 
 
 def show(
     report: RenderableType, console: Console | None = None, *, width: int = WIDTH
 ) -> None:
-    """Print a report: as rich makes it on a terminal, as plain text anywhere else."""
+    """Print a report: with rich on a terminal, as plain text elsewhere."""
     console = console or make_console(width=width)
     if console.is_terminal:
         console.print(report, crop=False)
-    else:  # a pipe keeps the padding that a terminal hides
+    else:  # strip trailing padding, which only a terminal hides
         console.file.write(render(report, width=width) + "\n")
 
 
 class _AsciiText(io.StringIO):
-    """Text whose encoding makes rich choose ASCII, so that any stdout can print it."""
+    """A StringIO whose encoding makes rich choose ASCII symbols."""
 
     encoding = "ascii"
 
 
 def section(title: str, body: RenderableType, side: str | Text = "") -> RenderableType:
-    """A heading, with something at the right edge, above an indented body."""
+    """A heading, with optional text at the right edge, above an indented body."""
     heading = Table.grid(expand=True, padding=(0, 2, 0, 0))
     heading.add_column()
     heading.add_column(justify="right")
@@ -76,12 +76,12 @@ def section(title: str, body: RenderableType, side: str | Text = "") -> Renderab
 
 
 def lines(texts: Iterable[str | Text]) -> RenderableType:
-    """One text per line; long ones continue below."""
+    """One text per line, wrapped."""
     return Group(*(text if isinstance(text, Text) else Text(text) for text in texts))
 
 
 def bullets(texts: Iterable[str]) -> RenderableType:
-    """A list whose long lines continue under their own text."""
+    """A bullet list with hanging indents."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     for text in texts:
         grid.add_row(Text("*"), Text(text))
@@ -89,7 +89,7 @@ def bullets(texts: Iterable[str]) -> RenderableType:
 
 
 def commands_text(commands: Iterable[str], *, indent: str = "    ") -> RenderableType:
-    """Commands, one per line and never broken: they are copied."""
+    """Commands, one per line and never wrapped, so that they can be copied."""
     return Group(
         *(
             Text(indent + command, style="bold", no_wrap=True, overflow="ignore")
@@ -104,10 +104,10 @@ def table(
     *,
     left: Container[int] = (0,),
 ) -> Table:
-    """A table without rules; numbers at the right, columns in ``left`` at the left."""
+    """A table without lines; right-aligned except for the columns in ``left``."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, title in enumerate(titles):
-        # The first column holds names: it is the one that may continue below.
+        # Only the first column, of names, may wrap.
         grid.add_column(
             Text(title),
             justify="left" if number in left else "right",
@@ -138,7 +138,7 @@ class Bar:
         return Measurement(self.width, self.width)
 
 
-def verdict(fits: bool | None) -> Text:
+def fits_text(fits: bool | None) -> Text:
     """FITS, DOES NOT FIT, or nothing where no budget was given."""
     if fits is None:
         return Text("")

@@ -1,4 +1,4 @@
-"""A plan as text: the answer first, then where the memory goes, then alternatives."""
+"""Text report of a plan: recommendation, memory by category, alternatives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from budgetfit.reporting.estimate_text import (
     recipe_lines,
     time_lines,
 )
+from budgetfit.reporting.formatting import percent_text, rate_text
 from budgetfit.reporting.header import plan_header
-from budgetfit.reporting.layout import bullets, lines, section, table, verdict
-from budgetfit.reporting.phrases import percent_text, rate_text
+from budgetfit.reporting.layout import bullets, fits_text, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -31,25 +31,27 @@ def plan_text(
     """Render a plan.
 
     Args:
-        plan: What to show.
-        saved_as: Path that the plan was saved to, for the command that comes next.
-        samples: How many samples one pass is to be timed for.
+        plan: The plan.
+        saved_as: Path of the saved plan, for the suggested commands.
+        samples: Samples per epoch, to show its time.
     """
-    return Group(answer_text(plan, samples), context_text(plan, saved_as=saved_as))
+    return Group(
+        recommendation_text(plan, samples), details_text(plan, saved_as=saved_as)
+    )
 
 
-def answer_text(plan: Plan, samples: int | None = None) -> RenderableType:
-    """Render what is known before the alternatives are worked out."""
+def recommendation_text(plan: Plan, samples: int | None = None) -> RenderableType:
+    """Render the recommendation, which needs no alternatives to be evaluated."""
     return Group(
         lines([*plan_header(plan), ""]),
-        _answer(plan, samples),
+        _recommendation(plan, samples),
         memory_section(plan.estimate),
     )
 
 
-def context_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
-    """Render what stands below the answer: alternatives, warnings, what comes next."""
-    parts: list[RenderableType] = [_levers(plan)] if plan.alternatives else []
+def details_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
+    """Render what follows the recommendation: alternatives, warnings, next commands."""
+    parts: list[RenderableType] = [_alternatives(plan)] if plan.alternatives else []
     warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
     if warnings:
         parts.append(section("WATCH OUT", bullets(warnings)))
@@ -58,13 +60,13 @@ def context_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
     return Group(*parts)
 
 
-def _answer(plan: Plan, samples: int | None) -> RenderableType:
+def _recommendation(plan: Plan, samples: int | None) -> RenderableType:
     estimate = plan.estimate
     side = Text(
         f"reserved {format_bytes(estimate.reserved_bytes)} "
         f"of {format_bytes(plan.budget.usable_bytes)}{_host(plan)}   "
     )
-    side.append_text(verdict(plan.fits))
+    side.append_text(fits_text(plan.fits))
     texts = [
         *_longest(plan),
         *recipe_lines(plan.recipe, plan.model.blocks),
@@ -77,7 +79,7 @@ def _answer(plan: Plan, samples: int | None) -> RenderableType:
 
 
 def _host(plan: Plan) -> str:
-    """The pinned host memory, where a plan uses some: of how much."""
+    """Pinned host memory of its limit, where a plan uses some."""
     used, limit = plan.estimate.host_bytes, plan.budget.host_ram_bytes
     if not used:
         return ""
@@ -86,7 +88,7 @@ def _host(plan: Plan) -> str:
 
 
 def _longest(plan: Plan) -> list[str]:
-    """The answer where the longest samples were asked for."""
+    """The result of ``objective="length"``."""
     length = plan.longest_length
     if length is None:
         return []
@@ -97,7 +99,7 @@ def _longest(plan: Plan) -> list[str]:
 
 
 def _gain(plan: Plan) -> str | None:
-    """How much faster than checkpointing every block, where that was judged."""
+    """Speedup over checkpointing every block, where that was judged."""
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None
@@ -127,10 +129,10 @@ def _full_checkpointing(plan: Plan) -> Estimate | None:
     return None
 
 
-def _levers(plan: Plan) -> RenderableType:
+def _alternatives(plan: Plan) -> RenderableType:
     same = [row for row in plan.alternatives if not row.changes_training]
     changing = [row for row in plan.alternatives if row.changes_training]
-    rows = [_lever("this plan", plan.estimate, plan.fits)]
+    rows = [_alternative("this plan", plan.estimate, plan.fits)]
     rows += [_row(row, plan) for row in same]
     if changing:
         rows.append(("changes what is trained:", "", "", "", "", ""))
@@ -141,17 +143,17 @@ def _levers(plan: Plan) -> RenderableType:
     notes = [f"{row.label}: {row.note}" for row in asked if row.note]
     if notes:
         body.append(Text("\n".join(notes), style="dim"))
-    return section("LEVERS", Group(*body))
+    return section("ALTERNATIVES", Group(*body))
 
 
 def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
     same = row.estimate.recipe == plan.comparable.recipe and not row.changes_training
     if same and row.label != ACCUMULATING:
         return (row.label, "", "", "", "", "this plan")
-    return _lever(row.label, row.estimate, row.fits)
+    return _alternative(row.label, row.estimate, row.fits)
 
 
-def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
+def _alternative(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
     recipe = estimate.recipe
     return (
         label,
@@ -164,7 +166,7 @@ def _lever(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
 
 
 def _next(saved_as: str | None) -> list[Text]:
-    """What to type next; a command is never broken over lines, however long."""
+    """The suggested commands, never wrapped."""
     texts = [
         "add --save plan.json, then: budgetfit verify plan.json",
         "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",
@@ -178,7 +180,7 @@ def _next(saved_as: str | None) -> list[Text]:
 
 
 def _origin(plan: Plan) -> str:
-    """How the settings were found, and by which versions."""
+    """The solver and the versions of the libraries."""
     texts = []
     if plan.provenance.get("solver"):
         texts.append(f"Solver: {plan.provenance['solver']}")

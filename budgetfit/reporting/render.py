@@ -1,4 +1,4 @@
-"""Reports as text: one function for each value that a command answers with."""
+"""All text reports, and ``print`` of Plan, Estimate, Verification and ``plan.why``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from budgetfit.reporting.doctor_text import doctor_text
 from budgetfit.reporting.estimate_text import estimate_text
 from budgetfit.reporting.explain_text import explain_text
 from budgetfit.reporting.layout import WIDE, WIDTH, make_console, render, show
-from budgetfit.reporting.plan_text import answer_text, context_text, plan_text
+from budgetfit.reporting.plan_text import details_text, plan_text, recommendation_text
 from budgetfit.reporting.tables import gpus_text, layers_text
 from budgetfit.reporting.verification_text import verification_text
 from budgetfit.reporting.why_text import why_text
@@ -48,22 +48,22 @@ __all__ = [
 
 
 def render_plan(plan: Plan) -> str:
-    """Return the plan as plain text, for ``print(plan)``."""
+    """Render the plan as plain text, for ``print(plan)``."""
     return render(plan_text(plan))
 
 
 def render_estimate(estimate: Estimate) -> str:
-    """Return the estimate as plain text, for ``print(estimate)``."""
+    """Render the estimate as plain text, for ``print(estimate)``."""
     return render(estimate_text(estimate))
 
 
 def render_verification(check: Verification) -> str:
-    """Return the verification as plain text, for ``print(check)``."""
+    """Render the verification as plain text, for ``print(check)``."""
     return render(verification_text(check), width=WIDE)
 
 
 def render_why(row: BlockRow) -> str:
-    """Return why a block is treated as it is, as plain text, for ``plan.why``."""
+    """Render the explanation of a block as plain text, for ``plan.why``."""
     return render(why_text(row))
 
 
@@ -77,18 +77,18 @@ def print_plan(
         nullcontext
     ),
 ) -> None:
-    """Print the plan, in colour where the console has it.
+    """Print the plan, in colour on a terminal.
 
-    Who watches a terminal gets the answer at once. ``work`` is open while the
-    alternatives are worked out, and shows what is being done.
+    On a terminal the recommendation is printed first. ``work`` is entered while the
+    alternatives are evaluated, and shows progress.
     """
     console = console or make_console()
     if console.is_terminal:
-        show(answer_text(plan, samples), console)
+        show(recommendation_text(plan, samples), console)
     with work() as progress:
         if progress is not None:
             progress("judging the alternatives")
-        rest = context_text(plan, saved_as=saved_as)
+        rest = details_text(plan, saved_as=saved_as)
     if not console.is_terminal:
         rest = plan_text(plan, saved_as=saved_as, samples=samples)
     show(rest, console)

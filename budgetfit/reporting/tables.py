@@ -1,4 +1,4 @@
-"""The layer table and the card table."""
+"""Text reports of the layer table and the GPU table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.reporting.formatting import count_text
 from budgetfit.reporting.layout import section, table
-from budgetfit.reporting.phrases import count_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Layer, LayerMemory
     from budgetfit.gpus.table import Gpu
 
-_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a module path
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")  # a numeric part of a module path
 
 _LAYER_NOTE: Final = (
     "Weights and saved bytes of one layer. Saved: what autograd keeps from forward to "
@@ -31,7 +31,7 @@ _GPU_NOTE: Final = (
 
 
 def layers_text(layers: Sequence[Layer]) -> RenderableType:
-    """Render the layer table, one part for each different set of dtype policies.
+    """Render the layer table, one part for each group of dtype policies.
 
     Equal layers share a row: ``24 x model.layers.*.mlp``. Sizes are of one layer.
     """
@@ -75,7 +75,7 @@ def _row(layer: Layer, memory: LayerMemory) -> tuple[str, ...]:
 
 
 def _alike_precisions(layers: Sequence[Layer]) -> list[list[str]]:
-    """Dtype policies under which every layer takes the same, together."""
+    """Group dtype policies under which all layers take the same memory."""
     alike: dict[tuple[LayerMemory, ...], list[str]] = {}
     for precision in layers[0].by_precision if layers else ():
         key = tuple(layer.by_precision[precision] for layer in layers)
@@ -84,7 +84,7 @@ def _alike_precisions(layers: Sequence[Layer]) -> list[list[str]]:
 
 
 def gpus_text(gpus: Iterable[Gpu]) -> RenderableType:
-    """Render the card table; a dash is unknown, a tilde assumed."""
+    """Render the GPU table; a dash is unknown, a tilde assumed."""
     columns = (
         "--gpu",
         "sold as",

@@ -1,4 +1,4 @@
-"""A verification as text: predicted against measured."""
+"""Text report of a verification: verdict, then predicted against measured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.reporting.formatting import percent_text, time_text
 from budgetfit.reporting.layout import bullets, lines, section, table
-from budgetfit.reporting.phrases import percent_text, time_text
-from budgetfit.reporting.verdict import noise_text, verdict
 from budgetfit.utils.format_bytes import format_bytes, format_range
 
 if TYPE_CHECKING:
@@ -25,12 +24,13 @@ _COLUMNS = (
 )
 _WORTH_SAYING_BYTES = 2**20
 _NO_VRAM = "VRAM was not checked"
+_NEAR = 0.02
 
 
 def verification_text(check: Verification) -> RenderableType:
-    """Render the verdict, then predicted against measured, then what to know."""
+    """Render the verdict, predicted against measured values, and notes."""
     style = "bold green" if check.passed else "bold red"
-    parts: list[RenderableType] = [Text(verdict(check), style)]
+    parts: list[RenderableType] = [Text(verdict_text(check), style)]
     parts.append(section(_title(check), _facts(check)))
     rows = list(_peak_rows(check))
     if rows:
@@ -46,6 +46,82 @@ def verification_text(check: Verification) -> RenderableType:
     if notes:
         parts.append(section("NOTES", bullets(notes)))
     return Group(*parts)
+
+
+def verdict_text(check: Verification) -> str:
+    """Return ``PASSED: ...`` or ``FAILED: ...``, with the deciding number.
+
+    ``NOT CHECKED: ...`` where only the gradients could not be compared.
+    """
+    word = "PASSED" if check.passed else "FAILED"
+    reasons = _failures(check)
+    if not reasons and check.gradient_noise is not None:
+        return f"NOT CHECKED: {noise_text(check.gradient_noise)}"
+    if not reasons:
+        return f"{word}: {_cpu(check) if check.device == 'cpu' else _cuda(check)}"
+    return f"{word}: {'; '.join(reasons)}"
+
+
+def noise_text(noise: float) -> str:
+    """Explain why gradients could not be compared."""
+    return (
+        "gradients of the unmodified model differ from its own, by up to "
+        f"{noise:.2g} of their norm between two runs from equal seeds"
+    )
+
+
+def _failures(check: Verification) -> list[str]:
+    """Return why it failed, the most severe reason first."""
+    found = []
+    if check.out_of_memory is not None:
+        found.append(f"out of memory after {_step_count(check.steps)}")
+    elif check.fits is False:
+        found.append(
+            f"{format_bytes(check.measured_reserved_bytes)} reserved, above the "
+            f"{format_bytes(check.room_bytes or 0)} that the card has for it"
+        )
+    if check.gradients_match is False:
+        found.append("gradients differ from those of the unmodified model")
+    if check.recomputed_blocks != check.expected_recomputed_blocks:
+        found.append(
+            f"{check.recomputed_blocks} blocks ran again, not the "
+            f"{check.expected_recomputed_blocks} that were planned"
+        )
+    return found
+
+
+def _cuda(check: Verification) -> str:
+    measured = check.measured_reserved_bytes
+    if measured <= 0:
+        return "it ran, and its memory could not be measured"
+    predicted = max(row.predicted_reserved_bytes for row in check.phases)
+    off = percent_text(predicted / measured - 1)
+    text = (
+        f"peak {format_bytes(measured)} reserved, predicted {format_bytes(predicted)} "
+        f"({off})"
+    )
+    if check.usable_bytes is None:
+        return text
+    usable = format_bytes(check.usable_bytes)
+    if measured <= check.usable_bytes:
+        return f"{text}, fits in {usable}"
+    over = format_bytes(measured - check.usable_bytes)
+    return f"{text}, {over} above the planned {usable}: the headroom took it"
+
+
+def _cpu(check: Verification) -> str:
+    """Summarize what the CPU checked, and that VRAM was not."""
+    found = "steps ran" if check.gradients_match is None else "equal gradients"
+    error = check.allocated_error
+    if error is not None:
+        near = abs(error) < _NEAR
+        text = "live bytes as predicted" if near else "prediction of live bytes off"
+        found += f", {text} ({percent_text(error)})"
+    return f"{found}; VRAM was not checked"
+
+
+def _step_count(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _title(check: Verification) -> str:
@@ -80,7 +156,7 @@ def _facts(check: Verification) -> RenderableType:
 
 
 def _shorter(check: Verification) -> str:
-    """Say whether the longest batch's blocks served the shorter ones."""
+    """Report whether shorter batches reserved more memory than the longest."""
     many = (
         "1 shorter batch"
         if check.shorter_batches == 1
@@ -96,7 +172,7 @@ def _shorter(check: Verification) -> str:
 
 
 def _host(check: Verification) -> Iterable[str]:
-    """Say what the host gave: page-locked memory, and the process's growth."""
+    """Report pinned host memory and the growth of the process."""
     pinned = check.measured_pinned_bytes
     if check.predicted_pinned_bytes or (pinned or 0) >= _WORTH_SAYING_BYTES:
         found = "not measured" if pinned is None else format_bytes(pinned)
@@ -104,7 +180,7 @@ def _host(check: Verification) -> Iterable[str]:
         yield f"pinned host memory: {found}, predicted {predicted}"
     growth = check.host_growth_bytes
     if growth is not None and check.device != "cpu":
-        # On a CPU it is the model's own memory, which is compared below.
+        # On the CPU this is the model's own memory, which is compared below.
         yield f"host memory of the process: {format_bytes(max(growth, 0))} more"
 
 
@@ -145,7 +221,7 @@ def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
         max((row.measured_reserved_bytes for row in check.phases), default=-1),
     )
     yield from _process_rows(check)
-    if check.device != "cpu":  # the roofline is the card's
+    if check.device != "cpu":  # the roofline is the GPU's
         name = "steady step"
         if check.time_factor != 1:
             name += f" (roofline x {check.time_factor:.2f})"
@@ -155,7 +231,7 @@ def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
 
 
 def _process_rows(check: Verification) -> Iterable[tuple[str, ...]]:
-    """The process and what of it is the CUDA context, with the ranges expected."""
+    """Peak of the process and its CUDA context, with expected ranges."""
     span = check.predicted_process_range_bytes
     reserved = max((row.predicted_reserved_bytes for row in check.phases), default=0)
     process = check.predicted_process_bytes
@@ -197,13 +273,13 @@ def _category_rows(check: Verification) -> Iterable[tuple[str, ...]]:
 
 
 def _phase_rows(check: Verification) -> Iterable[tuple[str, ...]]:
-    """The first step, which makes gradients and states, and the peak of all others."""
+    """The first step, which allocates states, and the peak of later steps."""
     first = [row for row in check.phases if row.step == 0]
-    later = [row for row in check.phases if row.step > 0]
+    steady = [row for row in check.phases if row.step > 0]
     for row in first:
         yield _phase_row(f"first step {row.phase}", [row])
-    for phase in dict.fromkeys(row.phase for row in later):
-        same = [row for row in later if row.phase == phase]
+    for phase in dict.fromkeys(row.phase for row in steady):
+        same = [row for row in steady if row.phase == phase]
         yield _phase_row(f"steady {phase}", same)
 
 

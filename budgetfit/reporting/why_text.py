@@ -1,4 +1,4 @@
-"""Why a block is treated as it is, as text: the reason, then every treatment."""
+"""Text report of ``plan.why``: why a block is checkpointed, and all options."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.reporting.formatting import ops_text, time_text
 from budgetfit.reporting.layout import bullets, section, table
-from budgetfit.reporting.phrases import ops_text, time_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LEGEND = (
 
 
 def why_text(row: BlockRow) -> RenderableType:
-    """Render one block of a plan."""
+    """Render the explanation of one block."""
     return Group(
         section(_title(row), bullets(_reasons(row))),
         table(_COLUMNS, [_line(row, choice) for choice in row.choices], left=(0, 5)),
@@ -32,7 +32,7 @@ def why_text(row: BlockRow) -> RenderableType:
 
 
 def choice_text(choice: BlockChoice) -> str:
-    """Name a treatment in a few words."""
+    """Name a checkpointing option."""
     if choice.mode == "selective":
         return f"saves {ops_text(choice.saved_ops)}"
     if choice.input_on_host:
@@ -42,7 +42,7 @@ def choice_text(choice: BlockChoice) -> str:
 
 
 def _title(row: BlockRow) -> str:
-    """Say what the plan does, in a sentence."""
+    """State the chosen option in a sentence."""
     text = f"{row.name} is {choice_text(row.choice)}"
     if row.choice.mode == "selective":
         text = f"{row.name} is recomputed, {choice_text(row.choice)}"
@@ -53,7 +53,7 @@ def _title(row: BlockRow) -> str:
 
 
 def _reasons(row: BlockRow) -> list[str]:
-    texts = [_price(row)] if row.choice.mode != "keep" else []
+    texts = [_cost(row)] if row.choice.mode != "keep" else []
     if row.choice.saved_ops:
         texts.append(f"recomputed but for {', '.join(row.choice.saved_ops)}")
     texts.append(_reason(row))
@@ -67,8 +67,8 @@ def _reasons(row: BlockRow) -> list[str]:
     return texts
 
 
-def _price(row: BlockRow) -> str:
-    """What the treatment saves and costs, against keeping everything of the block."""
+def _cost(row: BlockRow) -> str:
+    """Memory saved and time added, against keeping all activations of the block."""
     kept, chosen = row.choices[0], row.choice
     saved = kept.saved_bytes - chosen.saved_bytes
     return (
@@ -79,7 +79,7 @@ def _price(row: BlockRow) -> str:
 
 
 def _reason(row: BlockRow) -> str:
-    """Why no faster treatment was taken."""
+    """Why no faster option was chosen."""
     now = row.choice
     faster = [c for c in row.choices if c.plan_ms < now.plan_ms - _SAME_MS]
     if not faster:

@@ -1,8 +1,8 @@
-"""Which batch size: around any solver, for each of the three objectives.
+"""Choose the batch size with any solver, for each of the three objectives.
 
-A larger micro-batch spreads the optimizer step over more samples and keeps the card
-busier, but leaves fewer bytes for activations, so that more is recomputed. The largest
-batch is therefore not always the fastest (solver S6), and each one is solved for.
+A larger micro-batch spreads the optimizer step over more samples and uses the GPU
+better, but leaves fewer bytes for activations, so that more is recomputed. The largest
+batch is therefore not always the fastest, and each one is solved for.
 """
 
 import heapq
@@ -14,34 +14,38 @@ from typing import Any, Literal, NamedTuple
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.errors import InputError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.batch_size_grid import bisect, fitting_ladder, ladder, largest
+from budgetfit.solvers.batch_size_grid import (
+    batch_size_grid,
+    bisect,
+    fitting_batch_sizes,
+    largest_fitting_batch,
+)
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
 
 Objective = Literal["throughput", "batch_size", "memory"]
 
 
 class Bounds(NamedTuple):
-    """What is known of a solver's answer without asking it, in nanoseconds.
+    """Bounds on the time of a solver's plan, known without solving, in nanoseconds.
 
-    A forward and backward pass takes no less than ``least_ns``, which is None where
-    there surely is no plan, and no more than ``most_ns``, None where that is not known.
+    A forward and backward pass takes at least ``lower_ns``, which is None where
+    no plan exists, and at most ``upper_ns``, None where that is unknown.
     """
 
-    least_ns: int | None
-    most_ns: int | None
+    lower_ns: int | None
+    upper_ns: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCandidate:
-    """What became of one batch size.
+    """The solution at one batch size.
 
     Attributes:
         batch_size: Samples per micro-batch.
         gradient_accumulation_steps: Micro-batches per optimizer step.
-        solution: The solver's answer; without segments where it found no plan.
-        peak_bytes: By the chain formula, which is for the search only; None without a
-            plan.
-        ns_per_sample: A whole step's time over its samples; None without a plan.
+        solution: The solver's; without segments where it found no plan.
+        peak_bytes: By the chain formula; None without a plan.
+        ns_per_sample: Time of an optimizer step per sample; None without a plan.
     """
 
     batch_size: int
@@ -53,17 +57,17 @@ class BatchCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChoice:
-    """The best candidate, None if there is no plan for any; and all that were solved.
+    """The best candidate, None if no batch size has a plan; and all that were solved.
 
-    Where bounds are given, sizes that they rule out are not among those.
+    Sizes that the bounds rule out are not solved.
 
     Attributes:
-        least_ns: What the time per sample cannot be below, at this budget or less.
+        lower_ns: Lower bounds on the time per sample, at this budget or less.
     """
 
     best: BatchCandidate | None
     considered: tuple[BatchCandidate, ...]
-    least_ns: Mapping[int, Fraction] = field(default_factory=dict)
+    lower_ns: Mapping[int, Fraction] = field(default_factory=dict)
 
 
 def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
@@ -80,30 +84,29 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     before: BatchChoice | None = None,
     micro_batches: int = 1,
 ) -> BatchChoice:
-    """Return the batch size that serves the objective best, with its plan.
+    """Return the best batch size for an objective, with its plan.
 
-    ``throughput`` takes the least time per sample, ``batch_size`` the largest
-    micro-batch, ``memory`` the lowest peak (give it a solver that looks for that:
-    ``lowest_peak``). Ties: less time, then the lower peak, then fewer wrapped blocks,
+    ``throughput`` minimises time per sample, ``batch_size`` maximises the micro-batch,
+    ``memory`` minimises the peak (pass a solver that does: ``lowest_peak``). Ties: less
+    time, then the lower peak, then fewer wrapped blocks,
     then the smaller batch.
 
     Args:
-        profile_at: The chain at a batch size; where micro-batches are accumulated, with
-            gradients among the static bytes (rule C3). Bytes must not fall as the batch
-            grows.
+        profile_at: Returns the chain at a batch size; with gradient accumulation,
+            gradients are static bytes. Bytes must not fall as the batch grows.
         solve: Any solver.
         budget_bytes: As in ``Problem``.
-        objective: What to look for.
+        objective: What to optimise.
         effective_batch_size: Samples per optimizer step. Only its divisors are tried,
-            the rest is gradient accumulation. None: ``micro_batches`` per step.
-        batch_sizes: The only ones to try; None for all that make sense.
+            with gradient accumulation. None: ``micro_batches`` per step.
+        batch_sizes: The only ones to try; None for a grid.
         max_segment: As in ``Problem``.
         nested: As in ``Problem``.
-        bounds: What is known of the solver's answer: what they rule out is not solved.
-            They do not change what is best. For ``throughput`` and ``batch_size``.
-        before: What was chosen within a larger budget, all else the same: sizes that
-            were too slow there are not looked at again.
-        micro_batches: Per optimizer step, where there is no effective batch size.
+        bounds: Bounds on the solver's plan: sizes that they rule out are not solved.
+            They do not change the result. For ``throughput`` and ``batch_size``.
+        before: The choice within a larger budget, all else equal: sizes that were too
+            slow there are not tried again.
+        micro_batches: Per optimizer step, without an effective batch size.
 
     Raises:
         InputError: A batch size below 1, or one that does not divide the effective one.
@@ -126,13 +129,13 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         last = _last_before_the_next_step(search, best.batch_size)
         best = search.best_of([best.batch_size, last], objective)
     considered = tuple(search.seen[size] for size in sorted(search.seen))
-    least_ns = {} if bounds is None else search.floors_of(sizes)
-    return BatchChoice(best=best, considered=considered, least_ns=least_ns)
+    lower_ns = {} if bounds is None else search.floors_of(sizes)
+    return BatchChoice(best=best, considered=considered, lower_ns=lower_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Solves each batch size at most once."""
+    """Solves each batch size at most once, with cached bounds."""
 
     profile_at: Callable[[int], ChainProfile]
     solve: Callable[[Problem], Solution]
@@ -147,21 +150,21 @@ class _Search:
     floors: dict[int, Fraction] = field(default_factory=dict)
 
     def fits(self, batch_size: int) -> bool:
-        """Say whether there is a plan for a batch size; solve only where it must be."""
+        """Whether there is a plan at a batch size; solves only if bounds do not say."""
         known = self.bounds_at(batch_size)
-        if known is not None and known.least_ns is None:
+        if known is not None and known.lower_ns is None:
             return False
-        if known is not None and known.most_ns is not None:
+        if known is not None and known.upper_ns is not None:
             return True
         return self.candidate(batch_size).solution.segments is not None
 
     def may_fit(self, batch_size: int) -> bool:
-        """Say whether nothing known rules out a plan; without bounds, ``fits``."""
+        """Whether the bounds allow a plan; without bounds, ``fits``."""
         known = self.bounds_at(batch_size)
-        return known.least_ns is not None if known else self.fits(batch_size)
+        return known.lower_ns is not None if known else self.fits(batch_size)
 
     def fitting(self) -> list[int]:
-        """Return the batch sizes that were asked for and have a plan."""
+        """Return the examined batch sizes that have a plan."""
         return [size for size in {*self.seen, *self.known} if self.fits(size)]
 
     def bounds_at(self, batch_size: int) -> Bounds | None:
@@ -173,16 +176,16 @@ class _Search:
         return self.known[batch_size]
 
     def floor(self, batch_size: int) -> Fraction:
-        """Return a time per sample that no candidate is below; bounds improve it."""
+        """Return a lower bound on the time per sample at a batch size."""
         before = self.floors.get(batch_size, Fraction(0))
         known = self.known.get(batch_size)
-        if known is None or known.least_ns is None:
+        if known is None or known.lower_ns is None:
             return before
         chain = self.profile_at(batch_size)
-        return max(before, self._ns_per_sample(chain, known.least_ns))
+        return max(before, self._ns_per_sample(chain, known.lower_ns))
 
     def floors_of(self, batch_sizes: Iterable[int]) -> dict[int, Fraction]:
-        """Return ``floor`` of those sizes that nothing known rules out."""
+        """Return ``floor`` of the sizes that the bounds do not rule out."""
         return {
             size: self.floor(size)
             for size in batch_sizes
@@ -192,7 +195,7 @@ class _Search:
     def best_of(
         self, batch_sizes: Iterable[int], objective: Objective
     ) -> BatchCandidate | None:
-        """Return the best of those that were solved and have a plan."""
+        """Return the best solved candidate that has a plan."""
         solved = [self.seen[size] for size in batch_sizes if size in self.seen]
         rated = [(key, each) for each in solved if (key := _key(each, objective))]
         return min(rated, key=lambda pair: pair[0], default=(None, None))[1]
@@ -242,28 +245,28 @@ def _sizes_to_try(
     batch_sizes: Sequence[int] | None,
     before: BatchChoice | None,
 ) -> list[int]:
-    """Return the sizes to choose among: as few as what is known allows."""
+    """Return the batch sizes to choose from: those that may fit."""
     if batch_sizes is not None:
         return [size for size in batch_sizes if search.fits(size)]
     if search.effective_batch_size is not None:
         return _divisors_that_fit(search, search.effective_batch_size)
     if objective == "memory":
-        # No larger batch has a lower peak (memory-model D3).
+        # No larger batch has a lower peak.
         return [1] if search.fits(1) else []
     if objective == "batch_size":
-        largest(search.fits)
+        largest_fitting_batch(search.fits)
         return search.fitting()
-    if before is not None and before.least_ns:
-        search.floors.update(before.least_ns)
-        return sorted(before.least_ns)
-    return fitting_ladder(search.may_fit)
+    if before is not None and before.lower_ns:
+        search.floors.update(before.lower_ns)
+        return sorted(before.lower_ns)
+    return fitting_batch_sizes(search.may_fit)
 
 
 def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
     """Return the divisors in ascending order up to the first that does not fit.
 
-    The whole effective batch is tried in any case: without accumulation gradients come
-    and go during the backward pass, so it may fit where a smaller batch does not.
+    The whole effective batch is always tried: without accumulation gradients are freed
+    in each step, so that it may fit where a smaller batch does not.
     """
     found = []
     for size in range(1, effective_batch_size):
@@ -279,7 +282,7 @@ def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
 def _solve_the_promising(
     search: _Search, sizes: Sequence[int], objective: Objective
 ) -> None:
-    """Solve for those sizes that can be the best, the most promising first."""
+    """Solve the sizes that can be the best, by ascending lower bound."""
     if search.bounds is None:
         for size in sizes:
             search.candidate(size)
@@ -306,11 +309,11 @@ def _solve_the_promising(
 
 
 def _last_before_the_next_step(search: _Search, best: int) -> int:
-    """Return the largest size that fits, where the next of the ladder does not.
+    """Return the largest size that fits below the next grid point, if that does not.
 
     Else the best one itself: larger ones fit, and are slower.
     """
-    following = next(size for size in ladder(4 * best + 16) if size > best)
+    following = next(size for size in batch_size_grid(4 * best + 16) if size > best)
     if following == best + 1 or search.fits(following):
         return best
     last = bisect(search.fits, best, following)
@@ -319,7 +322,7 @@ def _last_before_the_next_step(search: _Search, best: int) -> int:
 
 
 def _key(candidate: BatchCandidate, objective: Objective) -> tuple[Any, ...]:
-    """Return what to minimise; empty without a plan."""
+    """Return the sort key of a candidate, lower is better; empty without a plan."""
     if candidate.solution.segments is None:
         return ()
     size = candidate.batch_size
@@ -333,7 +336,7 @@ def _key(candidate: BatchCandidate, objective: Objective) -> tuple[Any, ...]:
 
 
 def _check(effective_batch_size: int | None, batch_sizes: Sequence[int] | None) -> None:
-    """Refuse sizes that no training step can have."""
+    """Check that batch sizes are positive and divide the effective one."""
     for name, size in [
         ("effective_batch_size", effective_batch_size),
         *(("batch_size", size) for size in batch_sizes or ()),

@@ -1,25 +1,25 @@
-"""Which batch sizes are looked at: a ladder of them, and the largest that fits."""
+"""The grid of batch sizes to try, and bisection for the largest that fits."""
 
 from collections.abc import Callable
 from typing import Final
 
-# Where nothing else ends the search; the time per sample has long been flat by then.
+# Upper end of the grid; the time per sample is flat long before.
 LARGEST_BATCH_SIZE: Final = 65_536
 # Multiples of 8 are tried up to here, then multiples of 16 up to twice as much, and so
 # on: eight between a power of two and the next.
 _EVERY_EIGHT_UP_TO: Final = 128
 
 
-def largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest batch size that fits, 0 if none does: doubling, bisection."""
+def largest_fitting_batch(fits: Callable[[int], bool]) -> int:
+    """Return the largest batch size that fits, 0 if none: doubling, then bisection."""
     fitting, failing = _doubled(fits)
     return bisect(fits, fitting, failing)
 
 
-def fitting_ladder(fits: Callable[[int], bool]) -> list[int]:
-    """Return those batch sizes worth comparing that fit."""
+def fitting_batch_sizes(fits: Callable[[int], bool]) -> list[int]:
+    """Return the batch sizes of the grid that fit."""
     fitting, failing = _doubled(fits)
-    sizes = ladder(failing)
+    sizes = batch_size_grid(failing)
     between = sizes.index(fitting) if fitting else -1, len(sizes) - 1
     return sizes[: bisect(lambda index: fits(sizes[index]), *between) + 1]
 
@@ -33,7 +33,7 @@ def _doubled(fits: Callable[[int], bool]) -> tuple[int, int]:
 
 
 def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:
-    """Return the largest that fits, given one that does and one that does not."""
+    """Return the largest that fits by bisection, given one that does and one not."""
     while failing - fitting > 1:
         middle = (fitting + failing) // 2
         if fits(middle):
@@ -43,11 +43,11 @@ def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:
     return fitting
 
 
-def ladder(largest: int) -> list[int]:
-    """Return the batch sizes worth comparing: up to 8 all, then multiples of 8."""
-    sizes = list(range(1, min(8, largest) + 1))
+def batch_size_grid(largest_fitting_batch: int) -> list[int]:
+    """Return the grid: all sizes up to 8, then multiples of 8, 16, 32 and so on."""
+    sizes = list(range(1, min(8, largest_fitting_batch) + 1))
     size, stride, stride_ends = 16, 8, _EVERY_EIGHT_UP_TO
-    while size <= largest:
+    while size <= largest_fitting_batch:
         sizes.append(size)
         if size == stride_ends:
             stride, stride_ends = stride * 2, stride_ends * 2

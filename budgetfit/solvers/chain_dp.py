@@ -1,12 +1,12 @@
-"""The fastest plan, and the one of lowest peak, by exact labels between two bounds.
+"""Dynamic programming on the block chain: fastest plan, lowest peak, Pareto front.
 
-One pass of labels (``solvers.labels``) answers for every budget up to the given one and
-settles ties exactly: least time, then lowest peak, then fewest wrapped blocks. Where
-blocks all differ, labels multiply. Then the sandwich (``solvers.sandwich``) bounds what
-the fastest plan takes; labels that cannot lead below its upper bound are dropped, and
-mostly so few remain that the answer is exact again. If not, those with the best bound
-stay, and the least bound among the others is the certificate: how far from optimal the
-plan can be at most. The same problem always gives the same plan.
+One pass of labels (``solvers.labels``) solves for every budget up to the given one, and
+ties exactly: least time, then lowest peak, then fewest wrapped blocks. Where blocks all
+differ, labels multiply. Then a discretised DP (``solvers.discretized_bounds``) bounds
+the time of the fastest plan; labels that cannot lead below its upper bound are dropped,
+and usually so few remain that the result is exact again. If not, those with the best
+bound stay, and the lowest bound among the dropped ones gives the optimality gap. The
+result is deterministic.
 """
 
 from collections.abc import Sequence
@@ -17,93 +17,97 @@ import numpy as np
 
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.discretized_bounds import Sandwich, sandwich
+from budgetfit.solvers.discretized_bounds import DiscretizedBounds, discretized_bounds
 from budgetfit.solvers.labels import (
+    LabelFilter,
     Labels,
-    Thin,
     TooManyLabels,
     all_labels,
-    at_most,
     cost_unit,
-    plan_of,
-    segments_of,
+    limit_labels,
+    plan_from_label,
+    segments_from_steps,
 )
-from budgetfit.solvers.lagrangian_bounds import NEVER, Relaxation, relaxation
+from budgetfit.solvers.lagrangian_bounds import (
+    INFEASIBLE_NS,
+    LagrangianBounds,
+    lagrangian_bounds,
+)
 from budgetfit.solvers.pareto import Ints
 from budgetfit.solvers.problem import Problem, Solution, describe
-from budgetfit.solvers.transitions import ChainStep, steps_of
+from budgetfit.solvers.transitions import ChainStep, worthwhile_steps
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 
-# Per block, where bounds cut labels down: 126 blocks that all differ have some 3,000.
-MOST_LABELS: Final = 10_000
-# Without bounds: equal blocks have fewer, and bounds cost more than these.
+# Per block, with bounds: 126 blocks that all differ have about 3,000.
+MAX_LABELS: Final = 10_000
+# Per block, without bounds: equal blocks have fewer, and bounds cost more than these.
 FEW_LABELS: Final = 500
-_CLOSE: Final = 200  # a half per cent of a step's time
-# Nor can bounds help to find the lowest peak, which few labels lead to, or a whole
-# front, which takes seconds with so many.
-MOST_PEAK_LABELS: Final = 20_000
-MOST_FRONT_LABELS: Final = 4_000
-# Slots of the grid, finer while the certificate is above a thousandth of the step.
+_CLOSE: Final = 200  # half a per cent of a step's time
+# Bounds do not help with the lowest peak, which needs few labels, or a whole front,
+# which takes seconds with so many.
+MAX_PEAK_LABELS: Final = 20_000
+MAX_FRONT_LABELS: Final = 4_000
+# Slots of the grid, finer while the gap is above a thousandth of the step.
 GRIDS: Final = (2**14, 2**16, 2**18)
 _CERTIFICATE: Final = 1_000
 
 
 def chain_dp(
     problem: Problem,
-    most_labels: int = MOST_LABELS,
+    max_labels: int = MAX_LABELS,
     *,
     few_labels: int = FEW_LABELS,
     grids: Sequence[int] = GRIDS,
 ) -> Solution:
     """Return the fastest plan within the budget; the lowest peak decides ties.
 
-    Proven, or with a bound on the time of the best plan (``Solution.least_time_ns``)
-    and how far that can be away, in per cent of the plan's own time.
+    Proven optimal, or with a lower bound on the time of the best plan
+    (``Solution.lower_bound_ns``) and the gap in per cent of the plan's time.
 
     Args:
         problem: The chain, the budget and the longest segment allowed.
-        most_labels: Most labels of a block that are looked at.
-        few_labels: With more labels of a block, bounds are looked for.
-        grids: Slots to look for them with, until the certificate is good enough.
+        max_labels: Most labels per block.
+        few_labels: With more labels of a block, bounds are computed.
+        grids: Slots of the bounds' grids, until the gap is small enough.
     """
-    steps = steps_of(problem)
-    bounds = relaxation(problem)
-    if bounds.least_ns >= NEVER:
+    steps = worthwhile_steps(problem)
+    bounds = lagrangian_bounds(problem)
+    if bounds.lower_ns >= INFEASIBLE_NS:
         return _no_plan()
-    cut = _as_fast_as(problem, bounds, bounds.most_ns)
-    # Close bounds leave few labels that are of no use.
-    close = (bounds.most_ns - bounds.least_ns) * _CLOSE <= chain_time_ns(
+    cut = _as_fast_as(problem, bounds, bounds.upper_ns)
+    # Close bounds leave few useless labels.
+    close = (bounds.upper_ns - bounds.lower_ns) * _CLOSE <= chain_time_ns(
         problem.chain, ()
     )
-    few = at_most(min(most_labels, few_labels * (4 if close else 1)))
+    few = limit_labels(min(max_labels, few_labels * (4 if close else 1)))
     try:
         labels = all_labels(problem, steps, few, cut)
     except TooManyLabels:
-        return _bounded(problem, steps, bounds, most_labels, grids)
+        return _bounded(problem, steps, bounds, max_labels, grids)
     return _exact(problem, steps, labels)
 
 
-def lowest_peak(problem: Problem, most_labels: int = MOST_PEAK_LABELS) -> Solution:
+def lowest_peak(problem: Problem, max_labels: int = MAX_PEAK_LABELS) -> Solution:
     """Return the plan of lowest peak if it fits the budget; least time decides ties.
 
-    A budget of ``sys.maxsize`` asks for the lowest peak that there is. What it says of
-    the least time holds for a budget as low as that peak. With more than
-    ``most_labels`` labels to a block: the best single segment length, unproven.
+    A budget of ``sys.maxsize`` asks for the lowest peak of all. The bound on the time
+    is for a budget as low as that peak. With more than
+    ``max_labels`` labels to a block: the best single segment length, unproven.
     """
-    # No plan above the best uniform one can be the answer, so none is kept.
+    # No plan above the best uniform one can be the result, so that none is kept.
     uniform = best_uniform_segments(problem)
     uniform_bytes = chain_peak_bytes(problem.chain, uniform)
     budget_bytes = min(problem.budget_bytes, uniform_bytes)
-    steps = steps_of(problem)
+    steps = worthwhile_steps(problem)
     limited = replace(problem, budget_bytes=budget_bytes)
     try:
-        labels = all_labels(limited, steps, at_most(most_labels))
+        labels = all_labels(limited, steps, limit_labels(max_labels))
     except TooManyLabels:
         fits = uniform_bytes <= problem.budget_bytes
         return Solution(
             segments=uniform if fits else None,
             proven_optimal=False,
-            explanation=f"More than {most_labels:,} labels: the single segment length "
+            explanation=f"More than {max_labels:,} labels: the single segment length "
             "of lowest peak; nothing is proven.",
         )
     if not labels[0].cost.size:
@@ -113,39 +117,37 @@ def lowest_peak(problem: Problem, most_labels: int = MOST_PEAK_LABELS) -> Soluti
 
 def pareto_front(
     problem: Problem,
-    most_labels: int = MOST_FRONT_LABELS,
+    max_labels: int = MAX_FRONT_LABELS,
     *,
     faster_than_ns: int | None = None,
 ) -> tuple[Solution, ...]:
-    """Return the plans within the budget that no other beats in peak and time.
+    """Return the Pareto front of peak and time within the budget.
 
-    Fastest first; empty where none fits. What each says of the least time holds for a
-    budget as low as its own peak. With more than ``most_labels`` labels to a
+    Fastest first; empty where none fits. Each bound on the time is for a budget as low
+    as the plan's peak. With more than ``max_labels`` labels to a
     block some are left out evenly, and the plans are no longer proven.
 
     Args:
         problem: The chain, the budget and the longest segment allowed.
-        most_labels: Most labels of a block that are looked at.
+        max_labels: Most labels per block.
         faster_than_ns: Only plans whose forward and backward take less; None for all.
     """
-    steps = steps_of(problem)
+    steps = worthwhile_steps(problem)
     thinned = False
     cut = None
     if faster_than_ns is not None:
-        bounds = relaxation(problem)
-        most_ns = faster_than_ns - chain_time_ns(problem.chain, ()) - 1
-        if bounds.least_ns > most_ns:
+        bounds = lagrangian_bounds(problem)
+        upper_ns = faster_than_ns - chain_time_ns(problem.chain, ()) - 1
+        if bounds.lower_ns > upper_ns:
             return ()
-        cut = _as_fast_as(problem, bounds, most_ns)
+        cut = _as_fast_as(problem, bounds, upper_ns)
 
     def evenly(_: int, labels: Labels) -> Labels:
         nonlocal thinned
-        if labels.cost.size <= most_labels:
+        if labels.cost.size <= max_labels:
             return labels
         thinned = True
-        return labels.only(
-            np.linspace(0, labels.cost.size - 1, most_labels).astype(int)
-        )
+        return labels.only(np.linspace(0, labels.cost.size - 1, max_labels).astype(int))
 
     labels = all_labels(problem, steps, evenly, cut)
     claim = "no plan is both faster and lower in peak"
@@ -157,13 +159,15 @@ def pareto_front(
     )
 
 
-def _as_fast_as(problem: Problem, bounds: Relaxation, most_ns: int) -> Thin:
-    """Return what drops labels that only lead to plans of more extra time."""
+def _as_fast_as(
+    problem: Problem, bounds: LagrangianBounds, upper_ns: int
+) -> LabelFilter:
+    """Return a filter that drops labels whose extra time must exceed ``upper_ns``."""
     unit = cost_unit(problem)
 
     def cut(start: int, labels: Labels) -> Labels:
-        least_ns = bounds.least_before(start, labels) + labels.cost // unit
-        return labels.only(np.flatnonzero(least_ns <= most_ns))
+        lower_ns = bounds.least_before(start, labels) + labels.cost // unit
+        return labels.only(np.flatnonzero(lower_ns <= upper_ns))
 
     return cut
 
@@ -180,96 +184,103 @@ def _exact(
 
 @dataclass(slots=True)
 class _Cut:
-    """Drops labels that the bounds make useless, and remembers what else it drops."""
+    """Drops labels by their bounds; records the lowest bound of useful dropped ones."""
 
-    bounds: Sandwich
+    bounds: DiscretizedBounds
     unit: int
-    most_labels: int
-    most_ns: int
-    dropped_ns: int = NEVER
+    max_labels: int
+    upper_ns: int
+    dropped_ns: int = INFEASIBLE_NS
 
-    def least_ns(self, start: int, labels: Labels) -> Ints:
-        """Return the least extra time of a plan with each label."""
+    def lower_ns(self, start: int, labels: Labels) -> Ints:
+        """Return a lower bound on the extra time of plans with each label."""
         before = self.bounds.least_before(start, labels.backward, labels.forward)
         return before + labels.cost // self.unit
 
     def useless(self, start: int, labels: Labels) -> Labels:
-        """Drop labels that cannot lead to a plan as fast as the one that is known."""
-        least_ns = self.least_ns(start, labels)
-        return labels.only(np.flatnonzero(least_ns <= min(self.most_ns, NEVER - 1)))
+        """Drop labels that cannot lead to a plan as fast as the best known."""
+        lower_ns = self.lower_ns(start, labels)
+        return labels.only(
+            np.flatnonzero(lower_ns <= min(self.upper_ns, INFEASIBLE_NS - 1))
+        )
 
     def worst(self, start: int, labels: Labels) -> Labels:
-        """Drop the labels of the worst bounds, where there are too many."""
-        if labels.cost.size <= self.most_labels:
+        """Drop the labels with the worst bounds, if there are too many."""
+        if labels.cost.size <= self.max_labels:
             return labels
-        least_ns = self.least_ns(start, labels)
-        order = np.argsort(least_ns, kind="stable")
-        left_out = order[self.most_labels :]
-        self.dropped_ns = min(self.dropped_ns, int(least_ns[left_out[0]]))
-        return labels.only(np.sort(order[: self.most_labels]))
+        lower_ns = self.lower_ns(start, labels)
+        order = np.argsort(lower_ns, kind="stable")
+        left_out = order[self.max_labels :]
+        self.dropped_ns = min(self.dropped_ns, int(lower_ns[left_out[0]]))
+        return labels.only(np.sort(order[: self.max_labels]))
 
 
 def _bounded(
     problem: Problem,
     steps: Sequence[list[ChainStep]],
-    known: Relaxation,
-    most_labels: int,
+    known: LagrangianBounds,
+    max_labels: int,
     grids: Sequence[int],
 ) -> Solution:
-    """Return the fastest plan found between ever closer bounds."""
+    """Return the fastest plan found with bounds from ever finer grids."""
     plain_ns = chain_time_ns(problem.chain, ())
-    least_ns, most_ns = known.least_ns, known.most_ns
-    plan = segments_of(problem, known.plan) if most_ns < NEVER else None
+    lower_ns, upper_ns = known.lower_ns, known.upper_ns
+    plan = (
+        segments_from_steps(problem, known.plan) if upper_ns < INFEASIBLE_NS else None
+    )
     for slots in grids:
-        bounds = sandwich(problem, steps, slots)
-        if bounds.least_ns >= NEVER:
+        bounds = discretized_bounds(problem, steps, slots)
+        if bounds.lower_ns >= INFEASIBLE_NS:
             return _no_plan()
-        if bounds.most_ns < most_ns:
-            most_ns, plan = bounds.most_ns, segments_of(problem, bounds.steps)
-        cut = _Cut(bounds, cost_unit(problem), most_labels, most_ns)
+        if bounds.upper_ns < upper_ns:
+            upper_ns, plan = bounds.upper_ns, segments_from_steps(problem, bounds.steps)
+        cut = _Cut(bounds, cost_unit(problem), max_labels, upper_ns)
         labels = all_labels(problem, steps, cut.worst, cut.useless)
-        if labels[0].cost.size == 0 and cut.dropped_ns == most_ns == NEVER:
+        if labels[0].cost.size == 0 and cut.dropped_ns == upper_ns == INFEASIBLE_NS:
             return _no_plan()
         if labels[0].cost.size:
             fastest = _fastest_first(problem, labels)[0]
             found_ns = int(labels[0].cost[fastest]) // cut.unit
             if found_ns < cut.dropped_ns:
                 return _exact(problem, steps, labels)
-            if found_ns <= most_ns:
-                most_ns, plan = found_ns, plan_of(problem, steps, labels, fastest)
-        least_ns = max(least_ns, bounds.least_ns, min(most_ns, cut.dropped_ns))
-        if plan is not None and (most_ns - least_ns) * _CERTIFICATE <= plain_ns:
+            if found_ns <= upper_ns:
+                upper_ns, plan = (
+                    found_ns,
+                    plan_from_label(problem, steps, labels, fastest),
+                )
+        lower_ns = max(lower_ns, bounds.lower_ns, min(upper_ns, cut.dropped_ns))
+        if plan is not None and (upper_ns - lower_ns) * _CERTIFICATE <= plain_ns:
             break
     if plan is None:
-        return _last_resort(problem, plain_ns + least_ns)
-    return _certified(problem, plan, plain_ns + least_ns)
+        return _last_resort(problem, plain_ns + lower_ns)
+    return _certified(problem, plan, plain_ns + lower_ns)
 
 
 def _certified(
-    problem: Problem, plan: tuple[Segment, ...], least_time_ns: int
+    problem: Problem, plan: tuple[Segment, ...], lower_bound_ns: int
 ) -> Solution:
-    """Return a plan between bounds, and how far from optimal it can be."""
+    """Return a plan with its optimality gap."""
     time_ns = chain_time_ns(problem.chain, plan)
-    gap = (time_ns - least_time_ns) / time_ns if time_ns else 0.0
+    gap = (time_ns - lower_bound_ns) / time_ns if time_ns else 0.0
     return Solution(
         segments=plan,
-        proven_optimal=time_ns == least_time_ns,
+        proven_optimal=time_ns == lower_bound_ns,
         explanation=f"{describe(problem.chain, plan)}; no plan within the budget is "
         f"faster by more than {gap:.3%} of its time (bounds on a grid).",
-        least_time_ns=least_time_ns,
+        lower_bound_ns=lower_bound_ns,
     )
 
 
-def _last_resort(problem: Problem, least_time_ns: int) -> Solution:
-    """Return the plan of lowest peak where no grid was fine enough to find one."""
+def _last_resort(problem: Problem, lower_bound_ns: int) -> Solution:
+    """Return the plan of lowest peak where no grid was fine enough for a plan."""
     lowest = lowest_peak(problem)
     if lowest.segments is None:
         return lowest
-    return _certified(problem, lowest.segments, least_time_ns)
+    return _certified(problem, lowest.segments, lower_bound_ns)
 
 
 def _fastest_first(problem: Problem, labels: list[Labels]) -> list[int]:
-    """Return the first block's labels, of each time the one of lowest peak."""
+    """Return the first block's labels by time, of each time the lowest peak."""
     time = labels[0].cost // cost_unit(problem)
     _, first = np.unique(time, return_index=True)
     return [int(label) for label in first]
@@ -284,8 +295,8 @@ def _solution(  # noqa: PLR0913 - one value each, all needed
     *,
     proven: bool = True,
 ) -> Solution:
-    """Return the plan behind a label of the first block."""
-    plan = plan_of(problem, steps, labels, label)
+    """Return the solution of a label of the first block."""
+    plan = plan_from_label(problem, steps, labels, label)
     most = max(each.cost.size for each in labels)
     rounding = ", no rounding" if proven else ""
     return Solution(
@@ -293,7 +304,7 @@ def _solution(  # noqa: PLR0913 - one value each, all needed
         proven_optimal=proven,
         explanation=f"{describe(problem.chain, plan)}; {claim} "
         f"(at most {most:,} labels{rounding}).",
-        least_time_ns=chain_time_ns(problem.chain, plan) if proven else None,
+        lower_bound_ns=chain_time_ns(problem.chain, plan) if proven else None,
     )
 
 

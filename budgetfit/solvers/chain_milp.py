@@ -1,14 +1,13 @@
-"""An integer program: the second exact solver, independent, for small chains (S3).
+"""A mixed-integer linear program (MILP): independent exact solver for small chains.
 
-One 0/1 variable for each step that a plan can be cut into; the chosen ones lead from
-the first block to the end, one after the other (flow conservation). A block is covered
-by exactly one of them, so that what is alive while it runs needs no big constant:
+One 0/1 variable for each step of a plan; the chosen ones form a path from the first
+block to the end (flow conservation). Exactly one of them covers each block, so that the
+memory constraint needs no big-M:
 
     sum of S over all steps that end before it + need of the step that covers it <= M
 
-twice, for the backward pass and, with autocast's copies of weights, for the forward
-(solver-facts 4.4). HiGHS meets symmetry and time limits on deep chains, so that the
-labels of ``chain_dp`` are what plans are made with.
+twice, for the backward pass and, with autocast's weight copies, for the forward. HiGHS
+meets symmetry and time limits on deep chains; plans are made with ``chain_dp``.
 """
 
 import math
@@ -23,19 +22,23 @@ from numpy.typing import NDArray
 
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.labels import available_bytes, optimizer_need, segments_of
+from budgetfit.solvers.labels import (
+    available_bytes,
+    optimizer_need,
+    segments_from_steps,
+)
 from budgetfit.solvers.problem import Problem, Solution, describe
-from budgetfit.solvers.transitions import ChainStep, chain_steps, worthwhile
+from budgetfit.solvers.transitions import ChainStep, chain_steps, drop_dominated_steps
 
 Floats = NDArray[np.float64]
 
-# What HiGHS calls its outcomes (scipy.optimize.milp).
+# Status codes of scipy.optimize.milp.
 _OPTIMAL: Final = 0
 _LIMIT: Final = 1
 _INFEASIBLE: Final = 2
 TIME_LIMIT_S: Final = 60.0
-# HiGHS lets a row be violated by one part in a million, which is 80 KB of 80 GB. After
-# a plan that does, the budget is tightened by that and more, so often.
+# HiGHS allows constraint violations of 1e-6, which is 80 KB of 80 GB. Then the budget
+# is tightened by that and more, at most so often.
 _TOLERANCE: Final = 2e-6
 _ROUNDS: Final = 5
 # A gap is a quotient of floats; times are whole.
@@ -43,20 +46,20 @@ _NO_GAP: Final = 1e-9
 
 
 def chain_milp(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Solution:
-    """Return a fastest plan within the budget, as HiGHS finds it; ties as they come.
+    """Return a fastest plan within the budget, found by HiGHS; ties are arbitrary.
 
-    Whatever it claims is checked against the chain formula.
+    The result is checked against the chain formula.
 
     Args:
         problem: The chain, the budget and the segments allowed.
-        time_limit_s: Stop after so many seconds, with what there is by then.
+        time_limit_s: Stop after so many seconds with the best plan found.
     """
     if optimizer_need(problem) > available_bytes(problem):
         return _none(proven=True, why="the optimizer step alone is above the budget")
-    steps = worthwhile(chain_steps(problem))
+    steps = drop_dominated_steps(chain_steps(problem))
     arcs = [(start, step) for start, row in enumerate(steps) for step in row]
     room = available_bytes(problem)
-    least_ns: int | None = None
+    lower_ns: int | None = None
     for _ in range(_ROUNDS):
         result = _solve(problem, arcs, room, time_limit_s)
         if result.status == _INFEASIBLE:
@@ -64,42 +67,42 @@ def chain_milp(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Solution
             return _none(proven=proven, why="HiGHS finds the rows infeasible")
         if result.status not in {_OPTIMAL, _LIMIT} or result.x is None:
             return _none(proven=False, why=f"HiGHS: {result.message}")
-        if least_ns is None:  # holds for the whole budget
-            least_ns = _bound_ns(result)
-        # Whole but for a rounding error: never compared with 1 (facts 2.2).
+        if lower_ns is None:  # holds for the whole budget
+            lower_ns = _bound_ns(result)
+        # Integral up to rounding errors: never compared with 1.
         chosen = [arcs[number][1] for number in np.flatnonzero(np.round(result.x))]
-        plan = segments_of(problem, chosen)
+        plan = segments_from_steps(problem, chosen)
         above = chain_peak_bytes(problem.chain, plan) - problem.budget_bytes
         if above <= 0:
             plain_ns = chain_time_ns(problem.chain, ())
-            return _checked(problem, plan, plain_ns + least_ns, result.message)
+            return _checked(problem, plan, plain_ns + lower_ns, result.message)
         room -= above + math.ceil(room * _TOLERANCE)
     return _none(proven=False, why="what HiGHS finds is above it by rounding")
 
 
 def _checked(
-    problem: Problem, plan: tuple[Segment, ...], least_time_ns: int, message: str
+    problem: Problem, plan: tuple[Segment, ...], lower_bound_ns: int, message: str
 ) -> Solution:
-    """Return a plan that was found to fit, with what HiGHS proved of its time."""
+    """Return a plan that fits, with HiGHS's bound on the time."""
     time_ns = chain_time_ns(problem.chain, plan)
-    least_time_ns = min(time_ns, least_time_ns)
+    lower_bound_ns = min(time_ns, lower_bound_ns)
     return Solution(
         segments=plan,
-        proven_optimal=time_ns == least_time_ns,
+        proven_optimal=time_ns == lower_bound_ns,
         explanation=f"{describe(problem.chain, plan)}; HiGHS: {message}",
-        least_time_ns=least_time_ns,
+        lower_bound_ns=lower_bound_ns,
     )
 
 
 def _bound_ns(result: Any) -> int:  # noqa: ANN401 - scipy has no types
-    """Return the least extra time that HiGHS leaves possible: times are whole."""
+    """Return HiGHS's lower bound on the extra time, rounded up: times are integers."""
     bound = float(result.mip_dual_bound)
     return math.ceil(bound - _NO_GAP * max(1.0, abs(bound)))
 
 
 @contextmanager
 def _nothing_printed() -> Iterator[None]:
-    """Keep HiGHS, which is not Python, from writing to the user's output."""
+    """Redirect stdout of HiGHS, which is C++, to the null device."""
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -115,7 +118,7 @@ def _nothing_printed() -> Iterator[None]:
 def _solve(
     problem: Problem, arcs: list[tuple[int, ChainStep]], room: int, time_limit_s: float
 ) -> Any:  # noqa: ANN401
-    """Let HiGHS minimise the extra time within so many bytes above the static ones."""
+    """Minimise the extra time with HiGHS within so many bytes above the static ones."""
     # Here and not above: importing it takes as long as solving a few chains.
     # It has no types.
     from scipy.optimize import (  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -146,7 +149,7 @@ def _solve(
 
 
 def _flow(arcs: list[tuple[int, ChainStep]], count: int) -> Floats:
-    """Return the rows that let every block be entered as often as it is left."""
+    """Return the flow-conservation rows."""
     rows = np.zeros((count + 1, len(arcs)))
     for column, (start, step) in enumerate(arcs):
         rows[start, column] += 1
@@ -155,7 +158,7 @@ def _flow(arcs: list[tuple[int, ChainStep]], count: int) -> Floats:
 
 
 def _alive(arcs: list[tuple[int, ChainStep]], count: int, *, forward: bool) -> Floats:
-    """Return, for each block, the row of the bytes alive while it runs."""
+    """Return, for each block, the row of the live bytes while it runs."""
     rows = np.zeros((count, len(arcs)))
     for column, (start, step) in enumerate(arcs):
         need = step.forward_bytes if forward else step.backward_bytes

@@ -1,6 +1,6 @@
-"""Every plan there is, each with the chain formula: the yardstick for small chains.
+"""Exhaustive search over all plans: the reference solver for small chains.
 
-It shares nothing with the other solvers but the formula itself (``memory.chain_peak``).
+It shares only the chain formula (``memory.chain.peak``) with the other solvers.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from budgetfit.solvers.problem import (
     wrapped_count,
 )
 
-# 2.4 to 2.6 times as many with each block: 12 blocks in segments of any length.
-MOST_PLANS: Final = 100_000
+# Grows by 2.4 to 2.6 with each block: 12 blocks in segments of any length.
+MAX_PLANS: Final = 100_000
 
 
 def exhaustive(problem: Problem) -> Solution:
@@ -27,7 +27,7 @@ def exhaustive(problem: Problem) -> Solution:
     then the first in the order of ``all_plans``.
     """
     count = count_plans(problem)
-    if count > MOST_PLANS:
+    if count > MAX_PLANS:
         return Solution(
             segments=None,
             proven_optimal=False,
@@ -50,13 +50,13 @@ def exhaustive(problem: Problem) -> Solution:
     return Solution(
         segments=plan,
         proven_optimal=True,
-        least_time_ns=time_ns,
+        lower_bound_ns=time_ns,
         explanation=f"{describe(chain, plan)}; all {count:,} plans were tried.",
     )
 
 
 def all_plans(problem: Problem, start: int = 0) -> Iterator[tuple[Segment, ...]]:
-    """Yield every way to run the blocks from block ``start`` on.
+    """Yield every plan of the blocks from block ``start`` on.
 
     Wrapping a block comes before keeping it, in the order of ``segments_from``.
     """
@@ -70,7 +70,7 @@ def all_plans(problem: Problem, start: int = 0) -> Iterator[tuple[Segment, ...]]
 
 
 def count_plans(problem: Problem) -> int:
-    """Return how many plans ``all_plans`` yields, without making them."""
+    """Return the number of plans that ``all_plans`` yields."""
     counts = [1]  # counts[-1 - k]: from k blocks further on
     for start in range(len(problem.chain.blocks) - 1, -1, -1):
         lengths = [len(each.blocks) for each in segments_from(problem, start)]

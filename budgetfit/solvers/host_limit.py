@@ -1,7 +1,7 @@
-"""Plans within a limit on pinned host memory, by solvers that count device memory only.
+"""Limit pinned host memory in plans of solvers that count device memory only.
 
-Where a solver's own plan takes more host memory than there is, it is asked again with
-options left out, in a few ways that each keep within the limit whatever it chooses.
+Where a solver's plan exceeds the limit, it solves again with fewer options, chosen in a
+few ways that each guarantee the limit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from budgetfit.core.block_profile import BlockProfile, ChainProfile
     from budgetfit.core.recipe import Segment
 
-# How much of the limit may go to the options that take most (whole blocks); the rest is
-# for those that take least (a block's input).
+# Share of the limit for the largest options (offloaded blocks); the rest is for the
+# smallest (a block's input).
 SHARES: Final = (1.0, 0.5, 0.0)
 
 
 def host_holds(chain: ChainProfile, segments: Sequence[Segment]) -> bool:
-    """Whether what segments offload is within the chain's limit.
+    """Whether the offloaded bytes of segments are within the chain's host limit.
 
     Raises:
         InputError: If a block has no such option.
@@ -38,12 +38,12 @@ def within_host_limit(
     solve: Callable[[Problem], Solution],
     value: Callable[[Solution], float],
 ) -> Solution:
-    """Return a solver's plan if the host can hold it, else the best that it can hold.
+    """Return a solver's best plan within the limit on host memory.
 
     Args:
         problem: Its chain has the limit.
         solve: Any solver.
-        value: What to minimise, of solutions with segments.
+        value: The objective to minimise, of solutions with segments.
     """
     found = solve(problem)
     limit_bytes = problem.chain.host_limit_bytes
@@ -60,7 +60,7 @@ def within_host_limit(
     fitting = [each for each in tried if each.segments is not None]
     if fitting:
         best = min(fitting, key=value)
-        return replace(best, proven_optimal=False, least_time_ns=found.least_time_ns)
+        return replace(best, proven_optimal=False, lower_bound_ns=found.lower_bound_ns)
     return Solution(
         segments=None,
         proven_optimal=False,
@@ -69,10 +69,10 @@ def within_host_limit(
 
 
 def chains_within(chain: ChainProfile, limit_bytes: int) -> Iterator[ChainProfile]:
-    """Yield chains with so few options that no plan goes beyond the limit.
+    """Yield chains with fewer options, so that no plan exceeds the limit.
 
-    First blocks come first: what they save lives longest. Then starts of segments at
-    equal distances.
+    First blocks keep their options first: their saved tensors live longest. Another
+    chain has offloaded inputs at equal distances.
     """
     most = [
         max((option.host_bytes for option in block.options), default=0)
@@ -105,7 +105,7 @@ def chains_within(chain: ChainProfile, limit_bytes: int) -> Iterator[ChainProfil
 
 
 def _limited(chain: ChainProfile, allowed: Sequence[int]) -> ChainProfile:
-    """Return the chain without options that take more than a block is allowed."""
+    """Return the chain without options above each block's allowance."""
 
     def block(each: BlockProfile, most: int) -> BlockProfile:
         options = tuple(row for row in each.options if row.host_bytes <= most)

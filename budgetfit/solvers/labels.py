@@ -1,23 +1,23 @@
-"""Labels: the ways to run the end of a chain that are worth keeping (solver S1).
+"""DP labels: the Pareto-optimal ways to run the rest of a chain.
 
-The chain is walked from its last block to its first. A label stands for one way to run
-the blocks from some block on; all that the blocks before can do to it is to lift it by
-the bytes that they leave behind. So three numbers say everything about it:
+The DP goes from the last block to the first. A label stands for one way to run the
+blocks from some block on; the blocks before only add the bytes that they save. So a
+label has three numbers:
 
 * cost: its extra time, then how many blocks it wraps;
-* backward need: the most bytes alive above those in front of it, in its backward;
-* forward need: the same for its forward, where more is in front: autocast's copies of
-  weights (``BlockOption.cached_bytes``), which end with the forward pass.
+* backward need: its peak above the bytes saved before it, in its backward;
+* forward need: the same in its forward, where autocast's weight copies
+  (``BlockOption.cached_bytes``) are alive as well, until the forward pass ends.
 
-A label that another one equals or beats in all three is dropped. For a step s in front
-of a label r, with F and B from memory-model rule C:
+A label that another one equals or beats in all three is dropped. For a step s before a
+label r, with the needs f and b, saved bytes S and weight copies c of the step:
 
     forward(s + r)  = max(f_s, S_s + c_s + forward(r))
     backward(s + r) = max(S_s + x_out(s) + later gradients + b_s, S_s + backward(r))
 
-At the first block nothing is in front, and the labels are the whole front of peak and
-time. Plans that agree in time, peak and wrapped blocks come down to index order: of
-equal labels the one stays whose first step comes first in ``chain_steps``.
+At the first block the labels are the whole Pareto front of peak and time. Ties in time,
+peak and wrapped blocks are decided by index: of equal labels the one stays whose first
+step comes first in ``chain_steps``.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.recipe import Segment
-from budgetfit.solvers.pareto import Ints, undominated
+from budgetfit.solvers.pareto import Ints, pareto_indices
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.transitions import ChainStep, Steps
 
@@ -37,8 +37,8 @@ from budgetfit.solvers.transitions import ChainStep, Steps
 class Labels:
     """The labels of one block, in ascending order of ``backward``.
 
-    ``step`` is the number of the first step among those that start there, ``rest`` the
-    label behind it, at the block where the step stops.
+    ``step`` is the index of the first step among those that start there, ``rest`` the
+    index of the following label, at the block where the step stops.
     """
 
     backward: Ints
@@ -48,7 +48,7 @@ class Labels:
     rest: NDArray[np.int32]
 
     def only(self, chosen: NDArray[np.intp]) -> "Labels":
-        """Return the labels of these numbers."""
+        """Return the labels with these indices."""
         return Labels(
             self.backward[chosen],
             self.cost[chosen],
@@ -58,27 +58,27 @@ class Labels:
         )
 
 
-# Keeps some labels of a block, for whatever reason: (block, labels) -> labels.
-Thin = Callable[[int, Labels], Labels]
+# Drops some labels of a block: (block, labels) -> labels.
+LabelFilter = Callable[[int, Labels], Labels]
 
 
 class TooManyLabels(Exception):  # noqa: N818 - a signal, not an error
     """A block has more labels than allowed."""
 
 
-def at_most(most_labels: int) -> Thin:
-    """Return what stops the search where a block has more labels."""
+def limit_labels(max_labels: int) -> LabelFilter:
+    """Return a filter that raises ``TooManyLabels`` where a block has more labels."""
 
     def stop(_: int, labels: Labels) -> Labels:
-        if labels.cost.size > most_labels:
+        if labels.cost.size > max_labels:
             raise TooManyLabels
         return labels
 
     return stop
 
 
-class Before(NamedTuple):
-    """What the blocks before one can have left: the least and the most, in bytes."""
+class PrefixBytes(NamedTuple):
+    """Bounds on the bytes that the blocks before one have saved and cached."""
 
     least_saved: int
     most_saved: int
@@ -86,7 +86,7 @@ class Before(NamedTuple):
     most_cached: int
 
 
-# Behind the last block there is nothing, which needs less than any bytes before it.
+# After the last block nothing is needed, whatever was saved before.
 _NOTHING: Final = np.full(1, -(2**60), np.int64)
 _ZERO: Final = np.zeros(1, np.int64)
 _END: Final = Labels(
@@ -97,72 +97,76 @@ _END: Final = Labels(
 def all_labels(
     problem: Problem,
     steps: Sequence[list[ChainStep]],
-    limit: Thin,
-    cut: Thin | None = None,
+    limit: LabelFilter,
+    cut: LabelFilter | None = None,
 ) -> list[Labels]:
-    """Return each block's labels, and those behind the last block.
+    """Return each block's labels, and those after the last block.
 
     Args:
         problem: The chain and the budget; labels that cannot fit are dropped.
-        steps: What can start at each block.
-        limit: Called with the labels of a block that no other dominates.
-        cut: Called before these are found, when there are many more.
+        steps: The steps that start at each block.
+        limit: Called with the Pareto-optimal labels of a block.
+        cut: Called with all labels of a block, before the Pareto filter.
     """
-    before = all_before(steps)
+    before = prefix_bytes(steps)
     available = available_bytes(problem)
     optimizer = optimizer_need(problem)
     known = Steps.of(steps)
     labels = [_END]
     for start in range(len(steps) - 1, -1, -1):
         stops = known.stops(start).tolist()
-        grown = _grown(known.numbers[start], stops, labels, start, cost_unit(problem))
-        found = _shown(grown, before[start], optimizer)
+        extended = _extended(
+            known.numbers[start], stops, labels, start, cost_unit(problem)
+        )
+        found = _with_equal_hidden_needs(extended, before[start], optimizer)
         fits = found.backward <= available - before[start].least_saved
         found = found.only(np.flatnonzero(fits))
         if cut is not None:
             found = cut(start, found)
-        kept = undominated(found.backward, found.cost, found.forward)
+        kept = pareto_indices(found.backward, found.cost, found.forward)
         labels.insert(0, limit(start, found.only(kept)))
     return labels
 
 
-def plan_of(
+def plan_from_label(
     problem: Problem, steps: Sequence[list[ChainStep]], labels: list[Labels], label: int
 ) -> tuple[Segment, ...]:
-    """Return the segments behind a label of the first block."""
+    """Return the plan of a label of the first block."""
     chosen = []
     start = 0
     while start < len(steps):
         step = steps[start][labels[start].step[label]]
         chosen.append(step)
         start, label = step.stop, int(labels[start].rest[label])
-    return segments_of(problem, chosen)
+    return segments_from_steps(problem, chosen)
 
 
-def segments_of(problem: Problem, steps: Sequence[ChainStep]) -> tuple[Segment, ...]:
-    """Return the segments among these steps."""
+def segments_from_steps(
+    problem: Problem, steps: Sequence[ChainStep]
+) -> tuple[Segment, ...]:
+    """Return the segments of these steps, without kept blocks."""
     made = (step.segment(problem.chain) for step in steps)
     return tuple(each for each in made if each is not None)
 
 
 def available_bytes(problem: Problem) -> int:
-    """Return what the budget leaves above the static bytes."""
+    """Return the budget less the static bytes."""
     return problem.budget_bytes - problem.chain.static_bytes
 
 
 def optimizer_need(problem: Problem) -> int:
-    """Return what the optimizer step needs above the static bytes."""
+    """Return the bytes of the optimizer step above the static ones."""
     chain = problem.chain
     return chain.optimizer_bytes + sum(each.gradient_bytes for each in chain.blocks)
 
 
 def cost_unit(problem: Problem) -> int:
-    """Return what a nanosecond costs, so that wrapped blocks never add up to one."""
+    """Return the cost of a nanosecond: more than that of all wrapped blocks."""
     return len(problem.chain.blocks) + 1
 
 
-def all_before(steps: Sequence[list[ChainStep]]) -> list[Before]:
-    """Return, for each block, what the blocks before it can have left."""
+def prefix_bytes(steps: Sequence[list[ChainStep]]) -> list[PrefixBytes]:
+    """Return, for each block, bounds on the bytes saved and cached before it."""
     least = np.full((len(steps) + 1, 2), 2**60)
     most = -least
     least[0] = most[0] = 0
@@ -172,13 +176,13 @@ def all_before(steps: Sequence[list[ChainStep]]) -> list[Before]:
         np.minimum.at(least, stops, least[start] + added)
         np.maximum.at(most, stops, most[start] + added)
     bounds = np.stack([least, most], axis=2)[:-1].reshape(-1, 4).tolist()
-    return [Before(*each) for each in bounds]
+    return [PrefixBytes(*each) for each in bounds]
 
 
-def _grown(
+def _extended(
     numbers: Ints, stops: list[int], labels: list[Labels], start: int, unit: int
 ) -> Labels:
-    """Put every step that starts at a block in front of every label behind it.
+    """Return the labels of a block: every step with every label after it.
 
     ``labels[0]`` belongs to block ``start + 1``.
     """
@@ -201,11 +205,13 @@ def _grown(
     )
 
 
-def _shown(labels: Labels, before: Before, optimizer: int) -> Labels:
-    """Raise needs that another one hides, whatever comes before, to where they show.
+def _with_equal_hidden_needs(
+    labels: Labels, before: PrefixBytes, optimizer: int
+) -> Labels:
+    """Raise needs that never decide the peak to the level where they would.
 
-    No peak changes, and labels that differ in nothing visible become equal. Where every
-    option caches the same, one need is left in place of two.
+    No peak changes, and labels that never differ in peak become equal. Where every
+    option caches the same bytes, both needs become equal.
     """
     backward = np.maximum(labels.backward, labels.forward + before.least_cached)
     backward = np.maximum(backward, optimizer - before.most_saved)

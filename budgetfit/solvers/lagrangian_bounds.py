@@ -1,16 +1,16 @@
-"""Bounds from prices: what a plan must take if bytes cost time (Lagrange).
+"""Bounds on the fastest plan's time by Lagrangian relaxation of one memory constraint.
 
-Of all points at which bytes must suffice, one is looked at: where the last block runs,
-or the one before it. Its limit is lifted, and every byte held there costs a price
-instead. The cheapest plan is then a shortest path over the steps, and what it costs,
-less the price of what is available, is a time that no plan within the budget can beat,
-whatever the price. The best price is found in a few walks, for paths change at few
-prices only (Everett 1963, Fisher 1981).
+Only the constraint at one point is considered: where the last block runs, or the one
+before it. A multiplier (time per byte) replaces it. The cheapest plan is then a
+shortest path over the steps, and its cost, less the multiplier times the available
+bytes, is a lower bound for any multiplier. The best multiplier is found with a few
+shortest paths, because paths change at few multipliers only (Everett 1963, Fisher
+1981).
 
-Two of those paths, one too large and one that is not, also make a plan: blocks up to
-some block as in the smaller one, the rest as in the other. Recomputing the first blocks
-and keeping the last is the best order (solver S4), so that this plan is at most about a
-block's time from the bound.
+Two of those paths, one too large and one not, also make a plan: the first blocks as in
+the smaller one, the rest as in the other. Recomputing the first blocks and keeping the
+last is the best order, so that this plan is at most about a block's time from the
+bound.
 """
 
 import math
@@ -25,19 +25,19 @@ from numpy.typing import NDArray
 
 from budgetfit.solvers.labels import Labels, available_bytes, optimizer_need
 from budgetfit.solvers.pareto import Ints
-from budgetfit.solvers.problem import Problem, Same
-from budgetfit.solvers.transitions import ChainStep, Steps, steps_of
+from budgetfit.solvers.problem import IdentityKey, Problem
+from budgetfit.solvers.transitions import ChainStep, Steps, worthwhile_steps
 
 Floats = NDArray[np.float64]
 
-# Larger than the time of any plan, and added to a few times without overflow.
-NEVER: Final = 2**60
-# Prices are floats: what their rounding may add to a bound, as a share of its parts.
+# Larger than the time of any plan; a few of them add up without overflow.
+INFEASIBLE_NS: Final = 2**60
+# Relative rounding error of bounds: multipliers are floats.
 _ROUNDING: Final = 1e-12
 
 
 class _Path(NamedTuple):
-    """A way through the chain: its extra time, and its bytes at the point."""
+    """A path through the chain: its extra time, and its bytes at the point."""
 
     time_ns: int
     held_bytes: int
@@ -45,28 +45,28 @@ class _Path(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Relaxation:
+class LagrangianBounds:
     """Bounds on the extra time of the fastest plan within a budget.
 
     Attributes:
-        least_ns: No plan takes less; ``NEVER`` if there is none.
-        most_ns: The fastest one takes no more; ``NEVER`` if none was found.
-        plan: The one that takes ``most_ns``; empty if none was found.
+        lower_ns: No plan takes less; ``INFEASIBLE_NS`` if no plan exists.
+        upper_ns: The fastest one takes no more; ``INFEASIBLE_NS`` if none was found.
+        plan: The one that takes ``upper_ns``; empty if none was found.
         available: Bytes above the static ones.
-        prices: Nanoseconds that a byte costs, around the best price.
+        multipliers: Nanoseconds per byte, around the best multiplier.
         steps: All steps.
     """
 
-    least_ns: int
-    most_ns: int
+    lower_ns: int
+    upper_ns: int
     plan: tuple[ChainStep, ...]
     available: int
-    prices: list[float]
+    multipliers: list[float]
     steps: Steps
 
     @cached_property
     def _before(self) -> Floats:
-        """What the blocks before each one cost at least, by price and block."""
+        """Least cost of the blocks before each one, by multiplier and block."""
         rows = [
             tuple(
                 column.tolist()
@@ -74,96 +74,102 @@ class Relaxation:
             )
             for start, numbers in enumerate(self.steps.numbers)
         ]
-        return np.array([_before(rows, price) for price in self.prices])
+        return np.array([_before(rows, multiplier) for multiplier in self.multipliers])
 
     def least_before(self, block: int, labels: Labels) -> Ints:
-        """Return the least extra time of the blocks before one, for each label of it.
+        """Return a lower bound on the extra time of the blocks before each label.
 
-        What the blocks before leave is at most what the label's backward leaves free.
+        The blocks before may save at most what the label's backward leaves free.
         """
         room = self.available - labels.backward
         costs = self._before[:, block, None]
-        paid = np.array(self.prices)[:, None] * room
+        paid = np.array(self.multipliers)[:, None] * room
         slack = 1 + _ROUNDING * (np.abs(costs) + np.abs(paid))
         least = (costs - paid - slack).max(axis=0)
         found: Ints = np.maximum(np.ceil(least), 0).astype(np.int64)
         return found
 
 
-def relaxation(problem: Problem) -> Relaxation:
-    """Return bounds on the extra time of the fastest plan, in a few milliseconds.
+def lagrangian_bounds(problem: Problem) -> LagrangianBounds:
+    """Return bounds on the extra time of the fastest plan; takes a few milliseconds.
 
-    Those of the last problems are remembered.
+    Results are cached.
     """
-    return _remembered(
-        Same(problem.chain), problem.budget_bytes, problem.max_segment, problem.nested
+    return _cached_bounds(
+        IdentityKey(problem.chain),
+        problem.budget_bytes,
+        problem.max_segment,
+        problem.nested,
     )
 
 
 @lru_cache(maxsize=64)
-def _remembered(
-    same: Same,
+def _cached_bounds(
+    key: IdentityKey,
     budget_bytes: int,
     max_segment: int | None,
     nested: bool,
-) -> Relaxation:
+) -> LagrangianBounds:
     problem = Problem(
-        chain=same.chain,
+        chain=key.chain,
         budget_bytes=budget_bytes,
         max_segment=max_segment,
         nested=nested,
     )
     available = available_bytes(problem)
-    steps = steps_of(problem)
-    least_ns, most_ns = 0, NEVER
+    steps = worthwhile_steps(problem)
+    lower_ns, upper_ns = 0, INFEASIBLE_NS
     plan: tuple[ChainStep, ...] = ()
-    prices = [0.0]
+    multipliers = [0.0]
     last = len(steps) - 1
     for point in (last, last - 1)[: len(steps)]:
-        side = _hull(same, max_segment, nested, point).side(available)
+        side = _hull(key, max_segment, nested, point).side(available)
         if side is None or optimizer_need(problem) > available:
-            return Relaxation(NEVER, NEVER, (), available, [0.0], steps)
-        least_ns = max(least_ns, side.least_ns)
-        prices += side.prices
-        spliced = _spliced(side.fast, side.small, available)
-        if spliced is not None and spliced.time_ns < most_ns:
-            most_ns, plan = spliced.time_ns, spliced.steps
-    return Relaxation(least_ns, most_ns, plan, available, prices, steps)
+            return LagrangianBounds(
+                INFEASIBLE_NS, INFEASIBLE_NS, (), available, [0.0], steps
+            )
+        lower_ns = max(lower_ns, side.lower_ns)
+        multipliers += side.multipliers
+        joined = _joined_paths(side.fast, side.small, available)
+        if joined is not None and joined.time_ns < upper_ns:
+            upper_ns, plan = joined.time_ns, joined.steps
+    return LagrangianBounds(lower_ns, upper_ns, plan, available, multipliers, steps)
 
 
-# Of the steps that start at a block: where they stop, extra times, bytes held.
+# The steps that start at a block: their stops, extra times, bytes held.
 _Moves = tuple[list[int], list[int], list[int]]
 
 
-class _Side(NamedTuple):
-    """What a limit leads to: the cheapest paths above and below it, and the bound."""
+class _HullSection(NamedTuple):
+    """The paths of the hull around a limit, and the lower bound there."""
 
     fast: _Path
     small: _Path
-    least_ns: int
-    prices: list[float]
+    lower_ns: int
+    multipliers: list[float]
 
 
 class _Hull:
-    """The paths that are cheapest at some price, found as they are asked for.
+    """The paths that are cheapest at some multiplier, found on demand.
 
-    They do not depend on the budget, which only says between which two it lies.
+    They do not depend on the budget, which only selects two of them.
     """
 
     def __init__(self, steps: Steps, rows: list[_Moves]) -> None:
         self._steps, self._rows = steps, rows
-        # The least time, then the fewest bytes; and the other way round.
-        fast = _cheapest(steps, rows, NEVER, 1)
-        small = _cheapest(steps, rows, 1, NEVER)
-        # By time, and by bytes the other way round.
+        # Least time, then fewest bytes; and the reverse.
+        fast = _cheapest(steps, rows, INFEASIBLE_NS, 1)
+        small = _cheapest(steps, rows, 1, INFEASIBLE_NS)
+        # Ascending time, descending bytes.
         self._paths = [fast, small] if small.held_bytes < fast.held_bytes else [fast]
-        self._next_to: set[int] = set()  # bytes of paths whose follower is next to them
+        # Bytes of paths that are adjacent to the next one on the hull.
+        self._next_to: set[int] = set()
 
-    def side(self, available: int) -> _Side | None:
-        """Return where so many bytes lie; None where every path holds more."""
+    def side(self, available: int) -> _HullSection | None:
+        """Return the hull around so many bytes; None where every path holds more."""
         paths = self._paths
         if paths[0].held_bytes <= available:
-            return _Side(paths[0], paths[0], paths[0].time_ns, [])
+            return _HullSection(paths[0], paths[0], paths[0].time_ns, [])
         if paths[-1].held_bytes > available:
             return None
         while True:
@@ -171,37 +177,37 @@ class _Hull:
             fast, small = paths[at - 1], paths[at]
             if fast.held_bytes in self._next_to:
                 break
-            path = _cheapest(self._steps, self._rows, 1, _price(fast, small))
+            path = _cheapest(self._steps, self._rows, 1, _multiplier(fast, small))
             if small.held_bytes < path.held_bytes < fast.held_bytes:
                 paths.insert(at, path)
             else:
                 self._next_to.add(fast.held_bytes)
-        price = _price(fast, small)
-        # No path is below the line between the two: rounding apart.
+        multiplier = _multiplier(fast, small)
+        # No path is below the line between the two, except for rounding.
         saved_ns = (small.time_ns - fast.time_ns) * (small.held_bytes - available)
-        least_ns = small.time_ns + saved_ns // (fast.held_bytes - small.held_bytes)
-        slack_ns = 1 + _ROUNDING * (small.time_ns + price * fast.held_bytes)
+        lower_ns = small.time_ns + saved_ns // (fast.held_bytes - small.held_bytes)
+        slack_ns = 1 + _ROUNDING * (small.time_ns + multiplier * fast.held_bytes)
         near = paths[max(0, at - 3) : at + 3]
-        prices = [_price(one, other) for one, other in pairwise(near)]
-        return _Side(fast, small, least_ns - math.ceil(slack_ns), prices)
+        multipliers = [_multiplier(one, other) for one, other in pairwise(near)]
+        return _HullSection(fast, small, lower_ns - math.ceil(slack_ns), multipliers)
 
 
-def _price(fast: _Path, small: _Path) -> float:
-    """Return what a byte must cost for two paths to cost the same."""
+def _multiplier(fast: _Path, small: _Path) -> float:
+    """Return the multiplier at which two paths cost the same."""
     return (small.time_ns - fast.time_ns) / (fast.held_bytes - small.held_bytes)
 
 
 @lru_cache(maxsize=64)
-def _hull(same: Same, max_segment: int | None, nested: bool, point: int) -> _Hull:
+def _hull(key: IdentityKey, max_segment: int | None, nested: bool, point: int) -> _Hull:
     problem = Problem(
-        chain=same.chain, budget_bytes=0, max_segment=max_segment, nested=nested
+        chain=key.chain, budget_bytes=0, max_segment=max_segment, nested=nested
     )
-    steps = steps_of(problem)
+    steps = worthwhile_steps(problem)
     return _Hull(steps, [_moves(steps, start, point) for start in range(len(steps))])
 
 
 def _moves(steps: Steps, start: int, point: int) -> _Moves:
-    """Return the steps that start at a block, with what they hold at a point."""
+    """Return the steps that start at a block, with their bytes at the point."""
     saved, _, forward, backward, extra_ns, _ = steps.numbers[start].T
     stops = steps.stops(start)
     running = np.maximum(forward, backward) if start <= point else 0
@@ -210,15 +216,15 @@ def _moves(steps: Steps, start: int, point: int) -> _Moves:
 
 
 def _cheapest(
-    steps: Steps, rows: list[_Moves], time_price: float, price: float
+    steps: Steps, rows: list[_Moves], time_weight: float, multiplier: float
 ) -> _Path:
-    """Return the cheapest path; whole prices are exact."""
+    """Return the cheapest path; exact for integer weights."""
     cost: list[float] = [0] + [float("inf")] * len(rows)
     best: list[tuple[int, int] | None] = [None] * (len(rows) + 1)
     for start, row in enumerate(rows):
         here = cost[start]
         for index, (stop, time_ns, held) in enumerate(zip(*row, strict=True)):
-            there = here + time_price * time_ns + price * held
+            there = here + time_weight * time_ns + multiplier * held
             if there < cost[stop]:
                 cost[stop], best[stop] = there, (start, index)
     total_ns = held_bytes = 0
@@ -232,22 +238,21 @@ def _cheapest(
     return _Path(total_ns, held_bytes, tuple(reversed(chosen)))
 
 
-def _before(rows: Sequence[_Moves], price: float) -> list[float]:
-    """Return the least cost of the blocks before each one: time, and bytes saved."""
+def _before(rows: Sequence[_Moves], multiplier: float) -> list[float]:
+    """Return the least cost of the blocks before each one: time and saved bytes."""
     cost = [0.0] + [float("inf")] * len(rows)
     for start, row in enumerate(rows):
         here = cost[start]
         for stop, extra_ns, saved_bytes in zip(*row, strict=True):
-            there = here + extra_ns + price * saved_bytes
+            there = here + extra_ns + multiplier * saved_bytes
             cost[stop] = min(cost[stop], there)
     return cost
 
 
-def _spliced(fast: _Path, small: _Path, available: int) -> _Path | None:
-    """Return the smaller path up to some block and the faster from there, if it fits.
+def _joined_paths(fast: _Path, small: _Path, available: int) -> _Path | None:
+    """Return the smaller path up to some block and the faster after it, if it fits.
 
-    The fewest blocks as in the smaller one that make it fit, by bisection: more blocks
-    of it hold less.
+    With the fewest blocks of the smaller path that make it fit, by bisection.
     """
     ends = {step.stop for step in fast.steps}
     cuts = [0, *(step.stop for step in small.steps if step.stop in ends)]
@@ -272,7 +277,7 @@ def _spliced(fast: _Path, small: _Path, available: int) -> _Path | None:
 
 
 def _fits(steps: Sequence[ChainStep], available: int) -> bool:
-    """Whether a plan never has more bytes alive than are available."""
+    """Whether the peak of the steps is within the available bytes."""
     saved = cached = 0
     for step in steps:
         if saved + max(cached + step.forward_bytes, step.backward_bytes) > available:

@@ -1,14 +1,13 @@
-"""Which op outputs of a block are worth saving: a few sets, from little to much.
+"""Op sets for selective checkpointing, by a knapsack of op outputs.
 
-Selective checkpointing saves some ops' outputs and runs the others again. Each set is a
-point: the bytes that it holds and the time that it saves. Blocks of one type are many,
-and each can take another set, so what counts is the convex hull of these points: half
-of the blocks with one set and half with another land between the two.
+Selective checkpointing saves some ops' outputs and recomputes the others. Each set is a
+point: the bytes that it holds and the time that it saves. There are many blocks of one
+type, and each can use another set, so that the convex hull of these points counts: half
+of the blocks with one set and half with another lie between the two.
 
-The hull needs no search. The points are sums over items that are in or out, and the
-corners of such a set of sums are the items taken in order of time saved per byte,
-best first (Dantzig 1957; the front of a knapsack touches its relaxation there). That
-is exact in integers; a rounded knapsack is not, see solver-facts 2.2.
+The hull needs no search: its corners are the items taken in order of time saved per
+byte, best first (the greedy solution of the fractional knapsack, Dantzig 1957). That is
+exact in integers; a knapsack with rounded weights is not.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from budgetfit.errors import InputError
 
-MOST_COMPARED = 256  # points; choosing among them takes the square of their number
+MAX_COMPARED_POINTS = 256  # choosing among them takes quadratic time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +25,10 @@ class OpItem:
     """An op whose output could be saved.
 
     Attributes:
-        saved_bytes: What its output holds until the backward pass.
-        saved_ns: Time that need not be spent again once it is saved.
-        group: Items of one number are saved together or not at all, as ops are that
-            draw from one random generator; None for an item by itself.
+        saved_bytes: Bytes of its output, held until the backward pass.
+        saved_ns: Recomputation time saved.
+        group: Items of one group are saved together or not at all, such as ops that
+            draw from one random generator; None for a single item.
     """
 
     saved_bytes: int
@@ -43,12 +42,12 @@ class _Point(NamedTuple):
 
 
 def pareto_op_sets(items: Sequence[OpItem], most: int) -> tuple[tuple[int, ...], ...]:
-    """Return at most ``most`` sets of items that no mix of other sets beats.
+    """Return at most ``most`` sets of items on the convex hull.
 
     Each is a tuple of positions in ``items``, ascending; the sets hold more and more
-    bytes and are spread along the hull. Never among them is the empty set, which is
-    plain recomputation. The set that saves all the time always is, unless it takes more
-    than half of all bytes, which is nearly keeping the block.
+    bytes and are spread along the hull. The empty set, plain recomputation, is left
+    out. The set that saves all the time is included unless it takes more than half of
+    all bytes, which is nearly keeping the block.
 
     Args:
         items: The candidates, in the order of execution.
@@ -61,7 +60,7 @@ def pareto_op_sets(items: Sequence[OpItem], most: int) -> tuple[tuple[int, ...],
         raise InputError("Bytes, times and the number of op sets cannot be negative.")
     bundles = sorted(
         (each for each in _bundles(items) if _point(items, each).ns),
-        key=lambda bundle: (_price(_point(items, bundle)), bundle),
+        key=lambda bundle: (_bytes_per_ns(_point(items, bundle)), bundle),
     )
     points = [_Point(0, 0)]
     for bundle in bundles:
@@ -70,8 +69,8 @@ def pareto_op_sets(items: Sequence[OpItem], most: int) -> tuple[tuple[int, ...],
     last = len(bundles)
     whole = 2 * points[last].bytes <= sum(each.saved_bytes for each in items)
     ends = (last,) if whole and last and most else ()
-    # A loop over time leaves thousands of points, one beside the other.
-    some = [*range(0, last, -(-last // MOST_COMPARED) or 1), last]
+    # A loop over time steps gives thousands of close points.
+    some = [*range(0, last, -(-last // MAX_COMPARED_POINTS) or 1), last]
     spread = _spread([points[number] for number in some], most - len(ends))
     chosen = (*(some[number] for number in spread), *ends)
     return tuple(
@@ -96,7 +95,7 @@ def _point(items: Sequence[OpItem], chosen: Sequence[int]) -> _Point:
     )
 
 
-def _price(point: _Point) -> Fraction:
+def _bytes_per_ns(point: _Point) -> Fraction:
     """Return bytes per nanosecond saved."""
     return Fraction(point.bytes, point.ns)
 
@@ -105,10 +104,10 @@ def _spread(points: Sequence[_Point], most: int) -> tuple[int, ...]:
     """Return at most ``most`` of the points between the first and the last.
 
     Where a budget falls between two sets, the bytes above the smaller one stay unused
-    and the larger one's time is lost: the sum of these rectangles is made small.
+    and the larger one's time is lost: minimises the sum of these rectangles.
     """
     last = len(points) - 1
-    # best[end]: that sum up to there, and the points passed, for ever more of these.
+    # best[end]: (sum up to there, chosen points), for one more point in each round.
     best: dict[int, tuple[int, tuple[int, ...]]] = {
         end: (_lost(points[0], points[end]), ()) for end in range(1, last + 1)
     }

@@ -1,7 +1,7 @@
-"""What a solver is asked and what it answers.
+"""``Problem`` and ``Solution`` of a solver.
 
-A solver is a function ``solve(problem) -> Solution``. It proposes segments and never a
-peak: what a plan really needs is for ``memory.replay`` to say.
+A solver is a function ``solve(problem) -> Solution``. It proposes segments; the peak of
+a plan is determined by ``memory.replay``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ class Problem:
     """Find the fastest way to run a chain within so many bytes.
 
     Attributes:
-        chain: What each block costs, at one batch size.
-        budget_bytes: Most bytes that may be alive at any point, static ones included.
+        chain: Costs of each block, at one batch size.
+        budget_bytes: Limit of live bytes, static ones included.
         max_segment: Most blocks in one recomputed segment; None for any number.
-        nested: Whether segments of several blocks may be recomputed in two levels.
+        nested: Whether segments of several blocks may be checkpointed inside again.
     """
 
     chain: ChainProfile
@@ -29,7 +29,7 @@ class Problem:
     nested: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a segment length that allows nothing."""
+        """Check ``max_segment``."""
         if self.max_segment is not None and self.max_segment < 1:
             raise InputError(
                 "max_segment is the most blocks in one segment, for example 8, "
@@ -41,8 +41,8 @@ class Problem:
         return longest_segment(self.chain, start, self.max_segment)
 
 
-class Same:
-    """A chain as a key: equal to itself alone; comparing all numbers takes long."""
+class IdentityKey:
+    """A cache key that compares a chain by identity; comparing values is slow."""
 
     __slots__ = ("chain",)
 
@@ -53,32 +53,31 @@ class Same:
         return id(self.chain)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.chain is self.chain
+        return isinstance(other, IdentityKey) and other.chain is self.chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A solver's answer.
+    """A solver's plan, and what is proven of it.
 
     Attributes:
-        segments: What is not kept, in execution order; ``()`` keeps everything, None
-            means that no plan was found.
+        segments: The segments that are not kept, in execution order; ``()`` keeps
+            everything, None means that no plan was found.
         proven_optimal: No plan within the budget is faster; without segments: there is
             no plan within the budget.
-        explanation: The same in plain words, and how it was found.
-        least_time_ns: No plan within the budget has a shorter forward and backward;
-            None where nothing is known. The certificate: how far from optimal the plan
-            can be.
+        explanation: Text for users: the plan, and how it was found.
+        lower_bound_ns: No plan within the budget has a shorter forward and backward;
+            None if unknown. Gives the optimality gap.
     """
 
     segments: tuple[Segment, ...] | None
     proven_optimal: bool
     explanation: str
-    least_time_ns: int | None = None
+    lower_bound_ns: int | None = None
 
 
 def longest_segment(chain: ChainProfile, start: int, limit: int | None = None) -> int:
-    """Return how many blocks a segment from block ``start`` on may have, at most limit.
+    """Return the most blocks that a segment from block ``start`` on may have.
 
     0 where that block must not be wrapped. Every shorter segment is possible too.
     """
@@ -94,7 +93,7 @@ def longest_segment(chain: ChainProfile, start: int, limit: int | None = None) -
 
 
 def single_segment(block: BlockProfile, option: BlockOption) -> Segment:
-    """Return the segment that runs one block with one of its options, not ``keep``."""
+    """Return the segment of one block with one of its options, not ``keep``."""
     if option.mode == "keep":
         raise InputError(
             f"Block {block.name!r} is kept without a segment: leave it out."
@@ -123,7 +122,7 @@ def segment(
 def segments_from(problem: Problem, start: int) -> Iterator[Segment]:
     """Yield every segment that may start at a block, in index order.
 
-    First the options of the block alone, in their order; then ever longer segments,
+    First the options of the single block, in their order; then ever longer segments,
     each plain, with its input on the host, nested, and both.
     """
     block = problem.chain.blocks[start]
@@ -132,7 +131,7 @@ def segments_from(problem: Problem, start: int) -> Iterator[Segment]:
             yield single_segment(block, option)
     longest = problem.longest_segment(start)
     for length in range(2, longest + 1):
-        for nested, input_on_host in longer_kinds(problem, start):
+        for nested, input_on_host in segment_variants(problem, start):
             yield segment(
                 problem.chain,
                 start,
@@ -142,8 +141,8 @@ def segments_from(problem: Problem, start: int) -> Iterator[Segment]:
             )
 
 
-def longer_kinds(problem: Problem, start: int) -> list[tuple[bool, bool]]:
-    """Return the kinds of longer segments from a block on: (nested, input on host)."""
+def segment_variants(problem: Problem, start: int) -> list[tuple[bool, bool]]:
+    """Return the (nested, input on host) variants of segments of several blocks."""
     block = problem.chain.blocks[start]
     on_host = block.option("recompute", input_on_host=True) is not None
     inputs = (False, True) if on_host else (False,)
@@ -152,12 +151,12 @@ def longer_kinds(problem: Problem, start: int) -> list[tuple[bool, bool]]:
 
 
 def wrapped_count(segments: Sequence[Segment]) -> int:
-    """Return how many blocks are in segments."""
+    """Return the number of blocks in segments."""
     return sum(len(each.blocks) for each in segments)
 
 
 def describe(chain: ChainProfile, segments: Sequence[Segment]) -> str:
-    """Return what a plan does to the blocks, in plain words."""
+    """Return a description of a plan as text."""
     wrappable = sum(len(block.options) > 1 for block in chain.blocks)
     if not segments:
         return f"All {wrappable} blocks are kept"
@@ -183,7 +182,7 @@ def describe(chain: ChainProfile, segments: Sequence[Segment]) -> str:
 
 
 def _in_segments(segments: Sequence[Segment]) -> str:
-    """Return how recomputed blocks are cut up, in plain words."""
+    """Return a description of the recomputed segments as text."""
     lengths = [len(each.blocks) for each in segments]
     size = (
         f"{min(lengths)}"

@@ -1,6 +1,7 @@
-"""What segments of several blocks need in their forward and backward, in bytes.
+"""Peak bytes of segments of several blocks, in their forward and backward.
 
-Each is one walk along the blocks that tells of all lengths at once (rule C).
+Each function yields all lengths in one pass over the blocks, by the formula of
+``memory.chain.peak``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,10 +10,10 @@ from budgetfit.core.block_profile import BlockOption, BlockProfile
 
 
 def forward_needs(options: Sequence[BlockOption]) -> Iterator[tuple[int, int]]:
-    """Yield, for ever longer segments, the copies they leave and the forward's need.
+    """Yield cached bytes and forward peak of ever longer segments.
 
     Args:
-        options: Of each block the option to recompute it.
+        options: Each block's option to recompute it.
     """
     input_bytes = cached = most = 0  # the first block's f holds its own input
     for option in options:
@@ -24,23 +25,23 @@ def forward_needs(options: Sequence[BlockOption]) -> Iterator[tuple[int, int]]:
 
 def backward_needs(
     blocks: Sequence[BlockProfile],
-    again: Sequence[BlockOption],
+    options: Sequence[BlockOption],
     incoming: Sequence[int],
     *,
     nested: bool,
 ) -> Iterator[int]:
-    """Yield, for ever longer segments, what recomputation and backward need.
+    """Yield the peak of recomputation and backward of ever longer segments.
 
     Args:
         blocks: From the segment's first on.
-        again: Of each of them the option to recompute it.
-        incoming: What each one's backward finds alive: ``chain_steps.incoming_bytes``.
-        nested: Whether the segment is recomputed in two levels. The last block is then
-            not run in the recomputation: its need comes after.
+        options: Each block's option to recompute it.
+        incoming: Live bytes at each one's backward: ``transitions.incoming_bytes``.
+        nested: Whether blocks inside are checkpointed again. The recomputation then
+            leaves out the last block: its need comes after.
     """
-    input_bytes = again[0].saved_bytes
+    input_bytes = options[0].saved_bytes
     held = cached = recompute = backward = 0
-    for block, option, arriving in zip(blocks, again, incoming, strict=False):
+    for block, option, arriving in zip(blocks, options, incoming, strict=False):
         ran = option if nested else block.keep
         forward = max(recompute, held + cached + ran.forward_bytes)
         alone = held + option.saved_bytes + option.backward_bytes

@@ -1,9 +1,9 @@
-"""The steps that a plan can be cut into, each with its bytes as two numbers per pass.
+"""DP transitions: the steps of a plan, with their saved bytes and peaks.
 
-The same rule C as ``memory.chain_peak`` (the tests hold them together), written so that
-what a step needs above the bytes before it is one number for the forward and one for
-the backward pass. The gradients that later blocks leave behind are a known sum, because
-every plan computes all of them.
+The same formula as ``memory.chain.peak`` (tests compare them), written so that a step's
+peak above the bytes saved before it is one number for the forward and one for the
+backward pass. The gradients of later blocks are a known sum, because every plan
+computes all of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,34 +17,34 @@ from numpy.typing import NDArray
 
 from budgetfit.core.block_profile import BlockOption, ChainProfile
 from budgetfit.core.recipe import Segment
-from budgetfit.memory.chain.peak import whole_forward_ns
+from budgetfit.memory.chain.peak import extra_in_segment_ns
 from budgetfit.solvers.problem import (
+    IdentityKey,
     Problem,
-    Same,
-    longer_kinds,
     segment,
+    segment_variants,
     single_segment,
 )
 from budgetfit.solvers.segment_costs import backward_needs, forward_needs
 
 Numbers = NDArray[np.int64]
-_BACKWARD: Final = 3  # of the numbers of a step
+_BACKWARD: Final = 3  # column of a step's numbers
 _WRAPPED: Final = 5
 
 
 class ChainStep(NamedTuple):
-    """Blocks up to ``stop - 1``: one with one of its options, or a longer segment.
+    """A step over the blocks up to ``stop - 1``: one block's option, or a segment.
 
     Attributes:
-        stop: Number of the block after it.
-        saved_bytes: What it adds to the bytes alive in front of later steps.
-        cached_bytes: What it adds to that in the forward pass only.
-        forward_bytes: Most bytes alive above those in front of it, in its forward.
-        backward_bytes: The same for its backward, later gradients included.
+        stop: Index of the block after it.
+        saved_bytes: Bytes that it keeps for later steps.
+        cached_bytes: Further bytes that it keeps in the forward pass only.
+        forward_bytes: Peak of its forward above the bytes before it.
+        backward_bytes: Peak of its backward, later gradients included.
         extra_ns: Time above the plain forward and backward.
-        wrapped: How many blocks it wraps; 0 for a kept block.
-        option: Of the first block: the option that it has.
-        nested: Whether the segment is recomputed in two levels.
+        wrapped: Number of blocks that it wraps; 0 for a kept block.
+        option: The first block's option.
+        nested: Whether blocks inside the segment are checkpointed again.
     """
 
     stop: int
@@ -58,8 +58,8 @@ class ChainStep(NamedTuple):
     nested: bool = False
 
     def moved(self, blocks: int, incoming_bytes: int) -> "ChainStep":
-        """Return the same step so many blocks further, with more bytes coming in."""
-        # ``_replace`` takes four times as long, and there are thousands.
+        """Return the step shifted by so many blocks, with more incoming bytes."""
+        # ``_replace`` is four times slower, and there are thousands of steps.
         return ChainStep(
             self.stop + blocks,
             self.saved_bytes,
@@ -73,7 +73,7 @@ class ChainStep(NamedTuple):
         )
 
     def segment(self, chain: ChainProfile) -> Segment | None:
-        """Return the segment that the step stands for; None for a kept block."""
+        """Return the segment of the step; None for a kept block."""
         if not self.wrapped:
             return None
         start = self.stop - self.wrapped
@@ -115,13 +115,13 @@ def _row(problem: Problem, start: int, incoming: list[int]) -> list[ChainStep]:
 
 
 class Steps(Sequence[list[ChainStep]]):
-    """The steps that are worth it, and their numbers: a row of six for each step.
+    """The steps of each block, and their numbers: an array of shape (steps, 6).
 
-    A row like an earlier one is made when it is asked for: bounds need numbers only.
+    Rows that repeat an earlier one are made on demand: bounds need numbers only.
     """
 
     def __init__(
-        self, rows: "list[list[ChainStep] | _Like]", numbers: list[Numbers]
+        self, rows: "list[list[ChainStep] | _ShiftedRow]", numbers: list[Numbers]
     ) -> None:
         self._rows = rows
         self.numbers = numbers
@@ -143,15 +143,15 @@ class Steps(Sequence[list[ChainStep]]):
     def __getitem__(self, start: int | slice) -> Any:
         if isinstance(start, slice):
             return [self[index] for index in range(*start.indices(len(self)))]
-        if isinstance(row := self._rows[start], _Like):
-            row = [step.moved(row.further, row.incoming_bytes) for step in row.steps]
+        if isinstance(row := self._rows[start], _ShiftedRow):
+            row = [step.moved(row.shift, row.incoming_bytes) for step in row.steps]
             self._rows[start] = row
         return row
 
     def one(self, start: int, index: int) -> ChainStep:
-        """Return one step of a row, which need not be made for it."""
-        if isinstance(row := self._rows[start], _Like):
-            return row.steps[index].moved(row.further, row.incoming_bytes)
+        """Return one step of a row without making the row."""
+        if isinstance(row := self._rows[start], _ShiftedRow):
+            return row.steps[index].moved(row.shift, row.incoming_bytes)
         return row[index]
 
     def stops(self, start: int) -> Numbers:
@@ -160,26 +160,30 @@ class Steps(Sequence[list[ChainStep]]):
         return stops
 
 
-class _Like(NamedTuple):
-    """A row like an earlier one, so many blocks further, with more bytes coming in."""
+class _ShiftedRow(NamedTuple):
+    """An earlier row, shifted by so many blocks, with more incoming bytes."""
 
     steps: list[ChainStep]
-    further: int
+    shift: int
     incoming_bytes: int
 
 
-def steps_of(problem: Problem) -> Steps:
-    """Return the worthwhile steps; those of the last chains are remembered."""
-    return _remembered(Same(problem.chain), problem.max_segment, problem.nested)
+def worthwhile_steps(problem: Problem) -> Steps:
+    """Return the steps of a chain without dominated ones; cached."""
+    return _cached_steps(
+        IdentityKey(problem.chain), problem.max_segment, problem.nested
+    )
 
 
 @lru_cache(maxsize=32)
-def _remembered(same: Same, max_segment: int | None, nested: bool) -> Steps:
-    """Return the worthwhile steps, made once for neighbourhoods that are equal.
+def _cached_steps(
+    chain_key: IdentityKey, max_segment: int | None, nested: bool
+) -> Steps:
+    """Return the steps without dominated ones, made once for equal neighbourhoods.
 
-    Those differ by their place, and by the bytes that come into all their backwards.
+    Those differ only by their position and by the incoming bytes of their backwards.
     """
-    chain = same.chain
+    chain = chain_key.chain
     problem = Problem(
         chain=chain, budget_bytes=0, max_segment=max_segment, nested=nested
     )
@@ -193,14 +197,14 @@ def _remembered(same: Same, max_segment: int | None, nested: bool) -> Steps:
         for block in chain.blocks
     ]
     known: dict[tuple[object, ...], tuple[int, list[ChainStep], Numbers]] = {}
-    rows: list[list[ChainStep] | _Like] = []
+    rows: list[list[ChainStep] | _ShiftedRow] = []
     numbers: list[Numbers] = []
     for start in range(len(chain.blocks)):
         stop = None if max_segment is None else start + max_segment + 1
         arriving = incoming[start:stop]
         key = (*kind[start:stop], *(each - arriving[0] for each in arriving))
         if key not in known:
-            (row,) = worthwhile([_row(problem, start, incoming[start:])])
+            (row,) = drop_dominated_steps([_row(problem, start, incoming[start:])])
             known[key] = start, row, _as_array(row)
         before, row, array = known[key]
         if before == start:
@@ -209,7 +213,7 @@ def _remembered(same: Same, max_segment: int | None, nested: bool) -> Steps:
             shift = arriving[0] - incoming[before]
             array = array.copy()
             array[:, _BACKWARD] += shift
-            rows.append(_Like(row, start - before, shift))
+            rows.append(_ShiftedRow(row, start - before, shift))
         numbers.append(array)
     return Steps(rows, numbers)
 
@@ -218,11 +222,10 @@ def _as_array(row: list[ChainStep]) -> Numbers:
     return np.array([_numbers(step) for step in row], np.int64)
 
 
-def worthwhile(steps: list[list[ChainStep]]) -> list[list[ChainStep]]:
-    """Return the steps without those that another one replaces at no loss.
+def drop_dominated_steps(steps: list[list[ChainStep]]) -> list[list[ChainStep]]:
+    """Drop dominated steps: another one over the same blocks is no worse in anything.
 
-    Of two that run the same blocks that is the one which needs no less of anything; if
-    they are equal in all, the later one.
+    Of equal ones the first stays.
     """
     kept = []
     for row in steps:
@@ -243,10 +246,10 @@ def _numbers(step: ChainStep) -> tuple[int, ...]:
 
 
 def incoming_bytes(chain: ChainProfile) -> list[int]:
-    """Return what each block's backward finds alive besides everything saved.
+    """Return the live bytes at each block's backward besides saved tensors.
 
-    The gradient of its output (none comes into the last block) and the weight gradients
-    of all later blocks.
+    The gradient of its output (none for the last block) and the weight gradients of all
+    later blocks.
     """
     later = list(accumulate(block.gradient_bytes for block in reversed(chain.blocks)))
     outputs = [block.output_bytes for block in chain.blocks[:-1]]
@@ -274,16 +277,16 @@ def _one_block(
 def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[ChainStep]:
     """Yield the segments of several blocks from a block on, the shortest first."""
     blocks = problem.chain.blocks[start : start + problem.longest_segment(start)]
-    again = [o for block in blocks if (o := block.option("recompute")) is not None]
-    kinds = longer_kinds(problem, start) if len(again) > 1 else []
-    # By length: without the first block's part, and without the last block's.
-    others_ns = list(accumulate((o.extra_ns for o in again[1:]), initial=0))
+    options = [o for block in blocks if (o := block.option("recompute")) is not None]
+    kinds = segment_variants(problem, start) if len(options) > 1 else []
+    # Cumulative times by length: without the first block's, and without the last's.
+    others_ns = list(accumulate((o.extra_ns for o in options[1:]), initial=0))
     whole_ns = {
         nested: list(
             accumulate(
                 (
-                    whole_forward_ns(block, option, nested=nested)
-                    for block, option in zip(blocks, again, strict=False)
+                    extra_in_segment_ns(block, option, nested=nested)
+                    for block, option in zip(blocks, options, strict=False)
                 ),
                 initial=0,
             )
@@ -292,11 +295,11 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
     }
     rows = []
     for nested, on_host in kinds:
-        first = blocks[0].option("recompute", input_on_host=on_host) or again[0]
-        forward = forward_needs([first, *again[1:]])
-        backward = backward_needs(blocks, again, incoming, nested=nested)
+        first = blocks[0].option("recompute", input_on_host=on_host) or options[0]
+        forward = forward_needs([first, *options[1:]])
+        backward = backward_needs(blocks, options, incoming, nested=nested)
         rows.append((nested, first, list(zip(forward, backward, strict=True))))
-    for length in range(2, len(again) + 1):
+    for length in range(2, len(options) + 1):
         for nested, first, needs in rows:
             (cached, forward_bytes), backward_bytes = needs[length - 1]
             yield ChainStep(

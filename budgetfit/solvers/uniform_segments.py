@@ -1,10 +1,10 @@
-"""Segments of one length: Chen's sqrt(n), and every other length beside it.
+"""Uniform segments: Chen's sqrt(n) checkpointing, and every other length.
 
 Chen et al. 2016 (arXiv 1604.06174) cut n layers into about sqrt(n) segments. That
 counts saved tensors as equal. A transformer block saves about 17 times its input, so
 segments of sqrt(n) blocks hold far more while recomputed than they save before that:
-24 blocks peak at 90 block inputs, one block per segment at 41 (solver S5, solver-facts
-4.6). The best uniform length is near sqrt(n * input / saved).
+24 blocks peak at 90 block inputs, one block per segment at 41. The best uniform length
+is near sqrt(n * input / saved).
 """
 
 import math
@@ -24,10 +24,10 @@ from budgetfit.solvers.problem import (
 
 
 def uniform_segments(chain: ChainProfile, length: int) -> tuple[Segment, ...]:
-    """Return the plan that recomputes every block it can, ``length`` to a segment.
+    """Return the plan that recomputes every possible block, ``length`` to a segment.
 
-    Segments are shorter where blocks that can be joined run out: before one that must
-    not be wrapped or whose input is not the output before it, and at the end.
+    Segments are shorter at the end, before a block that must not be wrapped, and before
+    one that does not take the previous output as its input.
     """
     segments = []
     start = 0
@@ -40,9 +40,9 @@ def uniform_segments(chain: ChainProfile, length: int) -> tuple[Segment, ...]:
 
 
 def chen_segments(chain: ChainProfile) -> tuple[Segment, ...]:
-    """Return Chen's plan, literally: ceil(sqrt(n)) blocks to a segment.
+    """Return Chen's plan: ceil(sqrt(n)) blocks to a segment.
 
-    n counts the blocks that can be wrapped; without any the plan is empty.
+    n is the number of blocks that can be wrapped; without any the plan is empty.
     """
     wrappable = sum(block.option("recompute") is not None for block in chain.blocks)
     return uniform_segments(chain, max(1, math.ceil(math.sqrt(wrappable))))
@@ -71,7 +71,7 @@ def best_uniform_segments(problem: Problem) -> tuple[Segment, ...]:
 
 
 def fastest_uniform(problem: Problem) -> Solution:
-    """Return the fastest plan that keeps everything or uses one segment length.
+    """Return the fastest plan of uniform segments, or the one that keeps everything.
 
     Of equally fast ones the one of lowest peak, then with fewer wrapped blocks, then of
     the shortest segments. Nothing is proven.

@@ -1,4 +1,4 @@
-"""Time of a training step, from the arithmetic and traffic of its ops. No torch.
+"""Roofline times of a training step. No torch.
 
 In come ops and a GPU; out come nanoseconds. Open ``roofline.py`` first.
 """

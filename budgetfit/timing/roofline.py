@@ -1,36 +1,35 @@
-"""The roofline: what each op of a trace takes on a card, from its arithmetic and bytes.
+"""Roofline model: the time of each op of a trace from its FLOPs and bytes.
 
-An op takes as long as the slowest of three things: its floating-point operations at the
-card's rate for their dtype, the bytes it moves at the card's memory bandwidth, and its
-launch. Plans are ranked by these times, so what matters is how they compare with each
-other; absolute ones are estimates until ``verify`` has measured a step.
+An op takes as long as the slowest of three: its floating-point operations at the GPU's
+rate for their dtype, the bytes it moves at the GPU's memory bandwidth, and its launch.
+Plans are ranked by these times, so that ratios matter; absolute times are estimates
+until ``verify`` has measured a step.
 """
 
-from collections import Counter
 from collections.abc import Collection
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.step_trace import RATES, Direction, Phase, PhaseName, StepTrace
+from budgetfit.core.step_trace import RATES, Phase, PhaseName, StepTrace
 from budgetfit.gpus.table import Gpu
 
 Nanoseconds = NDArray[np.float64]
 
-# Of the data sheet's matrix rate. The best shapes reach 0.86 (A100), 0.80 (H100) and
-# 0.78 (B200): "maximum achievable matmul FLOPS", github.com/stas00/ml-engineering,
+# Share of the data sheet's matrix rate. The best shapes reach 0.86 (A100), 0.80 (H100)
+# and 0.78 (B200): "maximum achievable matmul FLOPS", github.com/stas00/ml-engineering,
 # compute/accelerator. A model's own shapes reach less; whole steps do well with 0.5.
 MATRIX_SHARE: Final = 0.6
-# Of the data sheet's bandwidth: STREAM-like kernels reach 0.9 to 0.92 on H100 (3.08 of
-# 3.35 TB/s), op by op somewhat less.
+# Share of the data sheet's bandwidth: STREAM-like kernels reach 0.9 to 0.92 on H100
+# (3.08 of 3.35 TB/s), op by op somewhat less.
 BANDWIDTH_SHARE: Final = 0.85
-# Of the bus: pinned copies are commonly measured at 12 to 13 of PCIe 3.0's 15.75 GB/s
-# and 24 to 26 of PCIe 4.0's 31.5 (CUDA's bandwidthTest sample).
+# Share of the bus rate: pinned copies are commonly measured at 12 to 13 of PCIe 3.0's
+# 15.75 GB/s and 24 to 26 of PCIe 4.0's 31.5 (CUDA's bandwidthTest sample).
 LINK_SHARE: Final = 0.8
 SLOWEST_LINK: Final = 15.75  # PCIe 3.0 x16, where a card's link is not known
-# One op issued from Python: launch and dispatch, measured at about 4 microseconds on an
-# H100 host. Small ops queue up behind it, so nothing is faster.
+# Dispatch and launch of one op from Python, measured at about 4 microseconds on an H100
+# host: a lower bound for each op.
 LAUNCH_NS: Final = 4_000.0
 # The same under torch's selective checkpointing, whose dispatch mode runs Python for
 # each op: 4 microseconds became 25 in the forward, 9 became 21 when run again (120
@@ -46,15 +45,8 @@ _OTHER_FP64_SHARE: Final = 1 / 64
 _HOST: Final = RATES.index("host")
 
 
-class BlockTime(NamedTuple):
-    """One block's plain forward and its backward, recomputation included."""
-
-    forward_ns: int
-    backward_ns: int
-
-
 class StepTime(NamedTuple):
-    """One micro-batch's forward and backward, and one optimizer step."""
+    """Times of one micro-batch's forward and backward, and of one optimizer step."""
 
     forward_ns: int
     backward_ns: int
@@ -74,7 +66,7 @@ def op_times_ns(
     tf32: bool,
     selective_blocks: Collection[str] = (),
 ) -> Nanoseconds:
-    """Return how long each op takes, in nanoseconds, in the order of ``trace.ops``.
+    """Return the time of each op in nanoseconds, in the order of ``trace.ops``.
 
     Args:
         trace: The step; its arithmetic is affine in the batch size.
@@ -100,19 +92,19 @@ def op_times_ns(
     return times_ns
 
 
-def stretch_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -> int:
+def interval_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -> int:
     """Return the time of the ops between two event positions, in whole nanoseconds.
 
-    An op belongs to where its outputs are allocated, which ``trace.ops.event`` has
-    already counted. Neighbouring stretches share no op. Copies to and from the host run
-    beside the kernels: the slower of the two streams decides, and the last copy has
-    nothing left to hide behind.
+    An op belongs to the interval in which its outputs are allocated, as counted by
+    ``trace.ops.event``. Neighbouring intervals share no op. Copies to and from the host
+    overlap with kernels: the slower of the two streams decides, and the last copy
+    overlaps with nothing.
 
     Args:
         trace: The step.
         times_ns: What ``op_times_ns`` returned for it.
-        start: Event position at which the stretch begins, as in ``Phase``.
-        end: Event position behind it.
+        start: Event position at which the interval begins, as in ``Phase``.
+        end: Event position after it.
     """
     here = _ops_between(trace, start, end)
     inside = times_ns[here]
@@ -123,30 +115,8 @@ def stretch_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) ->
     return round(max(kernels, float(copies[:-1].sum())) + float(copies[-1]))
 
 
-def block_times_ns(trace: StepTrace, times_ns: Nanoseconds) -> tuple[BlockTime, ...]:
-    """Return each block's times, in the order of ``trace.blocks``.
-
-    They are those of the last micro-batch of the last step, which runs as all later
-    ones do. A block that runs several times in it (a shared layer) gets the sum.
-
-    Args:
-        trace: The step.
-        times_ns: What ``op_times_ns`` returned for it.
-    """
-    last = max(((each.step, each.micro_step) for each in trace.passes), default=(0, 0))
-    found: Counter[tuple[str, Direction]] = Counter()
-    for each in trace.passes:
-        if (each.step, each.micro_step) == last:
-            took = stretch_ns(trace, times_ns, each.start, each.end)
-            found[trace.block_names[each.block], each.direction] += took
-    return tuple(
-        BlockTime(found[name, "forward"], found[name, "backward"])
-        for name in trace.blocks
-    )
-
-
 def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
-    """Return the times of the last micro-batch's passes and of the last optimizer step.
+    """Return the times of the last micro-batch and of the last optimizer step.
 
     Args:
         trace: The step.
@@ -165,27 +135,27 @@ def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
 
 
 def _ops_between(trace: StepTrace, start: int, end: int) -> slice:
-    """Return which ops belong to the stretch between two event positions."""
+    """Return the ops of the interval between two event positions."""
     first, last = np.searchsorted(trace.ops.event, [start, end], side="right")
     return slice(int(first), int(last))
 
 
 def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
-    """Return a phase's time: its blocks and what lies between, one after the other.
+    """Return a phase's time: its blocks and the ops between them, in sequence.
 
-    The compute stream waits for host copies at the edges of each block.
+    The compute stream waits for host copies at the boundaries of each block.
     """
     total, position = 0, phase.start
     for each in sorted(trace.passes, key=lambda row: row.start):
         if phase.start <= each.start and each.end <= phase.end:
-            total += stretch_ns(trace, times_ns, position, each.start)
-            total += stretch_ns(trace, times_ns, each.start, each.end)
+            total += interval_ns(trace, times_ns, position, each.start)
+            total += interval_ns(trace, times_ns, each.start, each.end)
             position = each.end
-    return total + stretch_ns(trace, times_ns, position, phase.end)
+    return total + interval_ns(trace, times_ns, position, phase.end)
 
 
 def _flops_per_ns(gpu: Gpu, rate: str, *, tf32: bool) -> float:
-    """Return the rate that a dtype's arithmetic reaches, in operations per nanosecond.
+    """Return the achieved rate of a dtype's arithmetic, in operations per nanosecond.
 
     Where a card has no tensor cores for a dtype (bf16 before capability 8.0 is
     emulated) or its rate is unknown, that is the plain fp32 rate.

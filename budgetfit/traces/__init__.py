@@ -1,5 +1,4 @@
-"""The traces of one planning session: made when asked for, shortened, kept on disk.
+"""The traces of one planning session: made on demand, from shortened models, cached.
 
-In come a recipe and a batch size; out comes a ``StepTrace``. Open ``session.py``
-first.
+In come a recipe and a batch size; out comes a ``StepTrace``. Start with ``session.py``.
 """

@@ -1,4 +1,4 @@
-"""A trace that fails: said with module path and op, and without torch's own log."""
+"""TraceError from an exception of a trace, with module path, op and advice."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from budgetfit.errors import TraceError
-from budgetfit.tracing.fake.model_copy import quiet_fakes
 from budgetfit.tracing.values.concrete_execution import (
-    MOST_WEIGHTS_BYTES,
+    MAX_WEIGHTS_BYTES,
     weights_bytes,
 )
 from budgetfit.tracing.values.known_values import UnknownValueError
 from budgetfit.utils.format_bytes import format_bytes
 
-__all__ = ["quiet_fakes", "trace_error"]
-# What torch says of dtypes, and where memory of a fake tensor is read or written.
+# Messages of torch about dtypes, and about reads or writes of a fake tensor's memory.
 _HALF_PRECISION = (
     "Unsupported dtype BFloat16",
     "Unsupported dtype Half",
     "not implemented for 'BFloat16'",
     "not implemented for 'Half'",
 )
-# Of optimizers that do not take them, and of ops that fakes of them lack.
+# From optimizers without support for them, and from ops without a fake kernel.
 _SPARSE = ("sparse gradients", "SparseTensorImpl")
 _NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
 
 
 def trace_error(model: nn.Module, error: Exception) -> TraceError:
-    """Return the error that names module path and op, from any that a trace raised."""
+    """Return a ``TraceError`` with module path and op for any exception of a trace."""
     text = " ".join(str(error).split("\nTip:")[0].split())[:300].rstrip(".")
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
@@ -57,12 +55,12 @@ def trace_error(model: nn.Module, error: Exception) -> TraceError:
 
 
 def _advice(model: nn.Module, error: Exception) -> str:
-    """Say what to pass or change."""
+    """Return what to pass or change."""
     if isinstance(error, UnknownValueError):
         size_bytes = weights_bytes(model)
-        if size_bytes > MOST_WEIGHTS_BYTES:
+        if size_bytes > MAX_WEIGHTS_BYTES:
             return (
-                f"With weights of {format_bytes(MOST_WEIGHTS_BYTES)} or less it is "
+                f"With weights of {format_bytes(MAX_WEIGHTS_BYTES)} or less it is "
                 f"computed for real; these have {format_bytes(size_bytes)}. Plan a "
                 "smaller configuration, or let sizes follow from shapes instead."
             )
@@ -102,9 +100,9 @@ def _advice_on(error: Exception) -> str:
 
 
 def _where(error: Exception) -> tuple[str, str]:
-    """Return the path of the innermost module that ran, and the op, from the frames.
+    """Return the innermost module's path and the op, from the traceback's frames.
 
-    It was a copy of the model that ran, so paths are those below its outermost module.
+    A copy of the model ran, so paths are those below its outermost module.
     """
     modules: list[nn.Module] = []
     op = ""

@@ -1,4 +1,4 @@
-"""Garbage collections that leave alone what was there before a plan."""
+"""Freeze existing objects out of garbage collection while a plan is made."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def old_objects_left_alone() -> Iterator[None]:
-    """Keep garbage collections off the objects that exist already.
+def freeze_gc() -> Iterator[None]:
+    """Exclude the objects that exist now from garbage collection (``gc.freeze``).
 
-    Planning makes millions of short-lived objects, and each full collection would walk
-    through all of torch and the model: a tenth of the time. Where somebody has frozen
-    objects before, that arrangement stays.
+    Planning makes millions of short-lived objects, and each full collection would visit
+    all of torch and the model: 10 % of the time. Objects that the user has frozen stay
+    frozen.
     """
     if gc.get_freeze_count():
         yield

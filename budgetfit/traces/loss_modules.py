@@ -1,7 +1,7 @@
-"""Modules that only a loss reaches: a frozen teacher, a perceptual network.
+"""Modules captured by a loss function: a frozen teacher, a perceptual network.
 
-They are on the card like the model, so a trace runs fake copies of them and counts
-their weights. ``swap_modules`` says where they are looked for.
+They are on the GPU like the model, so a trace runs fake copies of them and counts their
+weights. ``swap_modules`` says where they are looked for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.traces.swap_modules import modules_in, swapped
+from budgetfit.traces.swap_modules import modules_in, replace_modules
 from budgetfit.tracing.fake.model_copy import fake_copy
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FakedLoss:
-    """A loss, and the same one on fake copies of the modules that it runs.
+    """A loss function that runs fake copies of its modules once ``fake`` was called.
 
     Attributes:
         loss: What the traced program calls; the user's own until ``fake``.
@@ -36,16 +36,16 @@ class FakedLoss:
         self._real = loss
         self._model = model
 
-    def fake(self, mode: FakeTensorMode, twin: nn.Module) -> Sequence[nn.Module]:
-        """Make the fake copies and return them: they are weights beside the model's.
+    def fake(self, mode: FakeTensorMode, fake_model: nn.Module) -> Sequence[nn.Module]:
+        """Make fake copies of the loss's own modules and return them.
 
-        What belongs to the model becomes the twin's part of that name, so that a loss
-        that looks at the model's weights looks at those that are traced.
+        Submodules of the model become those of the same name in ``fake_model``, so that
+        a loss that reads the model's weights reads the traced ones.
         """
         if self._real is None:
             return ()
         names = {module: name for name, module in self._model.named_modules()}
-        parts = dict(twin.named_modules())
+        parts = dict(fake_model.named_modules())
         made: dict[nn.Module, nn.Module] = {}
 
         def swap(module: nn.Module) -> nn.Module:
@@ -53,18 +53,18 @@ class FakedLoss:
                 return parts.get(names[module], module)
             if module not in made:
                 if any(part in names for part in module.modules()):
-                    return _around(module, swap)
+                    return _copy_with_children(module, swap)
                 made[module] = fake_copy(module, mode)
             return made[module]
 
-        self.loss = swapped(self._real, swap)
+        self.loss = replace_modules(self._real, swap)
         return tuple(made.values())
 
 
-def modules_beside(
+def loss_only_modules(
     loss: Callable[..., Any] | None, model: nn.Module
 ) -> tuple[nn.Module, ...]:
-    """Return the modules that a loss runs and that are no part of the model."""
+    """Return the modules that a loss runs and that are not part of the model."""
     own = set(model.modules())
     return tuple(
         module for module in modules_in(loss) if own.isdisjoint(module.modules())
@@ -75,8 +75,8 @@ def modules_beside(
 def loss_modules_on(
     device: torch.device, loss: Callable[..., Any] | None, model: nn.Module
 ) -> Iterator[tuple[nn.Module, ...]]:
-    """Have what a loss runs beside the model on a device, and back where it was."""
-    modules = modules_beside(loss, model)
+    """Move the loss's own modules to a device, and back on exit."""
+    modules = loss_only_modules(loss, model)
     homes = [
         next((tensor.device for tensor in module.state_dict().values()), device)
         for module in modules
@@ -91,18 +91,18 @@ def loss_modules_on(
 
 
 def loss_notes(loss: Callable[..., Any] | None, model: nn.Module) -> tuple[str, ...]:
-    """Say which modules beside the model a loss runs."""
+    """Return notes on the modules that only the loss runs."""
     return tuple(
         f"the loss runs a {type(module).__name__} of "
         f"{sum(p.numel() for p in module.parameters()):,} parameters: counted, as it "
         "must be on the card, too"
-        for module in modules_beside(loss, model)
+        for module in loss_only_modules(loss, model)
     )
 
 
 def warn_of_trainable_loss(loss: Callable[..., Any] | None, model: nn.Module) -> None:
-    """Warn of parameters beside the model that a loss would train."""
-    for module in modules_beside(loss, model):
+    """Warn of trainable parameters in the loss: no optimizer updates them."""
+    for module in loss_only_modules(loss, model):
         count = sum(p.numel() for p in module.parameters() if p.requires_grad)
         if count:
             warnings.warn(
@@ -114,7 +114,7 @@ def warn_of_trainable_loss(loss: Callable[..., Any] | None, model: nn.Module) ->
             )
 
 
-def _around(module: nn.Module, swap: Swap) -> nn.Module:
+def _copy_with_children(module: nn.Module, swap: Swap) -> nn.Module:
     """Copy a module that contains the model, with its children swapped."""
     copied = copy.copy(module)
     copied._modules = {  # noqa: SLF001 - as Module.__setstate__ does

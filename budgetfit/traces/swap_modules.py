@@ -1,8 +1,8 @@
-"""Find the modules that an object holds, and copy it around others in their place.
+"""Replace the modules inside an arbitrary object (a loss closure), by copying it.
 
-Looked into are containers, objects of the user's own classes, bound arguments, and what
-the user's own functions close over, default to and name. Each object is looked at and
-copied once, however often it is reached: objects may be linked in circles.
+Searched are containers, instances of the user's classes, bound arguments, and the
+closures, defaults and globals of the user's functions. Each object is visited and
+copied once: object graphs may have cycles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from budgetfit.utils.user_code import globals_of, is_library
+from budgetfit.utils.user_code import is_library, referenced_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -27,22 +27,22 @@ _IMMUTABLE = (tuple, functools.partial, types.MethodType)
 
 def modules_in(value: Any) -> tuple[nn.Module, ...]:  # noqa: ANN401 - any object
     """Return the outermost modules with tensors that a value holds."""
-    return _Reached(value).modules
+    return _ObjectGraph(value).modules
 
 
-def swapped(value: Any, swap: Swap) -> Any:  # noqa: ANN401
-    """Return a value with the modules in it swapped; itself where all stay."""
-    reached = _Reached(value)
+def replace_modules(value: Any, swap: Swap) -> Any:  # noqa: ANN401
+    """Return a copy of a value with its modules replaced; the value if all stay."""
+    reached = _ObjectGraph(value)
     pairs = [(module, swap(module)) for module in reached.modules]
     new = {id(old): other for old, other in pairs if other is not old}
     return _Copies(reached.leading_to(new), new).of(value)
 
 
-class _Reached:
-    """All that a value holds, up to the modules.
+class _ObjectGraph:
+    """The objects reachable from a value, up to modules.
 
     Attributes:
-        modules: Those with tensors; what they hold is not looked at.
+        modules: Those with tensors; nothing inside them is visited.
     """
 
     def __init__(self, value: Any) -> None:  # noqa: ANN401
@@ -62,7 +62,7 @@ class _Reached:
                     waiting.append(item)
 
     def leading_to(self, ends: Collection[int]) -> list[Any]:
-        """Return the objects through which those with the given ids are reached."""
+        """Return the objects on the paths to those with the given ids."""
         found = set(ends)
         waiting = list(ends)
         while waiting:
@@ -73,11 +73,11 @@ class _Reached:
 
 
 class _Copies:
-    """Copies of objects that hold others of which there are copies.
+    """Copies of objects that refer to replaced ones.
 
     Args:
-        originals: To copy; what else they hold stays what it is.
-        new: What stands for objects, by their ids.
+        originals: To copy; other objects that they refer to are shared.
+        new: Replacements, by the id of the object.
     """
 
     def __init__(self, originals: Iterable[Any], new: Mapping[int, Any]) -> None:
@@ -93,7 +93,7 @@ class _Copies:
             self._fill(self._new[id(each)], each)
 
     def of(self, value: Any) -> Any:  # noqa: ANN401
-        """Return what stands for a value: a copy, or itself."""
+        """Return the replacement of a value, or itself."""
         if id(value) in self._immutable and id(value) not in self._new:
             self._new[id(value)] = self._rebuilt(value)
         return self._new.get(id(value), value)
@@ -129,7 +129,9 @@ class _Copies:
         elif isinstance(old, types.CellType):
             new.cell_contents = self.of(old.cell_contents)
         elif isinstance(old, types.FunctionType):
-            new.__globals__.update((n, self.of(item)) for n, item in globals_of(old))
+            new.__globals__.update(
+                (n, self.of(item)) for n, item in referenced_globals(old)
+            )
             new.__defaults__ = self.of(old.__defaults__)
             new.__kwdefaults__ = self.of(old.__kwdefaults__)
         else:
@@ -149,7 +151,7 @@ def _held_by_function(function: types.FunctionType) -> Iterator[Any]:
     if is_library(function.__module__ or ""):
         return
     yield from function.__closure__ or ()
-    yield from (item for _, item in globals_of(function))
+    yield from (item for _, item in referenced_globals(function))
     yield function.__defaults__
     yield function.__kwdefaults__
 

@@ -1,5 +1,5 @@
-"""One training step on fake tensors that behaves like CUDA, written down as numbers.
+"""Trace one training step on fake tensors with CUDA semantics.
 
-In comes a program, out comes a ``StepTrace``: every storage's size and life, every op's
-cost. Open ``recording/step_tracer.py`` first.
+In comes a program, out comes a ``StepTrace``: every storage's size and lifetime, every
+op's cost. Start with ``recording/step_tracer.py``.
 """

@@ -1,8 +1,7 @@
-"""How much arithmetic and traffic one aten op is, for the roofline.
+"""FLOPs and bytes moved of one aten op, for the roofline.
 
-FLOPs come from PyTorch's own registry (``torch.utils.flop_counter``), which lacks the
-products of experts; bytes are those of every tensor read or written. Ops without
-tensors or that only make views cost nothing.
+FLOPs come from ``torch.utils.flop_counter``, which lacks ``_grouped_mm``; bytes are
+those of every tensor read or written. Ops without tensors and view ops cost nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ _HOST = RATES.index("host")
 def _grouped_mm_flops(
     one: torch.Tensor, other: torch.Tensor, *_: object, **_kwargs: object
 ) -> int:
-    """Each row, or each column, meets the matrix of its own group."""
+    """Each row, or each column, is multiplied with the matrix of its own group."""
     flops = 2 * one.numel() * other.shape[-1]
-    columns_are_dealt_out = one.dim() > other.dim()
-    return flops // one.shape[0] if columns_are_dealt_out else flops
+    columns_are_grouped = one.dim() > other.dim()
+    return flops // one.shape[0] if columns_are_grouped else flops
 
 
 def _all_heads(formula: Callable[..., int], query: int) -> Callable[..., int]:
-    """Give keys and values as many heads as queries, which are argument ``query``.
+    """Expand keys and values to the heads of the queries (argument ``query``).
 
-    Fewer heads are the same work; torch 2.11 refuses to count it.
+    Grouped-query attention has the same FLOPs; torch 2.11 refuses to count it.
     """
 
     def flops(*args: Any, **kwargs: Any) -> int:  # noqa: ANN401 - any op argument
@@ -67,7 +66,7 @@ _FORMULAS = {
 }
 
 
-def cost_of(
+def op_cost(
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -103,7 +102,7 @@ def _collect(value: Any, into: list[torch.Tensor]) -> None:  # noqa: ANN401
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - an op's arguments
-    """Return the tensors in lists and dictionaries of arguments, in order."""
+    """Return the tensors in (nested) arguments, in order."""
     found: list[torch.Tensor] = []
     for item in value if isinstance(value, tuple) else (value,):
         _collect(tuple(item.values()) if isinstance(item, dict) else item, found)

@@ -1,4 +1,4 @@
-"""What a storage log writes down: rows, and how a device's ops are described to it."""
+"""Record types of the storage log, and the protocol of a device's op semantics."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.tracing.op_signature import Key
+    from budgetfit.tracing.call_cache import CallKey
 
-Touched = tuple[tuple[tuple[int, ...], int], ...]
+MovedStorages = tuple[tuple[tuple[int, ...], int], ...]
 
 
-class ScratchRow(NamedTuple):
-    """A storage that a kernel rule sizes: rule, its arguments, which of its buffers."""
+class ScratchBuffer(NamedTuple):
+    """A scratch buffer sized by a kernel rule: rule, arguments, buffer number."""
 
     rule: str
     arguments: tuple[int, ...]
     part: int
 
 
-class OpRow(NamedTuple):
-    """One op's arithmetic: where in the events, its rate, FLOPs and bytes moved.
+class OpRecord(NamedTuple):
+    """One op for the roofline: position among the events, rate, FLOPs, bytes moved.
 
-    ``touched`` says what was moved where no module runs: storages, and bytes that are
-    of the layer that these belong to.
+    ``touched`` is for ops outside modules: groups of storages with the bytes moved of
+    each, to be attributed to the layer that owns the storages.
     """
 
     name: str
@@ -37,36 +37,36 @@ class OpRow(NamedTuple):
     rate: int
     flops: float
     moved_bytes: int
-    touched: Touched = ()
+    touched: MovedStorages = ()
 
 
-class Step(NamedTuple):
-    """One step inside an op: storages are taken or given back, an output is born.
+class LogStep(NamedTuple):
+    """One step inside an op: allocate or free scratch buffers, allocate an output.
 
-    ``number`` tells what is taken apart, and names an output by its position.
+    ``number`` identifies an allocation, or the output by its position.
     """
 
-    kind: Literal["take", "keep", "give", "output"]
+    kind: Literal["alloc", "persist", "free", "output"]
     number: int
-    rows: tuple[ScratchRow, ...] = ()
+    rows: tuple[ScratchBuffer, ...] = ()
 
 
 class OpScratch(NamedTuple):
-    """What one op takes besides its outputs.
+    """The memory that one op allocates besides its outputs.
 
-    ``lasting`` is taken before the op and never given back (workspaces); ``before`` and
-    ``after`` are taken before and after the outputs and given back at the end of the
-    op. ``steps`` say the same, and the births of outputs, in an order of their own,
-    after ``before``; what they do not give back dies with the op. ``unverified``: the
-    op's name, where nobody has checked that this is all.
+    ``persistent`` is never freed (workspaces); ``before`` and ``after`` are allocated
+    before and after the outputs and freed at the end of the op. ``steps`` come after
+    ``before`` and order allocations, frees and outputs explicitly; what they do not
+    free is freed with the op. ``unverified``: the op's name, if its kernels have not
+    been checked against recordings.
     """
 
-    lasting: Sequence[ScratchRow] = ()
-    before: Sequence[ScratchRow] = ()
-    after: Sequence[ScratchRow] = ()
+    persistent: Sequence[ScratchBuffer] = ()
+    before: Sequence[ScratchBuffer] = ()
+    after: Sequence[ScratchBuffer] = ()
     output_bytes: int | None = None
     host_outputs: Sequence[int] = ()
-    steps: Sequence[Step] = ()
+    steps: Sequence[LogStep] = ()
     unverified: str = ""
 
 
@@ -82,7 +82,7 @@ def op_name(func: torch._ops.OpOverload) -> str:
 RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def run_plainly(
+def call_op(
     func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:  # noqa: ANN401
     """Call the op."""
@@ -90,7 +90,7 @@ def run_plainly(
 
 
 class OpSemantics(Protocol):
-    """How ops behave on the device that the log stands for."""
+    """How ops behave on the device that is traced for."""
 
     def run(
         self,
@@ -99,7 +99,7 @@ class OpSemantics(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        """Run the op, or what the device would do in its place."""
+        """Run the op, or what the device runs instead."""
 
     def scratch(
         self,
@@ -107,6 +107,6 @@ class OpSemantics(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
-        call: Key | None = None,
+        call: CallKey | None = None,
     ) -> OpScratch:
-        """Return the memory inside the op's kernels; ``call``: what it depends on."""
+        """Return the scratch memory of the op's kernels; ``call``: the memo's key."""

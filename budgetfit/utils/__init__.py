@@ -1,4 +1,1 @@
-"""Small helpers that belong to no part of the story. Nothing here imports torch.
-
-Bytes as text, copies of models, late imports, whose code is whose.
-"""
+"""General helpers without torch: format bytes, deepcopy, lazy imports, RNG state."""

@@ -1,4 +1,4 @@
-"""``copy.deepcopy`` of a model, with what it forgets and where it stops too early."""
+"""``copy.deepcopy`` of a model, including ``__slots__`` and deeply linked objects."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_DEEPEST: Final = 50_000  # Python's frames; deepcopy takes about four for each link
+_DEEPEST: Final = 50_000  # recursion limit; deepcopy takes about four frames per link
 
 
-def copied(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an nn.Module
-    """Return a model's ``copy.deepcopy``, with what its modules hold in ``__slots__``.
+def deepcopy_model(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an nn.Module
+    """Deep-copy a model, including the ``__slots__`` of its modules.
 
-    Objects linked in a long row are copied, too: every link takes some calls, and
-    Python would stop after a thousand.
+    The recursion limit is raised meanwhile, for long linked lists.
     """
     with _deeper_recursion():
-        twin = copy.deepcopy(model, memo)
+        clone = copy.deepcopy(model, memo)
         _copy_slots(model.modules(), memo)
-    return twin
+    return clone
 
 
 @contextlib.contextmanager
@@ -36,7 +35,7 @@ def _deeper_recursion() -> Iterator[None]:
 
 
 def _copy_slots(modules: Iterable[object], copies: Mapping[int, Any]) -> None:
-    """Give copies what is in ``__slots__``.
+    """Copy the ``__slots__`` of modules.
 
     Args:
         modules: Read only.
@@ -48,10 +47,10 @@ def _copy_slots(modules: Iterable[object], copies: Mapping[int, Any]) -> None:
             for parent in type(module).__mro__
             for name in _as_names(parent.__dict__.get("__slots__", ()))
         ]
-        twin = copies.get(id(module))
+        clone = copies.get(id(module))
         for name in slots:
-            if twin is not None and hasattr(module, name) and not hasattr(twin, name):
-                setattr(twin, name, copy.deepcopy(getattr(module, name), dict(copies)))
+            if clone is not None and hasattr(module, name) and not hasattr(clone, name):
+                setattr(clone, name, copy.deepcopy(getattr(module, name), dict(copies)))
 
 
 def _as_names(slots: Any) -> tuple[str, ...]:  # noqa: ANN401 - text, or several

@@ -1,6 +1,6 @@
-"""Bytes as text: the one place where GiB exist.
+"""Format bytes as text in binary units (KiB, MiB, GiB).
 
-Apart from ``units``, which parses and raises, so that ``errors`` can use it too.
+Separate from ``core.units``, which parses and raises, so that ``errors`` can use it.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ _UNITS: Final = (
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Write a number of bytes in the smallest binary unit that keeps it below 1024.
+    """Format a number of bytes in the smallest binary unit that keeps it below 1024.
 
     GiB and TiB carry two decimals, KiB and MiB one or, where it is zero, none.
 
@@ -40,9 +40,9 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_range(low_bytes: int, high_bytes: int) -> str:
-    """Write from where to where a number of bytes may be, in the unit of its end.
+    """Format a range of bytes, in the unit of its upper end.
 
-    Without the decimals of small units: a range is no exact number.
+    Without the decimals of small units, as a range is not exact.
 
     >>> format_range(9770 << 20, 10086 << 20)
     '9.54-9.85 GiB'

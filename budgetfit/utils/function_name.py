@@ -1,4 +1,4 @@
-"""What a function is called, where only a name can be kept."""
+"""Qualified name of a function, for saved plans."""
 
 from __future__ import annotations
 

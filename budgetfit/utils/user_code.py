@@ -1,4 +1,4 @@
-"""Which code is a library's, known by its version, and what the user's own names."""
+"""Tell library code from user code; globals that user code reads or mutates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Libraries even where they run from a working copy: their versions are in the key.
+# Libraries even in editable installs: their versions are in the cache key.
 _LIBRARIES: Final = frozenset({"torch", "numpy", "transformers", "budgetfit", "scipy"})
 
 CONTAINERS: Final = (list, dict, set)
@@ -24,7 +24,7 @@ _ABSENT: Final = object()
 
 
 def is_library(module: str) -> bool:
-    """Whether a module's code is known by its version."""
+    """Whether a module is installed library code, identified by its version."""
     root = module.partition(".")[0]
     if root in _LIBRARIES or root in sys.stdlib_module_names or root == "builtins":
         return True
@@ -34,11 +34,10 @@ def is_library(module: str) -> bool:
 
 @functools.cache
 def is_installed(file: str) -> bool:
-    """Whether a file was put where it is by an installer, or came with Python.
+    """Whether a file was installed by a package manager, or came with Python.
 
-    In a folder of packages (an environment's, the system's, the user's), or in any
-    other that is searched for modules and has the installer's record of it: that of
-    ``pip install --target``, or of an HPC module.
+    In site-packages (of an environment, the system or the user), or in another folder
+    of ``sys.path`` with a RECORD of it: of ``pip install --target`` or an HPC module.
     """
     path = Path(file).resolve()
     return any(
@@ -58,7 +57,7 @@ def _package_folders() -> frozenset[Path]:
 
 @functools.cache
 def _recorded(folder: Path) -> frozenset[str]:
-    """Return the packages and modules of a folder that an installer has recorded."""
+    """Return the packages and modules of a folder that have an install record."""
     if folder not in {Path(each).resolve() for each in sys.path if each}:
         return frozenset()
     return frozenset(
@@ -68,27 +67,27 @@ def _recorded(folder: Path) -> frozenset[str]:
     )
 
 
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the globals and attributes that code names, inner functions included."""
+def referenced_names(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in code, nested functions included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
+            yield from referenced_names(constant)
 
 
-def globals_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a function names, with their values."""
-    for name in names_in(function.__code__):
+def referenced_globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function references, with their values."""
+    for name in referenced_names(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
 
 
 @functools.cache
-def globals_changed_by(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # noqa: ANN401
-    """Return the globals that methods of a user's class ``kind`` set or may fill.
+def mutated_globals(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # noqa: ANN401
+    """Return the globals that methods of a user's class ``kind`` may mutate.
 
-    Of its own functions that the methods call, too: those that a ``global`` statement
-    makes theirs, and lists, dicts and sets. Each with the globals that it is in.
+    Those in ``global`` statements, and lists, dicts and sets; also of the user's
+    functions that the methods call. Each with the namespace that contains it.
     """
     found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     waiting = [
@@ -109,7 +108,7 @@ def globals_changed_by(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # 
         seen.add(function)
         places = function.__globals__
         names = {*_set_globally(function.__code__)}
-        for name, value in globals_of(function):
+        for name, value in referenced_globals(function):
             waiting.append(value)
             if type(value) in CONTAINERS:
                 names.add(name)
@@ -117,22 +116,22 @@ def globals_changed_by(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # 
     return tuple(found.values())
 
 
-def globals_changed_by_any(kinds: Iterable[Any]) -> list[tuple[dict[str, Any], str]]:
-    """Return what ``globals_changed_by`` returns of several classes, each once."""
+def mutated_globals_of_all(kinds: Iterable[Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return ``mutated_globals`` of several classes, without duplicates."""
     found = {
         (id(places), name): (places, name)
         for kind in dict.fromkeys(kinds)
-        for places, name in globals_changed_by(kind)
+        for places, name in mutated_globals(kind)
     }
     return list(found.values())
 
 
 @contextlib.contextmanager
-def globals_kept(kinds: Iterable[Any]) -> Iterator[None]:
-    """Put globals back that methods of these classes set or fill meanwhile."""
+def preserve_globals(kinds: Iterable[Any]) -> Iterator[None]:
+    """Restore globals that methods of these classes mutate in the context."""
     held = [
         (places, name, value, value.copy() if type(value) in CONTAINERS else None)
-        for places, name in globals_changed_by_any(kinds)
+        for places, name in mutated_globals_of_all(kinds)
         if (value := places.get(name, _ABSENT)) is not _ABSENT
     ]
     try:
@@ -141,18 +140,18 @@ def globals_kept(kinds: Iterable[Any]) -> Iterator[None]:
         for places, name, value, content in held:
             places[name] = value
             if content is not None and content != value:
-                refill(value, content)
+                replace_contents(value, content)
 
 
-def refill(container: Any, content: Any) -> None:  # noqa: ANN401
-    """Let a list, dict or set hold what another one of its kind holds."""
+def replace_contents(container: Any, content: Any) -> None:  # noqa: ANN401
+    """Replace the contents of a list, dict or set by those of another."""
     container.clear()
     extend = container.extend if isinstance(container, list) else container.update
     extend(content)
 
 
 def _set_globally(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of ``global`` statements that are set."""
+    """Yield the names that ``global`` statements assign."""
     for step in dis.get_instructions(code):
         if step.opname == "STORE_GLOBAL":
             yield step.argval

@@ -1,4 +1,4 @@
-"""``verify``: a plan's prediction against real steps.
+"""``verify``: compare a plan's prediction with measured training steps.
 
 In comes a ``Plan``; out comes a ``Verification``. Open ``verify_plan.py`` first.
 """

@@ -1,4 +1,4 @@
-"""Which batches a verification runs: the longest first, and whether it was planned."""
+"""Choose the batches that a verification runs: the longest first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from budgetfit.batches.batch_tree import (
     describe_batch,
     resize_batch,
 )
-from budgetfit.batches.sample_count import batch_of_shapes, count_samples
+from budgetfit.batches.sample_count import batch_from_shapes, count_samples
 from budgetfit.measuring.longest_batch import (
-    Batches,
-    elements,
-    longest_first,
+    BatchSelection,
+    element_count,
+    select_batches,
     shapes_of,
 )
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenBatch:
-    """The longest batch, shorter ones to run after it, and what to know of them."""
+    """The longest batch, shorter ones to run after it, and notes on them."""
 
     batch: Any
     shorter: tuple[Any, ...]
@@ -33,14 +33,14 @@ class ChosenBatch:
 
 
 def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  # noqa: ANN401
-    """Choose from one batch or several (``longest_first``).
+    """Choose from one batch or a loader of batches (``select_batches``).
 
     Raises:
-        InputError: There is no batch among them.
+        InputError: The loader is empty.
     """
     # A tuple of one mapping may be a batch: a model that takes the mapping itself.
     is_one = describe_batch(batch).keys() == plan.model.batch.keys()
-    found = Batches(longest=batch) if is_one else longest_first(batch)
+    found = BatchSelection(longest=batch) if is_one else select_batches(batch)
     notes = []
     if found.seen > 1:
         notes.append(
@@ -50,9 +50,9 @@ def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  #
     planned = _elements_per_sample(plan, dims)
     longest = shapes_of(found.longest)
     size = batch_size_of(found.longest, dims=dims)
-    if planned and elements(longest) / size > planned:
+    if planned and element_count(longest) / size > planned:
         notes.append(
-            f"A sample of the longest batch has {elements(longest) / size:,.0f} "
+            f"A sample of the longest batch has {element_count(longest) / size:,.0f} "
             f"elements and the planned one {planned:,.0f}: plan for it, with batch=, "
             "max_length= or lengths=."
         )
@@ -65,13 +65,13 @@ def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  #
 
 
 def _elements_per_sample(plan: Plan, dims: SampleDims) -> float:
-    samples = count_samples(batch_of_shapes(plan.model.batch), dims)
+    samples = count_samples(batch_from_shapes(plan.model.batch), dims)
     shapes = tuple(shape for shape, _ in plan.model.batch.values())
-    return elements(shapes) / samples if samples else 0.0
+    return element_count(shapes) / samples if samples else 0.0
 
 
 def _at_most(batch: Any, batch_size: int, dims: SampleDims) -> Any:  # noqa: ANN401
-    """Cut a batch to the planned number of samples; a smaller one stays."""
+    """Resize a batch to the planned number of samples if it has more."""
     if batch_size_of(batch, dims=dims) <= batch_size:
         return batch
     return resize_batch(batch, batch_size, dims=dims)

@@ -1,4 +1,4 @@
-"""The live bytes of a plan's step as a CPU runs it, for checks without a card."""
+"""CPU memory timeline: live bytes of a plan's step, to verify without a GPU."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.memory.replay_schedule import stretches
-from budgetfit.traces.traced_step import traced_step
-from budgetfit.tracing.recording.batch_scaling import step_trace
+from budgetfit.memory.replay_schedule import event_ranges
+from budgetfit.traces.trace_recipe import trace_recipe
+from budgetfit.tracing.recording.batch_scaling import exact_trace
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.workload.model_and_batch import RealProgram
+    from budgetfit.workload.training_setup import TrainingSetup
 
 
 def cpu_timeline_if_possible(
-    plan: Plan, program: RealProgram, notes: list[str]
+    plan: Plan, setup: TrainingSetup, notes: list[str]
 ) -> MemoryTimeline | None:
-    """Return the replay for a CPU; None, and a note, where there is none.
+    """Return the timeline for a CPU; None, and a note, where there is none.
 
-    Fake tensors refuse on a CPU what real ones do there and what a card does (a grouped
-    product in fp32): gradients were compared all the same, and that is worth telling.
+    Some ops that real CPU and CUDA tensors support fail with fake CPU tensors (grouped
+    matmul in fp32); gradients are still compared then.
     """
-    parameters = program.model.parameters()
+    parameters = setup.model.parameters()
     if any(hasattr(p, "bnb_quantized") or hasattr(p, "CB") for p in parameters):
         notes.append(
             "Live bytes were not compared: bitsandbytes computes quantised layers on a "
@@ -32,8 +32,8 @@ def cpu_timeline_if_possible(
         )
         return None
     try:
-        return cpu_timeline(plan, program)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is no verdict
+        return cpu_timeline(plan, setup)
+    except Exception as error:  # noqa: BLE001 - no error here fails the verification
         text = " ".join(str(error).split())[:200]
         notes.append(
             "Live bytes were not compared: the step cannot be replayed as a CPU runs "
@@ -42,29 +42,29 @@ def cpu_timeline_if_possible(
         return None
 
 
-def cpu_timeline(plan: Plan, program: RealProgram) -> MemoryTimeline:
-    """Return the live bytes of the plan's step as a CPU runs it, from a trace."""
+def cpu_timeline(plan: Plan, setup: TrainingSetup) -> MemoryTimeline:
+    """Trace the plan's step with CPU semantics and return its live bytes."""
     blocks = plan.model.blocks
-    raw = traced_step(program, plan.recipe, blocks=blocks, target=None)
-    return live_timeline(step_trace(raw, blocks))
+    raw = trace_recipe(setup, plan.recipe, blocks=blocks, target=None)
+    return live_timeline(exact_trace(raw, blocks))
 
 
 def live_timeline(trace: StepTrace) -> MemoryTimeline:
-    """Return what is alive in each stretch of a trace; nothing is reserved."""
+    """Return the peak of live bytes in each interval of a trace."""
     after = [0]
     for event in trace.events.tolist():
         size = int(trace.fixed_bytes[abs(event) - 1])
         after.append(after[-1] + (size if event > 0 else -size))
     points = tuple(
         TimelinePoint(
-            step=stretch.step,
-            micro_step=stretch.micro_step,
-            phase=stretch.phase,
-            block=trace.block_names[stretch.block] if stretch.block >= 0 else "",
-            allocated_bytes=max(after[stretch.start : stretch.end + 1]),
+            step=interval.step,
+            micro_step=interval.micro_step,
+            phase=interval.phase,
+            block=trace.block_names[interval.block] if interval.block >= 0 else "",
+            allocated_bytes=max(after[interval.start : interval.end + 1]),
             reserved_bytes=-1,
         )
-        for stretch in stretches(trace)
+        for interval in event_ranges(trace)
     )
     peak = max(range(len(points)), key=lambda k: points[k].allocated_bytes)
     return MemoryTimeline(
@@ -77,7 +77,7 @@ def live_timeline(trace: StepTrace) -> MemoryTimeline:
 
 
 def _categories_at(trace: StepTrace, events: int) -> dict[str, int]:
-    """Return what is alive after so many events, by category."""
+    """Return the live bytes by category after so many events."""
     live: dict[str, int] = {}
     for event in trace.events[:events].tolist():
         storage = abs(event) - 1

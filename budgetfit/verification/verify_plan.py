@@ -1,4 +1,4 @@
-"""Prove a plan with real steps: the program that was traced, run and measured."""
+"""``verify_plan``: run real training steps of a plan and measure them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.batches.batch_tree import change_tensors
+from budgetfit.batches.batch_tree import map_batch
 from budgetfit.calibration.known_measurements import (
-    card_of,
-    remember_context,
-    remember_step_time,
+    gpu_of_device,
+    store_context,
+    store_step_time,
 )
 from budgetfit.errors import InputError
 from budgetfit.measuring.compare import (
@@ -22,9 +22,9 @@ from budgetfit.measuring.compare import (
     build_verification,
     check_gradients,
 )
-from budgetfit.measuring.preserve_model import kept_as_it_was
-from budgetfit.measuring.real_step import LEAST_STEPS, find_device, run_real_steps
-from budgetfit.measuring.recomputed_blocks import blocks_of
+from budgetfit.measuring.preserve_model import preserved_model
+from budgetfit.measuring.real_step import MIN_STEPS, find_device, run_real_steps
+from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Plan, Verification
     from budgetfit.gpus.table import Gpu
     from budgetfit.measuring.real_step import RealSteps
-    from budgetfit.workload.model_and_batch import RealProgram
+    from budgetfit.workload.training_setup import TrainingSetup
 
-# The unmodified model must fit beside its own gradients to be compared with.
+# Samples: the unmodified model with its gradients must fit as well.
 COMPARED_ON_CUDA = 2
 
 
 def verify_plan(
     plan: Plan,
-    program: RealProgram,
+    setup: TrainingSetup,
     *,
     steps: int,
     progress: Callable[[str], None] | None = None,
@@ -55,18 +55,18 @@ def verify_plan(
     """
     _check_steps(steps)
     say = progress or (lambda _: None)
-    device = find_device(program.device)
+    device = find_device(setup.device)
     on_cuda = device.type == "cuda"
-    measured, gradients = _run(plan, program, device, steps, say)
+    measured, gradients = _run(plan, setup, device, steps, say)
     estimate, timeline = plan.estimate, plan.estimate.timeline
-    notes = list(program.notes)
+    notes = list(setup.notes)
     if on_cuda:
-        notes.append(remember_context(measured.last_process, card_of(device)))
+        notes.append(store_context(measured.last_process, gpu_of_device(device)))
     else:
         say("replaying the step with the CPU's semantics")
-        on_cpu = cpu_timeline_if_possible(plan, program, notes)
+        on_cpu = cpu_timeline_if_possible(plan, setup, notes)
         if on_cpu is None:
-            measured = replace(measured, phases=())  # nothing to compare them with
+            measured = replace(measured, phases=())  # there is no prediction for them
         else:
             timeline = on_cpu
     check = build_verification(
@@ -78,18 +78,20 @@ def verify_plan(
         ),
         predicted_step_ms=estimate.step_ms,
         gradients=gradients,
-        expected_recomputed_blocks=len(blocks_of(plan.recipe)),
+        expected_recomputed_blocks=len(recomputed_blocks(plan.recipe)),
         notes=notes,
         budget=plan.budget if on_cuda else None,
         predicted_pinned_bytes=estimate.host_bytes,
     )
-    return with_step_time(check, plan, card_of(device) if on_cuda else None)
+    return with_recorded_step_time(
+        check, plan, gpu_of_device(device) if on_cuda else None
+    )
 
 
 def _check_steps(steps: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < LEAST_STEPS:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < MIN_STEPS:
         raise InputError(
-            f"steps must be a whole number of at least {LEAST_STEPS}, got {steps!r}: "
+            f"steps must be a whole number of at least {MIN_STEPS}, got {steps!r}: "
             "the optimizer's state appears in the first one, the steady peak in the "
             "second."
         )
@@ -97,70 +99,72 @@ def _check_steps(steps: int) -> None:
 
 def _run(
     plan: Plan,
-    program: RealProgram,
+    setup: TrainingSetup,
     device: torch.device,
     steps: int,
     say: Callable[[str], None],
 ) -> tuple[RealSteps, GradientCheck | None]:
-    """Return what real steps took, and how gradients compare; the model stays as it is.
+    """Measure real steps, then compare gradients; the model is restored.
 
-    Measured first: what other runs leave behind would be found in the peaks.
+    Measured first: memory that other runs leave behind would be in the peaks.
     """
     recipe = plan.recipe
     on_cuda = device.type == "cuda"
-    batch = program.sized(recipe.batch_size)
+    batch = setup.resized_batch(recipe.batch_size)
     if on_cuda:
-        _clear_card()
-    with loss_modules_on(device, program.loss, program.model) as beside:
-        counted = (program.model, *beside)
-        with kept_as_it_was(program.model, device):
+        _free_cached_memory()
+    with loss_modules_on(device, setup.loss, setup.model) as loss_modules:
+        counted = (setup.model, *loss_modules)
+        with preserved_model(setup.model, device):
             say(f"running {steps} real steps of batch {recipe.batch_size}")
             measured = run_real_steps(
-                program.run(recipe),
+                setup.run_factory(recipe),
                 batch,
                 steps=steps,
                 micro_steps=recipe.gradient_accumulation_steps,
                 device=device,
                 live_bytes=None if on_cuda else lambda: _live_bytes(counted, batch),
-                shorter=program.shorter,
+                shorter=setup.shorter,
             )
-        with kept_as_it_was(program.model, device):
+        with preserved_model(setup.model, device):
             say("comparing gradients with the unmodified model")
-            return measured, _compare(plan, program, on_cuda=on_cuda)
+            return measured, _compare(plan, setup, on_cuda=on_cuda)
 
 
-def with_step_time(check: Verification, plan: Plan, gpu: Gpu | None) -> Verification:
-    """Say what the prediction of the step's time was, and keep what was measured.
+def with_recorded_step_time(
+    check: Verification, plan: Plan, gpu: Gpu | None
+) -> Verification:
+    """Return the verification with its time factor, and store the measured time.
 
     Args:
-        check: All but the time.
-        plan: What was predicted.
-        gpu: The card that the steps ran on; None on a CPU, whose times say nothing.
+        check: The verification without time factor.
+        plan: The prediction.
+        gpu: The card that the steps ran on; None on a CPU, whose times are not stored.
     """
     if gpu is None:
         return check
     return replace(
         check,
         time_factor=plan.estimate.time_factor,
-        notes=(*check.notes, remember_step_time(check, plan, gpu)),
+        notes=(*check.notes, store_step_time(check, plan, gpu)),
     )
 
 
-def _clear_card() -> None:
-    """Give back what earlier runs of this process keep: cache and cuBLAS workspaces.
+def _free_cached_memory() -> None:
+    """Free the memory of earlier runs: the allocator's cache and cuBLAS workspaces.
 
-    A workspace stays with its thread and pins the segment that it is in.
+    A workspace lives as long as its thread and pins its segment.
     """
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - it has no public name
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
     torch.cuda.empty_cache()
 
 
 def _compare(
-    plan: Plan, program: RealProgram, *, on_cuda: bool
+    plan: Plan, setup: TrainingSetup, *, on_cuda: bool
 ) -> GradientCheck | None:
-    """Compare gradients; None where even the unmodified model has no room."""
-    # Gradients that an optimizer in backward has used up are none to compare.
+    """Compare gradients; None where the unmodified model runs out of memory."""
+    # An optimizer in backward frees gradients before they could be compared.
     single = replace(
         plan.recipe, gradient_accumulation_steps=1, optimizer_in_backward=False
     )
@@ -169,12 +173,12 @@ def _compare(
         size = min(size, COMPARED_ON_CUDA)
     try:
         return check_gradients(
-            program.model,
-            program.run(single, checks_values=True),
-            program.run(replace(single, segments=())),
-            program.sized(size),
+            setup.model,
+            setup.run_factory(single, checks_values=True),
+            setup.run_factory(replace(single, segments=())),
+            setup.resized_batch(size),
             blocks=plan.model.blocks,
-            planned=blocks_of(plan.recipe),
+            planned=recomputed_blocks(plan.recipe),
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -186,16 +190,16 @@ def _live_bytes(
     modules: Sequence[nn.Module],
     batch: Any,  # noqa: ANN401
 ) -> Iterator[StorageLog]:
-    """Count the bytes of all storages that are alive, the models' and batch's too."""
+    """Count the live bytes of all storages, including models and batch."""
     log = StorageLog()
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
-        log.born(tensor, "batch")
+        log.log_storage(tensor, "batch")
         return tensor
 
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
-            log.born(tensor, "parameters")
-    change_tensors(batch, count)
+            log.log_storage(tensor, "parameters")
+    map_batch(batch, count)
     with log:
         yield log

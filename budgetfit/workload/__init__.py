@@ -1,5 +1,5 @@
-"""``Subject``: the model, its batch, its loss and the GPU, as they are planned for.
+"""``Workload``: the model, batch, loss, optimizer and GPU that a plan is made for.
 
-In come live objects; out comes one value that is traced, and the check that a model is
-still the planned one. Open ``workload.py`` first.
+Also the checks that a model handed in later is the planned one. Open ``workload.py``
+first.
 """

@@ -1,4 +1,4 @@
-"""Whether a live model is the one that a plan was made for."""
+"""Check that a live model is the one that a plan was made for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from budgetfit.applying.attention_implementation import attention_of
+from budgetfit.applying.attention_implementation import describe_attention
 from budgetfit.applying.quantized_layers.nf4_linear import parameter_count
-from budgetfit.applying.torch_compile import plain_module
+from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def is_same_model(plan: Plan, model: nn.Module) -> bool:
-    """Say whether the model has the planned class, blocks, parameters, attention."""
+    """Whether the model has the planned class, blocks, parameters and attention."""
     return not _difference(plan, model)
 
 
 def check_same_model(plan: Plan, model: nn.Module) -> None:
-    """Refuse a model that is not the planned one.
+    """Check that the model is the planned one.
 
     Raises:
         InputError: If classes of the model or its blocks, counts of parameters, all or
@@ -41,7 +41,7 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
 
 
 def _difference(plan: Plan, model: nn.Module) -> str:
-    """Return what is not as planned, in words; empty if nothing."""
+    """Return the first difference from the planned model as text; empty if none."""
     modules = dict(model.named_modules())
     missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
     if missing:
@@ -55,16 +55,16 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     trained = trainable_count(model)
     if trained != plan.model.trainable_count:
         return f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
-    attention = attention_of(model)
+    attention = describe_attention(model)
     if attention and plan.model.attention and attention != plan.model.attention:
         return f"has attention {attention}, not {plan.model.attention}"
     return ""
 
 
 def _other_classes(plan: Plan, model: nn.Module) -> str:
-    """Say if the model or its blocks are of other classes."""
+    """Return a difference in class of the model or its blocks; empty if none."""
     planned, block_type = plan.model.type_name, plan.model.block_type
-    inner = below_wrappers(model)
+    inner = unwrap_model(model)
     if planned and planned not in _class_names(inner):
         return f"is a {type(inner).__name__}, not a {planned}"
     modules = dict(model.named_modules())
@@ -75,32 +75,32 @@ def _other_classes(plan: Plan, model: nn.Module) -> str:
 
 
 def _class_names(module: nn.Module) -> list[str]:
-    """Return a module's class and those whose forward it has without a change."""
+    """Return a module's class and the base classes whose ``forward`` it inherits."""
     names = []
-    for kind in type(plain_module(module)).__mro__:
+    for kind in type(unwrap_compiled(module)).__mro__:
         names.append(kind.__name__)
         if "forward" in vars(kind):
             break
     return names
 
 
-def below_wrappers(model: nn.Module) -> nn.Module:
-    """Return what torch.compile and peft have wrapped.
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Unwrap a model from torch.compile and peft.
 
-    Not what data parallelism has: that wrapper is no model that was planned.
+    DistributedDataParallel stays: a wrapped model is not the planned one.
     """
-    model = plain_module(model)
+    model = unwrap_compiled(model)
     find: Any = getattr(model, "get_base_model", None)
-    return plain_module(find()) if callable(find) else model
+    return unwrap_compiled(find()) if callable(find) else model
 
 
 def trainable_count(model: nn.Module) -> int:
-    """Return how many numbers of a model train."""
+    """Return the number of trainable parameters (elements)."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _inactive_count(model: nn.Module) -> int:
-    """Return the numbers in peft's adapters that are not active.
+    """Return the number of parameters in inactive peft adapters.
 
     TRL's DPOTrainer keeps a copy of the adapter as its reference.
     """

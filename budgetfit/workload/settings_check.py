@@ -1,4 +1,4 @@
-"""Settings of a model that change what it takes, and no name or size of a parameter."""
+"""Compare settings that affect memory but no parameter: dropout, config values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
 
 _SCALARS: Final = (bool, int, float, str, type(None))
-# Of a transformers config: where it is from, and what training does not ask for.
-_PASSED_OVER: Final = ("transformers_version", "dtype", "use_cache", "model_type")
-_ENDS: Final = ("_token_id", "name_or_path")
-_SHOWN: Final = 4  # differences in a warning
+# Entries of a transformers config that say nothing about training memory.
+_IGNORED: Final = ("transformers_version", "dtype", "use_cache", "model_type")
+_IGNORED_SUFFIXES: Final = ("_token_id", "name_or_path")
+_MAX_SHOWN: Final = 4  # differences in a warning
 
 
-def settings_of(model: nn.Module) -> dict[str, Any]:
-    """Return the layers without parameters, counted, and the numbers of a config.
+def model_settings(model: nn.Module) -> dict[str, Any]:
+    """Return counts of parameter-free layers and the scalar values of the config.
 
     For example ``{"Dropout(p=0.1, inplace=False)": 25, "config.attn_pdrop": 0.1}``.
     """
@@ -36,21 +36,21 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
         for name, value in values.items()
         if isinstance(value, _SCALARS)
         and not name.startswith("_")
-        and name not in _PASSED_OVER
-        and not name.endswith(_ENDS)
+        and name not in _IGNORED
+        and not name.endswith(_IGNORED_SUFFIXES)
     }
 
 
-def warn_of_other_settings(plan: Plan, model: nn.Module) -> None:
-    """Warn of a model whose layers or config are not those that were planned.
+def warn_changed_settings(plan: Plan, model: nn.Module) -> None:
+    """Warn if parameter-free layers or config values differ from the planned ones.
 
-    Of a config, names that only one has are passed over: releases of transformers add
+    Config entries that only one side has are ignored: releases of transformers add
     some.
     """
     planned = plan.model.settings
-    if not planned:  # of a plan that knows none
+    if not planned:  # saved by a version that did not record them
         return
-    found = settings_of(model)
+    found = model_settings(model)
     differences = [
         f"{name} is {found.get(name, 0)}, not {planned.get(name, 0)}"
         for name in sorted({*planned, *found})
@@ -58,10 +58,10 @@ def warn_of_other_settings(plan: Plan, model: nn.Module) -> None:
         and (not name.startswith("config.") or (name in planned and name in found))
     ]
     if differences:
-        more = len(differences) - _SHOWN
+        more = len(differences) - _MAX_SHOWN
         warnings.warn(
             "The model has other settings than were planned: "
-            + "; ".join(differences[:_SHOWN])
+            + "; ".join(differences[:_MAX_SHOWN])
             + (f"; and {more} more" if more > 0 else "")
             + ". It may take more memory: plan again for this model.",
             stacklevel=4,

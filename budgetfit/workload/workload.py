@@ -1,4 +1,4 @@
-"""Subject: everything that is planned for and that no recipe decides."""
+"""``Workload``: the model, batch, loss, optimizer and GPU that a plan is made for."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.attention_implementation import attention_of
-from budgetfit.applying.quantized_layers.nf4_linear import PackedLinear, parameter_count
+from budgetfit.applying.attention_implementation import describe_attention
+from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.core.plan import ModelSummary
-from budgetfit.core.sample_dims import FIRST, SampleDims
-from budgetfit.example_batches.make_batch import MadeBatch
+from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.example_batches.make_batch import ExampleBatch
 from budgetfit.gpus.table import Gpu
 from budgetfit.tracing.blocks.find_blocks import find_blocks
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
-from budgetfit.workload.model_check import below_wrappers, trainable_count
-from budgetfit.workload.settings_check import settings_of
+from budgetfit.workload.model_check import trainable_count, unwrap_model
+from budgetfit.workload.settings_check import model_settings
 
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-_WORTH_NAMING = 0.01  # of the bytes
+_MIN_DTYPE_SHARE = 0.01  # of the bytes
 if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe
 
-# Of peft: adapters whose trained prefix reaches the blocks as cached keys and values.
-_IN_THE_CACHE = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
+# peft methods whose trained prefix reaches the blocks as cached keys and values.
+_CACHED_PREFIX_TYPES = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
 _PREFIX_NOTE = (
     "nothing is recomputed: prefix tuning hands its tokens to the blocks as cached "
     "keys and values, which transformers drops where a block is recomputed"
@@ -36,8 +36,8 @@ _PREFIX_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A model, what it is trained on and how, and the card it is to train on.
+class Workload:
+    """A model with its training data, loss, optimizer and GPU; no recipe changes it.
 
     Attributes:
         model: Never modified; may be on meta.
@@ -46,18 +46,18 @@ class Subject:
         loss: ``callable(outputs, batch)``; None for the model's own.
         optimizer: A callable that a recipe's optimizer names; None for names of
             transformers.
-        gpu: The card.
+        gpu: The GPU to train on.
         blocks: Module paths of the chain, in the order in which they run.
         name, source: What the model is called and where it came from.
-        cudnn: Whether cuDNN may run: torch's switch, as it is when planning.
-        notes: What was assumed on the way here.
+        cudnn: ``torch.backends.cudnn.enabled`` at planning time.
+        notes: Assumptions made while building this workload.
         remake: ``make_batch`` with all but the model and ``max_length``; None where the
             batch was given.
     """
 
     model: nn.Module
     batch: Any
-    batch_dims: SampleDims = FIRST
+    batch_dims: SampleDims = FIRST_DIM
     loss: Callable[..., Any] | None = None
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     gpu: Gpu
@@ -66,43 +66,43 @@ class Subject:
     source: str = ""
     cudnn: bool = True
     notes: tuple[str, ...] = ()
-    remake: Callable[..., MadeBatch] | None = None
+    remake: Callable[..., ExampleBatch] | None = None
 
     @property
     def target(self) -> CudaTarget:
-        """The card and PyTorch that traces stand for."""
+        """The GPU and PyTorch version that traces are made for."""
         return CudaTarget(
             compute_capability=self.gpu.compute_capability,
             torch_version=installed_torch_version(),
             cudnn=self.cudnn,
         )
 
-    def at_length(self, max_length: int) -> Subject:
-        """Return the same with samples of another length; only of a made batch.
+    def at_length(self, max_length: int) -> Workload:
+        """Return the workload with ``max_length`` tokens per sample; made batches only.
 
         Raises:
             InputError: If the model has no positions for it.
         """
-        assert self.remake is not None  # noqa: S101 - who asks has looked
+        assert self.remake is not None  # noqa: S101 - callers have checked
         made = self.remake(self.model, max_length=max_length)
         return replace(self, batch=made.batch)
 
-    def with_found_blocks(self) -> Subject:
-        """Look for the repeated blocks of the model, if they may be recomputed."""
+    def with_found_blocks(self) -> Workload:
+        """Return the workload with the repeated blocks, if they may be recomputed."""
         configs = getattr(self.model, "peft_config", None)
         kinds = {
             getattr(config, "peft_type", None)
             for config in (configs.values() if isinstance(configs, dict) else ())
         }
-        if not kinds.isdisjoint(_IN_THE_CACHE):
+        if not kinds.isdisjoint(_CACHED_PREFIX_TYPES):
             return replace(self, notes=(*self.notes, _PREFIX_NOTE))
         return replace(self, blocks=find_blocks(self.model))
 
     def full_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return module paths for names that may be the end of a block's path.
+        """Complete block names to module paths where the name is a unique path suffix.
 
-        So are the base model's own names once peft has wrapped it. What is the end of
-        no block, or of several, stays as it is.
+        The base model's own names are suffixes once peft has wrapped it. Names that
+        match no block, or several, are returned unchanged.
         """
         modules = dict(self.model.named_modules(remove_duplicate=False))
 
@@ -113,7 +113,7 @@ class Subject:
         return tuple(full(each) if isinstance(each, str) else each for each in names)
 
     def with_full_names(self, recipe: Recipe) -> Recipe:
-        """Return a recipe with ``full_names`` in its segments."""
+        """Return the recipe with its block names completed by ``full_names``."""
         return replace(
             recipe,
             segments=tuple(
@@ -123,9 +123,10 @@ class Subject:
         )
 
     def own_checkpointing(self) -> tuple[str, ...]:
-        """Return the blocks that the model itself recomputes as it is now.
+        """Return the blocks for which the model has gradient checkpointing enabled.
 
-        Read from transformers' flag: the block's own, or else the nearest above it.
+        Read from transformers' ``gradient_checkpointing`` attribute: the block's own,
+        or else that of its nearest ancestor.
         """
         modules = dict(self.model.named_modules())
 
@@ -141,14 +142,14 @@ class Subject:
         return tuple(filter(is_on, self.blocks))
 
     def dtypes(self) -> str:
-        """Return the dtypes of its weights, largest share first, in a few words.
+        """Return the dtypes of the weights as text, largest share first.
 
         For example ``bf16``, or ``4 bits and fp32 frozen, fp32 trained``.
         """
         shares: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
         for module in self.model.modules():
             for parameter in module.parameters(recurse=False):
-                packed = isinstance(module, PackedLinear)
+                packed = isinstance(module, Nf4Linear)
                 bits = packed and parameter is module.weight
                 name = "4 bits" if bits else _SHORT.get(parameter.dtype)
                 name = name or str(parameter.dtype).removeprefix("torch.")
@@ -157,7 +158,7 @@ class Subject:
             " and ".join(
                 name
                 for name, size in shares[key].most_common()
-                if size > _WORTH_NAMING * shares[key].total()
+                if size > _MIN_DTYPE_SHARE * shares[key].total()
             )
             for key in (False, True)
         )
@@ -166,7 +167,7 @@ class Subject:
         return f"{frozen} frozen, {trained} trained"
 
     def summary(self) -> ModelSummary:
-        """Describe the model for people, and to refuse another one later."""
+        """Return the model summary that reports show and ``model_check`` compares."""
         modules = dict(self.model.named_modules())
         types = Counter(type(modules[name]).__name__ for name in self.blocks)
         return ModelSummary(
@@ -179,13 +180,13 @@ class Subject:
             batch=describe_batch(self.batch),
             batch_dims=self.batch_dims,
             class_name=_library_class(self.model),
-            type_name=type(below_wrappers(self.model)).__name__,
-            attention=attention_of(self.model),
-            settings=settings_of(self.model),
+            type_name=type(unwrap_model(self.model)).__name__,
+            attention=describe_attention(self.model),
+            settings=model_settings(self.model),
         )
 
 
 def _library_class(model: nn.Module) -> str:
-    """Return the class of a transformers model, below peft's; else nothing."""
-    kind = type(below_wrappers(model))
+    """Return the class name of an (unwrapped) transformers model; else empty."""
+    kind = type(unwrap_model(model))
     return kind.__name__ if kind.__module__.startswith("transformers.models.") else ""

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from budgetfit.core.adapter import Adapter, parse_adapter
-from budgetfit.integrations.peft import adapted_on_meta
+from budgetfit.integrations.peft import adapted_meta_copy
 from budgetfit.integrations.quantization.bitsandbytes import stored_bytes
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def compare(name: str, adapter: Adapter) -> tuple[Sizes, Sizes]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         live = load(name, adapter)
-    return predicted(adapted_on_meta(planned, adapter)[0]), real(live)
+    return predicted(adapted_meta_copy(planned, adapter)[0]), real(live)
 
 
 def main() -> None:

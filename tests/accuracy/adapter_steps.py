@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.adapter import parse_adapter
-from budgetfit.integrations.peft import adapted
-from budgetfit.planning.profiling.block_chain import every_block
+from budgetfit.integrations.peft import attach_adapters
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 
 LENGTH, SAMPLES, LAYERS, STEPS = 512, 4, 4, 3  # more tokens than bitsandbytes fuses
 CASES: dict[str, dict[str, Any]] = {
@@ -58,13 +58,13 @@ def compare(
     batch = {"input_ids": ids, "labels": ids}
     adapter = parse_adapter(**asked) if asked else None
     model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # noqa: SLF001
-    live = model.cuda() if adapter is None else adapted(model, adapter, "cuda")
+    live = model.cuda() if adapter is None else attach_adapters(model, adapter, "cuda")
     above = "" if adapter is None else "base_model.model."
     blocks = tuple(f"{above}model.layers.{layer}" for layer in range(LAYERS))
     recipe = budgetfit.Recipe(
         batch_size=SAMPLES,
         precision=precision,
-        segments=every_block(blocks) if recomputed else (),
+        segments=checkpoint_every_block(blocks) if recomputed else (),
     )
     predicted = budgetfit.estimate(config(), recipe, gpu=gpu, batch=batch, **asked)
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - of the case before

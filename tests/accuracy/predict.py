@@ -12,14 +12,14 @@ import torch
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.chain.measured_trace import Probe
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import chain_profile
-from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
-from budgetfit.planning.profiling.block_chain import every_block
-from budgetfit.traces.session import Traces
+from budgetfit.memory.chain.stages import OptionTrace
+from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, replay
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.traces.session import TraceSession
 from budgetfit.utils.function_name import qualified_name
-from budgetfit.workload.workload import Subject
+from budgetfit.workload.workload import Workload
 from tests.accuracy.case import Case
 from tests.accuracy.training import (
     OPTIMIZERS,
@@ -71,9 +71,9 @@ class Comparison:
         return self.formula_allocated / self.predicted_allocated - 1
 
 
-def subject_of(case: Case, *, cudnn: bool) -> Subject:
+def subject_of(case: Case, *, cudnn: bool) -> Workload:
     """The case's model on meta, with a batch of shapes and small integers."""
-    subject = Subject(
+    workload = Workload(
         model=build_model(case.model, "meta"),
         batch=build_batch(case, EXAMPLE_SAMPLES),
         optimizer=None if case.optimizer in OPTIMIZER_NAMES else _optimizer(case),
@@ -81,13 +81,13 @@ def subject_of(case: Case, *, cudnn: bool) -> Subject:
         cudnn=cudnn,
     ).with_found_blocks()
     if not case.model.blocks:
-        return subject
+        return workload
     blocks = [
         f"{path}.{name}"
         for path in case.model.blocks
-        for name, _ in subject.model.get_submodule(path).named_children()
+        for name, _ in workload.model.get_submodule(path).named_children()
     ]
-    return replace(subject, blocks=tuple(blocks))
+    return replace(workload, blocks=tuple(blocks))
 
 
 def _optimizer(case: Case) -> Callable[..., torch.optim.Optimizer]:
@@ -96,38 +96,38 @@ def _optimizer(case: Case) -> Callable[..., torch.optim.Optimizer]:
 
 
 def recipe_of(
-    case: Case, subject: Subject, segments: tuple[Segment, ...] = ()
+    case: Case, workload: Workload, segments: tuple[Segment, ...] = ()
 ) -> Recipe:
     """The case's settings as a recipe."""
     return Recipe(
         batch_size=case.batch_size,
         gradient_accumulation_steps=case.gradient_accumulation_steps,
         precision=case.precision,
-        optimizer=qualified_name(subject.optimizer)
-        if subject.optimizer
+        optimizer=qualified_name(workload.optimizer)
+        if workload.optimizer
         else case.optimizer,
         segments=segments,
     )
 
 
-def segments_of(case: Case, subject: Subject) -> tuple[Segment, ...]:
+def segments_of(case: Case, workload: Workload) -> tuple[Segment, ...]:
     """What the case recomputes; see ``Case.checkpointing``."""
     if case.checkpointing == "keep":
         return ()
     if case.checkpointing == "recompute":
-        return every_block(subject.blocks)
-    chain = subject.model.get_submodule(case.model.chain)
+        return checkpoint_every_block(workload.blocks)
+    chain = workload.model.get_submodule(case.model.chain)
     names = tuple(f"{case.model.chain}.{name}" for name, _ in chain.named_children())
-    return (Segment(names[:2]), *every_block(names[2 : len(names) // 2]))
+    return (Segment(names[:2]), *checkpoint_every_block(names[2 : len(names) // 2]))
 
 
-def judge(case: Case, subject: Subject, trace: StepTrace) -> MemoryTimeline:
+def judge(case: Case, workload: Workload, trace: StepTrace) -> MemoryTimeline:
     """Replay a trace of the case on its card, without a limit unless it runs out."""
-    limit = int(case.imitated_memory_gib * GIB) if case.runs_out else ENDLESS_BYTES
+    limit = int(case.imitated_memory_gib * GIB) if case.runs_out else UNLIMITED_BYTES
     return replay(
         trace,
         case.batch_size,
-        subject.gpu,
+        workload.gpu,
         limit_bytes=limit,
         expandable_segments=is_expandable(case),
         then_batch_sizes=case.batch_sizes[2:] if case.last_batch_size else (),
@@ -157,28 +157,28 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
     Where the batch changes on the way, one trace has to hold for several sizes.
     """
     software = recording["software"]
-    subject = subject_of(case, cudnn=software["cudnn_enabled"])
-    traces = Traces(subject)
+    workload = subject_of(case, cudnn=software["cudnn_enabled"])
+    traces = TraceSession(workload)
     look_up = partial(
         traces.of if case.last_batch_size else traces.once,
         # What ``Run`` switches off was on when this was recorded: the model as it is.
         keep_own_checkpointing=case.model.settings.get("use_cache", False),
     )
-    segments = segments_of(case, subject)
-    every = every_block(subject.blocks)
+    segments = segments_of(case, workload)
+    every = checkpoint_every_block(workload.blocks)
     with cudnn_attention("cudnn" in software["sdpa"]), allowed_attention(case):
-        kept = look_up(recipe_of(case, subject))
-        recomputed = look_up(recipe_of(case, subject, every)) if segments else None
-        recipe = recipe_of(case, subject, segments)
+        kept = look_up(recipe_of(case, workload))
+        recomputed = look_up(recipe_of(case, workload, every)) if segments else None
+        recipe = recipe_of(case, workload, segments)
         trace = look_up(recipe)
     chain = chain_profile(
         kept,
-        Probe(recomputed, every) if recomputed is not None else None,
+        OptionTrace(recomputed, every) if recomputed is not None else None,
         case.batch_size,
-        kernel_card(subject.gpu),
+        device_properties(workload.gpu),
         expandable_segments=is_expandable(case),
     )
-    timeline = judge(case, subject, trace)
+    timeline = judge(case, workload, trace)
     steps = [point for point in timeline.points if point.phase != "setup"]
     phases = [phase for step in recording["steps"] for phase in step]
     return Comparison(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import budgetfit
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.profiling.block_chain import Chains, Setting
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.accuracy.verify_plans import MODELS, measured_card
 
 if TYPE_CHECKING:
@@ -32,10 +32,12 @@ BATCH_SIZE = 4
 Segments = tuple[Segment, ...]
 
 
-def recipes(chains: Chains) -> Iterator[tuple[str, Segments, int]]:
+def recipes(chains: BlockChain) -> Iterator[tuple[str, Segments, int]]:
     """Yield what is done to the blocks, by name, and into how many parts the loss."""
-    names = chains.traces.subject.blocks
-    options = {block.name: block.options for block in chains.at(BATCH_SIZE).blocks}
+    names = chains.traces.workload.blocks
+    options = {
+        block.name: block.options for block in chains.profile_at(BATCH_SIZE).blocks
+    }
 
     def selective(name: str, which: int) -> Segment:
         found = [row for row in options[name] if row.mode == "selective"]
@@ -71,11 +73,15 @@ def check(name: str, model: nn.Module, precision: str, gpu: str) -> Iterator[str
         checkpointing="none",
         vram="70GB",
     )
-    subject = Subject(
+    workload = Workload(
         model=model, batch=plan.source.batch, gpu=find_gpu(gpu)
     ).with_found_blocks()
-    setting = Setting(precision=plan.recipe.precision, optimizer=plan.recipe.optimizer)
-    for title, segments, loss_chunks in recipes(Chains(Traces(subject), setting)):
+    setting = TrainingSettings(
+        precision=plan.recipe.precision, optimizer=plan.recipe.optimizer
+    )
+    for title, segments, loss_chunks in recipes(
+        BlockChain(TraceSession(workload), setting)
+    ):
         recipe = Recipe(
             batch_size=BATCH_SIZE,
             precision=setting.precision,

@@ -14,8 +14,12 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe, Segment, TraceError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.inputs.settings import find_card, optimizer_name, parse_checkpointing
-from budgetfit.workload.workload import Subject
+from budgetfit.inputs.settings import (
+    find_target_gpu,
+    optimizer_name,
+    parse_checkpointing,
+)
+from budgetfit.workload.workload import Workload
 from tests.api.planned import CARD, Fingerprint
 
 without_cuda = pytest.mark.skipif(
@@ -194,12 +198,12 @@ def test_after_an_error_the_model_is_as_it_was(options: dict[str, Any]) -> None:
 @without_cuda
 def test_without_card_and_limit_it_asks_for_one() -> None:
     with pytest.raises(InputError, match=r'vram="24GB" or gpu="rtx-4090"'):
-        find_card(None, None)
+        find_target_gpu(None, None)
 
 
 @without_cuda
 def test_a_limit_alone_stands_for_a_card_that_is_named_in_a_note() -> None:
-    card = find_card("24GB", None)
+    card = find_target_gpu("24GB", None)
 
     assert card.total_bytes == 24 * 10**9
     (note,) = card.notes
@@ -208,7 +212,7 @@ def test_a_limit_alone_stands_for_a_card_that_is_named_in_a_note() -> None:
 
 
 def test_a_card_alone_brings_its_own_memory() -> None:
-    card = find_card(None, "RTX 4090")
+    card = find_target_gpu(None, "RTX 4090")
 
     assert card.gpu == find_gpu(CARD)
     assert card.budget(0).total_bytes == find_gpu(CARD).total_bytes
@@ -216,7 +220,7 @@ def test_a_card_alone_brings_its_own_memory() -> None:
 
 
 def test_with_both_the_card_is_limited() -> None:
-    card = find_card("8GiB", CARD)
+    card = find_target_gpu("8GiB", CARD)
 
     assert card.budget(0).total_bytes == 8 * 2**30
     assert card.budget("0") == card.budget(0)
@@ -232,6 +236,6 @@ def test_names_of_optimizers_are_kept_and_functions_named() -> None:
 
 
 def test_a_policy_stays_a_word_and_names_become_a_tuple() -> None:
-    subject = Subject(model=nn.Linear(1, 1), batch=None, gpu=find_gpu("t4"))
-    assert parse_checkpointing("sqrt", subject) == "sqrt"
-    assert parse_checkpointing(["layers.0"], subject) == ("layers.0",)
+    workload = Workload(model=nn.Linear(1, 1), batch=None, gpu=find_gpu("t4"))
+    assert parse_checkpointing("sqrt", workload) == "sqrt"
+    assert parse_checkpointing(["layers.0"], workload) == ("layers.0",)

@@ -14,7 +14,7 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe
 from budgetfit.api.estimate import estimate_settings, layers
-from tests.core.test_batch_samples import boxes
+from tests.core.test_sample_count import boxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import transformers
 import budgetfit
 from budgetfit.api.compare import compare
 from budgetfit.core.plan import Plan
-from budgetfit.planning.alternatives.longest_length import lengths_up_to
+from budgetfit.planning.alternatives.longest_length import candidate_lengths
 
 POSITIONS = 65_536
 
@@ -50,7 +50,7 @@ def test_the_longest_context_is_found_with_few_traces(tmp_path: Any) -> None:  #
     said: list[str] = []
     plan = budgetfit.plan(llama(), objective="length", progress=said.append, **ASKED)
     length = plan.longest_length
-    lengths = lengths_up_to(POSITIONS)
+    lengths = candidate_lengths(POSITIONS)
     assert length is not None
     assert 1024 < length < POSITIONS
     assert length % 128 == 0

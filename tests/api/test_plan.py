@@ -71,7 +71,7 @@ def test_a_plan_prints_the_answer_first(kind: str) -> None:
     assert "FITS" in head
     assert f"batch_size {plan.recipe.batch_size}" in head
     assert f"precision {plan.recipe.precision}" in head
-    assert "LEVERS" in text
+    assert "ALTERNATIVES" in text
 
 
 @pytest.mark.parametrize("kind", KINDS)

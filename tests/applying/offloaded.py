@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.applying.checkpointing.activation_offload import run_offloaded
+from budgetfit.applying.checkpointing.activation_offload import run_with_offload
 from budgetfit.core.step_trace import TO_HOST
 from budgetfit.tracing.recording.storage_log import StorageLog
 
@@ -64,7 +64,7 @@ def offload(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def _offloaded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return run_offloaded(forward, args, kwargs)
+    return run_with_offload(forward, args, kwargs)
 
 
 def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -104,7 +104,7 @@ def logged(block: nn.Module, *others: torch.Tensor) -> tuple[StorageLog, int]:
     """Return a log that knows these tensors, and their bytes."""
     log = StorageLog()
     for tensor in (*block.parameters(), *others):
-        log.born(tensor)
+        log.log_storage(tensor)
     return log, log.live_bytes
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from budgetfit.applying.optimizers.bitsandbytes import StandIn
+from budgetfit.applying.optimizers.bitsandbytes import FakeBnbOptimizer
 from budgetfit.applying.optimizers.factory import make_optimizer, optimizer_notes
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
 from budgetfit.core.recipe import Recipe
@@ -39,7 +39,7 @@ def stepped(name: str) -> list[dict[str, tuple[object, ...]]]:
     with FakeTensorMode():
         fakes = parameters()
         optimizer = make_optimizer(name, fakes, device_type="cpu")
-        assert isinstance(optimizer, StandIn)
+        assert isinstance(optimizer, FakeBnbOptimizer)
         optimizer.step()
     return described(optimizer, fakes)
 
@@ -88,7 +88,7 @@ def test_a_callable_of_the_library_is_traced_by_its_own_settings() -> None:
         with FakeTensorMode():
             fakes = parameters()
             ours = make_optimizer(make, fakes, device_type="cpu")
-            assert isinstance(ours, StandIn)
+            assert isinstance(ours, FakeBnbOptimizer)
             ours.step()
         trained = parameters()
         theirs = make(trained)
@@ -133,11 +133,11 @@ def test_paged_states_of_large_tensors_are_outside_the_allocator() -> None:
 def test_a_step_of_a_trace_makes_the_states_and_nothing_that_passes() -> None:
     # Three weights of 512 x 512: 2 bytes each, 1024 scales of 4 bytes twice, and two
     # tables for all.
-    trace = session("mebi").of(Recipe(batch_size=2, optimizer="adamw_bnb_8bit"))
+    trace = session("mebi").affine(Recipe(batch_size=2, optimizer="adamw_bnb_8bit"))
     states = trace.fixed_bytes[trace.category == CATEGORIES.index("optimizer_state")]
     assert states.sum() == 3 * (2 * 512 * 512 + 2 * 1024 * 4) + 2 * 256 * 4
     assert "budgetfit.bitsandbytes_step_.default" in trace.op_names
-    without = session("mebi").of(Recipe(batch_size=2, optimizer="sgd"))
+    without = session("mebi").affine(Recipe(batch_size=2, optimizer="sgd"))
     ours, plain = (
         replay(each, 2, find_gpu(ADA)).phase_peaks_bytes["optimizer"]
         for each in (trace, without)
@@ -148,5 +148,7 @@ def test_a_step_of_a_trace_makes_the_states_and_nothing_that_passes() -> None:
 def test_an_estimate_says_what_lies_outside_it() -> None:
     traces = session("mebi")
     recipe = Recipe(batch_size=2, optimizer="paged_adamw_8bit")
-    found = judge(traces.of(recipe), recipe, traces.subject.gpu, None, context_bytes=0)
+    found = judge(
+        traces.affine(recipe), recipe, traces.workload.gpu, None, context_bytes=0
+    )
     assert any("managed memory" in note for note in found.notes)

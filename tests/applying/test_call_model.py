@@ -7,7 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.applying.loss.call_model import arguments_for, evaluated, loss_of
+from budgetfit.applying.loss.call_model import (
+    compute_loss,
+    evaluate_batch,
+    model_arguments,
+)
 from budgetfit.errors import InputError
 
 X, Y, MASK = torch.ones(2, 3), torch.zeros(2), torch.ones(2)
@@ -51,20 +55,20 @@ class TakesAll(nn.Module):
 def test_tuples_fill_arguments_by_position_and_leave_targets_to_the_loss(
     model: nn.Module, batch: Any, for_loss: bool, taken: int
 ) -> None:
-    args, kwargs = arguments_for(model, batch, for_loss=for_loss)
+    args, kwargs = model_arguments(model, batch, for_loss=for_loss)
     assert len(args) == taken
     assert not kwargs
 
 
 def test_mappings_fill_arguments_by_name() -> None:
     batch = {"x": X, "target": Y}
-    assert set(arguments_for(Model(None), batch, for_loss=True)[1]) == {"x"}
-    assert set(arguments_for(Model(None), batch, for_loss=False)[1]) == set(batch)
-    assert set(arguments_for(TakesAll(), batch, for_loss=True)[1]) == set(batch)
+    assert set(model_arguments(Model(None), batch, for_loss=True)[1]) == {"x"}
+    assert set(model_arguments(Model(None), batch, for_loss=False)[1]) == set(batch)
+    assert set(model_arguments(TakesAll(), batch, for_loss=True)[1]) == set(batch)
 
 
 def test_anything_else_is_the_one_argument() -> None:
-    assert arguments_for(nn.Linear(3, 1), X, for_loss=False) == ((X,), {})
+    assert model_arguments(nn.Linear(3, 1), X, for_loss=False) == ((X,), {})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_anything_else_is_the_one_argument() -> None:
     ],
 )
 def test_the_models_own_loss_is_found(output: Any, batch: Any, expected: float) -> None:
-    assert loss_of(Model(output), batch, None).item() == expected
+    assert compute_loss(Model(output), batch, None).item() == expected
 
 
 @pytest.mark.parametrize(
@@ -92,10 +96,12 @@ def test_without_a_loss_a_plan_takes_the_mean_and_training_is_refused(
     output: Any, batch: Any, expected: float
 ) -> None:
     asked: list[bool] = []
-    mean = loss_of(Model(output), batch, None, no_loss=lambda: asked.append(True))
+    mean = compute_loss(
+        Model(output), batch, None, on_missing_loss=lambda: asked.append(True)
+    )
     assert (mean.item(), asked) == (expected, [True])
     with pytest.raises(InputError, match=r"no loss to train on.* Hand in loss="):
-        loss_of(Model(output), batch, None)
+        compute_loss(Model(output), batch, None)
 
 
 def test_outputs_with_a_loss_attribute_are_asked_for_it() -> None:
@@ -103,14 +109,14 @@ def test_outputs_with_a_loss_attribute_are_asked_for_it() -> None:
         def __init__(self, y: torch.Tensor) -> None:
             self.loss = y.sum()
 
-    assert loss_of(Model(Output), X, None).item() == 12.0
+    assert compute_loss(Model(Output), X, None).item() == 12.0
 
 
 def test_a_users_loss_gets_the_outputs_and_the_whole_batch() -> None:
     def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
         return (outputs.sum(1) - batch[1]).sum()
 
-    assert loss_of(Model(lambda y: y), (X, Y + 1), loss).item() == 12.0 - 2.0
+    assert compute_loss(Model(lambda y: y), (X, Y + 1), loss).item() == 12.0 - 2.0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,7 @@ def test_what_cannot_be_trained_on_is_refused(
     output: Any, loss: Any, text: str
 ) -> None:
     with pytest.raises(InputError, match=text):
-        loss_of(Model(output), X, loss)
+        compute_loss(Model(output), X, loss)
 
 
 def test_an_evaluation_gets_the_labels_and_makes_the_loss() -> None:
@@ -142,7 +148,7 @@ def test_an_evaluation_gets_the_labels_and_makes_the_loss() -> None:
         return (outputs.sum(1) - batch[1]).sum()
 
     batch = {"x": X, "labels": Y}
-    assert evaluated(Taking(), batch, None) == (batch, None)
-    outputs, value = evaluated(nn.Linear(3, 1), (X, Y), loss)
+    assert evaluate_batch(Taking(), batch, None) == (batch, None)
+    outputs, value = evaluate_batch(nn.Linear(3, 1), (X, Y), loss)
     assert outputs.shape == (2, 1)
     assert value.item() == loss(outputs, (X, Y)).item()

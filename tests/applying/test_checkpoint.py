@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from budgetfit.applying.checkpointing import checkpointed_forward as under_test
 from budgetfit.applying.checkpointing.checkpoint import apply_segments
-from budgetfit.applying.loss.call_model import loss_of
+from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError, RecomputationError
 from tests.applying.live_bytes import LiveBytes
@@ -45,7 +45,7 @@ def backward(
 ) -> tuple[float, Gradients]:
     torch.manual_seed(seed)
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-        loss = loss_of(model, batch, None)
+        loss = compute_loss(model, batch, None)
     loss.backward()
     return loss.item(), {name: item.grad for name, item in model.named_parameters()}
 
@@ -637,7 +637,7 @@ def test_a_graph_without_backward_is_freed_whole(name: str) -> None:
     batch = batch_for(name)
     with LiveBytes() as meter:
         before = meter.live_bytes
-        loss = loss_of(model, batch, None)
+        loss = compute_loss(model, batch, None)
         assert meter.live_bytes > before
         del loss
         assert meter.live_bytes == before

@@ -183,7 +183,7 @@ def largest_storage(parts: int) -> int:
     model = make("llama")
     with StorageLog() as log:
         for parameter in model.parameters():
-            log.born(parameter)
+            log.log_storage(parameter)
         run = Run(model, Recipe(batch_size=SAMPLES, loss_chunks=parts))
         first = len(log.sizes)
         run.step(batch())

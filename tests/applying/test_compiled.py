@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import (
     compiled_modules,
-    plain_module,
-    switch_off_compile,
-    without_wrapper,
+    disable_compile,
+    unwrap_compiled,
+    unwrap_compiled_for,
 )
 from budgetfit.applying.undo import Undo
 from tests.applying.small_models import batch_for, make
@@ -97,11 +97,11 @@ def test_a_plan_that_keeps_everything_leaves_it_on_and_says_what_that_means() ->
 def test_the_module_in_a_wrapper_is_what_trains() -> None:
     model = make("stack")
     wrapper = torch.compile(model, backend=counting)
-    assert plain_module(wrapper) is model
+    assert unwrap_compiled(wrapper) is model
     with pytest.warns(UserWarning, match=r"run\.model is the model without"):
-        assert without_wrapper(wrapper, recipe(segments=PAIRS)) is model
-    assert without_wrapper(wrapper, recipe()) is wrapper
-    assert without_wrapper(model, recipe(segments=PAIRS)) is model
+        assert unwrap_compiled_for(wrapper, recipe(segments=PAIRS)) is model
+    assert unwrap_compiled_for(wrapper, recipe()) is wrapper
+    assert unwrap_compiled_for(model, recipe(segments=PAIRS)) is model
 
 
 def test_a_trace_runs_eagerly_and_says_nothing() -> None:
@@ -123,7 +123,7 @@ def test_a_model_without_compiled_parts_is_left_alone() -> None:
     undo = Undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        switch_off_compile(model, undo, say=True)
+        disable_compile(model, undo, warn=True)
     assert all("forward" not in vars(module) for module in model.modules())
 
 

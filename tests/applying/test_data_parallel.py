@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import budgetfit
 from budgetfit import InputError
-from budgetfit.applying.data_parallel import say_if_alone
+from budgetfit.applying.data_parallel import warn_if_not_synchronized
 from tests.applying.training_runs import batches, recipe, start
 from tests.models import Mebi
 
@@ -68,9 +68,9 @@ def test_the_first_step_of_several_processes_misses_a_wrapper() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run.step(second)  # said once
-        say_if_alone(DistributedDataParallel(run.model))
+        warn_if_not_synchronized(DistributedDataParallel(run.model))
         fully_shard(run.model)
-        say_if_alone(run.model)
+        warn_if_not_synchronized(run.model)
 
 
 def test_one_process_needs_none() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from budgetfit.applying.host_copy import (
-    copies_so_far,
+    record_copies,
     to_device,
     to_host,
     wait_for_copies,
@@ -38,7 +38,7 @@ def test_a_copy_there_and_back_has_the_same_values_in_memory_of_its_own(
 
 
 def test_on_a_cpu_there_is_nothing_to_wait_for() -> None:
-    assert copies_so_far(CPU) is None
+    assert record_copies(CPU) is None
     wait_for_copies(CPU)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from budgetfit.applying.checkpointing.activation_offload import inputs_on_host
-from budgetfit.applying.checkpointing.segment_checkpoint import SegmentRegion
+from budgetfit.applying.checkpointing.activation_offload import offload_checkpoint_input
+from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
 from budgetfit.applying.pytree import tensors_in
 from budgetfit.core.step_trace import TO_DEVICE, TO_HOST
 from tests.applying.offloaded import (
@@ -38,7 +38,7 @@ def test_a_checkpoints_input_waits_on_the_host_and_its_mask_does_not() -> None:
     log, before = logged(block, mask)
     with log:
         x = hidden(3, WIDTH)
-        with Ops() as ops, inputs_on_host(x):
+        with Ops() as ops, offload_checkpoint_input(x):
             output = checkpoint(block, x, mask, use_reentrant=False)
         leaf_bytes = x.nbytes
         del x
@@ -57,9 +57,9 @@ def test_a_checkpoints_input_waits_on_the_host_and_its_mask_does_not() -> None:
 def test_a_regions_input_waits_on_the_host() -> None:
     first, x, mask = gate()
     second = Gate()
-    region = SegmentRegion()
+    region = SegmentCheckpoint()
     with Ops() as ops:
-        with inputs_on_host(x):
+        with offload_checkpoint_input(x):
             middle = region.call(0, first.forward, (x, mask), {}, random=False)
         output = region.call(1, second.forward, (middle, mask), {}, random=False)
     assert ops.moved_bytes == [3 * WIDTH * 4]
@@ -72,7 +72,7 @@ def test_a_regions_input_waits_on_the_host() -> None:
 
 def test_inputs_of_a_whole_model_wait_on_the_host() -> None:
     def recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with inputs_on_host(next(tensors_in((args, kwargs)))):
+        with offload_checkpoint_input(next(tensors_in((args, kwargs)))):
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     plain, moved = make("gpt2"), make("gpt2")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from budgetfit.applying.checkpointing.activation_offload import run_offloaded
+from budgetfit.applying.checkpointing.activation_offload import run_with_offload
 from budgetfit.core.step_trace import TO_DEVICE, TO_HOST
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.applying.offloaded import (
@@ -72,7 +72,7 @@ def test_after_the_forward_only_the_output_is_left_on_the_device() -> None:
         x = hidden(3, WIDTH)
         ops = Ops()
         with ops:
-            output = run_offloaded(block.forward, (x, mask), {})
+            output = run_with_offload(block.forward, (x, mask), {})
         leaf_bytes = 3 * WIDTH * 4  # what ``hidden`` multiplies is a leaf: it stays
         del x
         gc.collect()
@@ -94,7 +94,7 @@ def test_views_of_one_storage_are_copied_once_and_come_back_as_views() -> None:
 
     x, weight = hidden(2, 5, WIDTH), torch.randn(3 * WIDTH, WIDTH, requires_grad=True)
     with Ops() as ops:
-        output = run_offloaded(attention, (x, weight), {})
+        output = run_with_offload(attention, (x, weight), {})
     # x, the fused projection, the probabilities.
     assert sorted(ops.moved_bytes) == [200, 640, 1920]
     with Ops() as back:
@@ -114,10 +114,10 @@ def test_a_copy_is_on_the_device_until_its_last_view_was_read() -> None:
     log = StorageLog()
     with log:
         x = hidden(1000)
-        output = run_offloaded(chain, (x,), {})
+        output = run_with_offload(chain, (x,), {})
         gradient = torch.ones_like(output)
         del output
-        output = run_offloaded(chain, (x,), {})
+        output = run_with_offload(chain, (x,), {})
         log.reset_peak()
         before = log.live_bytes
         output.backward(gradient)
@@ -137,7 +137,7 @@ def test_masks_buffers_and_parameters_stay(*, as_keyword: bool) -> None:
 
     given = ((), {"x": x, "mask": mask}) if as_keyword else ((x,), {"mask": mask})
     with Ops() as ops:
-        output = run_offloaded(forward, *given, module=block)
+        output = run_with_offload(forward, *given, module=block)
     moved = ops.counts[TO_HOST]
     assert moved == 2  # x and the tanh; products with a constant save nothing else
     output.sum().backward()
@@ -147,7 +147,7 @@ def test_masks_buffers_and_parameters_stay(*, as_keyword: bool) -> None:
 def test_a_forward_bound_to_a_module_keeps_that_modules_parameters_in_place() -> None:
     block, x, mask = gate()
     with Ops() as ops:
-        run_offloaded(functools.partial(block.forward, mask=mask), (x,), {})
+        run_with_offload(functools.partial(block.forward, mask=mask), (x,), {})
     assert sorted(ops.moved_bytes) == [192, 384, 384]
 
 
@@ -165,7 +165,7 @@ def test_the_program_is_the_same_at_every_batch_size() -> None:
 def test_single_numbers_stay() -> None:
     with Ops() as ops:
         x = hidden(8)
-        output = run_offloaded(lambda x: x * x.sum().exp(), (x,), {})
+        output = run_with_offload(lambda x: x * x.sum().exp(), (x,), {})
     assert ops.moved_bytes == [32]
     (found,) = torch.autograd.grad(output.sum(), x)
     (expected,) = torch.autograd.grad((x * x.sum().exp()).sum(), x)
@@ -178,7 +178,7 @@ def test_tensors_of_another_device_stay() -> None:
         return x.exp()
 
     with Ops() as ops:
-        run_offloaded(forward, (hidden(8),), {})
+        run_with_offload(forward, (hidden(8),), {})
     assert ops.moved_bytes == [32]
 
 
@@ -190,7 +190,7 @@ def test_complex_tensors_that_are_conjugated_lazily_are_right() -> None:
 
     x, table = hidden(3, 8), torch.randn(4, dtype=torch.complex64)
     (expected,) = torch.autograd.grad(rotate(x, table).sum(), x)
-    (found,) = torch.autograd.grad(run_offloaded(rotate, (x, table), {}).sum(), x)
+    (found,) = torch.autograd.grad(run_with_offload(rotate, (x, table), {}).sum(), x)
     assert torch.equal(found, expected)
 
 
@@ -201,7 +201,7 @@ def test_a_storage_read_in_another_dtype_is_copied_once() -> None:
 
     x = hidden(8)
     with Ops() as ops:
-        output = run_offloaded(bits, (x,), {})
+        output = run_with_offload(bits, (x,), {})
     assert len(ops.moved_bytes) == 2  # exp's output, the remainder
     (found,) = torch.autograd.grad(output.sum(), x)
     (expected,) = torch.autograd.grad(bits(x).sum(), x)
@@ -212,7 +212,7 @@ def test_autocasts_copies_of_parameters_are_made_anew_and_not_moved() -> None:
     block, x, mask = gate()
     ops = Ops()
     with torch.autocast("cpu", torch.bfloat16), ops:
-        output = run_offloaded(block.forward, (x, mask), {})
+        output = run_with_offload(block.forward, (x, mask), {})
     weights = 2 * 2 * WIDTH * WIDTH * 2
     assert sum(ops.moved_bytes) < weights
     with Ops() as backward:

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from budgetfit.applying.checkpointing import activation_offload as offload_module
 from budgetfit.applying.checkpointing.activation_offload import (
-    inputs_on_host,
-    run_offloaded,
+    offload_checkpoint_input,
+    run_with_offload,
 )
 from tests.applying.offloaded import (
     assert_same,
@@ -67,11 +67,11 @@ class LateStream:
         self._waiting.append(partial(self._copy_to_device, host, target))
         return buffer
 
-    def copies_so_far(self, _: torch.device) -> Late:
+    def record_copies(self, _: torch.device) -> Late:
         return Late(self, self._done + len(self._waiting))
 
     def wait_for_copies(self, device: torch.device) -> None:
-        self.copies_so_far(device).wait()
+        self.record_copies(device).wait()
 
     def run(self, count: int) -> None:
         while self._done < count:
@@ -107,7 +107,7 @@ class LateStream:
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> LateStream:
     late = LateStream()
-    for name in ("to_host", "to_device", "copies_so_far", "wait_for_copies"):
+    for name in ("to_host", "to_device", "record_copies", "wait_for_copies"):
         monkeypatch.setattr(offload_module, name, getattr(late, name))
     return late
 
@@ -129,7 +129,7 @@ def test_late_copies_change_no_gradient(name: str, stream: LateStream) -> None:
 
 def test_a_checkpoints_late_input_changes_no_gradient(stream: LateStream) -> None:
     block, x, mask = gate()
-    with inputs_on_host(x):
+    with offload_checkpoint_input(x):
         output = checkpoint(block, x, mask, use_reentrant=False)
     output.sum().backward()
     found = gradients(block)
@@ -145,7 +145,7 @@ def test_what_backward_did_not_read_is_waited_for_before_its_memory_goes(
 ) -> None:
     x = hidden(8)
     # What was saved last is asked for first, so the rest is on its way when it is read.
-    other, wanted = run_offloaded(lambda x: (x.sin().cos(), x.exp()), (x,), {})
+    other, wanted = run_with_offload(lambda x: (x.sin().cos(), x.exp()), (x,), {})
     wanted.sum().backward()
     del wanted, other
     stream.finish()
@@ -160,6 +160,6 @@ def test_memory_is_not_let_go_before_its_copy_when_a_block_fails(
         raise ValueError("inside")
 
     with pytest.raises(ValueError, match="inside"):
-        run_offloaded(fails, (hidden(8),), {})
+        run_with_offload(fails, (hidden(8),), {})
     stream.finish()
     assert stream.faults == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from budgetfit.applying.checkpointing.activation_offload import run_offloaded
+from budgetfit.applying.checkpointing.activation_offload import run_with_offload
 from budgetfit.core.step_trace import TO_HOST
 from tests.applying.offloaded import Ops, assert_same, gate, gradients, hidden, logged
 
@@ -26,14 +26,14 @@ def test_a_write_to_a_saved_tensor_inside_the_block_is_refused_as_by_autograd() 
         y.add_(1)
         return z
 
-    output = run_offloaded(overwrites, (hidden(3),), {})
+    output = run_with_offload(overwrites, (hidden(3),), {})
     with pytest.raises(RuntimeError, match=CHANGED):
         output.sum().backward()
 
 
 def test_a_write_after_the_block_comes_too_late_to_be_seen() -> None:
     x = hidden(3)
-    output = run_offloaded(torch.exp, (x,), {})
+    output = run_with_offload(torch.exp, (x,), {})
     loss = output.sum()
     (expected,) = torch.autograd.grad(x.exp().sum(), x)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_a_storage_that_was_written_to_between_two_saves_is_copied_again() -> No
 
     x = hidden(4)
     with Ops() as ops:
-        output = run_offloaded(twice, (x, {}), {})
+        output = run_with_offload(twice, (x, {}), {})
     assert ops.counts[TO_HOST] == 2
     (found,) = torch.autograd.grad(output.sum(), x)
     assert torch.equal(found, 2 * (x + 1))
@@ -59,7 +59,7 @@ def test_a_storage_that_was_written_to_between_two_saves_is_copied_again() -> No
 
 def test_a_write_to_what_stayed_is_refused() -> None:
     block, x, mask = gate()
-    output = run_offloaded(block.forward, (x, mask), {})
+    output = run_with_offload(block.forward, (x, mask), {})
     mask.zero_()
     with pytest.raises(RuntimeError, match=CHANGED):
         output.sum().backward()
@@ -68,7 +68,7 @@ def test_a_write_to_what_stayed_is_refused() -> None:
 def test_a_step_between_forward_and_backward_is_refused_under_autocast() -> None:
     block, x, mask = gate()
     with torch.autocast("cpu", torch.bfloat16):
-        output = run_offloaded(block.forward, (x, mask), {})
+        output = run_with_offload(block.forward, (x, mask), {})
     with torch.no_grad():
         block.down.weight.mul_(2)
     with pytest.raises(RuntimeError, match=CHANGED):
@@ -81,7 +81,7 @@ def test_a_step_between_forward_and_backward_is_refused_under_autocast() -> None
 def test_a_dropped_graph_frees_its_host_memory() -> None:
     block, x, mask = gate()
     with Ops() as ops:
-        output = run_offloaded(block.forward, (x, mask), {})
+        output = run_with_offload(block.forward, (x, mask), {})
     assert ops.alive() == 3
     del output
     assert ops.alive() == 0
@@ -98,7 +98,7 @@ def test_backward_frees_host_memory_as_it_goes() -> None:
         return x
 
     with Ops() as ops:
-        output = run_offloaded(chain, (hidden(4),), {})
+        output = run_with_offload(chain, (hidden(4),), {})
     output.sum().backward()
     assert alive == [3, 2, 1]
     assert ops.alive() == 0
@@ -106,7 +106,7 @@ def test_backward_frees_host_memory_as_it_goes() -> None:
 
 def test_a_kept_graph_can_be_gone_through_again() -> None:
     block, x, mask = gate()
-    output = run_offloaded(block.forward, (x, mask), {}).sum()
+    output = run_with_offload(block.forward, (x, mask), {}).sum()
     weights = tuple(block.parameters())
     log, before = logged(block, x, mask, output)
     with log:
@@ -123,7 +123,7 @@ def test_second_derivatives_are_right() -> None:
         return x * x * x
 
     x = hidden(5)
-    output = run_offloaded(cube, (x,), {})
+    output = run_with_offload(cube, (x,), {})
     (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     (curve,) = torch.autograd.grad(slope.sum(), x)
     assert torch.allclose(curve, 6 * x)
@@ -137,7 +137,7 @@ def test_a_branch_that_no_loss_needs_leaves_nothing_behind() -> None:
 
     log, before = logged(block, mask, x)
     with log:
-        wanted, other = run_offloaded(two, (x, mask), {}, module=block)
+        wanted, other = run_with_offload(two, (x, mask), {}, module=block)
         loss = wanted.sum()
         loss.backward()
         del wanted, other, loss
@@ -152,18 +152,18 @@ def test_a_branch_that_no_loss_needs_leaves_nothing_behind() -> None:
 def test_without_gradients_the_block_just_runs() -> None:
     block, x, mask = gate()
     with torch.no_grad(), Ops() as ops:
-        output = run_offloaded(block.forward, (x, mask), {})
+        output = run_with_offload(block.forward, (x, mask), {})
     assert ops.counts[TO_HOST] == 0
     assert torch.equal(output, block(x, mask))
 
 
 def test_a_block_without_tensors_just_runs() -> None:
-    assert run_offloaded(lambda: 3, (), {}) == 3
+    assert run_with_offload(lambda: 3, (), {}) == 3
 
 
 def test_outputs_may_be_tuples() -> None:
     x = hidden(3)
-    one, name, (two,) = run_offloaded(lambda x: (x.exp(), "a", (x.sin(),)), (x,), {})
+    one, name, (two,) = run_with_offload(lambda x: (x.exp(), "a", (x.sin(),)), (x,), {})
     assert name == "a"
     (found,) = torch.autograd.grad((one + two).sum(), x)
     assert torch.equal(found, x.exp() + x.cos())
@@ -177,7 +177,7 @@ def test_an_exception_in_the_block_leaves_nothing_switched_on() -> None:
     x = hidden(3)
     with Ops() as ops:
         with pytest.raises(ValueError, match="inside"):
-            run_offloaded(fails, (x,), {})
+            run_with_offload(fails, (x,), {})
         after = x.exp()
     gc.collect()
     assert ops.counts[TO_HOST] == 1
@@ -189,7 +189,7 @@ def test_inside_a_checkpoint_gradients_are_right() -> None:
     block, x, mask = gate()
 
     def outer(x: torch.Tensor) -> torch.Tensor:
-        return run_offloaded(block.forward, (x.sin(), mask), {}).cos()
+        return run_with_offload(block.forward, (x.sin(), mask), {}).cos()
 
     checkpoint(outer, x, use_reentrant=False).sum().backward()
     found = gradients(block)
@@ -201,7 +201,7 @@ def test_inside_a_checkpoint_gradients_are_right() -> None:
 def test_a_checkpoint_inside_keeps_its_own_tensors_to_itself() -> None:
     block, x, mask = gate()
     with Ops() as ops:
-        output = run_offloaded(
+        output = run_with_offload(
             lambda x: checkpoint(block, x.sin(), mask, use_reentrant=False), (x,), {}
         )
     # What sin saves is x; the checkpoint saves its input and, unknown here, the mask.

@@ -29,8 +29,8 @@ Parameter = torch.nn.Parameter
 
 TRAINER_NAMES = {each.value for each in OptimizerNames}
 LIBRARIES = {
-    **dict.fromkeys(bitsandbytes.RULES, "bitsandbytes"),
-    **dict.fromkeys(torchao.RULES, "torchao"),
+    **dict.fromkeys(bitsandbytes.SPECS, "bitsandbytes"),
+    **dict.fromkeys(torchao.SPECS, "torchao"),
     "schedule_free_adamw": "schedulefree",
     "schedule_free_sgd": "schedulefree",
     "schedule_free_radam": "schedulefree",
@@ -72,7 +72,7 @@ def test_names_build_what_transformers_trainer_builds(name: str) -> None:
     assert type(made) is type(expected)
     for setting in ("is_paged", "block_size", "bf16_stochastic_round"):
         assert getattr(made, setting, None) == getattr(expected, setting, None)
-    if name in bitsandbytes.RULES:
+    if name in bitsandbytes.SPECS:
         assert vars(made.args) == vars(expected.args)  # type: ignore[attr-defined]
     ours, theirs = made.param_groups[0], expected.param_groups[0]
     assert {key: ours[key] for key in ours if key != "params"} == {

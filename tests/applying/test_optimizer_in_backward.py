@@ -89,7 +89,7 @@ def test_what_is_predicted_has_no_gradients_at_once_and_the_same_states() -> Non
     # 6 weights of 1 MiB, fused AdamW: 2 MiB of states each, and a step count.
     early = Recipe(batch_size=2, optimizer_in_backward=True)
     late = Recipe(batch_size=2)
-    ours, plain = (session("mebi").of(each) for each in (early, late))
+    ours, plain = (session("mebi").affine(each) for each in (early, late))
     optimizer_state = CATEGORIES.index("optimizer_state")
     kept = [
         trace.fixed_bytes[trace.category == optimizer_state].sum()

@@ -9,8 +9,8 @@ from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from tests.applying.optimizer_states import READ_VALUES, SHAPES, predicted, real
 
 LIBRARIES = {
-    **dict.fromkeys(bitsandbytes.RULES, "bitsandbytes"),
-    **dict.fromkeys(torchao.RULES, "torchao"),
+    **dict.fromkeys(bitsandbytes.SPECS, "bitsandbytes"),
+    **dict.fromkeys(torchao.SPECS, "torchao"),
     "schedule_free_adamw": "schedulefree",
     "schedule_free_sgd": "schedulefree",
     "schedule_free_radam": "schedulefree",

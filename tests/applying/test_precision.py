@@ -10,10 +10,10 @@ from budgetfit.applying.precision import (
     apply_precision,
     autocast_context,
     cast_batch,
-    children_first,
+    fresh_scaler,
     make_scaler,
-    renewed_scaler,
-    say_if_emulated,
+    tensors_in_apply_order,
+    warn_if_emulated,
 )
 from budgetfit.applying.run.run import Run
 from budgetfit.core.precision import (
@@ -177,7 +177,7 @@ def test_weights_are_cast_in_the_order_of_torch() -> None:
         return tensor
 
     model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
-    ours = list(children_first(model))
+    ours = list(tensors_in_apply_order(model))
     assert len(ours) == len(by_torch) == 2 + 5  # two of its own, five of the norm
     assert all(a is b for a, b in zip(ours, by_torch, strict=True))
 
@@ -206,11 +206,11 @@ def test_U17_a_card_that_would_emulate_the_policy_is_named(  # noqa: N802
     with pytest.warns(
         UserWarning, match=r"capability 8\.0, and this Tesla T4 has 7\.5"
     ):
-        say_if_emulated(policy, card)
-    say_if_emulated(find_precision("fp16-mixed"), card)
-    say_if_emulated(policy, CPU)
+        warn_if_emulated(policy, card)
+    warn_if_emulated(find_precision("fp16-mixed"), card)
+    warn_if_emulated(policy, CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    say_if_emulated(policy, card)
+    warn_if_emulated(policy, card)
 
 
 def test_a_renewed_scaler_has_state_and_settings_and_may_unscale_again() -> None:
@@ -219,11 +219,11 @@ def test_a_renewed_scaler_has_state_and_settings_and_may_unscale_again() -> None
     optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
     scaler.scale(torch.ones(1))
     scaler.unscale_(optimizer)
-    fresh = renewed_scaler(scaler, "cpu")
+    fresh = fresh_scaler(scaler, "cpu")
     assert fresh.state_dict() == scaler.state_dict()
     fresh.scale(torch.ones(1))
     fresh.unscale_(optimizer)  # the old one refuses to do so twice
-    disabled = renewed_scaler(torch.amp.GradScaler("cpu", enabled=False), "cpu")
+    disabled = fresh_scaler(torch.amp.GradScaler("cpu", enabled=False), "cpu")
     assert not disabled.is_enabled()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from budgetfit.applying.run.random_state import random_state, set_random_state
+from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.applying.run.run import Run
 from budgetfit.errors import InputError
 from tests.applying.small_models import make
@@ -135,7 +135,7 @@ def test_the_state_of_another_model_is_refused_before_anything_is_loaded(
 
 
 def test_torch_python_and_numpy_draw_again_what_they_drew() -> None:
-    state = through_a_file(random_state(CPU))
+    state = through_a_file(get_rng_states(CPU))
 
     def draw() -> tuple[float, ...]:
         # A normal number first: generators keep the second one of each pair.
@@ -144,5 +144,5 @@ def test_torch_python_and_numpy_draw_again_what_they_drew() -> None:
 
     first = draw()
     assert draw() != first
-    set_random_state(state, CPU)
+    set_rng_states(state, CPU)
     assert draw() == first

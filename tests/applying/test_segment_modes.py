@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from budgetfit.applying.checkpointing import activation_offload
 from budgetfit.applying.checkpointing.checkpoint import apply_segments
-from budgetfit.applying.loss.call_model import loss_of
+from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
@@ -140,10 +140,10 @@ def test_nothing_is_left_after_backward_nor_without_one(name: str) -> None:
     batch = batch_for(name)
     with LiveBytes() as meter:
         before = meter.live_bytes
-        loss = loss_of(model, batch, None)
+        loss = compute_loss(model, batch, None)
         del loss
         assert meter.live_bytes == before
-        loss_of(model, batch, None).backward()
+        compute_loss(model, batch, None).backward()
         model.zero_grad(set_to_none=True)
         assert meter.live_bytes == before
 

@@ -16,8 +16,11 @@ from torch.utils.checkpoint import (
 )
 
 from budgetfit.applying.checkpointing.checkpoint import apply_segments
-from budgetfit.applying.checkpointing.selective import draws_numbers, in_place_on_saved
-from budgetfit.applying.loss.call_model import loss_of
+from budgetfit.applying.checkpointing.selective import (
+    draws_random_numbers,
+    mutated_saved_call,
+)
+from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from tests.applying.live_bytes import LiveBytes
@@ -67,7 +70,7 @@ def backward(
     """Gradients, and the ops of the backward pass."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, autocast, cache_enabled=cache):
-        loss = loss_of(model, batch, None, no_loss=without_loss)
+        loss = compute_loss(model, batch, None, on_missing_loss=without_loss)
     with Ops() as ops:
         loss.backward()
     return {name: item.grad for name, item in model.named_parameters()}, ops
@@ -160,10 +163,10 @@ def test_nothing_is_left_after_backward_nor_without_one(name: str) -> None:
     batch = batch_for(name)
     with LiveBytes() as meter:
         before = meter.live_bytes
-        loss = loss_of(model, batch, None, no_loss=without_loss)
+        loss = compute_loss(model, batch, None, on_missing_loss=without_loss)
         del loss
         assert meter.live_bytes == before
-        loss_of(model, batch, None, no_loss=without_loss).backward()
+        compute_loss(model, batch, None, on_missing_loss=without_loss).backward()
         model.zero_grad(set_to_none=True)
         assert meter.live_bytes == before
 
@@ -251,24 +254,24 @@ def test_in_place_draws_after_a_saved_one_are_refused() -> None:
 def test_attention_without_dropout_counts_as_no_draw() -> None:
     attention = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
     q = torch.ones(1)
-    assert not draws_numbers(attention, (q, q, q), {})
-    assert not draws_numbers(attention, (q, q, q, 0.0), {})
-    assert draws_numbers(attention, (q, q, q, 0.1), {})
-    assert draws_numbers(attention, (q, q, q), {"dropout_p": 0.1})
-    assert draws_numbers(aten.native_dropout.default, (q, 0.1, True), {})
-    assert not draws_numbers(aten.mm.default, (q, q), {})
+    assert not draws_random_numbers(attention, (q, q, q), {})
+    assert not draws_random_numbers(attention, (q, q, q, 0.0), {})
+    assert draws_random_numbers(attention, (q, q, q, 0.1), {})
+    assert draws_random_numbers(attention, (q, q, q), {"dropout_p": 0.1})
+    assert draws_random_numbers(aten.native_dropout.default, (q, 0.1, True), {})
+    assert not draws_random_numbers(aten.mm.default, (q, q), {})
 
 
 def test_a_write_to_a_saved_tensor_is_found() -> None:
     x, other = torch.ones(4), torch.ones(4)
     saved = {x.untyped_storage()._cdata: "aten.mm.default:0"}  # noqa: SLF001
     found = [
-        in_place_on_saved(aten.relu_.default, (x[:2],), {}, saved),
-        in_place_on_saved(aten.relu_.default, (other,), {}, saved),
-        in_place_on_saved(aten.add_.Tensor, (other, x), {}, saved),
-        in_place_on_saved(aten.relu.default, (x,), {}, saved),
-        in_place_on_saved(aten.mm.out, (other, other), {"out": x}, saved),
-        in_place_on_saved(aten._foreach_add_.Scalar, ([other, x], 1), {}, saved),
+        mutated_saved_call(aten.relu_.default, (x[:2],), {}, saved),
+        mutated_saved_call(aten.relu_.default, (other,), {}, saved),
+        mutated_saved_call(aten.add_.Tensor, (other, x), {}, saved),
+        mutated_saved_call(aten.relu.default, (x,), {}, saved),
+        mutated_saved_call(aten.mm.out, (other, other), {"out": x}, saved),
+        mutated_saved_call(aten._foreach_add_.Scalar, ([other, x], 1), {}, saved),
     ]
     name = "aten.mm.default:0"
     assert found == [name, None, None, None, name, name]

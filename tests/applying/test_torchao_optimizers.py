@@ -7,7 +7,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from budgetfit.applying.optimizers.factory import make_optimizer, optimizer_notes
-from budgetfit.applying.optimizers.torchao import RULES, StandIn, temporary_sizes
+from budgetfit.applying.optimizers.torchao import (
+    SPECS,
+    FakeTorchaoOptimizer,
+    temporary_sizes,
+)
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
@@ -48,7 +52,7 @@ def test_a_compiled_step_holds_what_was_measured(
     name: str, shape: tuple[int, ...], measured_bytes: int
 ) -> None:
     weight = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    held = temporary_sizes(RULES[name], weight)
+    held = temporary_sizes(SPECS[name], weight)
     assert sum(count * dtype.itemsize for count, dtype in held) == measured_bytes
 
 
@@ -59,7 +63,7 @@ def test_states_are_codes_scales_and_a_table_of_their_own() -> None:
         fake: Any = mode.from_tensor(weight)
         fake.grad = torch.empty_like(fake)
         optimizer = make_optimizer(FOUR, [fake], device_type="cpu")
-        assert isinstance(optimizer, StandIn)
+        assert isinstance(optimizer, FakeTorchaoOptimizer)
         optimizer.step()
     state = optimizer.state[fake]
     assert list(state) == ["step", "exp_avg", "exp_avg_sq"]
@@ -90,13 +94,13 @@ def test_a_callable_of_the_library_is_traced_by_its_own_settings() -> None:
 def test_a_4_bit_step_takes_24_bytes_for_each_element_of_the_largest_weight() -> None:
     # Weights of 512 x 512: scales of 1024 blocks, fp32 values, and indices, twice.
     name = CATEGORIES.index("temporaries")
-    trace = session("mebi").of(Recipe(batch_size=2, optimizer=FOUR))
+    trace = session("mebi").affine(Recipe(batch_size=2, optimizer=FOUR))
     step = [phase for phase in trace.phases if phase.name == "optimizer"][-1]
     born = [event - 1 for event in trace.events[step.start : step.end] if event > 0]
     sizes = [int(trace.fixed_bytes[index]) for index in born]
     assert sizes[:6] == [4096, 4096, 2**20, 2**20, 2**21, 2**21]
     assert {int(trace.category[index]) for index in born} == {name}
-    without = session("mebi").of(Recipe(batch_size=2, optimizer="sgd"))
+    without = session("mebi").affine(Recipe(batch_size=2, optimizer="sgd"))
     states = trace.fixed_bytes[trace.category == CATEGORIES.index("optimizer_state")]
     ours, plain = (
         replay(each, 2, find_gpu(ADA)).phase_peaks_bytes["optimizer"]

@@ -20,9 +20,9 @@ def test_attributes_that_were_not_there_are_gone_again() -> None:
     module = nn.Linear(1, 1)
     before = dict(module.__dict__)
     undo = Undo()
-    undo.set_on(module, "forward", print)
-    undo.set_on(module, "forward", len)
-    undo.set_on(module, "training", value=False)
+    undo.set_attribute(module, "forward", print)
+    undo.set_attribute(module, "forward", len)
+    undo.set_attribute(module, "training", value=False)
     assert module.forward is len
     undo()
     assert module.__dict__ == before
@@ -32,8 +32,8 @@ def test_hidden_attributes_come_back_and_missing_ones_do_not_matter() -> None:
     module = nn.Linear(1, 1)
     module.forward = len  # type: ignore[assignment]
     undo = Undo()
-    undo.hide_on(module, "forward")
-    undo.hide_on(module, "nothing")
+    undo.hide_attribute(module, "forward")
+    undo.hide_attribute(module, "nothing")
     assert "forward" not in module.__dict__
     undo()
     assert module.__dict__["forward"] is len

@@ -178,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 def test_an_export_is_not_made_for_a_place_that_cannot_be_written(
     run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("budgetfit.cli.app.load", None)
+    monkeypatch.setattr("budgetfit.cli.app.import_or_exit", None)
 
     result = run("export", saved, "--to", "torch", "--save", saved.parent)
 

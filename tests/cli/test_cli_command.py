@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from budgetfit.cli.app import app
-from budgetfit.cli.help import INSTEAD
+from budgetfit.cli.help import UNSUPPORTED_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_help_ends_with_an_example_that_the_command_understands(
     command.make_context(name, shlex.split(rest))  # an option that is none is refused
 
 
-@pytest.mark.parametrize("option", INSTEAD)
+@pytest.mark.parametrize("option", UNSUPPORTED_OPTIONS)
 def test_an_option_that_there_is_not_gets_one_line_that_says_what_to_do(
     run: Callable[..., Result], api: FakeApi, option: str
 ) -> None:
@@ -67,7 +67,7 @@ def test_an_option_that_there_is_not_gets_one_line_that_says_what_to_do(
 
         assert result.exit_code == 2
         assert result.stdout == ""
-        assert result.stderr == f"Error: {option}: {INSTEAD[option]}.\n"
+        assert result.stderr == f"Error: {option}: {UNSUPPORTED_OPTIONS[option]}.\n"
     assert api.calls == []
 
 
@@ -105,6 +105,6 @@ def test_what_is_advised_exists() -> None:
     plan = dict(commands())["plan"]
     own = {word for param in plan.params for word in param.opts}
 
-    assert not own & set(INSTEAD)
-    for text in INSTEAD.values():
+    assert not own & set(UNSUPPORTED_OPTIONS)
+    for text in UNSUPPORTED_OPTIONS.values():
         assert set(re.findall(r"--[a-z0-9-]+", text)) <= own, text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from budgetfit.cli.app import app
-from budgetfit.cli.error_wording import in_options
+from budgetfit.cli.error_wording import with_option_names
 from budgetfit.errors import DoesNotFitError, InputError, Suggestion
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_arguments_become_options(python: str, options: str) -> None:
-    assert in_options(python, app) == options
+    assert with_option_names(python, app) == options
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_arguments_become_options(python: str, options: str) -> None:
     ],
 )
 def test_what_has_no_option_or_is_python_stays_as_it_is(text: str) -> None:
-    assert in_options(text, app) == text
+    assert with_option_names(text, app) == text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from budgetfit.gpus.table import (
     gpus_of_class,
 )
 from budgetfit.gpus.torch_builds import builds_note
-from budgetfit.gpus.unsupported import why_not
+from budgetfit.gpus.unsupported import unsupported_reason
 
 GIB = 2**30
 
@@ -223,7 +223,7 @@ def test_no_card_of_the_table_is_taken_for_one_that_cannot_be_planned_for(
     gpu: Gpu,
 ) -> None:
     for text in (gpu.name, gpu.title):
-        assert why_not(re.sub(r"[^a-z0-9]", "", text.lower())) is None
+        assert unsupported_reason(re.sub(r"[^a-z0-9]", "", text.lower())) is None
 
 
 @given(st.text(max_size=40))

@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetfit.core.out_of_memory_message import (
-    OutOfMemoryText,
+    OutOfMemoryMessage,
     own_process,
-    plain_text,
-    read_out_of_memory,
+    parse_out_of_memory,
+    strip_formatting,
 )
 from tests.explain import messages
 
 MIB, GIB = 2**20, 2**30
 
 
-def read(text: str) -> OutOfMemoryText:
-    [message] = read_out_of_memory(plain_text(text))
+def read(text: str) -> OutOfMemoryMessage:
+    [message] = parse_out_of_memory(strip_formatting(text))
     return message
 
 
-def numbers(message: OutOfMemoryText) -> tuple[Any, ...]:
+def numbers(message: OutOfMemoryMessage) -> tuple[Any, ...]:
     """Requested, total, free, allocated, idle, in MiB."""
     sizes = (
         message.requested_bytes,
@@ -131,10 +131,10 @@ def test_a_log_of_json_lines_is_read() -> None:
 
 
 def test_each_message_of_a_text_is_read_in_order() -> None:
-    found = read_out_of_memory("\n".join(messages.ALL))
+    found = parse_out_of_memory("\n".join(messages.ALL))
     assert len(found) == len(messages.ALL)
     assert [m.start for m in found] == sorted(m.start for m in found)
-    assert read_out_of_memory("") == ()
+    assert parse_out_of_memory("") == ()
 
 
 @given(
@@ -170,4 +170,4 @@ def test_no_text_breaks_the_reader(text: str) -> None:
         "CUDA out of memory. Tried",
         "CUDA out of memory. Tried to allocate ",
     ):
-        read_out_of_memory(plain_text(f"{start}{text}"))
+        parse_out_of_memory(strip_formatting(f"{start}{text}"))

@@ -10,19 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.applying.out_of_memory.expected_batch import PlannedBatch, parts_of
+from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch, split_batch
 from budgetfit.batches.batch_tree import describe_batch, resize_batch
-from budgetfit.batches.sample_count import count_samples, dimensions_of
+from budgetfit.batches.sample_count import count_samples, sample_dimensions
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.errors import InputError
-from tests.core.test_batch_samples import boxes, masks
+from tests.core.test_sample_count import boxes, masks
 
 # Parts with 9 rows outvote x; nothing but a name says that x has the samples.
 MISVOTING = {"x": torch.rand(4, 3), "table": torch.rand(9, 4), "other": torch.rand(9)}
 
 
 def dims(given: object, default: int = 0) -> SampleDims:
-    return SampleDims.of_argument(given, default)
+    return SampleDims.parse(given, default)
 
 
 @st.composite
@@ -57,7 +57,7 @@ def test_parts_put_together_are_the_batch(
     made: tuple[Any, dict[str, int | None], int], size: int
 ) -> None:
     batch, named, samples = made
-    parts = [tensors(part) for part in parts_of(batch, size, dims(named))]
+    parts = [tensors(part) for part in split_batch(batch, size, dims(named))]
     assert len(parts) == max(1, -(-samples // size))
     for name, whole in tensors(batch).items():
         dim = named[name]
@@ -76,12 +76,12 @@ def test_a_batch_resized_to_a_size_has_it(
     assert count_samples(batch, found) == samples
     resized = resize_batch(batch, size, dims=found)
     assert count_samples(resized, found) == size
-    assert dimensions_of(resized, found).items() >= named.items()
+    assert sample_dimensions(resized, found).items() >= named.items()
     for name, tensor in tensors(resized).items():
         if named[name] is None:
             assert tensor is tensors(batch)[name]
         else:
-            expected = PlannedBatch.of(describe_batch(batch), size, found).shapes[name]
+            expected = ExpectedBatch.of(describe_batch(batch), size, found).shapes[name]
             assert tensor.shape == expected
 
 
@@ -89,7 +89,7 @@ def test_a_batch_resized_to_a_size_has_it(
 def test_a_named_part_outvotes_all_others(given: dict[str, int | None]) -> None:
     assert count_samples(MISVOTING) == 9
     assert count_samples(MISVOTING, dims(given)) == 4
-    first, second = parts_of(MISVOTING, 3, dims(given))
+    first, second = split_batch(MISVOTING, 3, dims(given))
     assert (len(first["x"]), len(second["x"])) == (3, 1)
     assert first["table"] is second["table"] is MISVOTING["table"]
     assert resize_batch(MISVOTING, 2, dims=dims(given))["other"] is MISVOTING["other"]
@@ -100,7 +100,7 @@ def test_what_has_as_many_rows_by_chance_stays_if_it_is_named_none() -> None:
     found = dims({"class_weights": None})
     assert all(
         part["class_weights"] is batch["class_weights"]
-        for part in parts_of(batch, 2, found)
+        for part in split_batch(batch, 2, found)
     )
     assert resize_batch(batch, 3, dims=found)["x"].shape == (3, 3)
     assert count_samples({"w": torch.rand(9), **batch}, dims({"w": None})) == 4
@@ -110,15 +110,18 @@ def test_the_name_of_a_container_stands_for_all_in_it_but_what_has_its_own() -> 
     batch = {"y": torch.rand(7), "in": {"a": torch.rand(5, 2), "b": torch.rand(2, 5)}}
     found = dims({"in": 1, "in.a": 0})
     assert count_samples(batch, found) == 5
-    assert dimensions_of(batch, found) == {"y": None, "in.a": 0, "in.b": 1}
+    assert sample_dimensions(batch, found) == {"y": None, "in.a": 0, "in.b": 1}
     nothing = dims({"in": None})
-    assert dimensions_of(batch, nothing) == {"y": 0, "in.a": None, "in.b": None}
+    assert sample_dimensions(batch, nothing) == {"y": 0, "in.a": None, "in.b": None}
 
 
 def test_one_dimension_is_that_of_all_tensors() -> None:
     batch = (torch.rand(7, 4, 2), torch.rand(3, 4))
     assert count_samples(batch, dims(1)) == 4
-    assert [part[1].shape for part in parts_of(batch, 3, dims(1))] == [(3, 3), (3, 1)]
+    assert [part[1].shape for part in split_batch(batch, 3, dims(1))] == [
+        (3, 3),
+        (3, 1),
+    ]
     assert count_samples(torch.rand(5, 2), dims({"batch": 1})) == 2
     assert resize_batch(torch.rand(5, 2), 3, dims=dims(1)).shape == (5, 3)
     assert count_samples([{"image": torch.rand(3, 8)}] * 2, dims(0)) == 2
@@ -127,27 +130,27 @@ def test_one_dimension_is_that_of_all_tensors() -> None:
 def test_0_of_a_list_with_one_entry_for_each_sample_means_its_entries() -> None:
     batch = masks(3, 1, 2)
     found = dims({"mask_labels": 0, "class_labels": 0})
-    first, second = parts_of(batch, 2, found)
+    first, second = split_batch(batch, 2, found)
     assert [len(each) for each in first["mask_labels"]] == [3, 1]
     assert [len(each) for each in second["class_labels"]] == [2]
     assert len(resize_batch(batch, 5, dims=found)["class_labels"]) == 5
-    assert dimensions_of(batch, found)["mask_labels.0"] is None
+    assert sample_dimensions(batch, found)["mask_labels.0"] is None
     # Entries of any kind, where they are named: boxes and labels of each image.
     pairs = [(torch.rand(n, 4), torch.rand(n)) for n in (2, 3)]
     of_pairs = {"x": torch.rand(2, 3), "table": torch.rand(9), "targets": pairs}
-    (_, last) = parts_of(of_pairs, 1, dims({"targets": 0}))
+    (_, last) = split_batch(of_pairs, 1, dims({"targets": 0}))
     assert last["targets"] == pairs[1:]
     levels = {"levels": [torch.rand(5, 2), torch.rand(5, 4)], "x": torch.rand(5)}
     assert count_samples(levels, dims({"levels": 0})) == 5
-    cut, _ = parts_of(levels, 3, dims({"levels": 0}))
+    cut, _ = split_batch(levels, 3, dims({"levels": 0}))
     assert [each.shape for each in cut["levels"]] == [(3, 2), (3, 4)]
 
 
 def test_rows_of_boxes_go_with_their_image_unless_they_are_named() -> None:
     batch = boxes(2, 0, 1, 3)
-    first, second = parts_of(batch, 2, dims({"img": 0}))
+    first, second = split_batch(batch, 2, dims({"img": 0}))
     assert [len(part["bboxes"]) for part in (first, second)] == [2, 4]
-    kept, _ = parts_of(batch, 2, dims({"img": 0, "bboxes": None}))
+    kept, _ = split_batch(batch, 2, dims({"img": 0, "bboxes": None}))
     assert kept["bboxes"] is batch["bboxes"]
     assert len(kept["cls"]) == 2
     nodes = {"x": torch.rand(4, 3), "batch": torch.tensor([0, 0, 1, 1])}
@@ -162,7 +165,7 @@ class Sample:
 
 def test_fields_of_dataclasses_have_names_too() -> None:
     batch = (Sample(torch.rand(4, 2), torch.rand(4)),)
-    first, _ = parts_of(batch, 3, dims({"0.weights": None}))
+    first, _ = split_batch(batch, 3, dims({"0.weights": None}))
     assert first[0].x.shape == (3, 2)
     assert first[0].weights is batch[0].weights
 
@@ -182,7 +185,7 @@ def test_what_the_batch_is_not_is_refused(given: object, message: str) -> None:
     for use in (
         lambda: count_samples(MISVOTING, dims(given)),
         lambda: resize_batch(MISVOTING, 2, dims=dims(given)),
-        lambda: list(parts_of(MISVOTING, 2, dims(given))),
+        lambda: list(split_batch(MISVOTING, 2, dims(given))),
     ):
         with pytest.raises(InputError, match=message) as error:
             use()
@@ -200,5 +203,5 @@ def test_what_says_nothing_about_dimensions_is_refused(given: object) -> None:
 def test_places_of_what_is_no_tensor_are_kept_in_a_description() -> None:
     batch = (torch.rand(4, 2), True, torch.rand(4), torch.rand(9), torch.rand(9))
     found = dims({"2": 0})
-    planned = PlannedBatch.of(describe_batch(batch), 3, found)
+    planned = ExpectedBatch.of(describe_batch(batch), 3, found)
     assert planned.shapes == {"0": (3, 2), "2": (3,), "3": (9,), "4": (9,)}

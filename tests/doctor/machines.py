@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.doctor.checks import judge
+from budgetfit.doctor.checks import run_checks
 from budgetfit.doctor.facts import (
-    CardFacts,
     DriverFacts,
+    GpuFacts,
     LibraryFacts,
     Machine,
     TorchFacts,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from budgetfit.doctor.finding import Finding
 
 MIB, GIB = 2**20, 2**30
-RTX_4090 = CardFacts(
+RTX_4090 = GpuFacts(
     name="NVIDIA GeForce RTX 4090",
     capability=(8, 9),
     total_bytes=24564 * MIB,
@@ -26,10 +26,10 @@ RTX_4090 = CardFacts(
     sold_as_gb=24,
     uuid="GPU-1",
 )
-T4 = CardFacts(
+T4 = GpuFacts(
     name="Tesla T4", capability=(7, 5), total_bytes=15360 * MIB, sold_as_gb=16, ecc=True
 )
-V100 = CardFacts(name="Tesla V100", capability=(7, 0), total_bytes=16 * GIB)
+V100 = GpuFacts(name="Tesla V100", capability=(7, 0), total_bytes=16 * GIB)
 # What torch 2.13.0+cu130 was built for.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 TORCH = TorchFacts(
@@ -44,8 +44,8 @@ GOOD = Machine(
     python="3.11.7",
     torch=TORCH,
     driver=DriverFacts(version="580.95.05", cuda=(13, 0)),
-    cards=(RTX_4090,),
-    cards_on_bus=True,
+    gpus=(RTX_4090,),
+    nvidia_gpu_on_bus=True,
     libraries={
         "torch": LibraryFacts(version="2.13.0+cu130"),
         "transformers": LibraryFacts(version="5.23.0", wants=("accelerate>=1.1.0",)),
@@ -54,12 +54,12 @@ GOOD = Machine(
     cache_folder="/home/me/.cache/budgetfit/traces",
 )
 NO_CARD = replace(
-    GOOD, torch=CPU_TORCH, driver=DriverFacts(), cards=(), cards_on_bus=False
+    GOOD, torch=CPU_TORCH, driver=DriverFacts(), gpus=(), nvidia_gpu_on_bus=False
 )
 
 
 def findings(machine: Machine, **changes: Any) -> list[Finding]:  # noqa: ANN401 - fields
-    return list(judge(replace(machine, **changes)))
+    return list(run_checks(replace(machine, **changes)))
 
 
 def bad(machine: Machine, **changes: Any) -> list[Finding]:  # noqa: ANN401 - fields

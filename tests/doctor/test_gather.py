@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.doctor import gather, gather_gpu, probe, subprocesses
-from budgetfit.doctor.facts import CardFacts
+from budgetfit.doctor import gather, gather_gpu, import_library, subprocesses
+from budgetfit.doctor.facts import GpuFacts
 from budgetfit.errors import InputError
 from tests.doctor.machines import GOOD, MIB
 
@@ -49,10 +49,10 @@ def test_cards_driver_and_processes_are_read_from_nvidia_smi(
 ) -> None:
     fake_smi(tmp_path, old=old)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    driver, cards, processes = gather_gpu.gather_cards()
+    driver, cards, processes = gather_gpu.gather_gpus()
     assert (driver.version, driver.cuda) == ("550.54.14", (12, 4))
     assert cards == (
-        CardFacts(
+        GpuFacts(
             name="Tesla T4",
             capability=(7, 5),  # an old driver does not tell: from the card table
             total_bytes=15360 * MIB,
@@ -78,14 +78,14 @@ def test_a_failing_nvidia_smi_is_a_fact_and_no_error(
     path.write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = gather_gpu.gather_cards()
+    found = gather_gpu.gather_gpus()
     assert found.driver.error == "Failed to initialize NVML"
-    assert found.cards == ()
+    assert found.gpus == ()
 
 
 def test_without_nvidia_smi_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather_gpu.shutil, "which", lambda *_, **__: None)
-    assert gather_gpu.gather_cards().driver.version == ""
+    assert gather_gpu.gather_gpus().driver.version == ""
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_library_that_breaks_in_any_way_is_a_fact(
 ) -> None:
     (tmp_path / "torchvision.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    error = subprocesses.probe_library("torchvision")["error"]
+    error = subprocesses.import_in_subprocess("torchvision")["error"]
     assert words in error
     assert bool(words) is bool(error)
 
@@ -114,10 +114,10 @@ def test_a_library_that_hangs_is_given_up(
     (tmp_path / "torchaudio.py").write_text("import time; time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(subprocesses, "IMPORT_LIMIT_S", 0.3)
-    answer = subprocesses.probe_library("torchaudio")
-    assert answer == {"unanswered": "no answer within 0 s"}
-    assert gather._library("torchaudio", "2.11", answer).unanswered  # noqa: SLF001
-    assert gather._torch("2.11", answer).unanswered  # noqa: SLF001
+    answer = subprocesses.import_in_subprocess("torchaudio")
+    assert answer == {"import_timeout": "no answer within 0 s"}
+    assert gather._library("torchaudio", "2.11", answer).import_timeout  # noqa: SLF001
+    assert gather._torch("2.11", answer).import_timeout  # noqa: SLF001
 
 
 def test_bitsandbytes_tells_why_its_own_library_was_not_loaded(
@@ -131,21 +131,21 @@ def test_bitsandbytes_tells_why_its_own_library_was_not_loaded(
         "lib = ErrorHandlerMock()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    answer = subprocesses.probe_library("bitsandbytes")
+    answer = subprocesses.import_in_subprocess("bitsandbytes")
     assert answer == {"error": "No compatible CUDA binary"}
     (package / "cextension.py").write_text("lib = object()\n")
-    assert subprocesses.probe_library("bitsandbytes") == {"error": ""}
+    assert subprocesses.import_in_subprocess("bitsandbytes") == {"error": ""}
 
 
 def test_torch_tells_what_it_was_built_for() -> None:
-    found = probe.torch_facts()
+    found = import_library.torch_facts()
     assert json.loads(json.dumps(found)) == found
     assert {"version", "cuda", "hip", "available", "tf32"} <= found.keys()
 
 
 def test_the_probe_starts_without_budgetfit() -> None:
     code = (
-        f"import runpy, sys; runpy.run_path({probe.__file__!r}); "
+        f"import runpy, sys; runpy.run_path({import_library.__file__!r}); "
         "print([name for name in sys.modules if name.split('.')[0] in "
         "('budgetfit', 'torch', 'numpy')])"
     )
@@ -156,15 +156,15 @@ def test_the_probe_starts_without_budgetfit() -> None:
 
 
 def test_a_named_card_is_the_tables_or_this_machines() -> None:
-    assumed = gather.with_card(GOOD, "h100-80gb")
+    assumed = gather.with_gpu(GOOD, "h100-80gb")
     assert assumed.assumed
-    assert assumed.cards[0].capability == (9, 0)
+    assert assumed.gpus[0].capability == (9, 0)
     assert assumed.driver.version == ""
-    real = gather.with_card(GOOD, "rtx4090")
+    real = gather.with_gpu(GOOD, "rtx4090")
     assert not real.assumed
-    assert real.cards == GOOD.cards
+    assert real.gpus == GOOD.gpus
     with pytest.raises(InputError, match=r"not in the card table\. Nearest"):
-        gather.with_card(GOOD, "rtx-9999")
+        gather.with_gpu(GOOD, "rtx-9999")
 
 
 def test_requirements_are_those_of_the_package() -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import budgetfit
-from budgetfit.cli.parsing import name_or_blocks, names, one_or_list
+from budgetfit.cli.parsing import one_or_list, policy_or_blocks, split_names
 from budgetfit.core.units import parse_bytes
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache.cache import CACHE_VARIABLE
@@ -194,8 +194,8 @@ def test_any_text_is_a_card_or_refused(text: str) -> None:
 @given(text=st.text(max_size=40))
 def test_any_word_of_the_command_line_is_read(text: str) -> None:
     assert one_or_list(text) or not text
-    assert isinstance(name_or_blocks(text), (str, list))
-    assert all(names(text))
+    assert isinstance(policy_or_blocks(text), (str, list))
+    assert all(split_names(text))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

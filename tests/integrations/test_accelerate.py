@@ -142,7 +142,7 @@ def test_only_what_the_installed_accelerate_knows_is_written(
     import dataclasses  # noqa: PLC0415
 
     old = dataclasses.make_dataclass("ClusterConfig", ["num_processes", "use_cpu"])
-    monkeypatch.setattr(accelerate_module, "find_attribute", lambda *_: old)
+    monkeypatch.setattr(accelerate_module, "import_attribute", lambda *_: old)
 
     config = plan_for(tiny_model("gpt2")).to_accelerate_config()
 

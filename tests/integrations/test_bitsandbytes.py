@@ -8,22 +8,22 @@ from torch import nn
 
 import budgetfit
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
-from budgetfit.applying.quantized_layers.nf4_linear import PackedLinear, parameter_count
+from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.integrations.peft import adapted, adapted_on_meta
+from budgetfit.integrations.peft import adapted_meta_copy, attach_adapters
 from budgetfit.integrations.quantization import bitsandbytes_layers as layers
 from budgetfit.integrations.quantization.bitsandbytes import (
-    is_quantised,
+    is_quantized,
     loading_peak_bytes,
     stored_bytes,
-    with_stand_ins,
+    with_traceable_layers,
 )
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantise
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.integrations.quantization.bitsandbytes_layers import quantize
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.integrations.adapters import QUIET, adapter, base, batch, config, trained
 
 if TYPE_CHECKING:
@@ -89,15 +89,15 @@ def test_bytes_are_those_of_the_librarys_own_weights(
 ) -> None:
     with torch.device("meta"):
         model = One(*shape, dtype)
-    quantise(model, how)
+    quantize(model, how)
     on_meta = stored_bytes(model.layer.weight)
     assert on_meta == real_bytes(shape, how, dtype)
-    assert stand_in_bytes(with_stand_ins(model).layer) == on_meta  # type: ignore[arg-type]
+    assert stand_in_bytes(with_traceable_layers(model).layer) == on_meta  # type: ignore[arg-type]
     # And so does a model whose weights are quantised already.
     weights = One(*shape, dtype)
-    quantise(weights, how)
+    quantize(weights, how)
     assert stored_bytes(weights.layer.weight) == on_meta
-    assert stand_in_bytes(with_stand_ins(weights).layer) == on_meta  # type: ignore[arg-type]
+    assert stand_in_bytes(with_traceable_layers(weights).layer) == on_meta  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_a_whole_adapter_model_weighs_what_the_real_one_does(
         double_quantization=how.double_quantization,
         prepare_for_kbit=prepared,
     )
-    planned, notes = adapted_on_meta(base("meta"), wanted)
-    real = adapted(base(), wanted)
-    assert is_quantised(real)
+    planned, notes = adapted_meta_copy(base("meta"), wanted)
+    real = attach_adapters(base(), wanted)
+    assert is_quantized(real)
     assert {n: (p.dtype, p.nbytes) for n, p in planned.named_parameters()} == {
         n: (p.dtype, p.nbytes) for n, p in real.named_parameters()
     }
     assert trained(planned) == trained(real)
     assert parameter_count(planned) == parameter_count(real)
     # The real model itself handed in is planned with the same stand-ins.
-    again = with_stand_ins(real)
+    again = with_traceable_layers(real)
     assert {n: b.nbytes for n, b in again.named_buffers()} == {
         n: b.nbytes for n, b in planned.named_buffers()
     }
@@ -132,7 +132,7 @@ def test_a_whole_adapter_model_weighs_what_the_real_one_does(
 
 
 def test_the_users_quantised_model_is_not_changed_by_planning() -> None:
-    model = adapted(base(), FOUR_BITS)
+    model = attach_adapters(base(), FOUR_BITS)
     before = {n: (p, p.data_ptr()) for n, p in model.named_parameters()}
     classes = [type(module) for module in model.modules()]
     plan = budgetfit.plan(
@@ -153,9 +153,9 @@ def test_the_users_quantised_model_is_not_changed_by_planning() -> None:
 
 @pytest.mark.parametrize("how", [FOUR_BITS, EIGHT_BITS], ids=["nf4", "int8"])
 def test_gradients_go_to_the_adapters_alone(how: Adapter) -> None:
-    model, _ = adapted_on_meta(base("meta"), how)
-    subject = Subject(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
-    trace = Traces(subject.with_found_blocks()).exact(
+    model, _ = adapted_meta_copy(base("meta"), how)
+    workload = Workload(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
+    trace = TraceSession(workload.with_found_blocks()).exact(
         Recipe(batch_size=2, precision="bf16-mixed", optimizer="sgd")
     )
     gradients = trace.category == CATEGORIES.index("gradients")
@@ -189,26 +189,26 @@ def test_qlora_has_a_line_for_what_peft_turns_into_fp32() -> None:
 
 def test_the_head_and_tied_weights_stay_as_they_are() -> None:
     model = base("meta")
-    quantise(model, FOUR_BITS)
+    quantize(model, FOUR_BITS)
     kinds = {n: type(m).__name__ for n, m in model.named_modules()}
     assert kinds["lm_head"] == "Linear"
     assert kinds["model.layers.0.mlp.up_proj"] == "Linear4bit"
-    stand_in = with_stand_ins(model).get_submodule("model.layers.0.mlp.up_proj")
-    assert isinstance(stand_in, PackedLinear)
+    stand_in = with_traceable_layers(model).get_submodule("model.layers.0.mlp.up_proj")
+    assert isinstance(stand_in, Nf4Linear)
 
 
 def test_a_model_without_such_layers_comes_back_itself() -> None:
     model = base("meta")
-    assert with_stand_ins(model) is model
-    assert not is_quantised(model)
+    assert with_traceable_layers(model) is model
+    assert not is_quantized(model)
     assert loading_peak_bytes(model) is None
 
 
 def test_loading_holds_the_largest_weight_in_both_forms() -> None:
     with torch.device("meta"):
         model = One(512, 1024, torch.bfloat16)
-    quantise(model, FLAT)
-    model = with_stand_ins(model)
+    quantize(model, FLAT)
+    model = with_traceable_layers(model)
     stored = 512 * 1024 // 2 + 512 * 1024 // 64 * 4 + 16 * 4 + 512 * 2
     assert loading_peak_bytes(model) == stored + 512 * 1024 * 2
 
@@ -216,14 +216,14 @@ def test_loading_holds_the_largest_weight_in_both_forms() -> None:
 def test_layers_that_quantise_in_every_step_are_refused() -> None:
     model = nn.Sequential(bnb.nn.Linear8bitLt(8, 8))
     with pytest.raises(InputError, match="has_fp16_weights=True cannot be planned"):
-        with_stand_ins(model)
+        with_traceable_layers(model)
 
 
 def test_int8_layers_get_their_stand_in() -> None:
     model = nn.Sequential(
         bnb.nn.Linear8bitLt(8, 12, has_fp16_weights=False, threshold=6.0)
     ).to("cpu")
-    stand_in = with_stand_ins(model)[0]  # type: ignore[index]
+    stand_in = with_traceable_layers(model)[0]  # type: ignore[index]
     assert isinstance(stand_in, Int8Linear)
     assert (stand_in.in_features, stand_in.out_features) == (8, 12)
     assert stand_in.threshold == 6.0
@@ -238,9 +238,9 @@ def test_without_bitsandbytes_the_error_names_it(
     model = base("meta")
     monkeypatch.setattr(layers.importlib, "import_module", missing)
     with pytest.raises(InputError, match="pip install bitsandbytes"):
-        quantise(model, FOUR_BITS)
+        quantize(model, FOUR_BITS)
 
 
 def test_a_model_without_linear_layers_cannot_be_quantised() -> None:
     with pytest.raises(InputError, match="has no linear layer to quantise"):
-        quantise(nn.Sequential(nn.Conv2d(3, 3, 3)), FOUR_BITS)
+        quantize(nn.Sequential(nn.Conv2d(3, 3, 3)), FOUR_BITS)

@@ -84,7 +84,7 @@ def test_a_deepspeed_without_autocast_gets_its_older_block(
 ) -> None:
     monkeypatch.setattr(deepspeed_module, "find_spec", lambda _: object())
     old = types.SimpleNamespace()
-    monkeypatch.setattr(deepspeed_module, "find_attribute", lambda *_: old)
+    monkeypatch.setattr(deepspeed_module, "import_attribute", lambda *_: old)
     plan = plan_for(tiny_model("gpt2"), precision="bf16-mixed")
 
     config = plan.to_deepspeed_config()

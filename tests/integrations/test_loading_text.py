@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from budgetfit.integrations.peft import adapted, code
+from budgetfit.integrations.peft import attach_adapters, loading_code
 from budgetfit.integrations.source_code.common import import_block
 from budgetfit.integrations.source_code.model_loading import (
     load_model_text,
@@ -125,7 +125,7 @@ def test_the_printed_function_quantises_as_planned(
 ) -> None:
     pytest.importorskip("bitsandbytes")
     base().save_pretrained(tmp_path)
-    expected = adapted(base(), wanted)
+    expected = attach_adapters(base(), wanted)
 
     model = names_of(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
 
@@ -228,6 +228,6 @@ def test_the_lines_of_an_error_do_what_they_say(tmp_path: Path) -> None:
         "AutoModelForCausalLM": transformers.AutoModelForCausalLM,
         "name": str(tmp_path),
     }
-    exec(code(adapter("lora", lora_r=4)), names)  # noqa: S102
+    exec(loading_code(adapter("lora", lora_r=4)), names)  # noqa: S102
 
     assert len(trained(names["model"])) == 2 * 7 * CONFIG["num_hidden_layers"]

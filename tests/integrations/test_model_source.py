@@ -20,7 +20,7 @@ def test_a_module_is_handed_through_untouched() -> None:
     assert not model.training
     assert resolved.name == "Linear"
     assert resolved.source == "the given module"
-    assert resolved.materialise is None
+    assert resolved.materialize is None
 
 
 def test_a_module_on_meta_is_said_to_be() -> None:
@@ -41,7 +41,7 @@ def test_a_config_a_folder_and_a_path_object_are_built_on_meta() -> None:
         resolved = resolve_model(model)
         assert isinstance(resolved.model, transformers.GPT2LMHeadModel)
         assert all(p.is_meta for p in resolved.model.parameters())
-        assert resolved.materialise is not None
+        assert resolved.materialize is not None
 
 
 def test_a_factory_is_called() -> None:

@@ -14,15 +14,15 @@ from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations import peft as adapters
 from budgetfit.integrations.peft import (
-    adapted_on_meta,
-    adapters_on,
-    code,
-    to_trace,
-    with_adapters,
+    adapted_meta_copy,
+    attached_adapters,
+    ensure_adapters,
+    loading_code,
+    traceable_model,
 )
-from budgetfit.planning.alternatives.lora_estimate import LoraLinear, lora_twin
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.planning.alternatives.lora_estimate import LoraLinear, lora_workload
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.integrations.adapters import (
     QUIET,
     adapter,
@@ -59,7 +59,7 @@ def real(**more: Any) -> nn.Module:  # noqa: ANN401
 def test_names_shapes_dtypes_and_bytes_are_those_of_pefts_own_model(
     planned: dict[str, Any], made: dict[str, Any]
 ) -> None:
-    on_meta, notes = adapted_on_meta(base("meta"), adapter(**planned))
+    on_meta, notes = adapted_meta_copy(base("meta"), adapter(**planned))
     model = real(**made)
     assert stored(on_meta) == stored(model)
     assert trained(on_meta) == trained(model)
@@ -73,14 +73,14 @@ def test_llama_8b_trains_the_parameters_that_are_known_of_it() -> None:
     big_config = LlamaConfig(num_hidden_layers=32, **settings, **heads)
     with torch.device("meta"):
         big = LlamaForCausalLM(big_config)
-    model, _ = adapted_on_meta(big, adapter(lora_r=16))
+    model, _ = adapted_meta_copy(big, adapter(lora_r=16))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 41_943_040
 
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_base_loaded_for_evaluation_trains_as_a_whole(*, trains: bool) -> None:
     model = base().train(trains)
-    with adapters_on(model, adapter()) as adapted:
+    with attached_adapters(model, adapter()) as adapted:
         modes = {module.training for module in adapted.modules()}
         assert modes == {trains}
         with Run(adapted, Recipe(batch_size=2)) as run:
@@ -157,7 +157,7 @@ def test_equal_blocks_with_adapters_are_seen_to_be_equal() -> None:
     """peft notes each layer's name in it; a twin with fewer blocks needs equal ones."""
     model = real()
     noted = [m.kwargs["target_name"] for m in model.modules() if hasattr(m, "lora_A")]
-    copied = to_trace(model)
+    copied = traceable_model(model)
     assert len(set(noted)) == len(noted) == 21
     assert not any("target_name" in vars(m).get("kwargs", ()) for m in copied.modules())
     kept = [m.kwargs["target_name"] for m in model.modules() if hasattr(m, "lora_A")]
@@ -165,9 +165,9 @@ def test_equal_blocks_with_adapters_are_seen_to_be_equal() -> None:
 
 
 def test_under_autocast_adapters_do_not_copy_their_inputs_to_fp32() -> None:
-    model, _ = adapted_on_meta(base("meta"), adapter())
-    subject = Subject(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
-    traces = Traces(subject.with_found_blocks())
+    model, _ = adapted_meta_copy(base("meta"), adapter())
+    workload = Workload(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
+    traces = TraceSession(workload.with_found_blocks())
     mixed = traces.exact(Recipe(batch_size=2, precision="bf16-mixed"))
     as_is = traces.exact(Recipe(batch_size=2, precision="as-is"))
     # As is, the input of each of 21 adapters becomes fp32; 2 x 16 tokens.
@@ -177,8 +177,8 @@ def test_under_autocast_adapters_do_not_copy_their_inputs_to_fp32() -> None:
 
 def test_the_stand_in_of_the_alternatives_row_adapts_what_peft_adapts() -> None:
     model = base("meta")
-    subject = Subject(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
-    twin = lora_twin(subject.with_found_blocks(), torch.bfloat16)
+    workload = Workload(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
+    twin = lora_workload(workload.with_found_blocks(), torch.bfloat16)
     assert twin is not None
     own = {
         name: (module.lora_A.weight.shape, module.lora_B.weight.shape)
@@ -201,14 +201,14 @@ def test_the_stand_in_of_the_alternatives_row_adapts_what_peft_adapts() -> None:
 
 def test_adapters_on_adapters_and_modules_that_are_not_there_are_refused() -> None:
     with pytest.raises(InputError, match="has adapters already"):
-        adapted_on_meta(real(), adapter())
+        adapted_meta_copy(real(), adapter())
     with pytest.raises(InputError, match="peft cannot adapt the model: Target modules"):
-        adapted_on_meta(base("meta"), adapter(target_modules=["nothing"]))
+        adapted_meta_copy(base("meta"), adapter(target_modules=["nothing"]))
 
 
 def test_a_model_with_adapters_is_trained_without_more_of_them() -> None:
     model = real()
-    found, give_back = with_adapters(model, adapter())
+    found, give_back = ensure_adapters(model, adapter())
     give_back()
     assert found is model
 
@@ -216,13 +216,13 @@ def test_a_model_with_adapters_is_trained_without_more_of_them() -> None:
 def test_a_quantised_plan_says_how_to_load_the_model() -> None:
     wanted = adapter("qlora")
     with pytest.raises(InputError) as refused:
-        with_adapters(base(), wanted)
+        ensure_adapters(base(), wanted)
     assert "this model is not quantised" in str(refused.value)
-    assert code(wanted) in str(refused.value)
-    assert "bnb_4bit_use_double_quant=True" in code(wanted)
-    compile(code(wanted), "code", "exec")
-    compile(code(adapter("lora", quantization="int8")), "code", "exec")
-    compile(code(adapter()), "code", "exec")
+    assert loading_code(wanted) in str(refused.value)
+    assert "bnb_4bit_use_double_quant=True" in loading_code(wanted)
+    compile(loading_code(wanted), "code", "exec")
+    compile(loading_code(adapter("lora", quantization="int8")), "code", "exec")
+    compile(loading_code(adapter()), "code", "exec")
 
 
 def test_without_peft_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_without_peft_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
     model = copy.deepcopy(base("meta"))
     monkeypatch.setattr(adapters.importlib, "import_module", missing)
     with pytest.raises(InputError, match="pip install peft"):
-        adapted_on_meta(model, adapter())
+        adapted_meta_copy(model, adapter())
 
 
 def test_an_estimate_of_given_settings_takes_adapters_too() -> None:

@@ -18,7 +18,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.integrations.exports import every_n_layers as plain_module
 from budgetfit.integrations.exports import trainer as trainer_module
 from budgetfit.integrations.exports.every_n_layers import (
-    plain_checkpointing,
+    trainer_checkpointing,
 )
 from budgetfit.planning.search.every_nth_block import every_nth
 from tests.integrations.adapters import QUIET as QUIET_PEFT
@@ -165,7 +165,7 @@ def test_a_plan_that_keeps_everything_promises_no_recomputation() -> None:
 def test_a_row_that_is_as_fast_stands_in_for_a_plan_that_cannot_be_said() -> None:
     model = tiny_model("llama")
     row = second(model, ms=6600 * 1.009, batch_size=2, gradient_accumulation_steps=3)
-    found = plain_checkpointing(offloading(model, row))
+    found = trainer_checkpointing(offloading(model, row))
 
     assert found is not None
     assert (found.every, found.plan.recipe) == (2, row.estimate.recipe)
@@ -179,7 +179,7 @@ def test_a_row_that_is_as_fast_stands_in_for_a_plan_that_cannot_be_said() -> Non
 def test_the_fastest_of_such_rows_is_taken() -> None:
     model = tiny_model("llama")
     rows = [second(model, ms=6600.0 * more) for more in (1.008, 0.999, 1.004)]
-    found = plain_checkpointing(offloading(model, *rows))
+    found = trainer_checkpointing(offloading(model, *rows))
     assert found is not None
     assert found.plan.estimate.step_ms == pytest.approx(6600 * 0.999)
 
@@ -216,7 +216,7 @@ def odd_blocks(model: nn.Module) -> tuple[Segment, ...]:
 def test_other_rows_are_not(kind: str) -> None:
     model = tiny_model("llama")
     plan = offloading(model, not_taken(model)[kind])
-    assert plain_checkpointing(plan) is None
+    assert trainer_checkpointing(plan) is None
     assert "callbacks=[plan.trainer_callback()]" in trainer_module.export_text(
         plan, "plan.json"
     )
@@ -224,8 +224,8 @@ def test_other_rows_are_not(kind: str) -> None:
 
 def test_a_library_that_cuts_the_loss_itself_takes_plans_in_parts() -> None:
     plan = every(tiny_model("llama"), 2, loss_chunks=4)
-    assert plain_checkpointing(plan) is None
-    found = plain_checkpointing(plan, cuts_loss=True)
+    assert trainer_checkpointing(plan) is None
+    found = trainer_checkpointing(plan, cuts_loss=True)
     assert found is not None
     assert found.every == 2
 
@@ -242,13 +242,13 @@ def test_another_count_than_transformers_needs_the_callback() -> None:
         estimate=replace(plan.estimate, recipe=recipe),
         model=replace(plan.model, blocks=some),
     )
-    assert plain_checkpointing(plan) is None
+    assert trainer_checkpointing(plan) is None
 
 
 def test_without_the_model_nothing_is_promised() -> None:
     model = tiny_model("llama")
-    assert plain_checkpointing(replace(every(model, 2), source=None)) is None
-    assert plain_checkpointing(replace(every(model, 0), source=None)) is not None
+    assert trainer_checkpointing(replace(every(model, 2), source=None)) is None
+    assert trainer_checkpointing(replace(every(model, 0), source=None)) is not None
 
 
 def test_a_transformers_that_cannot_count_gets_the_callback(
@@ -260,24 +260,24 @@ def test_a_transformers_that_cannot_count_gets_the_callback(
     def old(self: Any, activation_checkpointing_kwargs: Any = None) -> None: ...
 
     monkeypatch.setattr(kind, "activation_checkpointing_enable", old)
-    assert plain_checkpointing(every(model, 2)) is None
-    assert plain_checkpointing(every(model, 1)) is not None
+    assert trainer_checkpointing(every(model, 2)) is None
+    assert trainer_checkpointing(every(model, 1)) is not None
 
 
 def test_pure_bf16_needs_the_callback_where_loading_is_not_enough() -> None:
     model = tiny_model("llama")
     plan = every(model, 2, precision="bf16")
-    assert plain_checkpointing(plan) is not None
-    assert plain_checkpointing(replace(plan, adapter=adapter("lora"))) is None
+    assert trainer_checkpointing(plan) is not None
+    assert trainer_checkpointing(replace(plan, adapter=adapter("lora"))) is None
     batch = {**plan.model.batch, "pixel_values": ((2, 3, 8, 8), "torch.float32")}
     seen = replace(plan, model=replace(plan.model, batch=batch))
-    assert plain_checkpointing(seen) is None
+    assert trainer_checkpointing(seen) is None
 
 
 def test_an_optimizer_of_the_plans_own_needs_the_plan() -> None:
     model = tiny_model("llama")
     plan = every(model, 0, optimizer_in_backward=True, gradient_accumulation_steps=1)
     text = trainer_module.export_text(plan, "plan.json")
-    assert plain_checkpointing(plan) is None
+    assert trainer_checkpointing(plan) is None
     assert "optimizers=(plan.make_optimizer(" in text
-    assert plain_module.MOST_SLOWER == 0.01
+    assert plain_module.MAX_SLOWDOWN == 0.01

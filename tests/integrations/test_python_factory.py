@@ -99,7 +99,7 @@ def test_a_class_and_its_classmethod_are_factories_too(file: Path, name: str) ->
 def test_a_ready_module_is_taken_as_it_is(file: Path) -> None:
     resolved = load_factory(f"{file}:ready")
     assert not resolved.model.weight.is_meta
-    assert resolved.materialise is None
+    assert resolved.materialize is None
     assert resolved.name == "ready"
 
 
@@ -114,10 +114,10 @@ def test_a_factory_that_needs_values_is_called_again_on_the_cpu(file: Path) -> N
 
 
 def test_a_factory_builds_real_weights_on_request(file: Path) -> None:
-    materialise = load_factory(f"{file}:build").materialise
-    assert materialise is not None
-    assert materialise("cpu").weight.isfinite().all()
-    assert materialise("cpu", torch.bfloat16).weight.dtype is torch.bfloat16
+    materialize = load_factory(f"{file}:build").materialize
+    assert materialize is not None
+    assert materialize("cpu").weight.isfinite().all()
+    assert materialize("cpu", torch.bfloat16).weight.dtype is torch.bfloat16
 
 
 def test_planning_a_factory_leaves_the_random_state(file: Path) -> None:
@@ -129,7 +129,7 @@ def test_planning_a_factory_leaves_the_random_state(file: Path) -> None:
 def test_what_the_code_prints_does_not_mix_into_the_answer(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load_factory(f"{file}:build").materialise()
+    load_factory(f"{file}:build").materialize()
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "made of print" in printed.err

@@ -54,8 +54,8 @@ def test_a_timm_config_builds_its_architecture_without_pretrained_weights(
     )
     assert resolved.model.weight.is_meta
     assert make_batch(resolved.model).batch.shape == (2, 1, 96, 96)
-    assert resolved.materialise is not None
-    assert resolved.materialise("cpu", torch.float16).weight.dtype is torch.float16
+    assert resolved.materialize is not None
+    assert resolved.materialize("cpu", torch.float16).weight.dtype is torch.float16
 
 
 def test_without_timm_its_config_is_refused_with_the_command_to_install_it(

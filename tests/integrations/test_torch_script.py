@@ -409,9 +409,9 @@ def test_training_continues_from_what_was_saved(tmp_path: Path) -> None:
 def test_every_optimizer_is_the_one_that_apply_builds(
     name: str, tmp_path: Path
 ) -> None:
-    if name in bitsandbytes.RULES:
+    if name in bitsandbytes.SPECS:
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    if name in torchao.RULES:
+    if name in torchao.SPECS:
         pytest.importorskip("torchao", reason="torchao is not installed")
     if name == cpu_offload.NAME:
         pytest.skip("it needs a card")
@@ -572,7 +572,7 @@ def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
 
 def test_a_model_planned_from_a_config_in_memory_is_built_from_it() -> None:
     resolved = resolve_model(transformers.LlamaConfig(**LLAMA))
-    source = SimpleNamespace(model=None, materialise=resolved.materialise)
+    source = SimpleNamespace(model=None, materialize=resolved.materialize)
 
     made = opened(sample_plan(source=source)).build_model()
 

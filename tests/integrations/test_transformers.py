@@ -112,14 +112,14 @@ def test_the_same_random_weights_are_built_every_time_on_any_device_and_dtype(
 ) -> None:
     resolved = load_model_on_meta(write(LLAMA))
     state = torch.random.get_rng_state()
-    assert resolved.materialise is not None
-    first, second = resolved.materialise("cpu"), resolved.materialise("cpu")
+    assert resolved.materialize is not None
+    first, second = resolved.materialize("cpu"), resolved.materialize("cpu")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert {p.dtype for p in first.parameters()} == {torch.bfloat16}
     weights = zip(first.parameters(), second.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in weights)
     assert parameter_count(first) == LLAMA_PARAMETERS
-    wide = resolved.materialise("cpu", torch.float32)
+    wide = resolved.materialize("cpu", torch.float32)
     assert {p.dtype for p in wide.parameters()} == {torch.float32}
     ids = torch.zeros(2, 4, dtype=torch.int64)
     assert wide(input_ids=ids, labels=ids).loss.isfinite()

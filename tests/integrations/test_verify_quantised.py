@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantise
+from budgetfit.integrations.quantization.bitsandbytes_layers import quantize
 from tests.integrations.adapters import QUIET, adapter, base, batch
 
 pytest.importorskip("bitsandbytes")
@@ -16,7 +16,7 @@ pytestmark = QUIET
 
 def test_a_model_that_was_loaded_for_evaluation_is_as_before() -> None:
     model = base()
-    quantise(model, adapter(method="qlora"), "cpu")
+    quantize(model, adapter(method="qlora"), "cpu")
     model.eval()  # as from_pretrained leaves it; some CPUs then pack weights anew
     before = [(p, p.detach().clone(), p.requires_grad) for p in model.parameters()]
     asked = {"gpu": "t4", "batch": batch(), "batch_size": 2, "method": "qlora"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from budgetfit.tracing.op_signature import MOST_CALLS, Calls
+from budgetfit.tracing.call_cache import MAX_CACHED_CALLS, CallCache
 from tests.leaks.process import held, memory
 from tests.leaks.work import WORK
 
@@ -25,11 +25,11 @@ def test_the_third_time_leaves_what_the_second_left(piece) -> None:  # type: ign
 
 
 def test_what_is_remembered_of_calls_has_a_bound() -> None:
-    calls: Calls[int] = Calls()
-    for number in range(MOST_CALLS + 10):
+    calls: CallCache[int] = CallCache()
+    for number in range(MAX_CACHED_CALLS + 10):
         calls.keep((number,), number)
 
-    assert len(calls) <= MOST_CALLS
+    assert len(calls) <= MAX_CACHED_CALLS
 
 
 @pytest.mark.skipif(not memory(), reason="needs Linux's /proc")

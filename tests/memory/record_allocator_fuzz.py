@@ -6,7 +6,7 @@
 Must run where ``torch.cuda`` works: on a real card, or on a null driver (PyTorch's
 CUDA build without a GPU, whose host code runs and whose kernels do not), which also
 offers devices small enough for out-of-memory errors. The settings are those of the
-environment. Nothing of budgetfit is used; `test_caching_allocator_recordings.py`
+environment. Nothing of budgetfit is used; `test_reference_allocator_recordings.py`
 replays the recordings. On a real card `device_bytes` is what was free at the start;
 how much of the last MiB the driver can hand out is its own affair, so stay clear of
 the limit there with `--largest-bytes`.

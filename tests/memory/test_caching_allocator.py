@@ -1,284 +1,125 @@
-"""The caching allocator: worked examples."""
+"""The quick allocator against the full one, event by event."""
 
 from __future__ import annotations
 
-import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.memory.reference_allocator.allocator import (
-    CachingAllocator,
+    Block,
     OutOfMemory,
+    ReferenceAllocator,
     round_bytes,
 )
 
 MIB = 1 << 20
 GIB = 1 << 30
 
-
-def state_mib(allocator: CachingAllocator) -> tuple[float, float]:
-    """Allocated and reserved MiB."""
-    return allocator.allocated_bytes / MIB, allocator.reserved_bytes / MIB
-
-
-# ---- Worked examples: rounding and segments (M6)
-
-
-def test_requests_are_rounded_up_to_512_bytes() -> None:
-    sizes_bytes = [0, 1, 511, 512, 513, 1024, MIB - 1]
-    assert [round_bytes(size) for size in sizes_bytes] == [
-        0, 512, 512, 512, 1024, 1024, MIB,
-    ]  # fmt: skip
-
-
-def test_zero_bytes_take_nothing_and_can_be_freed() -> None:
-    allocator = CachingAllocator(GIB)
-    block = allocator.malloc(0)
-    assert block is None
-    allocator.free(block)
-    assert state_mib(allocator) == (0, 0)
-
-
-def test_a_small_request_takes_a_2_mib_segment_that_the_next_ones_share() -> None:
-    allocator = CachingAllocator(GIB)
-    allocator.malloc(1)
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (512, 2 * MIB)
-    allocator.malloc(MIB)  # the last size of the small pool: 1 MiB + 512 of 2 MiB
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
-        MIB + 512,
-        2 * MIB,
-    )
-    allocator.malloc(MIB)  # only 1 MiB - 512 is left: a second segment
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
-        2 * MIB + 512,
-        4 * MIB,
-    )
-
-
-def test_requests_between_1_and_10_mib_share_20_mib_segments() -> None:
-    allocator = CachingAllocator(GIB)
-    allocator.malloc(MIB + 1)  # the first size of the large pool
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
-        MIB + 512,
-        20 * MIB,
-    )
-    allocator.malloc(10 * MIB - 512)  # the last that shares: 11 of 20 MiB
-    assert state_mib(allocator) == (11, 20)
-    allocator.malloc(9 * MIB)  # the rest, exactly
-    assert state_mib(allocator) == (20, 20)
-    allocator.malloc(2 * MIB)
-    assert state_mib(allocator) == (22, 40)
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "segment_mib"),
-    [(10 * MIB, 10), (10 * MIB + 1, 12), (12 * MIB, 12), (101 * MIB, 102)],
+sizes = st.one_of(
+    st.integers(0, 4096),
+    st.integers(1, 4 * MIB),
+    st.integers(1, 40).map(lambda mib: mib * MIB),
+    st.integers(1, 200 * MIB),
 )
-def test_a_request_from_10_mib_on_gets_a_segment_rounded_up_to_2_mib(
-    request_bytes: int, segment_mib: int
-) -> None:
-    allocator = CachingAllocator(GIB)
-    allocator.malloc(request_bytes)
-    assert allocator.reserved_bytes == segment_mib * MIB
-
-
-# ---- Worked examples: splitting and joining (M9)
-
-
-def test_a_rest_of_1_mib_is_not_split_off_and_counts_as_allocated() -> None:
-    allocator = CachingAllocator(GIB)
-    block = allocator.malloc(11 * MIB)  # segment of 12 MiB, rest of 1 MiB
-    assert state_mib(allocator) == (12, 12)
-    assert block is not None
-    assert block.size_bytes == 12 * MIB
-    allocator.free(block)
-    assert state_mib(allocator) == (0, 12)
-
-
-def test_a_rest_just_above_1_mib_is_split_off_and_serves_the_next_request() -> None:
-    allocator = CachingAllocator(GIB)
-    allocator.malloc(11 * MIB - 512)  # rest of 1 MiB + 512
-    assert allocator.allocated_bytes == 11 * MIB - 512
-    allocator.malloc(MIB + 512)
-    assert state_mib(allocator) == (12, 12)
-
-
-def test_the_small_pool_splits_off_even_512_bytes() -> None:
-    allocator = CachingAllocator(GIB)
-    for _ in range(3):
-        allocator.malloc(MIB - 512)  # twice, and 1024 bytes are left; then anew
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
-        3 * MIB - 1536,
-        4 * MIB,
-    )
-    allocator.malloc(1024)  # exactly the rest of the first segment
-    allocator.malloc(512)
-    assert allocator.reserved_bytes == 4 * MIB
-
-
-def test_best_fit_has_no_upper_bound() -> None:
-    allocator = CachingAllocator(8 * GIB)
-    allocator.free(allocator.malloc(5 * GIB))
-    allocator.malloc(12 * MIB)  # cut off the 5 GiB rather than a segment of its own
-    assert state_mib(allocator) == (12, 5 * 1024)
-
-
-def test_best_fit_takes_the_smallest_block_that_is_large_enough() -> None:
-    allocator = CachingAllocator(GIB)
-    blocks = [allocator.malloc(size * MIB) for size in (100, 40, 60)]
-    for block in blocks:
-        allocator.free(block)
-    block = allocator.malloc(59 * MIB)
-    assert block is not None
-    assert block.size_bytes == 60 * MIB  # rest of 1 MiB stays
-
-
-def test_between_equal_sizes_the_lowest_address_is_taken() -> None:
-    allocator = CachingAllocator(GIB)
-    lower, higher = allocator.malloc(40 * MIB), allocator.malloc(40 * MIB)
-    allocator.free(higher)
-    allocator.free(lower)
-    assert allocator.malloc(40 * MIB) is lower
-
-
-def test_a_freed_block_joins_free_neighbours_on_both_sides() -> None:
-    allocator = CachingAllocator(GIB)
-    whole = [allocator.malloc(5 * MIB) for _ in range(4)]  # one segment of 20 MiB
-    allocator.free(whole[0])
-    allocator.free(whole[2])
-    allocator.free(whole[1])  # 5 + 5 + 5 MiB
-    allocator.malloc(15 * MIB)
-    assert state_mib(allocator) == (20, 20)
-
-
-def test_neighbouring_segments_are_never_joined() -> None:
-    allocator = CachingAllocator(GIB)
-    for block in [allocator.malloc(20 * MIB) for _ in range(2)]:
-        allocator.free(block)
-    allocator.malloc(40 * MIB)
-    assert state_mib(allocator) == (40, 80)
-
-
-def test_a_stream_does_not_use_the_blocks_of_another() -> None:
-    allocator = CachingAllocator(GIB)
-    allocator.free(allocator.malloc(40 * MIB, stream=1))
-    allocator.malloc(40 * MIB)
-    assert state_mib(allocator) == (40, 80)
-    allocator.malloc(40 * MIB, stream=1)
-    assert state_mib(allocator) == (80, 80)
-
-
-# ---- Worked examples: a full device
-
-
-def test_a_full_device_gets_the_cached_segments_back_and_the_request_succeeds() -> None:
-    allocator = CachingAllocator(100 * MIB)
-    allocator.malloc(30 * MIB)
-    allocator.free(allocator.malloc(30 * MIB))
-    allocator.free(allocator.malloc(24 * MIB, stream=1))  # 84 MiB reserved
-    allocator.malloc(60 * MIB)  # 30 + 60 fits only without both cached segments
-    assert state_mib(allocator) == (90, 90)
-    assert allocator.retries == 1
-
-
-def test_a_retry_keeps_segments_that_are_partly_in_use() -> None:
-    allocator = CachingAllocator(100 * MIB)
-    allocator.malloc(2 * MIB)  # 2 of 20 MiB
-    allocator.malloc(80 * MIB)
-    with pytest.raises(OutOfMemory):
-        allocator.malloc(20 * MIB)  # 18 are free, in the segment that stays
-    assert state_mib(allocator) == (82, 100)
-    assert allocator.retries == 1
-
-
-def test_out_of_memory_says_what_was_asked_for_and_what_there_was() -> None:
-    allocator = CachingAllocator(100 * MIB)
-    allocator.malloc(64 * MIB)
-    allocator.free(allocator.malloc(30 * MIB))
-    with pytest.raises(
-        OutOfMemory,
-        match="41943039 bytes requested with 67108864 allocated and 67108864 reserved "
-        "on a device of 104857600",
-    ) as caught:
-        allocator.malloc(40 * MIB - 1)
-    error = caught.value
-    assert (error.requested_bytes, error.total_bytes) == (40 * MIB - 1, 100 * MIB)
-    assert (error.allocated_bytes, error.reserved_bytes) == (64 * MIB, 64 * MIB)
-
-
-def test_the_device_can_be_filled_to_the_last_byte() -> None:
-    allocator = CachingAllocator(40 * MIB)
-    allocator.malloc(40 * MIB)
-    assert (state_mib(allocator), allocator.retries) == ((40, 40), 0)
-
-
-def test_peaks_stay_when_memory_is_freed_and_start_anew_when_reset() -> None:
-    allocator = CachingAllocator(GIB)
-    allocator.free(allocator.malloc(40 * MIB))
-    allocator.malloc(30 * MIB)
-    assert allocator.peak_allocated_bytes == 40 * MIB
-    allocator.empty_cache()
-    assert allocator.peak_reserved_bytes == 40 * MIB
-    allocator.reset_peaks()
-    assert allocator.peak_allocated_bytes == 30 * MIB
-    assert allocator.peak_reserved_bytes == 40 * MIB  # the rest of 10 MiB is cached
-
-
-# ---- Worked examples: max_split_size
-
-
-def test_an_oversized_block_is_not_broken_up_for_a_request_below_the_limit() -> None:
-    allocator = CachingAllocator(GIB, max_split_bytes=128 * MIB)
-    allocator.free(allocator.malloc(128 * MIB))
-    allocator.malloc(100 * MIB)
-    assert state_mib(allocator) == (100, 228)
-
-
-@pytest.mark.parametrize(
-    ("cached_mib", "used_mib", "reserved_mib"), [(146, 146, 146), (148, 128, 276)]
+# A size allocates; a float frees that place among the live.
+requests = st.lists(
+    st.one_of(sizes, sizes, st.floats(0, 1, exclude_max=True)), max_size=80
 )
-def test_a_request_of_the_limit_takes_a_block_less_than_20_mib_larger_whole(
-    cached_mib: int, used_mib: int, reserved_mib: int
+totals = st.sampled_from([64 * MIB, 300 * MIB, GIB, 1 << 40])
+
+
+def program(todo: list[int | float]) -> tuple[list[int], list[int]]:
+    """Return events and sizes: storage k is allocated by k + 1, freed by -(k + 1)."""
+    events: list[int] = []
+    asked: list[int] = []
+    live: list[int] = []
+    for each in todo:
+        if isinstance(each, float):
+            if live:
+                events.append(-live.pop(int(each * len(live))))
+        else:
+            asked.append(each)
+            events.append(len(asked))
+            live.append(len(asked))
+    return events, asked
+
+
+def played(total: int, events: list[int], asked: list[int]) -> list[tuple[int, ...]]:
+    """Return what the full allocator says after each event, until it fails."""
+    allocator = ReferenceAllocator(total)
+    blocks: dict[int, Block | None] = {}
+    rows = []
+    for event in events:
+        try:
+            if event > 0:
+                block = blocks[event] = allocator.malloc(asked[event - 1])
+                given_bytes = 0 if block is None else block.size_bytes
+            else:
+                block = blocks.pop(-event)
+                given_bytes = 0 if block is None else -block.size_bytes
+                allocator.free(block)
+        except OutOfMemory:
+            rows.append((event,))
+            break
+        state = allocator.allocated_bytes, allocator.reserved_bytes
+        rows.append((given_bytes, *state, allocator.retries))
+    return rows
+
+
+@settings(max_examples=400)
+@given(requests, totals)
+def test_both_allocators_agree_after_every_event(
+    todo: list[int | float], total: int
 ) -> None:
-    allocator = CachingAllocator(GIB, max_split_bytes=128 * MIB)
-    allocator.free(allocator.malloc(cached_mib * MIB))
-    allocator.malloc(128 * MIB)
-    assert state_mib(allocator) == (used_mib, reserved_mib)
+    events, asked = program(todo)
+    quick = CachingAllocator(total)
+    rounded = [round_bytes(each) for each in asked]
+    for event, row in zip(events, played(total, events, asked), strict=False):
+        done = quick.run([event], rounded)
+        if quick.failed_event is not None:
+            assert row == (event,)
+            assert done.deltas == []
+            break
+        state = quick.allocated_bytes, quick.reserved_bytes
+        assert (*done.deltas, *state, quick.retries) == row
 
 
-def test_a_full_device_first_gets_back_one_oversized_block_without_a_retry() -> None:
-    allocator = CachingAllocator(700 * MIB, max_split_bytes=128 * MIB)
-    for block in [allocator.malloc(size * MIB) for size in (20, 250, 300)]:
-        allocator.free(block)
-    allocator.malloc(200 * MIB)  # the 250 suffice; the 20 and the 300 stay cached
-    assert state_mib(allocator) == (200, 520)
-    assert allocator.retries == 0
+@given(requests, requests, totals)
+def test_all_events_at_once_are_as_one_by_one(
+    first: list[int | float], second: list[int | float], total: int
+) -> None:
+    events, asked = program([*first, *second])
+    rounded = [round_bytes(each) for each in asked]
+    whole, single = CachingAllocator(total), CachingAllocator(total)
+    done = whole.run(events, rounded)
+    alone = []
+    for event in events:
+        alone.append(single.run([event], rounded))
+        if single.failed_event is not None:
+            break
+    assert done.deltas == [size for each in alone for size in each.deltas]
+    assert whole.failed_event == single.failed_event
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        highest = max((getattr(each, name) for each in alone), default=0)
+        assert getattr(done, name) == highest
 
 
-def test_a_full_device_gets_back_several_oversized_blocks_largest_first() -> None:
-    allocator = CachingAllocator(700 * MIB, max_split_bytes=128 * MIB)
-    for block in [allocator.malloc(size * MIB) for size in (20, 130, 140, 150)]:
-        allocator.free(block)
-    allocator.malloc(290 * MIB)  # 150 + 140
-    assert state_mib(allocator) == (290, 440)
-    assert allocator.retries == 0
-
-
-def test_a_split_limit_below_20_mib_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be at least 20971520"):
-        CachingAllocator(GIB, max_split_bytes=20 * MIB - 1)
-
-
-# ---- Misuse
-
-
-@pytest.mark.parametrize("expandable_segments", [False, True])
-def test_freeing_a_block_twice_is_refused(*, expandable_segments: bool) -> None:
-    allocator = CachingAllocator(GIB, expandable_segments=expandable_segments)
-    block = allocator.malloc(MIB)
-    allocator.free(block)
-    with pytest.raises(ValueError, match="free already"):
-        allocator.free(block)
-
-
-def test_a_negative_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot allocate -1 bytes"):
-        CachingAllocator(GIB).malloc(-1)
+@given(requests, requests)
+def test_a_state_that_is_put_back_goes_on_as_before(
+    first: list[int | float], second: list[int | float]
+) -> None:
+    events, asked = program([*first, *second])
+    rounded = [round_bytes(each) for each in asked]
+    cut = len(program(first)[0])
+    quick = CachingAllocator(300 * MIB)
+    quick.run(events[:cut], rounded)
+    if quick.failed_event is None:
+        state = quick.state
+        once = quick.run(events[cut:], rounded), quick.retries, quick.failed_event
+        quick.state = state
+        assert once == (
+            quick.run(events[cut:], rounded),
+            quick.retries,
+            quick.failed_event,
+        )

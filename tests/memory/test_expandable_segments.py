@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from budgetfit.memory.reference_allocator.allocator import CachingAllocator, OutOfMemory
+from budgetfit.memory.reference_allocator.allocator import (
+    OutOfMemory,
+    ReferenceAllocator,
+)
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def state_mib(allocator: CachingAllocator) -> tuple[float, float]:
+def state_mib(allocator: ReferenceAllocator) -> tuple[float, float]:
     """Allocated and reserved MiB."""
     return allocator.allocated_bytes / MIB, allocator.reserved_bytes / MIB
 
 
-def expandable(total_bytes: int = GIB) -> CachingAllocator:
-    return CachingAllocator(total_bytes, expandable_segments=True)
+def expandable(total_bytes: int = GIB) -> ReferenceAllocator:
+    return ReferenceAllocator(total_bytes, expandable_segments=True)
 
 
 def test_expandable_segments_grow_in_pages_of_2_and_of_20_mib() -> None:

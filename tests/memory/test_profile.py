@@ -10,12 +10,17 @@ import pytest
 
 from budgetfit.core.recipe import Segment
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.chain.live_bytes import LiveCurve
-from budgetfit.memory.chain.measured_trace import Probe
+from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
 from budgetfit.memory.chain.profile import chain_profile
-from budgetfit.memory.chain.stages import EPILOGUE, PROLOGUE, stations, steady_moment
-from budgetfit.memory.replay import kernel_card, replay
+from budgetfit.memory.chain.stages import (
+    EPILOGUE,
+    PROLOGUE,
+    OptionTrace,
+    stages,
+    steady_micro_step,
+)
+from budgetfit.memory.replay import device_properties, replay
 from tests.memory.made_traces import MIB, TraceMaker
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
 
 ADA = find_gpu("rtx-4090")
-CARD = kernel_card(ADA)
+CARD = device_properties(ADA)
 # All sizes are even numbers of MiB, at batch 1: the allocator leaves no tails.
 SAVED = (12, 14, 6)
 HIDDEN = (10, 10, 8, 4)  # the prologue's output, and each block's
@@ -99,8 +104,8 @@ EVERY = ((0,), (1,), (2,))
 EACH = tuple(Segment((name,)) for name in "abc")
 
 
-def recomputed() -> Probe:
-    return Probe(chain_trace(EVERY), EACH)
+def recomputed() -> OptionTrace:
+    return OptionTrace(chain_trace(EVERY), EACH)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +114,7 @@ def chain() -> ChainProfile:
 
 
 def test_what_runs_around_the_blocks_becomes_stations_of_its_own() -> None:
-    found = stations(LiveCurve.of(chain_trace(), 1, CARD))
+    found = stages(LiveBytes.of(chain_trace(), 1, CARD))
     assert [row.name for row in found] == [PROLOGUE, "a", "b", "c", EPILOGUE]
     assert [row.block for row in found] == [-1, 0, 1, 2, -1]
     edges = [row.forward for row in found]
@@ -233,7 +238,7 @@ def between(*, frees_only: bool) -> StepTrace:
 
 
 def test_a_hidden_state_that_dies_between_blocks_does_not_part_them() -> None:
-    found = stations(LiveCurve.of(between(frees_only=True), 1, CARD))
+    found = stages(LiveBytes.of(between(frees_only=True), 1, CARD))
     assert [row.name for row in found] == [PROLOGUE, "a", "b", EPILOGUE]
     assert found[1].joins_next
     assert found[1].forward[1] == found[2].forward[0]
@@ -242,7 +247,7 @@ def test_a_hidden_state_that_dies_between_blocks_does_not_part_them() -> None:
 def test_blocks_that_follow_each_other_may_still_not_be_joined() -> None:
     # The second one's input is a view of the first one's output, say.
     trace = replace(between(frees_only=True), joined=(False, False))
-    assert not stations(LiveCurve.of(trace, 1, CARD))[1].joins_next
+    assert not stages(LiveBytes.of(trace, 1, CARD))[1].joins_next
 
 
 def test_what_recomputing_changes_elsewhere_counts_for_every_plan() -> None:
@@ -258,13 +263,13 @@ def test_what_recomputing_changes_elsewhere_counts_for_every_plan() -> None:
             made.die("x", "y")
         return made.trace()
 
-    profile = chain_profile(with_extra(0), Probe(with_extra(6), EACH), 1, CARD)
+    profile = chain_profile(with_extra(0), OptionTrace(with_extra(6), EACH), 1, CARD)
     assert profile.static_bytes == 10 * MIB
     assert profile.blocks[0].keep.forward_bytes == 8 * MIB
 
 
 def test_what_is_made_between_blocks_is_a_station_that_parts_them() -> None:
-    found = stations(LiveCurve.of(between(frees_only=False), 1, CARD))
+    found = stages(LiveBytes.of(between(frees_only=False), 1, CARD))
     assert [row.name for row in found] == [PROLOGUE, "a", "<between>1", "b", EPILOGUE]
     assert not found[1].joins_next
     profile = chain_profile(between(frees_only=False), None, 1, CARD)
@@ -303,6 +308,6 @@ def test_only_the_last_micro_step_counts() -> None:
         with made.phase("backward", *now), made.block(0, "backward", *now):
             made.die(f"s{key}")
     trace = made.trace()
-    assert steady_moment(trace) == (1, 1)
+    assert steady_micro_step(trace) == (1, 1)
     profile = chain_profile(trace, None, 1, CARD)
     assert profile.blocks[0].keep.saved_bytes == 8 * MIB

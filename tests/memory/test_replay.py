@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from budgetfit.core.step_trace import CATEGORIES, Affine, Category
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import (
-    ENDLESS_BYTES,
+    UNLIMITED_BYTES,
     block_bytes,
-    kernel_card,
+    device_properties,
     replay,
     storage_bytes,
 )
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_said_with_where_and_how_much() -> None:
 def test_without_a_limit_the_card_is_the_limit() -> None:
     samples = ADA.total_bytes // LARGE
     assert replay(two_blocks(), samples, ADA).failed_bytes is not None
-    endless = replay(two_blocks(), samples, ADA, limit_bytes=ENDLESS_BYTES)
+    endless = replay(two_blocks(), samples, ADA, limit_bytes=UNLIMITED_BYTES)
     assert endless.failed_bytes is None
     assert endless.allocated_bytes > ADA.total_bytes
 
@@ -182,7 +182,7 @@ def test_a_kernels_scratch_is_the_cards_to_size() -> None:
     trace = made.trace()
 
     def sizes(gpu: str, batch_size: int) -> list[int]:
-        card = kernel_card(find_gpu(gpu))
+        card = device_properties(find_gpu(gpu))
         return storage_bytes(trace, batch_size, card).tolist()
 
     assert sizes("rtx-4090", 1) == [8_519_680, MIB + LARGE]
@@ -205,7 +205,7 @@ def test_blocks_are_requests_rounded_up_with_tails_too_small_to_split() -> None:
         made.born("one byte", 1)
         made.born("nothing", 0)
         made.born("almost", 20 * MIB - 512)  # a segment of 20 MiB: 512 stay with it
-    sizes = block_bytes(made.trace(), 1, kernel_card(ADA))
+    sizes = block_bytes(made.trace(), 1, device_properties(ADA))
     assert sizes.tolist() == [512, 0, 20 * MIB]
 
 
@@ -263,7 +263,7 @@ def random_trace(storages: list[Storage], unit: int = 1) -> StepTrace:
 
 def live_peak(trace: StepTrace, batch_size: int) -> int:
     """The most bytes alive, each request rounded up to 512."""
-    sizes = storage_bytes(trace, batch_size, kernel_card(ADA)).tolist()
+    sizes = storage_bytes(trace, batch_size, device_properties(ADA)).tolist()
     live = peak = 0
     for event in trace.events.tolist():
         size = -(-sizes[abs(event) - 1] // 512) * 512
@@ -273,7 +273,7 @@ def live_peak(trace: StepTrace, batch_size: int) -> int:
 
 
 def endless(trace: StepTrace, batch_size: int) -> MemoryTimeline:
-    return replay(trace, batch_size, ADA, limit_bytes=ENDLESS_BYTES)
+    return replay(trace, batch_size, ADA, limit_bytes=UNLIMITED_BYTES)
 
 
 @given(STORAGES, BATCHES)
@@ -335,7 +335,7 @@ def test_expandable_segments_change_no_more_than_tails(
 ) -> None:
     trace = random_trace(storages)
     timeline = replay(
-        trace, batch_size, ADA, limit_bytes=ENDLESS_BYTES, expandable_segments=True
+        trace, batch_size, ADA, limit_bytes=UNLIMITED_BYTES, expandable_segments=True
     )
     live = live_peak(trace, batch_size)
     assert live <= timeline.allocated_bytes <= live + len(storages) * MIB

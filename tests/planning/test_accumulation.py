@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from budgetfit import Estimate, Plan, Recipe
     from budgetfit.core.budget import Budget
-    from budgetfit.planning.profiling.block_chain import Chains
+    from budgetfit.planning.profiling.block_chain import BlockChain
 
 
 def plan(vram: int) -> Plan:
@@ -52,15 +52,15 @@ def test_what_is_promised_fits_with_any_number_of_micro_batches() -> None:
 def test_more_than_two_are_not_promised_where_they_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = accumulation.judged
+    real = accumulation.judge_recipe
 
-    def judged(chains: Chains, recipe: Recipe, budget: Budget) -> Estimate:
+    def judged(chains: BlockChain, recipe: Recipe, budget: Budget) -> Estimate:
         found = real(chains, recipe, budget)
         if recipe.gradient_accumulation_steps > 2:
             return replace(found, reserved_bytes=budget.usable_bytes + MIB, fits=False)
         return found
 
-    monkeypatch.setattr(accumulation, "judged", judged)
+    monkeypatch.setattr(accumulation, "judge_recipe", judged)
     made = plan(700 * MIB)
     (said,) = [each for each in made.warnings if "gradient_accumulation_steps" in each]
     assert "may be 1 or 2: with more, " in said

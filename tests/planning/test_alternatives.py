@@ -12,29 +12,39 @@ import torch
 from budgetfit.core.budget import Budget
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_time_ns
-from budgetfit.planning.alternatives.alternatives import alternatives
-from budgetfit.planning.alternatives.training_changes import lever_rows, levers
-from budgetfit.planning.profiling.block_chain import Chains, Setting, every_block
-from budgetfit.planning.search.baselines import Batches, best_of_policy
-from budgetfit.planning.search.search import Request, judged, rank, search
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.planning.alternatives.alternatives import (
+    deciding_baselines,
+    remaining_alternatives,
+)
+from budgetfit.planning.alternatives.training_changes import (
+    training_change_rows,
+    training_changes,
+)
+from budgetfit.planning.profiling.block_chain import (
+    BlockChain,
+    TrainingSettings,
+    checkpoint_every_block,
+)
+from budgetfit.planning.search.baselines import BaselineProfile, best_with_policy
+from budgetfit.planning.search.search import Request, judge_recipe, rank, search
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Alternative, Estimate
 
 ADA = find_gpu("rtx-4090")
-SETTING = Setting(precision="fp32", optimizer="adamw_torch_fused")
+SETTING = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
 BUDGET = Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
 
 
 @functools.cache
-def chains(gpu: str = "rtx-4090") -> Chains:
-    subject = Subject(
+def chains(gpu: str = "rtx-4090") -> BlockChain:
+    workload = Workload(
         model=Mebi(6), batch=torch.zeros(2, 512, 512), gpu=find_gpu(gpu)
     ).with_found_blocks()
-    return Chains(Traces(subject), SETTING)
+    return BlockChain(TraceSession(workload), SETTING)
 
 
 @functools.cache
@@ -46,7 +56,11 @@ def plan(request: Request) -> Estimate:
 
 @functools.cache
 def table(request: Request) -> dict[str, Alternative]:
-    rows = alternatives(chains(), request, BUDGET, plan(request))
+    first = deciding_baselines(chains(), request, BUDGET)
+    rows = (
+        *first,
+        *remaining_alternatives(chains(), request, BUDGET, plan(request), first),
+    )
     assert len({row.label for row in rows}) == len(rows)
     return {row.label: row for row in rows}
 
@@ -68,10 +82,10 @@ def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:
 def test_each_row_is_judged_at_its_own_best_batch() -> None:
     # The policy's program, replayed at every batch size up to one that does not fit.
     row = table(Request())["every block recomputed"].estimate
-    segments = every_block(chains().traces.subject.blocks)
+    segments = checkpoint_every_block(chains().traces.workload.blocks)
     fitting = []
     for size in range(1, 80):
-        estimate = judged(chains(), SETTING.recipe(size, segments), BUDGET)
+        estimate = judge_recipe(chains(), SETTING.recipe(size, segments), BUDGET)
         if estimate.fits:
             fitting.append(estimate)
     most = max(estimate.recipe.batch_size for estimate in fitting)
@@ -79,7 +93,9 @@ def test_each_row_is_judged_at_its_own_best_batch() -> None:
     fastest = min(rank(estimate, "throughput") for estimate in fitting)
     # Only some batch sizes are compared (one in eight of the larger ones).
     assert rank(row, "throughput")[0] <= fastest[0] * 1.02
-    largest = best_of_policy(chains(), "full", Request(objective="batch_size"), BUDGET)
+    largest = best_with_policy(
+        chains(), "full", Request(objective="batch_size"), BUDGET
+    )
     assert largest.recipe.batch_size == most
 
 
@@ -111,20 +127,22 @@ def test_the_optimizer_and_the_precision_of_a_lever_are_its_own() -> None:
 
 
 def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
-    def offered(found: Chains, **changes: Any) -> list[str]:  # noqa: ANN401
-        setting = replace(SETTING, **changes)
-        return [each.label for each in levers(Chains(found.traces, setting))]
+    def offered(found: BlockChain, **changes: Any) -> list[str]:  # noqa: ANN401
+        settings = replace(SETTING, **changes)
+        return [
+            each.label for each in training_changes(BlockChain(found.traces, settings))
+        ]
 
     assert len(offered(chains())) == 4
     assert "optimizer in backward" in offered(chains())
     assert "optimizer in backward" in offered(chains(), accumulation=2)
-    for setting in (
+    for settings in (
         {"precision": "fp16-mixed"},
         {"effective_batch_size": 8},
         {"optimizer": "adamw_torch_cpu_offload"},
         {"optimizer_in_backward": True},
     ):
-        assert "optimizer in backward" not in offered(chains(), **setting)
+        assert "optimizer in backward" not in offered(chains(), **settings)
     assert "with pure bf16" not in offered(chains("t4"))
     assert "with pure bf16" not in offered(chains(), precision="bf16")
     assert "with 8-bit optimizer" not in offered(chains(), optimizer="sgd")
@@ -137,8 +155,10 @@ def test_adapters_are_offered_where_most_of_the_model_is_trained(
     model = Mebi(6)
     for block in model.blocks[:frozen]:
         block.requires_grad_(requires_grad=False)
-    subject = Subject(model=model, batch=torch.zeros(2, 512, 512), gpu=ADA)
-    found = levers(Chains(Traces(subject.with_found_blocks()), SETTING))
+    workload = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=ADA)
+    found = training_changes(
+        BlockChain(TraceSession(workload.with_found_blocks()), SETTING)
+    )
     assert ("with LoRA r=16" in [each.label for each in found]) == offered
 
 
@@ -155,23 +175,23 @@ def test_an_optimizer_in_backward_is_never_chosen_for_the_user() -> None:
 def test_a_lever_that_gains_nothing_is_left_out() -> None:
     request = Request(batch_size=8)
     better = replace(plan(request), step_ms=1e-3, reserved_bytes=1)
-    assert lever_rows(chains(), request, BUDGET, better) == ()
+    assert training_change_rows(chains(), request, BUDGET, better) == ()
 
 
 @pytest.mark.parametrize("policy", ["none", "full", "sqrt"])
 def test_a_policy_that_does_not_fit_is_shown_at_its_smallest(policy: str) -> None:
     small = Budget(total_bytes=30 * MIB, context_bytes=0, headroom_bytes=0)
-    found = best_of_policy(chains(), policy, Request(), small)
+    found = best_with_policy(chains(), policy, Request(), small)
     assert not found.fits
     assert found.recipe.batch_size == 1
 
 
 def test_batch_sizes_are_compared_by_the_time_that_the_judge_shows() -> None:
-    batches = Batches(chains(), (), BUDGET)
+    batches = BaselineProfile(chains(), (), BUDGET)
     for size in (2, 8):
         recipe = SETTING.recipe(size)
         profile = batches.profile_at(size)
         step_ns = chain_time_ns(profile, ()) + profile.optimizer_ns
-        shown = judged(chains(), recipe, BUDGET).step_ms
+        shown = judge_recipe(chains(), recipe, BUDGET).step_ms
         assert step_ns == pytest.approx(1e6 * shown, abs=2)
         assert profile.optimizer_ns < step_ns / 2

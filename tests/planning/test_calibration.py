@@ -12,24 +12,24 @@ import torch
 import budgetfit
 from budgetfit.calibration import known_measurements
 from budgetfit.calibration.file import (
-    keep_measurement,
-    keep_step_time,
-    read_measurements,
+    add_context_measurement,
+    add_step_time,
+    read_context_measurements,
     read_step_times,
 )
 from budgetfit.calibration.known_measurements import (
-    known_context,
-    remember_context,
-    remember_step_time,
+    context_for,
+    store_context,
+    store_step_time,
     time_factor,
     times_source,
 )
 from budgetfit.gpus.cuda_context import estimated_context
 from budgetfit.gpus.table import find_gpu
-from budgetfit.inputs.settings import find_card
+from budgetfit.inputs.settings import find_target_gpu
 from budgetfit.measuring.process_memory import ProcessMemory
 from budgetfit.planning.judging.judge import TIME_NOTE
-from budgetfit.verification.verify_plan import with_step_time
+from budgetfit.verification.verify_plan import with_recorded_step_time
 from tests.api.planned import SAMPLE_OF_MEBI
 from tests.models import Mebi, mean
 from tests.reporting.sample_plans import sample_plan, sample_verification
@@ -69,12 +69,12 @@ def plan(**options: Any) -> budgetfit.Plan:  # noqa: ANN401
 
 
 def test_without_measurements_published_reports_count() -> None:
-    assert known_context(ADA) == (estimated_context(ADA), ())
+    assert context_for(ADA) == (estimated_context(ADA), ())
 
 
 def test_a_later_plan_uses_and_names_what_verify_measured() -> None:
-    note = remember_context(process(470), ADA)
-    (kept,) = read_measurements()
+    note = store_context(process(470), ADA)
+    (kept,) = read_context_measurements()
     assert "Later predictions for this card use its CUDA context of 470 MiB" in note
     found = plan()
     where = f"measured on this machine on {kept.date}"
@@ -95,8 +95,8 @@ def test_a_later_plan_uses_and_names_what_verify_measured() -> None:
 
 
 def test_everything_that_was_measured_on_is_kept() -> None:
-    remember_context(process(470), ADA)
-    (kept,) = read_measurements()
+    store_context(process(470), ADA)
+    (kept,) = read_context_measurements()
     assert (kept.card, kept.cuda_major, kept.cuda) == (ADA.title, 13, "13.0")
     assert (kept.driver, kept.torch) == ("580.65", str(torch.__version__))
     assert (kept.total_bytes, kept.host) == (ADA.total_bytes, HERE)
@@ -108,27 +108,27 @@ def test_everything_that_was_measured_on_is_kept() -> None:
     ids=["another CUDA", "another card"],
 )
 def test_what_was_measured_elsewhere_is_not_used(changes: dict[str, Any]) -> None:
-    keep_measurement(measurement(**changes))
-    assert known_context(ADA) == (estimated_context(ADA), ())
+    add_context_measurement(measurement(**changes))
+    assert context_for(ADA) == (estimated_context(ADA), ())
 
 
 def test_a_torch_without_cuda_uses_no_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keep_measurement(measurement())
+    add_context_measurement(measurement())
     monkeypatch.setattr(known_measurements, "cuda_version", lambda: None)
-    assert known_context(ADA) == (estimated_context(ADA), ())
+    assert context_for(ADA) == (estimated_context(ADA), ())
 
 
 def test_a_machine_with_the_same_home_is_told_apart() -> None:
-    keep_measurement(measurement(host=f"not {HERE}"))
-    found, _ = known_context(ADA)
+    add_context_measurement(measurement(host=f"not {HERE}"))
+    found, _ = context_for(ADA)
     assert found.source == "measured on another machine on 2026-11-21 by verify"
 
 
 def test_a_damaged_file_is_a_note_on_a_plan_as_good_as_before(folder: Path) -> None:
     without = plan()
-    (folder / "known_measurements.json").write_text("{")
+    (folder / "calibration.json").write_text("{")
     found = plan()
     assert found.budget == without.budget
     (note,) = [text for text in found.warnings if "verify measured" in text]
@@ -138,8 +138,8 @@ def test_a_damaged_file_is_a_note_on_a_plan_as_good_as_before(folder: Path) -> N
 
 
 def test_an_edited_size_is_not_believed() -> None:
-    keep_measurement(measurement(outside_bytes=8000 * MIB))
-    context, notes = known_context(ADA)
+    add_context_measurement(measurement(outside_bytes=8000 * MIB))
+    context, notes = context_for(ADA)
     assert context == estimated_context(ADA)
     assert notes[0].startswith("a CUDA context that verify kept was not used")
 
@@ -147,18 +147,18 @@ def test_an_edited_size_is_not_believed() -> None:
 def test_other_processes_on_the_card_are_not_taken_for_the_context(
     folder: Path,
 ) -> None:
-    assert "not plausible" in remember_context(process(900, whole_card=True), ADA)
-    assert "not plausible" in remember_context(process(0, whole_card=True), ADA)
+    assert "not plausible" in store_context(process(900, whole_card=True), ADA)
+    assert "not plausible" in store_context(process(0, whole_card=True), ADA)
     assert list(folder.iterdir()) == []
-    assert "Later" in remember_context(process(500, whole_card=True), ADA)
+    assert "Later" in store_context(process(500, whole_card=True), ADA)
 
 
 def test_what_nvml_tells_of_this_process_is_believed_further() -> None:
-    assert "Later" in remember_context(process(900), ADA)
+    assert "Later" in store_context(process(900), ADA)
 
 
 def test_a_run_without_a_whole_step_measured_nothing(folder: Path) -> None:
-    assert "not measured" in remember_context(None, ADA)
+    assert "not measured" in store_context(None, ADA)
     assert list(folder.iterdir()) == []
 
 
@@ -167,17 +167,17 @@ def test_a_folder_that_cannot_be_written_is_a_note(
 ) -> None:
     (folder / "file").write_text("")
     monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(folder / "file" / "below"))
-    note = remember_context(process(470), ADA)
+    note = store_context(process(470), ADA)
     assert note.startswith("The CUDA context of 470 MiB was not kept")
     assert "cannot be" in note
-    assert find_card(None, "rtx-4090").context == estimated_context(ADA)
+    assert find_target_gpu(None, "rtx-4090").context == estimated_context(ADA)
 
 
 def test_loading_every_kernel_at_the_start_is_planned_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
-    context, _ = known_context(ADA)
+    context, _ = context_for(ADA)
     assert context == estimated_context(ADA, eager=True)
 
 
@@ -202,7 +202,7 @@ def timed_plan(step_ms: float = 100.0, **changes: Any) -> Plan:  # noqa: ANN401
 def remember(measured_ms: float, precision: str = "bf16-mixed") -> str:
     made = timed_plan()
     recipe = replace(made.recipe, precision=precision, gradient_accumulation_steps=1)
-    return remember_step_time(checked(measured_ms), replace(made, recipe=recipe), ADA)
+    return store_step_time(checked(measured_ms), replace(made, recipe=recipe), ADA)
 
 
 def test_without_a_verification_times_are_the_rooflines() -> None:
@@ -237,7 +237,7 @@ def test_later_plans_multiply_times_by_what_was_measured_and_say_so() -> None:
 
 def test_a_scaled_prediction_is_measured_against_the_roofline_itself() -> None:
     scaled = timed_plan(step_ms=150.0, time_factor=1.5)
-    note = remember_step_time(checked(150.0 * 8), scaled, ADA)
+    note = store_step_time(checked(150.0 * 8), scaled, ADA)
     assert note.startswith("The step took 12.00 times the roofline")
     (kept,) = read_step_times()
     assert (kept.roofline_ms, kept.measured_ms) == (100.0, 1200.0)
@@ -260,13 +260,13 @@ def test_another_card_has_its_own_times() -> None:
     remember(120.0)
     assert time_factor(find_gpu("t4"), "bf16-mixed") is None
     made = replace(timed_plan(), gpu=find_gpu("t4"))
-    note = remember_step_time(checked(120.0), made, ADA)
+    note = store_step_time(checked(120.0), made, ADA)
     assert "predicted for the NVIDIA T4" in note.replace("Tesla", "NVIDIA")
     assert len(read_step_times()) == 1
 
 
 def test_another_machine_is_named() -> None:
-    keep_step_time(step_time(host=f"not {HERE}"))
+    add_step_time(step_time(host=f"not {HERE}"))
     found = time_factor(ADA, "bf16-mixed")
     assert found is not None
     assert "on another machine by 1 verification, the last on 2026-11-21" in found.note
@@ -298,25 +298,25 @@ def test_a_time_that_says_nothing_about_others_is_told_and_not_kept(
 )
 def test_a_run_that_was_not_the_plan_keeps_no_time(failed: dict[str, Any]) -> None:
     check = checked(120.0, **failed)
-    assert "did not run" in remember_step_time(check, timed_plan(), ADA)
+    assert "did not run" in store_step_time(check, timed_plan(), ADA)
     assert read_step_times() == ()
 
 
 def test_an_edited_time_is_not_believed() -> None:
-    keep_step_time(step_time(measured_ms=1e6))
+    add_step_time(step_time(measured_ms=1e6))
     assert time_factor(ADA, "bf16-mixed") is None
 
 
 def test_a_damaged_file_gives_no_factor_and_a_note(folder: Path) -> None:
-    (folder / "known_measurements.json").write_text("{")
+    (folder / "calibration.json").write_text("{")
     assert time_factor(ADA, "fp32") is None
     assert "was not kept" in remember(120.0)
 
 
 def test_only_a_card_changes_times() -> None:
     check = checked(120.0)
-    assert with_step_time(check, timed_plan(), None) == check
+    assert with_recorded_step_time(check, timed_plan(), None) == check
     assert read_step_times() == ()
-    found = with_step_time(check, timed_plan(time_factor=1.25), ADA)
+    found = with_recorded_step_time(check, timed_plan(time_factor=1.25), ADA)
     assert found.time_factor == 1.25
     assert "times the roofline" in found.notes[-1]

@@ -1,6 +1,6 @@
 import pytest
 
-from budgetfit.core.requested_precision import check_batch, precisions
+from budgetfit.core.requested_precision import check_batch, requested_precisions
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 
@@ -8,24 +8,27 @@ ADA, T4 = find_gpu("rtx-4090"), find_gpu("t4")
 
 
 def test_auto_is_what_the_card_has_hardware_for() -> None:
-    assert precisions("auto", ADA) == ("bf16-mixed",)
-    assert precisions("auto", T4) == ("fp16-mixed",)
+    assert requested_precisions("auto", ADA) == ("bf16-mixed",)
+    assert requested_precisions("auto", T4) == ("fp16-mixed",)
 
 
 def test_a_list_is_compared_in_its_order_without_repetition() -> None:
-    assert precisions(["fp32", "auto", "bf16-mixed"], ADA) == ("fp32", "bf16-mixed")
+    assert requested_precisions(["fp32", "auto", "bf16-mixed"], ADA) == (
+        "fp32",
+        "bf16-mixed",
+    )
 
 
 def test_what_a_card_only_emulates_is_refused() -> None:
     with pytest.raises(InputError, match=r"needs compute capability 8\.0, and .*T4"):
-        precisions(["fp32", "bf16"], T4)
+        requested_precisions(["fp32", "bf16"], T4)
 
 
 def test_unknown_and_missing_precisions_are_refused() -> None:
     with pytest.raises(InputError, match="'bf61' is not a precision"):
-        precisions("bf61", ADA)
+        requested_precisions("bf61", ADA)
     with pytest.raises(InputError, match="list of precisions is empty"):
-        precisions([], ADA)
+        requested_precisions([], ADA)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])

@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 import budgetfit
 from budgetfit.core.recipe import Recipe
-from budgetfit.tracing.recording.steady_state import repeat_step
+from budgetfit.tracing.recording.steady_state import append_steady_step
 from tests.planning.test_real_cpu_step import BATCH, predicted, real
 from tests.traced import raw_trace
 
@@ -30,7 +30,7 @@ def test_live_bytes_with_a_chunked_loss_are_those_of_a_real_step(
     name: str, recipe: Recipe
 ) -> None:
     raw = raw_trace(name, recipe, target=None)
-    repeat_step(raw)
+    append_steady_step(raw)
     assert predicted(raw) == real(name, recipe)
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from budgetfit.core.recipe import Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes
-from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.profiling.block_chain import Chains, Setting
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.traced import ADA
 
 WIDTH, POSITIONS, BATCH = 64, 1024, 32
@@ -53,25 +53,25 @@ class UNet(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def chain() -> Chains:
-    subject = Subject(
+def chain() -> BlockChain:
+    workload = Workload(
         model=UNet(),
         batch=torch.zeros(2, POSITIONS, WIDTH),
         loss=lambda out, _: out.square().mean(),
         gpu=find_gpu(ADA),
     )
-    setting = Setting(precision="fp32", optimizer="adamw_torch_fused")
-    return Chains(Traces(subject.with_found_blocks()), setting)
+    settings = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
+    return BlockChain(TraceSession(workload.with_found_blocks()), settings)
 
 
-def judged(chain: Chains, segments: tuple[Segment, ...]) -> int:
-    trace = chain.traces.of(chain.setting.recipe(BATCH, segments))
+def judged(chain: BlockChain, segments: tuple[Segment, ...]) -> int:
+    trace = chain.traces.affine(chain.settings.recipe(BATCH, segments))
     gpu = find_gpu(ADA)
-    return replay(trace, BATCH, gpu, limit_bytes=ENDLESS_BYTES).allocated_bytes
+    return replay(trace, BATCH, gpu, limit_bytes=UNLIMITED_BYTES).allocated_bytes
 
 
-def test_a_skip_is_charged_where_it_lives(chain: Chains) -> None:
-    blocks = {block.name: block for block in chain.at(BATCH).blocks}
+def test_a_skip_is_charged_where_it_lives(chain: BlockChain) -> None:
+    blocks = {block.name: block for block in chain.profile_at(BATCH).blocks}
     again = blocks["down.1"].option("recompute")
     assert again is not None
     # Its input is the output of the stage before, which also waits for its skip.
@@ -79,12 +79,15 @@ def test_a_skip_is_charged_where_it_lives(chain: Chains) -> None:
 
 
 def test_the_formula_knows_skips_in_every_mix_of_kept_and_recomputed(
-    chain: Chains,
+    chain: BlockChain,
 ) -> None:
-    names = chain.traces.subject.blocks
+    names = chain.traces.workload.blocks
     assert len(names) == 6
     for chosen in itertools.product((False, True), repeat=len(names)):
         plan = tuple(Segment((n,)) for n, on in zip(names, chosen, strict=True) if on)
-        formula, truth = chain_peak_bytes(chain.at(BATCH), plan), judged(chain, plan)
+        formula, truth = (
+            chain_peak_bytes(chain.profile_at(BATCH), plan),
+            judged(chain, plan),
+        )
         assert formula >= truth * 0.99, plan
         assert formula <= truth + 2 * SKIP_BYTES, plan

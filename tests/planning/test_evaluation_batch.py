@@ -19,22 +19,22 @@ from budgetfit.planning.search.evaluation_batch import (
     evaluation_batch_size,
     evaluation_trace,
 )
-from budgetfit.planning.search.largest_batch import largest_up_to
-from budgetfit.traces.session import Traces
-from budgetfit.tracing.recording.evaluation import inputs_of
-from budgetfit.workload.workload import Subject
+from budgetfit.planning.search.largest_batch import largest_fitting
+from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.recording.evaluation import batch_tensor_bytes
+from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, MIB, Mebi
 from tests.traced import ADA, session
 
 SGD = "sgd"
 
 
-def traces(model: nn.Module, batch: Any, **options: Any) -> Traces:
-    subject = Subject(model=model, batch=batch, gpu=find_gpu(ADA), **options)
-    return Traces(subject.with_found_blocks())
+def traces(model: nn.Module, batch: Any, **options: Any) -> TraceSession:
+    workload = Workload(model=model, batch=batch, gpu=find_gpu(ADA), **options)
+    return TraceSession(workload.with_found_blocks())
 
 
-def size_in(limit_mib: int, session: Traces, recipe: Recipe) -> int | None:
+def size_in(limit_mib: int, session: TraceSession, recipe: Recipe) -> int | None:
     return evaluation_batch_size(session, recipe, Budget(limit_mib * MIB, 0, 0))
 
 
@@ -97,14 +97,14 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
     assert size is not None
     evaluation = evaluation_trace(session_, recipe.precision)
     training = session_.exact(recipe)
-    trace = evaluation_batch.evaluation_after(
-        training, evaluation, inputs_of(training, recipe.batch_size)
+    trace = evaluation_batch.append_evaluation(
+        training, evaluation, batch_tensor_bytes(training, recipe.batch_size)
     )
     for samples, expected in ((size, True), (size + 1, False)):
         line = replay(
             trace,
             recipe.batch_size,
-            session_.subject.gpu,
+            session_.workload.gpu,
             limit_bytes=budget.usable_bytes,
             then_batch_sizes=(samples, samples),
         )
@@ -187,5 +187,5 @@ def test_the_largest_number_is_found_from_above(answer: int) -> None:
         asked.append(number)
         return number <= answer
 
-    assert largest_up_to(fits, 100) == answer
+    assert largest_fitting(fits, 100) == answer
     assert len(asked) < 20

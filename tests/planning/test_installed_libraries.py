@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import budgetfit
-from budgetfit.traces.cache.value_hash import Fingerprint
+from budgetfit.traces.cache.value_hash import ValueHash
 from budgetfit.utils import user_code
 from budgetfit.utils.user_code import is_installed
 
@@ -87,7 +87,7 @@ def test_a_folder_is_no_other_whose_name_begins_with_its_own(
 def test_names_of_types_have_keys() -> None:
     digests = []
     for value in (list[int], list[str], dict[str, int], int | str, int | None):
-        found = Fingerprint()
+        found = ValueHash()
         found.add(value)
         digests.append(found.hexdigest())
     assert len(set(digests)) == len(digests)

@@ -12,11 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.kernel_rules.workspaces import cublas_workspace_stays
-from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.profiling.block_chain import every_block
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.memory.kernel_rules.workspaces import cublas_workspace_is_persistent
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, MIB
 from tests.traced import ADA, PAIRS, chains, line, session
 
@@ -25,20 +25,23 @@ BATCHES = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 64, 100)
 ROUNDING = 1024  # two blocks of 512: the state of the random generators
 
 
-def peak(traces: Traces, recipe: Recipe) -> int:
+def peak(traces: TraceSession, recipe: Recipe) -> int:
     trace = traces.exact(recipe)
-    gpu = traces.subject.gpu
+    gpu = traces.workload.gpu
     return replay(
-        trace, recipe.batch_size, gpu, limit_bytes=ENDLESS_BYTES
+        trace, recipe.batch_size, gpu, limit_bytes=UNLIMITED_BYTES
     ).allocated_bytes
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "vit", "convolutions"])
 def test_recomputing_one_more_block_never_raises_the_peak(name: str) -> None:
     chain = chains(name, *PAIRS[name])
-    blocks = chain.traces.subject.blocks
+    blocks = chain.traces.workload.blocks
     peaks = [
-        peak(chain.traces, chain.setting.recipe(BATCH, every_block(blocks[:count])))
+        peak(
+            chain.traces,
+            chain.settings.recipe(BATCH, checkpoint_every_block(blocks[:count])),
+        )
         for count in range(len(blocks) + 1)
     ]
     assert all(more <= less + ROUNDING for less, more in pairwise(peaks)), peaks
@@ -49,14 +52,16 @@ def test_a_recomputed_block_at_the_peak_may_hold_its_wide_input_besides() -> Non
     # Under autocast, blocks that end in a layer norm hand fp32 on and save bf16. The
     # last one's backward is the peak: recomputed, it has all that again and its input.
     chain = chains("bert", *PAIRS["bert"])
-    blocks = chain.traces.subject.blocks
+    blocks = chain.traces.workload.blocks
     before, after = (
-        peak(chain.traces, chain.setting.recipe(BATCH, every_block(part)))
+        peak(chain.traces, chain.settings.recipe(BATCH, checkpoint_every_block(part)))
         for part in (blocks[:-1], blocks)
     )
     hidden = BATCH * 16 * 32 * 4
     assert after - before <= hidden + ROUNDING
-    if cublas_workspace_stays(torch.__version__):  # else a product may be the peak
+    if cublas_workspace_is_persistent(
+        torch.__version__
+    ):  # else a product may be the peak
         assert before < after
 
 
@@ -71,7 +76,7 @@ def test_a_larger_batch_never_has_a_lower_peak(name: str, recompute: bool) -> No
                 trace,
                 batch_size,
                 find_gpu(gpu),
-                limit_bytes=ENDLESS_BYTES,
+                limit_bytes=UNLIMITED_BYTES,
                 expandable_segments=expandable,
             ).allocated_bytes
             for batch_size in BATCHES
@@ -93,10 +98,12 @@ def llama_peak(samples: int, length: int) -> int:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     ids = torch.zeros(2, length, dtype=torch.long)
-    subject = Subject(
+    workload = Workload(
         model=model, batch={"input_ids": ids, "labels": ids}, gpu=find_gpu(ADA)
     )
-    return peak(Traces(subject), Recipe(batch_size=samples, precision="bf16-mixed"))
+    return peak(
+        TraceSession(workload), Recipe(batch_size=samples, precision="bf16-mixed")
+    )
 
 
 def test_the_same_tokens_cost_the_same_however_they_are_cut_into_samples() -> None:
@@ -119,7 +126,7 @@ def test_weights_gradients_and_states_are_never_more_than_the_peak(
     traces = session("mebi")
     weights = sum(p.numel() for p in EXAMPLES["mebi"].model().parameters()) * 4
     assert weights == 3 * MIB
-    timeline = replay(traces.of(recipe), 1, traces.subject.gpu)
+    timeline = replay(traces.affine(recipe), 1, traces.workload.gpu)
     assert timeline.allocated_bytes >= (1 + 1 + states) * weights
     # In the optimizer's step they are all there.
     assert timeline.phase_peaks_bytes["optimizer"] >= (1 + 1 + states) * weights
@@ -130,7 +137,9 @@ def test_accumulated_gradients_live_during_the_forward_of_the_next_micro_batch()
 ):
     one, two = (
         replay(
-            session("mebi").of(Recipe(batch_size=1, gradient_accumulation_steps=steps)),
+            session("mebi").affine(
+                Recipe(batch_size=1, gradient_accumulation_steps=steps)
+            ),
             1,
             find_gpu(ADA),
         )
@@ -157,7 +166,7 @@ def test_a_card_changes_what_its_kernels_take_and_nothing_else() -> None:
     ada = find_gpu(gpu)
     more_processors = replace(ada, sm_count=2 * ada.sm_count)
     peaks = [
-        replay(trace, 64, card, limit_bytes=ENDLESS_BYTES).at_peak_bytes
+        replay(trace, 64, card, limit_bytes=UNLIMITED_BYTES).at_peak_bytes
         for card in (ada, more_processors)
     ]
     for category in ("parameters", "optimizer_state", "batch", "buffers"):

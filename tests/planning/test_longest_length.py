@@ -10,8 +10,8 @@ import pytest
 
 from budgetfit.errors import DoesNotFitError
 from budgetfit.planning.alternatives.longest_length import (
-    Need,
-    lengths_up_to,
+    MemoryNeed,
+    candidate_lengths,
     longest_plan,
     longest_that_fits,
 )
@@ -27,24 +27,24 @@ MIB = 2**20
 
 def curve(
     base: float, linear: float, square: float, limit: int, tried: list[int]
-) -> Callable[[int], Need]:
+) -> Callable[[int], MemoryNeed]:
     """Needs of MiB: ``base + linear * length + square * length^2``."""
 
-    def need(length: int) -> Need:
+    def need(length: int) -> MemoryNeed:
         tried.append(length)
         needed = round(MIB * (base + linear * length + square * length**2))
-        return Need(needed, limit * MIB, needed <= limit * MIB)
+        return MemoryNeed(needed, limit * MIB, needed <= limit * MIB)
 
     return need
 
 
 def test_lengths_are_multiples_of_128_and_finer_below_1024() -> None:
-    assert lengths_up_to(20) == [8, 16, 20]
-    assert lengths_up_to(160) == [*range(8, 129, 8), 144, 160]
-    assert lengths_up_to(1300)[-4:] == [1024, 1152, 1280, 1300]
-    assert lengths_up_to(5) == [5]
+    assert candidate_lengths(20) == [8, 16, 20]
+    assert candidate_lengths(160) == [*range(8, 129, 8), 144, 160]
+    assert candidate_lengths(1300)[-4:] == [1024, 1152, 1280, 1300]
+    assert candidate_lengths(5) == [5]
     for longest in (1, 7, 8, 128, 514, 1024, 131_072):
-        found = lengths_up_to(longest)
+        found = candidate_lengths(longest)
         assert found[-1] == longest
         assert found == sorted(set(found))
 
@@ -64,14 +64,14 @@ def test_a_worked_example(  # noqa: PLR0913, PLR0917 - a curve and its answer
 ) -> None:
     tried: list[int] = []
     need = curve(base, linear, square, limit, tried)
-    assert longest_that_fits(need, lengths_up_to(131_072)) == answer
+    assert longest_that_fits(need, candidate_lengths(131_072)) == answer
     assert len(tried) <= most
 
 
 def test_what_is_known_of_other_lengths_saves_tries() -> None:
     tried: list[int] = []
     need = curve(4000, 1.7, 0, 23_000, tried)
-    lengths = [n for n in lengths_up_to(131_072) if n < 65_536]
+    lengths = [n for n in candidate_lengths(131_072) if n < 65_536]
     known = [(0, need(0)), (65_536, need(65_536))]
     tried.clear()
     assert longest_that_fits(need, lengths, known=known) == 11_136
@@ -83,7 +83,7 @@ def test_lines_and_parabolas_take_few_tries() -> None:
     rng = random.Random(0)  # noqa: S311 - no secret
     counts = []
     for _ in range(500):
-        lengths = lengths_up_to(2 ** rng.randint(4, 17))
+        lengths = candidate_lengths(2 ** rng.randint(4, 17))
         tried: list[int] = []
         limit = rng.randint(4000, 80_000)
         base, linear = rng.uniform(500, 90_000), rng.uniform(0.05, 8)
@@ -100,7 +100,7 @@ def test_lines_and_parabolas_take_few_tries() -> None:
 def test_any_monotone_need_is_answered_whatever_its_bytes_say() -> None:
     """Bytes only guide: steps, plateaus and nonsense cost tries and no more."""
     rng = random.Random(1)  # noqa: S311 - no secret
-    lengths = lengths_up_to(16_384)
+    lengths = candidate_lengths(16_384)
     for _ in range(300):
         longest = rng.choice([0, *lengths])
         kind = rng.randrange(3)
@@ -111,11 +111,11 @@ def test_any_monotone_need_is_answered_whatever_its_bytes_say() -> None:
             longest: int = longest,
             kind: int = kind,
             seen: list[int] = tried,
-        ) -> Need:
+        ) -> MemoryNeed:
             seen.append(length)
             fits = length <= longest
             told = (7 if fits else 9, rng.randrange(100), 100 - length)[kind]
-            return Need(told, 8, fits)
+            return MemoryNeed(told, 8, fits)
 
         assert longest_that_fits(need, lengths) == (longest or None)
         assert len(tried) == len(set(tried))
@@ -136,13 +136,13 @@ def test_the_plan_is_made_once_at_the_length_that_was_found() -> None:
         return sample_plan()
 
     need = curve(4000, 1.7, 0, 23_000, [])
-    length, plan = longest_plan(plan_at, need, lengths_up_to(131_072))
+    length, plan = longest_plan(plan_at, need, candidate_lengths(131_072))
     assert (length, planned) == (11_136, [11_136])
     assert plan == sample_plan()
 
 
 def test_a_plan_that_needs_more_than_the_least_is_made_for_shorter_samples() -> None:
-    lengths = lengths_up_to(131_072)
+    lengths = candidate_lengths(131_072)
     planned: list[int] = []
 
     def plan_at(length: int) -> Plan:
@@ -165,4 +165,4 @@ def test_where_nothing_fits_the_error_is_that_of_the_shortest() -> None:
         raise no_fit()
 
     with pytest.raises(DoesNotFitError, match=r"found is 2 MiB"):
-        longest_plan(plan_at, curve(4000, 1.7, 0, 4001, []), lengths_up_to(512))
+        longest_plan(plan_at, curve(4000, 1.7, 0, 4001, []), candidate_lengths(512))

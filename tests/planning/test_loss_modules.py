@@ -12,10 +12,10 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.loss_modules import FakedLoss
-from budgetfit.traces.session import Traces
-from budgetfit.traces.swap_modules import modules_in, swapped
-from budgetfit.tracing.recording.step_tracer import trace_once
-from budgetfit.workload.workload import Subject
+from budgetfit.traces.session import TraceSession
+from budgetfit.traces.swap_modules import modules_in, replace_modules
+from budgetfit.tracing.recording.step_tracer import trace_step
+from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class Holder:
 
 def bytes_of(loss: Callable[..., Any] | None, category: str) -> int:
     """Return the bytes of a category that a trace has, at any time."""
-    subject = Subject(
+    workload = Workload(
         model=Mebi(), batch=BATCH, loss=loss, gpu=find_gpu("rtx-4090")
     ).with_found_blocks()
-    trace = Traces(subject).exact(Recipe(batch_size=2, optimizer="sgd"))
+    trace = TraceSession(workload).exact(Recipe(batch_size=2, optimizer="sgd"))
     chosen = trace.category == CATEGORIES.index(category)
     return int(trace.fixed_bytes[chosen].sum())
 
@@ -106,7 +106,7 @@ def test_a_loss_without_modules_stays_the_same_object() -> None:
 
     kept: list[Any] = [loss, functools.partial(loss), nn.MSELoss(), None]
     kept.append(kept)
-    assert all(swapped(item, lambda module: module) is item for item in kept)
+    assert all(replace_modules(item, lambda module: module) is item for item in kept)
 
 
 def test_the_users_teacher_and_loss_are_not_touched() -> None:
@@ -134,14 +134,14 @@ def test_a_loss_that_looks_at_the_models_weights_sees_the_traced_ones() -> None:
         assert weight is twin.blocks[0].inner.weight  # type: ignore[index, union-attr]
         return Run(twin, Recipe(batch_size=2), loss=faked.loss, on_phase=on_phase)
 
-    trace_once(
+    trace_step(
         model,
         program,
         BATCH,
         batch_size=2,
         blocks=(),
         target=None,
-        beside=faked.fake,
+        copy_modules=faked.fake,
     )
     assert len(seen) == 1
 
@@ -160,11 +160,11 @@ def test_a_module_around_the_model_does_not_count_it_twice() -> None:
                 wanted = self.teacher(batch)
             return nn.functional.mse_loss(outputs, wanted)
 
-    subject = Subject(
+    workload = Workload(
         model=model, batch=BATCH, loss=Wrapper().loss, gpu=find_gpu("rtx-4090")
     )
     recipe = Recipe(batch_size=2, optimizer="sgd")
-    trace = Traces(subject.with_found_blocks()).exact(recipe)
+    trace = TraceSession(workload.with_found_blocks()).exact(recipe)
     chosen = trace.category == CATEGORIES.index("parameters")
     assert trace.fixed_bytes[chosen].sum() == 7 * MIB
 
@@ -206,7 +206,7 @@ def test_objects_linked_in_circles_are_each_looked_at_once(
     assert modules_in(rows[0].loss) == (taught,)
     assert Linked.looks == number
     other = teacher()
-    new = swapped(rows[0].loss, lambda _: other).__self__
+    new = replace_modules(rows[0].loss, lambda _: other).__self__
     reached = new.others[0] if ring else new.others[number // 2]
     while reached.module is None:
         reached = reached.others[0]
@@ -230,6 +230,6 @@ def test_functions_that_name_each_other_are_swapped_together() -> None:
     def odd(number: int) -> Any:  # noqa: ANN401
         return even(number - 1)
 
-    new = swapped(odd, lambda _: other)
+    new = replace_modules(odd, lambda _: other)
     assert new(7) is other
     assert odd(7) is taught

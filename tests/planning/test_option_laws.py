@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.profiling.block_chain import Chains, Setting
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.traced import ADA
 
 LAYERS, BATCH = 6, 16
@@ -24,7 +24,7 @@ ROUNDING = 1024
 
 
 @pytest.fixture(scope="module")
-def chain() -> Chains:
+def chain() -> BlockChain:
     config = LlamaConfig(
         hidden_size=256,
         intermediate_size=704,
@@ -36,24 +36,24 @@ def chain() -> Chains:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     ids = torch.zeros(2, 256, dtype=torch.int64)
-    subject = Subject(
+    workload = Workload(
         model=model, batch={"input_ids": ids, "labels": ids}, gpu=find_gpu(ADA)
     )
-    return Chains(
-        Traces(subject.with_found_blocks()),
-        Setting(precision="bf16", optimizer="adamw_torch_fused"),
+    return BlockChain(
+        TraceSession(workload.with_found_blocks()),
+        TrainingSettings(precision="bf16", optimizer="adamw_torch_fused"),
     )
 
 
-def treated(chain: Chains, mode: str, count: int) -> tuple[Segment, ...]:
+def treated(chain: BlockChain, mode: str, count: int) -> tuple[Segment, ...]:
     """Treat the first ``count`` blocks."""
-    names = chain.traces.subject.blocks[:count]
+    names = chain.traces.workload.blocks[:count]
     if mode == "nested":
         return (Segment(names, nested=True),) if count > 1 else ()
     if mode == "input on the host":
         return tuple(Segment((name,), input_on_host=True) for name in names)
     if mode == "selective":
-        options = chain.at(BATCH).blocks[3].options
+        options = chain.profile_at(BATCH).blocks[3].options
         saved = next(o.saved_ops for o in options if o.mode == "selective")
         return tuple(Segment((name,), "selective", saved_ops=saved) for name in names)
     if mode == "offload":
@@ -61,16 +61,16 @@ def treated(chain: Chains, mode: str, count: int) -> tuple[Segment, ...]:
     return tuple(Segment((name,)) for name in names)
 
 
-def peak(chain: Chains, segments: tuple[Segment, ...], batch_size: int) -> int:
-    trace = chain.traces.of(chain.setting.recipe(batch_size, segments))
-    gpu = chain.traces.subject.gpu
-    line = replay(trace, batch_size, gpu, limit_bytes=ENDLESS_BYTES)
+def peak(chain: BlockChain, segments: tuple[Segment, ...], batch_size: int) -> int:
+    trace = chain.traces.affine(chain.settings.recipe(batch_size, segments))
+    gpu = chain.traces.workload.gpu
+    line = replay(trace, batch_size, gpu, limit_bytes=UNLIMITED_BYTES)
     return line.allocated_bytes
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_treating_one_more_block_never_raises_the_peak(
-    chain: Chains, mode: str
+    chain: BlockChain, mode: str
 ) -> None:
     peaks = [
         peak(chain, treated(chain, mode, count), BATCH) for count in range(LAYERS + 1)
@@ -80,7 +80,7 @@ def test_treating_one_more_block_never_raises_the_peak(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_larger_batch_never_needs_less(chain: Chains, mode: str) -> None:
+def test_a_larger_batch_never_needs_less(chain: BlockChain, mode: str) -> None:
     segments = treated(chain, mode, LAYERS)
     peaks = [peak(chain, segments, size) for size in BATCHES]
     assert peaks == sorted(peaks)
@@ -88,10 +88,10 @@ def test_a_larger_batch_never_needs_less(chain: Chains, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_gradients_and_states_never_exceed_the_peak(
-    chain: Chains, mode: str
+    chain: BlockChain, mode: str
 ) -> None:
     segments = treated(chain, mode, LAYERS)
-    trace = chain.traces.of(chain.setting.recipe(BATCH, segments))
+    trace = chain.traces.affine(chain.settings.recipe(BATCH, segments))
     lasting = [CATEGORIES.index(name) for name in ("parameters", "optimizer_state")]
     kept = sum(
         int(trace.fixed_bytes[event - 1])
@@ -102,9 +102,9 @@ def test_weights_gradients_and_states_never_exceed_the_peak(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_recipe_round_trips(chain: Chains, mode: str) -> None:
+def test_a_recipe_round_trips(chain: BlockChain, mode: str) -> None:
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
-    recipe = chain.setting.recipe(BATCH, treated(chain, mode, LAYERS))
+    recipe = chain.settings.recipe(BATCH, treated(chain, mode, LAYERS))
     kind = TypeAdapter(Recipe)
     assert kind.validate_json(kind.dump_json(recipe)) == recipe

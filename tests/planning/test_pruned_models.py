@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from budgetfit.applying.meta_copy import weightless_copy
+from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.planning.profiling.block_chain import every_block
-from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.models import MIB, Mebi, mean, without_loss
 
@@ -52,7 +52,7 @@ def live_bytes(recipe: Recipe) -> list[tuple[str, int]]:
     try:
         with log:
             for tensor in (*model.parameters(), *model.buffers()):
-                log.born(tensor)
+                log.log_storage(tensor)
             run = Run(
                 model, recipe, loss=mean, on_phase=begin, determinism_check="default"
             )
@@ -65,10 +65,10 @@ def live_bytes(recipe: Recipe) -> list[tuple[str, int]]:
 
 
 def traced_bytes(recipe: Recipe) -> list[tuple[str, int]]:
-    raw = trace_once(
+    raw = trace_step(
         pruned(),
         lambda model, on_phase: Run(
-            model, recipe, on_phase=on_phase, no_loss=without_loss
+            model, recipe, on_phase=on_phase, on_missing_loss=without_loss
         ),
         BATCH,
         batch_size=2,
@@ -87,7 +87,7 @@ def traced_bytes(recipe: Recipe) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    "segments", [(), every_block(("blocks.0", "blocks.1", "blocks.2"))]
+    "segments", [(), checkpoint_every_block(("blocks.0", "blocks.1", "blocks.2"))]
 )
 def test_live_bytes_of_a_pruned_model_are_those_of_a_real_step(
     segments: tuple[Segment, ...],
@@ -98,7 +98,7 @@ def test_live_bytes_of_a_pruned_model_are_those_of_a_real_step(
 
 def test_a_pruned_model_can_be_copied_without_its_weights() -> None:
     model = pruned()
-    copied = weightless_copy(model, frozen=True)
+    copied = copy_to_meta(model, frozen=True)
     assert all(p.is_meta and not p.requires_grad for p in copied.parameters())
     assert {n: p.shape for n, p in copied.named_parameters()} == {
         n: p.shape for n, p in model.named_parameters()
@@ -110,12 +110,12 @@ def test_a_copy_keeps_ties_and_takes_replacements() -> None:
     first = nn.Linear(4, 4)
     second = nn.Linear(4, 4)
     second.weight = first.weight
-    copied = weightless_copy(nn.Sequential(first, second, nn.ReLU()))
+    copied = copy_to_meta(nn.Sequential(first, second, nn.ReLU()))
     assert copied[0].weight is copied[1].weight  # type: ignore[index]
-    other = weightless_copy(
+    other = copy_to_meta(
         nn.Sequential(first, nn.ReLU()),
         replace=lambda module: nn.Tanh() if isinstance(module, nn.ReLU) else None,
     )
     assert isinstance(other[1], nn.Tanh)  # type: ignore[index]
-    whole = weightless_copy(nn.ReLU(), replace=lambda _: nn.Tanh())
+    whole = copy_to_meta(nn.ReLU(), replace=lambda _: nn.Tanh())
     assert isinstance(whole, nn.Tanh)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from budgetfit.applying.run.run import Run
-from budgetfit.batches.batch_tree import change_tensors, resize_batch
+from budgetfit.batches.batch_tree import map_batch, resize_batch
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.planning.profiling.block_chain import every_block
-from budgetfit.tracing.recording.steady_state import repeat_step
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.models import EXAMPLES, WITHOUT_LOSS, mean
 from tests.traced import raw_trace, session
@@ -79,7 +79,7 @@ def real(name: str, recipe: Recipe) -> list[Measured]:
     try:
         with log:
             for tensor in (*model.parameters(), *model.buffers()):
-                log.born(tensor)
+                log.log_storage(tensor)
             run = Run(
                 model,
                 recipe,
@@ -90,7 +90,7 @@ def real(name: str, recipe: Recipe) -> list[Measured]:
             for step in range(STEPS):  # noqa: B007 - ``begin`` reads it
                 for micro_step in range(micro_steps):  # noqa: B007 - so here
                     begin("forward")
-                    run.step(change_tensors(batch, torch.clone))
+                    run.step(map_batch(batch, torch.clone))
             begin("end")
     finally:
         gc.enable()
@@ -98,9 +98,9 @@ def real(name: str, recipe: Recipe) -> list[Measured]:
 
 
 def plans(name: str) -> Iterator[tuple[str, tuple[Segment, ...]]]:
-    blocks = session(name).subject.blocks
+    blocks = session(name).workload.blocks
     yield "kept", ()
-    yield "recomputed", every_block(blocks)
+    yield "recomputed", checkpoint_every_block(blocks)
     yield "a segment of two", (Segment(blocks[-2:]),)
     yield "nested", (Segment(blocks[-2:], nested=True),)
     yield "offloaded", (Segment(blocks[:1], "offload"), Segment(blocks[-1:]))
@@ -138,7 +138,7 @@ CASES = [
 def test_live_bytes_of_a_replay_are_those_of_a_real_step(name: str, plan: str) -> None:
     recipe = Recipe(batch_size=BATCH, segments=dict(plans(name))[plan])
     raw = raw_trace(name, recipe, target=None)
-    repeat_step(raw)
+    append_steady_step(raw)
     assert predicted(raw) == real(name, recipe)
 
 

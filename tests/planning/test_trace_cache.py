@@ -20,8 +20,8 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache import cache as trace_cache
 from budgetfit.traces.cache.cache import CacheSize, TraceCache, cache_folder
-from budgetfit.traces.session import Traces
-from budgetfit.workload.workload import Subject
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ KEY, OTHER = "a" * 64, "b" * 64
 def trace(name: str = "gpt2") -> StepTrace:
     """A real one: scratch, random blocks, two micro-batches, a recomputed block."""
     example = EXAMPLES[name]
-    subject = Subject(
+    workload = Workload(
         model=example.model(), batch=example.batch, gpu=find_gpu("t4")
     ).with_found_blocks()
     recipe = Recipe(
         batch_size=2,
         gradient_accumulation_steps=2,
         precision="fp16-mixed",
-        segments=(Segment(subject.blocks[:1]),),
+        segments=(Segment(workload.blocks[:1]),),
     )
-    return Traces(subject).of(recipe)
+    return TraceSession(workload).affine(recipe)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_an_error_says_what_to_pass_or_change(kind: str) -> None:
 def test_a_model_too_large_for_real_values_is_told_how_large_it_may_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(errors, "MOST_WEIGHTS_BYTES", 8)
+    monkeypatch.setattr(errors, "MAX_WEIGHTS_BYTES", 8)
     error = UnknownValueError("aten.bincount.default", "it needs values")
     told = str(trace_error(nn.Linear(2, 2), error))
     assert "weights of 8 B or less it is computed for real; these have 24 B" in told

@@ -22,22 +22,27 @@ from budgetfit.core.recipe import Segment
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache import key as trace_key
-from budgetfit.traces.cache.key import cache_key, subject_key, why_not_cacheable
-from budgetfit.workload.workload import Subject
+from budgetfit.traces.cache.key import why_not_cacheable, workload_key
+from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-OWN_SOURCES = trace_key.own_sources
+OWN_SOURCES = trace_key.package_hash
 PROGRAM = ("fp32", "adamw_torch_fused", (), False, False)
 
 
 @pytest.fixture(autouse=True)
 def sources_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody may be working on the package while its tests run."""
-    monkeypatch.setattr(trace_key, "own_sources", lambda: "as they are")
+    monkeypatch.setattr(trace_key, "package_hash", lambda: "as they are")
+
+
+def cache_key(workload: Workload, settings: object) -> str | None:
+    """Return the key of a trace of ``workload``."""
+    return trace_key.trace_key(workload_key(workload), settings)
 
 
 class Net(nn.Module):
@@ -76,10 +81,10 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def net_subject() -> Subject:
+def net_subject() -> Workload:
     """Build everything anew."""
     batch = {"x": torch.zeros(2, 4), "which": torch.tensor([0, 1])}
-    return Subject(
+    return Workload(
         model=Net().train(),
         batch=batch,
         loss=loss,
@@ -89,9 +94,9 @@ def net_subject() -> Subject:
     )
 
 
-def key(subject: Subject) -> str:
-    found = cache_key(subject, PROGRAM)
-    assert found is not None, why_not_cacheable(subject)
+def key(workload: Workload) -> str:
+    found = cache_key(workload, PROGRAM)
+    assert found is not None, why_not_cacheable(workload)
     return found
 
 
@@ -100,7 +105,7 @@ def test_the_same_model_built_twice_has_the_same_key(name: str) -> None:
     example = EXAMPLES[name]
     keys = {
         key(
-            Subject(
+            Workload(
                 model=example.model(), batch=example.batch, gpu=find_gpu("t4")
             ).with_found_blocks()
         )
@@ -126,9 +131,10 @@ def test_a_name_is_no_part_of_a_trace() -> None:
 def test_another_process_has_the_same_key() -> None:
     code = (
         "from tests.planning.test_trace_key import *\n"
-        "trace_key.own_sources = lambda: 'as they are'\n"
+        "trace_key.package_hash = lambda: 'as they are'\n"
         "example = EXAMPLES['gpt2']\n"
-        "gpt2 = Subject(model=example.model(), batch=example.batch, gpu=find_gpu('t4'))"
+        "t4 = find_gpu('t4')\n"
+        "gpt2 = Workload(model=example.model(), batch=example.batch, gpu=t4)"
         "\nprint(key(net_subject()), key(gpt2))"
     )
 
@@ -292,8 +298,8 @@ PROGRAMS: dict[str, Any] = {
 
 
 def test_every_part_of_the_program_counts() -> None:
-    subject = net_subject()
-    keys = {cache_key(subject, program) for program in PROGRAMS.values()}
+    workload = net_subject()
+    keys = {cache_key(workload, program) for program in PROGRAMS.values()}
     assert None not in keys
     assert len(keys) == len(PROGRAMS)
 
@@ -349,7 +355,7 @@ SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "attention put into torch": _set(nn.functional, "softmax", loss),
     "a method put into tensors": _set(torch.Tensor, "mine", loss),
     "a flag on the loss": _set(loss, "flag", 1),
-    "our own sources": _set(trace_key, "own_sources", lambda: "other"),
+    "our own sources": _set(trace_key, "package_hash", lambda: "other"),
 }
 
 
@@ -357,11 +363,11 @@ SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 def test_what_surrounds_the_process_counts(
     change: Callable[[pytest.MonkeyPatch], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = net_subject()
-    before = key(subject)
+    workload = net_subject()
+    before = key(workload)
     put_back = change(monkeypatch)
     try:
-        assert key(subject) != before
+        assert key(workload) != before
     finally:
         if put_back is not None:
             put_back()
@@ -371,19 +377,19 @@ def test_what_surrounds_the_process_counts(
 def test_attention_of_transformers_and_replaced_helpers_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def subject() -> Subject:
+    def workload() -> Workload:
         example = EXAMPLES["llama"]
-        return Subject(model=example.model(), batch=example.batch, gpu=find_gpu("t4"))
+        return Workload(model=example.model(), batch=example.batch, gpu=find_gpu("t4"))
 
-    eager = subject()
+    eager = workload()
     eager.model.set_attn_implementation("eager")
-    assert key(subject()) != key(eager)
-    wider = subject()
+    assert key(workload()) != key(eager)
+    wider = workload()
     wider.model.config.rms_norm_eps = 0.5
-    assert key(subject()) != key(wider)
-    before = key(subject())
+    assert key(workload()) != key(wider)
+    before = key(workload())
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", loss)
-    assert key(subject()) != before
+    assert key(workload()) != before
 
 
 def test_a_helper_in_another_file_counts(
@@ -405,7 +411,7 @@ def test_a_helper_in_another_file_counts(
             del sys.modules[name]
         net = importlib.import_module("mypackage.net")
         return key(
-            Subject(
+            Workload(
                 model=net.Net(2, 2),
                 batch=torch.zeros(2, 2),
                 gpu=find_gpu("t4"),
@@ -456,10 +462,10 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
 def test_what_cannot_be_told_is_not_cached(
     change: Callable[[Any], object], why: str
 ) -> None:
-    subject = net_subject()
-    change(subject.model)
-    assert cache_key(subject, PROGRAM) is None
-    assert why in why_not_cacheable(subject)
+    workload = net_subject()
+    change(workload.model)
+    assert cache_key(workload, PROGRAM) is None
+    assert why in why_not_cacheable(workload)
 
 
 @pytest.fixture
@@ -471,7 +477,7 @@ def everywhere() -> Iterator[None]:
 
 @pytest.mark.usefixtures("everywhere")
 def test_hooks_of_all_modules_are_seen() -> None:
-    assert subject_key(net_subject()) is None
+    assert workload_key(net_subject()) is None
 
 
 @pytest.fixture
@@ -500,17 +506,19 @@ def test_our_own_sources_count(
 def test_sources_edited_while_the_process_runs_are_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trace_key, "own_sources", OWN_SOURCES)
+    monkeypatch.setattr(trace_key, "package_hash", OWN_SOURCES)
     monkeypatch.setattr(trace_key, "_STARTED_S", 0.0)
-    assert subject_key(net_subject()) is None
+    assert workload_key(net_subject()) is None
     assert "just changed" in why_not_cacheable(net_subject())
 
 
 def test_asking_changes_nothing() -> None:
-    subject = net_subject()
-    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
-    attributes = [sorted(vars(module)) for module in subject.model.modules()]
-    key(subject)
-    assert attributes == [sorted(vars(module)) for module in subject.model.modules()]
-    for name, value in subject.model.state_dict().items():
+    workload = net_subject()
+    before = {
+        name: value.clone() for name, value in workload.model.state_dict().items()
+    }
+    attributes = [sorted(vars(module)) for module in workload.model.modules()]
+    key(workload)
+    assert attributes == [sorted(vars(module)) for module in workload.model.modules()]
+    for name, value in workload.model.state_dict().items():
         assert value.equal(before[name])

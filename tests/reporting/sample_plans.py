@@ -6,7 +6,7 @@ from typing import Any
 
 from budgetfit.core.block_report import BlockChoice, BlockRow
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpu_comparison import CardRow
+from budgetfit.core.gpu_comparison import GpuComparison
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.plan import (
     Alternative,
@@ -161,15 +161,15 @@ def sample_plan(**changes: Any) -> Plan:
     return Plan(**values | changes)
 
 
-def sample_cards() -> tuple[CardRow, ...]:
+def sample_cards() -> tuple[GpuComparison, ...]:
     """A card that is too small, one at 8 and one at 10 samples per second, one that
     cannot.
     """
 
-    def row(name: str, usable: int, **changes: Any) -> CardRow:
+    def row(name: str, usable: int, **changes: Any) -> GpuComparison:
         budget = Budget((usable + 1) * GIB, 512 * MIB, 512 * MIB)
         values: dict[str, Any] = {"estimate": None, "blocks": 24} | changes
-        return CardRow(gpu=find_gpu(name), budget=budget, **values)
+        return GpuComparison(gpu=find_gpu(name), budget=budget, **values)
 
     return (
         row("t4", 14, estimate=sample_estimate(fits=False)),

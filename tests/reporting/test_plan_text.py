@@ -31,7 +31,7 @@ def line_with(text: str, words: str) -> str:
 
 def test_the_answer_comes_before_the_reasons() -> None:
     text = render_plan(sample_plan())
-    order = ["RECOMMENDED", "WHERE IT GOES", "LEVERS", "WATCH OUT", "NEXT"]
+    order = ["RECOMMENDED", "WHERE IT GOES", "ALTERNATIVES", "WATCH OUT", "NEXT"]
 
     assert sorted(order, key=text.index) == order
 
@@ -276,15 +276,15 @@ def test_a_measured_context_is_said_to_be_one() -> None:
     assert "CUDA context 470 MiB (measured) and headroom" in render(plan_text(plan))
 
 
-def test_levers_that_change_training_stand_apart_with_their_notes() -> None:
-    lever = Alternative(
+def test_alternatives_that_change_training_stand_apart_with_their_notes() -> None:
+    changing = Alternative(
         label="with LoRA r=16",
         estimate=sample_estimate(reserved_bytes=9 * GIB),
         fits=True,
         changes_training=True,
         note="an estimate only",
     )
-    plan = sample_plan(alternatives=(*sample_plan().alternatives, lever))
+    plan = sample_plan(alternatives=(*sample_plan().alternatives, changing))
     text = render_plan(plan)
     heading = text.index("changes what is trained:")
     assert text.index("everything kept") < heading < text.index("with LoRA r=16")
@@ -299,10 +299,12 @@ def test_an_alternative_that_is_the_plan_says_so() -> None:
     assert line_with(text, "largest batch").split()[2:] == ["this", "plan"]
 
 
-def test_what_a_lever_gains_is_no_gain_over_checkpointing_every_block() -> None:
+def test_what_another_training_gains_is_no_gain_over_checkpointing_every_block() -> (
+    None
+):
     full, *_ = sample_plan().alternatives
-    lever = dataclasses.replace(full, changes_training=True)
-    plan = sample_plan(alternatives=(lever,))
+    changing = dataclasses.replace(full, changes_training=True)
+    plan = sample_plan(alternatives=(changing,))
     assert "over checkpointing" not in render_plan(plan)
 
 

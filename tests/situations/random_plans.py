@@ -29,15 +29,15 @@ from torch import nn
 import budgetfit
 from budgetfit import DoesNotFitError, InputError, Recipe, Segment, TraceError
 from budgetfit.inputs.plan_request import PlanArguments
-from budgetfit.inputs.settings import find_card
+from budgetfit.inputs.settings import find_target_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning.alternatives import refusal
 from budgetfit.planning.judging.judge import judge
 from budgetfit.planning.planner import make_plan
-from budgetfit.planning.profiling.block_chain import Chains, Setting
-from budgetfit.planning.profiling.first_trace import settled
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.profiling.first_trace import with_checkpointable_blocks
 from budgetfit.planning.search.lowest_peak import FORMULA_ERROR
-from budgetfit.traces.session import Traces
+from budgetfit.traces.session import TraceSession
 from tests.models import Mebi
 
 if TYPE_CHECKING:
@@ -213,10 +213,10 @@ def arguments_of(subject: Subject, vram: int | None = None) -> PlanArguments:
 
 def plan_within(subject: Subject, usable_bytes: int) -> Plan:
     """Plan for a card that leaves so much usable; a refusal has no suggestions."""
-    card = find_card(None, subject.arguments["gpu"])
+    card = find_target_gpu(None, subject.arguments["gpu"])
     asked = arguments_of(subject, card.budget("0").context_bytes + usable_bytes)
     with mock.patch.object(refusal, "suggestions", return_value=()):
-        return make_plan(asked.subject, asked.budget, asked.request, **asked.settings)
+        return make_plan(asked.workload, asked.budget, asked.request, **asked.settings)
 
 
 def tried(seed: int, recipes: int) -> Result:
@@ -280,15 +280,17 @@ class _Known:
 
     def __init__(self, subject: Subject, draw: random.Random, number: int) -> None:
         asked = arguments_of(subject)
-        setting = Setting(
+        settings = TrainingSettings(
             precision=asked.settings["precisions"][0],
             optimizer=asked.settings["optimizer"],
             host_ram_bytes=asked.budget.host_ram_bytes,
         )
         self.host_ram_bytes = asked.budget.host_ram_bytes or 0
-        self._chains = Chains(settled(Traces(asked.subject), setting), setting)
-        blocks = self._chains.traces.subject.blocks
-        base = setting.recipe(1)
+        self._chains = BlockChain(
+            with_checkpointable_blocks(TraceSession(asked.workload), settings), settings
+        )
+        blocks = self._chains.traces.workload.blocks
+        base = settings.recipe(1)
         self._draw = draw
         self._recipes = [
             random_recipe(draw, blocks, base, has_logits=subject.has_logits)
@@ -325,8 +327,8 @@ class _Known:
     def estimate(self, recipe: Recipe) -> Estimate:
         """Return what ``budgetfit.estimate`` does, without making the model again."""
         traces = self._chains.traces
-        gpu = traces.subject.gpu
-        return judge(traces.once(recipe), recipe, gpu, None, context_bytes=0)
+        gpu = traces.workload.gpu
+        return judge(traces.exact(recipe), recipe, gpu, None, context_bytes=0)
 
     def above(self, recipe: Recipe, peak_bytes: int) -> bool:
         """Whether a recipe has clearly more alive, or takes too much of the host."""
@@ -334,7 +336,7 @@ class _Known:
         if recipe.loss_chunks > 1:
             chains = chains.with_loss_chunks(recipe.loss_chunks)
         try:
-            chain = chains.at(1)
+            chain = chains.profile_at(1)
             live_bytes = chain_peak_bytes(chain, recipe.segments)
             host_bytes = chain_host_bytes(chain, recipe.segments)
         except (InputError, TraceError):

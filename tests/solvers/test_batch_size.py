@@ -16,8 +16,8 @@ from budgetfit.solvers.batch_size import (
 )
 from budgetfit.solvers.batch_size_grid import (
     LARGEST_BATCH_SIZE,
-    fitting_ladder,
-    ladder,
+    batch_size_grid,
+    fitting_batch_sizes,
 )
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.problem import Problem, Solution
@@ -119,7 +119,9 @@ def test_the_sizes_that_are_compared_are_those_that_fit() -> None:
             tried.append(size)
             return size <= most
 
-        assert fitting_ladder(fits) == ladder(min(most, LARGEST_BATCH_SIZE))
+        assert fitting_batch_sizes(fits) == batch_size_grid(
+            min(most, LARGEST_BATCH_SIZE)
+        )
         assert len(tried) <= most.bit_length() + 4
 
 

@@ -175,15 +175,15 @@ def test_with_too_many_labels_the_bounds_of_the_grid_remain() -> None:
     for _ in range(60):
         problem = random_problem(rnd, rnd.randint(2, 5), most_others=2)
         best = rate_solution(problem, exhaustive(problem))
-        found = chain_dp(problem, most_labels=0)
+        found = chain_dp(problem, max_labels=0)
         if best is None:
             assert found.segments is None
             continue
         time_ns, peak_bytes, _ = rate_solution(problem, found)
-        assert found.least_time_ns <= best[0] <= time_ns
+        assert found.lower_bound_ns <= best[0] <= time_ns
         assert peak_bytes <= problem.budget_bytes
         assert not found.proven_optimal or time_ns == best[0]
-        apart += found.least_time_ns < time_ns
+        apart += found.lower_bound_ns < time_ns
     assert apart < 60
 
 
@@ -192,26 +192,26 @@ def test_too_many_labels_leave_the_best_single_segment_length_as_the_lowest_peak
 ):
     chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
     problem = Problem(chain=chain, budget_bytes=10**9)
-    found = lowest_peak(problem, most_labels=0)
+    found = lowest_peak(problem, max_labels=0)
     assert found.segments == best_uniform_segments(problem)
     assert not found.proven_optimal
     assert "nothing is proven" in found.explanation
     peak_bytes = chain_peak_bytes(chain, found.segments)
     too_small = replace(problem, budget_bytes=peak_bytes - 1)
-    assert lowest_peak(too_small, most_labels=0).segments is None
+    assert lowest_peak(too_small, max_labels=0).segments is None
 
 
 def test_a_thinned_front_is_of_plans_that_fit_and_claims_no_proof() -> None:
     chain = chain_of(*equal_blocks(12, KEEP, RECOMPUTE, gradient=3), static=1)
     problem = Problem(chain=chain, budget_bytes=150)
     whole = [rate_solution(problem, each) for each in pareto_front(problem)]
-    thinned = pareto_front(problem, most_labels=4)
+    thinned = pareto_front(problem, max_labels=4)
     rated = [rate_solution(problem, each) for each in thinned]
     assert 1 < len(rated) <= 4 < len(whole)
     assert rated == sorted(rated)
     assert all(peak <= 150 for _, peak, _ in rated)
     assert not any(each.proven_optimal for each in thinned)
-    assert all(each.least_time_ns is None for each in thinned)
+    assert all(each.lower_bound_ns is None for each in thinned)
 
 
 def test_an_answer_explains_itself() -> None:

@@ -113,7 +113,7 @@ def test_a_byte_over_the_budget_is_noticed_below_the_tolerance_of_floats() -> No
     found = chain_milp(problem)
     assert len(found.segments) == 2
     assert chain_peak_bytes(chain, found.segments) <= problem.budget_bytes
-    assert found.least_time_ns <= chain_time_ns(chain, found.segments)
+    assert found.lower_bound_ns <= chain_time_ns(chain, found.segments)
 
 
 def test_without_time_there_is_no_proof() -> None:

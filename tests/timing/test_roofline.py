@@ -10,12 +10,10 @@ from budgetfit.timing.roofline import (
     BANDWIDTH_SHARE,
     LAUNCH_NS,
     MATRIX_SHARE,
-    BlockTime,
     StepTime,
-    block_times_ns,
+    interval_ns,
     op_times_ns,
     step_time_ns,
-    stretch_ns,
 )
 
 Row = tuple[int, str, float, float, float, float]
@@ -177,49 +175,13 @@ POWERS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 def test_an_op_belongs_to_where_its_outputs_were_allocated(
     start: int, end: int, total: int
 ) -> None:
-    assert stretch_ns(ONE_EACH, POWERS, start, end) == total
+    assert interval_ns(ONE_EACH, POWERS, start, end) == total
 
 
 def test_times_are_whole_nanoseconds() -> None:
-    found = stretch_ns(ONE_EACH, POWERS + 0.2, 0, 3)
+    found = interval_ns(ONE_EACH, POWERS + 0.2, 0, 3)
     assert found == 15
     assert isinstance(found, int)
-
-
-def test_blocks_take_their_time_from_the_last_micro_batch_of_the_last_step() -> None:
-    trace = idle_ops(
-        range(1, 9),
-        passes=[
-            BlockPass(1, "forward", 0, 0, 0, 1, -1, -1),
-            BlockPass(1, "forward", 1, 0, 1, 2, -1, -1),
-            BlockPass(1, "forward", 1, 1, 2, 3, -1, -1),
-            BlockPass(2, "forward", 1, 1, 3, 5, -1, -1),
-            BlockPass(2, "backward", 1, 1, 5, 6, -1, -1),
-            BlockPass(1, "backward", 1, 1, 6, 8, -1, -1),
-        ],
-    )
-    times_ns = np.array([2.0**power for power in range(8)])
-    assert block_times_ns(trace, times_ns) == (
-        BlockTime(forward_ns=4, backward_ns=64 + 128),
-        BlockTime(forward_ns=8 + 16, backward_ns=32),
-    )
-
-
-def test_a_block_that_runs_twice_takes_both_times() -> None:
-    trace = idle_ops(
-        (1, 2),
-        passes=[
-            BlockPass(1, "forward", 0, 0, 0, 1, -1, -1),
-            BlockPass(1, "forward", 0, 0, 1, 2, -1, -1),
-        ],
-        blocks=("shared",),
-    )
-    assert block_times_ns(trace, np.array([3.0, 4.0])) == (BlockTime(7, 0),)
-
-
-def test_a_trace_without_blocks_has_no_block_times() -> None:
-    trace = idle_ops((1,), blocks=())
-    assert block_times_ns(trace, np.array([3.0])) == ()
 
 
 def test_a_step_is_its_last_micro_batch_and_the_optimizer() -> None:

@@ -5,7 +5,7 @@
 Must run where ``torch.cuda`` works: on a real card, or on a null driver (PyTorch's
 CUDA build without a GPU, whose host code runs and whose kernels do not). Nothing is
 computed, only asked: ``torch._fused_sdp_choice``. Nothing of budgetfit is used;
-``test_attention_choice.py`` compares. Each run adds one compute capability to the file:
+``test_sdpa_backend.py`` compares. Each run adds one compute capability to the file:
 
 - ``torch``, ``cudnn``, ``origin``, ``date``
 - ``choices``: compute capability -> a letter per call of ``attention_calls.calls()``

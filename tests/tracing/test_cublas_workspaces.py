@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from budgetfit.tracing.cuda.kernel_memory.cublas_workspaces import in_cublaslt
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
@@ -27,7 +27,7 @@ def target(version: tuple[int, int], *, cudnn: bool = True) -> CudaTarget:
 
 def history(to: CudaTarget, run: Callable[[], object]) -> list[str]:
     """Return ``+rule`` and ``-rule`` of each workspace, ``+`` of every other birth."""
-    with fake_mode(), StorageLog(CudaOps(to)) as log:
+    with fake_mode(), StorageLog(CudaOpSemantics(to)) as log:
         kept = run()
         events = list(log.events)
     del kept

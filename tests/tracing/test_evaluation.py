@@ -6,14 +6,14 @@ from budgetfit.core.step_trace import Phase
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.search.evaluation_batch import evaluation_trace
-from budgetfit.tracing.recording.evaluation import evaluation_after, inputs_of
+from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 from tests.traced import ADA, line, session
 
 
 def test_evaluation_comes_after_training_and_leaves_nothing_behind() -> None:
     training = line("gpt2")
     evaluation = evaluation_trace(session("gpt2"), "fp32")
-    both = evaluation_after(training, evaluation)
+    both = append_evaluation(training, evaluation)
     count = len(training.events)
     assert (both.events[:count] == training.events).all()
     added = both.events[count:]
@@ -29,7 +29,7 @@ def test_the_training_in_front_of_it_plays_as_before() -> None:
     evaluation = evaluation_trace(session("bert"), "fp32")
     gpu = find_gpu(ADA)
     alone = replay(training, 8, gpu)
-    both = replay(evaluation_after(training, evaluation), 8, gpu)
+    both = replay(append_evaluation(training, evaluation), 8, gpu)
     steps = [point for point in both.points if point.step < 2]
     traced = [point for point in alone.points if point.step < 2]
     assert steps == traced
@@ -40,12 +40,12 @@ def test_what_is_held_meanwhile_is_there_at_any_batch_size() -> None:
     training = line("vit")
     evaluation = evaluation_trace(session("vit"), "fp32")
     pixels, labels = 4 * 3 * 16 * 16, 8
-    held = inputs_of(training, 5)
+    held = batch_tensor_bytes(training, 5)
     assert sorted(held) == [5 * labels, 5 * pixels]
     gpu = find_gpu(ADA)
     plain, beside = (
         replay(
-            evaluation_after(training, evaluation, more),
+            append_evaluation(training, evaluation, more),
             8,
             gpu,
             then_batch_sizes=(64, 128),

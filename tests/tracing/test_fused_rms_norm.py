@@ -26,7 +26,7 @@ def traced(module: nn.Module, dtype: torch.dtype) -> list[int]:
         with imitation, log:
             x = torch.empty(4, 100, WIDTH, dtype=dtype, requires_grad=True)
             for parameter in twin.parameters():
-                log.born(parameter)
+                log.log_storage(parameter)
             first = len(log.sizes)
             out = twin(x)
             out.backward(out.detach())

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import functional
 from torch.nn.utils import rnn
 
-from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_branches
+from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
@@ -30,8 +30,8 @@ from budgetfit.tracing.values.assumptions import (
     READ_NUMBER,
 )
 from budgetfit.tracing.values.known_values import KnownValues, UnknownValueError
-from budgetfit.tracing.values.library_patches import values_matter
-from budgetfit.tracing.values.propagation import LARGEST_ELEMENTS, MOST_FLOATS
+from budgetfit.tracing.values.library_patches import patch_libraries
+from budgetfit.tracing.values.propagation import MAX_FLOATS, MAX_INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def stand_in() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
 
     def fake(real: torch.Tensor) -> torch.Tensor:
         twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
-        values.remember(twin, real)
+        values.record(twin, real)
         return twin
 
     with fake_mode(), StorageLog(None, values.run):
@@ -190,7 +190,7 @@ def test_what_depends_on_weights_or_chance_is_assumed_by_a_rule_that_is_noted(
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run):
         twin = torch.empty(2, 4, dtype=torch.long)
-        values.remember(twin, MASK)
+        values.record(twin, MASK)
         assert ask(twin) == answer
     assert list(values.notes) == ([note] if note else [])
 
@@ -219,7 +219,7 @@ def test_a_note_says_which_module_asked_first() -> None:
         for name in ("first", "second"):
             values.where = lambda name=name: name
             torch.empty(()).item()
-    assert values.said() == [f"{READ_NUMBER} (first in 'first')"]
+    assert values.note_lines() == [f"{READ_NUMBER} (first in 'first')"]
 
 
 def _through_a_view(x: torch.Tensor) -> int:
@@ -285,12 +285,12 @@ def test_a_tensor_that_was_not_remembered_is_unknown(
 def test_what_is_too_large_to_be_worth_its_time_is_unknown() -> None:
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run):
-        small = torch.zeros(LARGEST_ELEMENTS, dtype=torch.long)
+        small = torch.zeros(MAX_INTEGERS, dtype=torch.long)
         assert int(small.sum()) == 0
-        large = torch.zeros(LARGEST_ELEMENTS + 1, dtype=torch.long)
+        large = torch.zeros(MAX_INTEGERS + 1, dtype=torch.long)
         with pytest.raises(UnknownValueError):
             int(large.sum())
-        floats = torch.zeros(MOST_FLOATS + 1)
+        floats = torch.zeros(MAX_FLOATS + 1)
         assert floats.sum().item() == 1.0
     assert list(values.notes) == [READ_NUMBER]
 
@@ -299,10 +299,10 @@ def test_in_a_large_batch_nothing_is_assumed_for_what_a_small_one_says() -> None
     for assumes in (True, False):
         values = KnownValues(assumes_for_large=assumes)
         with fake_mode(), StorageLog(None, values.run):
-            tokens = torch.empty(LARGEST_ELEMENTS + 1, dtype=torch.long)
+            tokens = torch.empty(MAX_INTEGERS + 1, dtype=torch.long)
             with torch.utils._python_dispatch._disable_current_modes():
-                real = torch.zeros(LARGEST_ELEMENTS + 1, dtype=torch.long)
-            values.remember(tokens, real)
+                real = torch.zeros(MAX_INTEGERS + 1, dtype=torch.long)
+            values.record(tokens, real)
             if assumes:
                 assert tokens[tokens == 7].shape == tokens.shape
             else:
@@ -313,8 +313,8 @@ def test_in_a_large_batch_nothing_is_assumed_for_what_a_small_one_says() -> None
 def test_a_large_mask_is_as_full_as_a_small_one() -> None:
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run):
-        x = torch.empty(2, LARGEST_ELEMENTS)
-        assert x[(x > 0) & ~(x > 9)].shape == (2 * LARGEST_ELEMENTS,)
+        x = torch.empty(2, MAX_INTEGERS)
+        assert x[(x > 0) & ~(x > 9)].shape == (2 * MAX_INTEGERS,)
         assert bool(torch.isfinite(x).all())
 
 
@@ -336,7 +336,7 @@ def test_packed_sequences_are_as_long_as_the_lengths_say(batch_first: bool) -> N
         pad(packed, batch_first=batch_first, total_length=4),
     )
     values = KnownValues()
-    with fake_mode(), cuda_branches(TARGET), StorageLog(None, values.run):
+    with fake_mode(), cuda_composite_ops(TARGET), StorageLog(None, values.run):
         twin = torch.empty(x.shape)
         fake = pack(twin, lengths, batch_first=batch_first)
         again, found = pad(fake, batch_first=batch_first, total_length=4)
@@ -368,9 +368,9 @@ def test_ctc_has_a_table_as_wide_as_the_longest_target(targets: torch.Tensor) ->
 
 def test_numpy_gets_values_of_a_fake() -> None:
     values = KnownValues()
-    with fake_mode(), values_matter(values), StorageLog(None, values.run):
+    with fake_mode(), patch_libraries(values), StorageLog(None, values.run):
         twin = torch.empty(2, 4, dtype=torch.long)
-        values.remember(twin, MASK)
+        values.record(twin, MASK)
         assert np.array_equal(twin.numpy(), MASK.tolist())
         cost = torch.empty(3, 2)
         rows, columns = linear_sum_assignment(cost.detach().cpu())
@@ -383,9 +383,9 @@ def test_numpy_gets_values_of_a_fake() -> None:
 
 def test_a_tensor_can_be_made_of_a_list_of_fakes() -> None:
     values = KnownValues()
-    with fake_mode(), values_matter(values), StorageLog(None, values.run):
+    with fake_mode(), patch_libraries(values), StorageLog(None, values.run):
         fake = torch.empty(2, 4, dtype=torch.long)
-        values.remember(fake, MASK)
+        values.record(fake, MASK)
         made = torch.tensor([[row.sum(), 5] for row in fake], device=fake.device)
         assert made.tolist() == [[3, 5], [2, 5]]
     assert torch.tensor([torch.tensor(2)]).tolist() == [2]
@@ -394,9 +394,9 @@ def test_a_tensor_can_be_made_of_a_list_of_fakes() -> None:
 
 def test_a_lone_number_in_text_is_written_out() -> None:
     values = KnownValues()
-    with fake_mode(), values_matter(values), StorageLog(None, values.run):
+    with fake_mode(), patch_libraries(values), StorageLog(None, values.run):
         fake = torch.empty(2, 4, dtype=torch.long)
-        values.remember(fake, MASK)
+        values.record(fake, MASK)
         assert f"expert_{fake.sum():03d}" == "expert_005"
         assert "FakeTensor" in f"{fake}"
     assert "__format__" not in vars(FakeTensor)
@@ -417,7 +417,7 @@ def test_following_values_leaves_no_mark_in_the_log() -> None:
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run) as log:
         twin = torch.empty(2, 4, dtype=torch.long)
-        values.remember(twin, MASK)
+        values.record(twin, MASK)
         ask(twin)
         with_values = list(log.sizes)
     with StorageLog() as log:

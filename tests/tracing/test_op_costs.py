@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from budgetfit.core.step_trace import RATES
-from budgetfit.tracing.op_costs import cost_of
+from budgetfit.tracing.op_costs import op_cost
 
 aten = torch.ops.aten
 MIB = 1 << 20
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 def cost(op: Any, *args: Any, **kwargs: Any) -> tuple[str, float, int]:
     """Return (rate, FLOPs, bytes) of a call on meta tensors."""
-    rate, flops, moved_bytes = cost_of(op, args, kwargs, op(*args, **kwargs))
+    rate, flops, moved_bytes = op_cost(op, args, kwargs, op(*args, **kwargs))
     return RATES[rate], flops, moved_bytes
 
 
@@ -62,7 +62,7 @@ def test_lists_of_tensors_are_counted_through() -> None:
 
 def test_views_and_ops_without_tensors_cost_nothing() -> None:
     assert cost(aten.t.default, SQUARE) == ("none", 0.0, 0)
-    assert cost_of(aten.sym_size.int, (4,), {}, 4) == (RATES.index("none"), 0.0, 0)
+    assert op_cost(aten.sym_size.int, (4,), {}, 4) == (RATES.index("none"), 0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_products_of_experts_cost_what_one_expert_each_does(
     args = [empty(*shape, dtype=torch.bfloat16) for shape in (one, other)]
     offsets = [torch.empty(groups, dtype=torch.int32, device="meta")] if groups else []
     call = (*args, *offsets)
-    rate, counted, _ = cost_of(aten._grouped_mm.default, call, {}, args[0])  # noqa: SLF001
+    rate, counted, _ = op_cost(aten._grouped_mm.default, call, {}, args[0])  # noqa: SLF001
     assert (RATES[rate], counted) == ("bf16", flops)
 
 
@@ -88,7 +88,7 @@ def test_attention_is_two_products_forward() -> None:
     x = empty(2, 4, 64, 16, dtype=torch.bfloat16)
     out = (x, *(empty(1) for _ in range(8)))
     op = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
-    _, flops, _ = cost_of(op, (x, x, x), {}, out)
+    _, flops, _ = op_cost(op, (x, x, x), {}, out)
     assert flops == 2 * (2 * 2 * 4 * 64 * 64 * 16)
 
 
@@ -99,6 +99,6 @@ def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
     forward = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
     backward = aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
     product = 2 * (2 * 4 * 64 * 64 * 16)
-    assert cost_of(forward, (x, shared, shared), {}, out)[1] == 2 * product
+    assert op_cost(forward, (x, shared, shared), {}, out)[1] == 2 * product
     args = (x, x, shared, shared, x)
-    assert cost_of(backward, args, {}, out)[1] == 5 * product
+    assert op_cost(backward, args, {}, out)[1] == 5 * product

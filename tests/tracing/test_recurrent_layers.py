@@ -54,7 +54,7 @@ def traced(layer: nn.Module) -> tuple[tuple[int, ...], list[int]]:
         with imitation, log:
             x = torch.empty(4, 3, 64, requires_grad=True)
             for parameter in twin.parameters():
-                log.born(parameter)
+                log.log_storage(parameter)
             first = len(log.sizes)
             out, _ = twin(x)
             last = len(log.sizes)

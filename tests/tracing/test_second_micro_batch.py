@@ -10,7 +10,7 @@ import pytest
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.target import CudaTarget
-from budgetfit.tracing.recording.second_micro_batch import repeat_micro_step
+from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
 from tests.traced import raw_trace
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def both(name: str, recipe: Recipe) -> tuple[RawTrace, RawTrace]:
     repeated = raw_trace(name, recipe, target=ADA)
     assert repeated.gradients is not None
     assert repeated.gradients.complete
-    repeat_micro_step(repeated, repeated.gradients)
+    append_micro_batch(repeated, repeated.gradients)
     two = replace(recipe, gradient_accumulation_steps=2)
     return repeated, raw_trace(name, two, target=ADA)
 

@@ -13,7 +13,7 @@ from torch import nn
 from budgetfit.core.step_trace import CATEGORIES, RATES
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
-from budgetfit.tracing.records import OpScratch, ScratchRow, Step
+from budgetfit.tracing.records import LogStep, OpScratch, ScratchBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,10 +95,10 @@ def test_live_and_peak_bytes_follow_the_events(log: StorageLog) -> None:
 
 
 def test_a_storage_counts_whole_where_a_slice_of_it_is_logged(log: StorageLog) -> None:
-    with log.of_category("batch"):
+    with log.default_category("batch"):
         part = floats()[:2].clone()
     assert log.sizes == [KIB, KIB // 8]
-    assert log.born(part[0]) == 1
+    assert log.log_storage(part[0]) == 1
 
 
 def test_storages_can_be_registered_named_and_ignored(log: StorageLog) -> None:
@@ -108,10 +108,10 @@ def test_storages_can_be_registered_named_and_ignored(log: StorageLog) -> None:
     log.set_category(x, "gradients")
     log.set_category(y[0], "optimizer_state")
     assert [CATEGORIES[c] for c in log.categories] == ["gradients", "optimizer_state"]
-    with log.of_category("batch"):
+    with log.default_category("batch"):
         z = floats()
     assert log.categories[log.index_of(z)] == CATEGORIES.index("batch")
-    log.ignore(x)
+    log.exclude_host_storage(x)
     assert log.sizes == [0, KIB, KIB]
     assert log.live_bytes == 2 * KIB
     del x
@@ -122,15 +122,15 @@ def test_what_was_there_before_is_known_once_it_is_registered() -> None:
     model = nn.Linear(16, 16, bias=False)
     with StorageLog() as log:
         assert log.index_of(model.weight) == -1
-        assert log.born(model.weight, "parameters") == 0
-        assert log.born(model.weight.t()) == 0
+        assert log.log_storage(model.weight, "parameters") == 0
+        assert log.log_storage(model.weight.t()) == 0
     assert log.categories == [CATEGORIES.index("parameters")]
     assert log.events == [1]
 
 
 def test_a_sparse_tensor_has_no_storage_to_log() -> None:
     with StorageLog() as log:
-        assert log.born(torch.eye(4).to_sparse()) == -1
+        assert log.log_storage(torch.eye(4).to_sparse()) == -1
 
 
 def test_each_storage_belongs_to_the_layer_that_runs(log: StorageLog) -> None:
@@ -150,7 +150,7 @@ def test_a_closed_log_hears_of_no_death(log: StorageLog) -> None:
 
 def test_an_op_that_is_watched_is_announced_before_it_bears(log: StorageLog) -> None:
     seen: list[int] = []
-    log.watch = lambda: seen.append(len(log.events))
+    log.on_op = lambda: seen.append(len(log.events))
     x = floats()
     x + x
     assert seen == [0, 1]
@@ -176,7 +176,7 @@ def test_real_and_fake_tensors_leave_the_same_log() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         with StorageLog() as log:
             for parameter in model.parameters():
-                log.born(parameter)
+                log.log_storage(parameter)
             for _ in range(2):
                 model(torch.ones(8, 16)).square().mean().backward()
                 optimizer.step()
@@ -204,9 +204,9 @@ class Kernel:
         if func is not torch.ops.aten.mm.default:
             return OpScratch()
         return OpScratch(
-            lasting=[ScratchRow("workspace", (), 0)],
-            before=[ScratchRow("before", (1,), 0), ScratchRow("before", (1,), 1)],
-            after=[ScratchRow("after", (2,), 0)],
+            persistent=[ScratchBuffer("workspace", (), 0)],
+            before=[ScratchBuffer("before", (1,), 0), ScratchBuffer("before", (1,), 1)],
+            after=[ScratchBuffer("after", (2,), 0)],
         )
 
 
@@ -216,11 +216,11 @@ def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
         y = x @ x
     assert [log.scratch.get(index) for index in range(len(log.sizes))] == [
         None,  # x
-        ScratchRow("before", (1,), 0),
-        ScratchRow("before", (1,), 1),
+        ScratchBuffer("before", (1,), 0),
+        ScratchBuffer("before", (1,), 1),
         None,  # y
-        ScratchRow("workspace", (), 0),
-        ScratchRow("after", (2,), 0),
+        ScratchBuffer("workspace", (), 0),
+        ScratchBuffer("after", (2,), 0),
     ]
     assert log.index_of(y) == 3
     assert log.events == [1, 2, 3, 4, 5, 6, -6, -3, -2]
@@ -234,13 +234,13 @@ class Joining(Kernel):
     def scratch(self, func: Any, *_: Any) -> OpScratch:
         if func is not torch.ops.aten.mm.default:
             return OpScratch()
-        slice_, part = (ScratchRow(name, (), 0) for name in ("slice", "part"))
+        slice_, part = (ScratchBuffer(name, (), 0) for name in ("slice", "part"))
         return OpScratch(
             steps=[
-                Step("take", 0, (slice_,)),
-                Step("take", 1, (part,)),
-                Step("give", 0),
-                Step("output", 0),
+                LogStep("alloc", 0, (slice_,)),
+                LogStep("alloc", 1, (part,)),
+                LogStep("free", 0),
+                LogStep("output", 0),
             ]
         )
 

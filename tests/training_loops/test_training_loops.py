@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from budgetfit.applying.checkpointing import repeatable_forward
-from budgetfit.applying.checkpointing.forward_context import RandomState
-from budgetfit.applying.checkpointing.recomputation_check import SavedValues
+from budgetfit.applying.checkpointing.forward_context import RngState
+from budgetfit.applying.checkpointing.recomputation_check import SavedTensorCheck
 from budgetfit.applying.undo import Undo
 from budgetfit.integrations.exports import prepared_model
 from tests.training_loops.compare import (
@@ -103,14 +103,14 @@ def test_the_command_prints_a_row_for_each_loop_and_counts(way: str) -> None:
 
 def compare_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch off budgetfit's own check of what is recomputed."""
-    monkeypatch.setattr(SavedValues, "compared", lambda _: nullcontext())
-    monkeypatch.setattr(SavedValues, "compare_output", lambda *_: None)
+    monkeypatch.setattr(SavedTensorCheck, "compared", lambda _: nullcontext())
+    monkeypatch.setattr(SavedTensorCheck, "compare_output", lambda *_: None)
 
 
 def test_random_numbers_that_are_not_repeated_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RandomState, "restore", lambda _: None)
+    monkeypatch.setattr(RngState, "restore", lambda _: None)
 
     found = judged(loop_of("own loop", "gpt2", "", "segments"))
 
@@ -121,7 +121,7 @@ def test_random_numbers_that_are_not_repeated_are_refused(
 def test_random_numbers_that_nobody_checks_are_a_silent_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RandomState, "restore", lambda _: None)
+    monkeypatch.setattr(RngState, "restore", lambda _: None)
     compare_no_values(monkeypatch)
     loop = loop_of("own loop", "gpt2", "", "segments")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.measuring import host_memory
-from budgetfit.measuring.host_memory import resident_bytes
+from budgetfit.measuring import process_memory
+from budgetfit.measuring.process_memory import resident_bytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")
@@ -25,5 +25,5 @@ def test_memory_that_is_written_to_is_seen() -> None:
 def test_where_nobody_tells_it_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_memory, "_STATM", tmp_path / "none")
+    monkeypatch.setattr(process_memory, "_STATM", tmp_path / "none")
     assert resident_bytes() is None

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from budgetfit.errors import InputError
-from budgetfit.measuring.longest_batch import MOST_RUN, longest_first
+from budgetfit.measuring.longest_batch import MAX_OTHERS_RUN, select_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def generated() -> Iterator[dict[str, torch.Tensor]]:
 def test_u5_the_longest_of_many_comes_first_and_each_other_shape_once(
     batches: Any,  # noqa: ANN401
 ) -> None:
-    found = longest_first(batches)
+    found = select_batches(batches)
 
     assert length(found.longest) == 64
     assert [length(item) for item in found.others] == [16, 8]
@@ -47,10 +47,10 @@ def test_u5_the_longest_of_many_comes_first_and_each_other_shape_once(
 
 
 def test_of_many_shapes_a_few_run_the_shortest_among_them() -> None:
-    found = longest_first([of_length(n) for n in range(1, 101)])
+    found = select_batches([of_length(n) for n in range(1, 101)])
 
     lengths = [length(item) for item in found.others]
-    assert len(lengths) == MOST_RUN
+    assert len(lengths) == MAX_OTHERS_RUN
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0], lengths[-1]) == (99, 1)
 
@@ -66,7 +66,7 @@ def test_of_many_shapes_a_few_run_the_shortest_among_them() -> None:
     ids=["tensor", "mapping", "tuple", "list of tensors"],
 )
 def test_one_batch_is_itself(batch: Any) -> None:  # noqa: ANN401
-    found = longest_first(batch)
+    found = select_batches(batch)
 
     assert found.longest is batch
     assert found.others == ()
@@ -74,10 +74,10 @@ def test_one_batch_is_itself(batch: Any) -> None:  # noqa: ANN401
 
 def test_batches_by_position_are_told_from_one_batch() -> None:
     pairs = [(torch.zeros(2, n), torch.zeros(2)) for n in (3, 9)]
-    assert longest_first(pairs).longest is pairs[1]
+    assert select_batches(pairs).longest is pairs[1]
 
 
 @pytest.mark.parametrize("empty", [iter([]), iter([{}])])
 def test_an_empty_loader_is_refused(empty: Any) -> None:  # noqa: ANN401
     with pytest.raises(InputError, match="the loader or list is empty"):
-        longest_first(empty)
+        select_batches(empty)

@@ -7,9 +7,9 @@ from torch import nn
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.measuring.recomputed_blocks import (
-    RecomputedBlocks,
-    blocks_run_again,
-    saving_nothing,
+    RecomputationWatcher,
+    find_blocks_saving_nothing,
+    recomputed_blocks,
 )
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
 from tests.models import mean
@@ -20,7 +20,7 @@ def recomputed(model: nn.Module, name: str, *segments: tuple[str, ...]) -> set[s
 
 
 def recomputed_by(model: nn.Module, name: str, *segments: Segment) -> set[str]:
-    seen = RecomputedBlocks()
+    seen = RecomputationWatcher()
     recipe = Recipe(batch_size=4, segments=segments)
     with (
         Run(model, recipe, on_phase=seen.on_phase) as run,
@@ -41,7 +41,7 @@ def test_the_blocks_of_the_segments_are_seen_and_no_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_blocks_run_again_are_as_many_as_the_recipe_says_in_every_mode(
+def test_recomputed_blocks_are_those_of_the_recipe_in_every_mode(
     name: str,
 ) -> None:
     # The Sequential's blocks 1 and 3 are Dropouts without any product to save.
@@ -54,14 +54,14 @@ def test_blocks_run_again_are_as_many_as_the_recipe_says_in_every_mode(
     expected = {chain[0], chain[2], chain[3], chain[4]}
     assert recomputed_by(make(name), name, *segments) == expected
     recipe = Recipe(batch_size=4, segments=segments)
-    assert blocks_run_again(recipe) == len(expected)
-    assert blocks_run_again(Recipe(batch_size=4)) == 0
+    assert set(recomputed_blocks(recipe)) == expected
+    assert recomputed_blocks(Recipe(batch_size=4)) == ()
 
 
 def test_a_users_own_checkpointing_is_seen_where_it_is_kept() -> None:
     model = make("gpt2")
     model.activation_checkpointing_enable({"use_reentrant": False})
-    seen = RecomputedBlocks()
+    seen = RecomputationWatcher()
     run = Run(
         model, Recipe(batch_size=4), on_phase=seen.on_phase, keep_own_checkpointing=True
     )
@@ -87,7 +87,7 @@ def test_watching_leaves_no_hooks_and_no_forwards_behind() -> None:
             inner = [dict(item.__dict__) for item in model.modules()]
             plain = [item.__dict__.get("forward") for item in model.modules()]
             wrapped = [getattr(item, "__wrapped__", None) for item in plain]
-            with RecomputedBlocks().watching(model, CHAIN[name]):
+            with RecomputationWatcher().watching(model, CHAIN[name]):
                 pass
             assert [dict(item.__dict__) for item in model.modules()] == inner
             assert [getattr(item, "__wrapped__", None) for item in plain] == wrapped
@@ -99,7 +99,7 @@ def test_a_block_of_which_nothing_is_saved_is_told_apart() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.ReLU(), nn.Identity())
     found: set[str] = set()
 
-    with saving_nothing(model, ["0", "1", "2", "3"], found):
+    with find_blocks_saving_nothing(model, ["0", "1", "2", "3"], found):
         model(torch.ones(2, 4, requires_grad=True)).sum().backward()
 
     assert found == {"1", "3"}
@@ -109,7 +109,7 @@ def test_a_block_of_which_nothing_is_saved_is_told_apart() -> None:
 def test_what_never_ran_is_not_said_to_save_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     found: set[str] = set()
-    with saving_nothing(model, ["0"], found):
+    with find_blocks_saving_nothing(model, ["0"], found):
         pass
     assert found == set()
 
@@ -117,7 +117,7 @@ def test_what_never_ran_is_not_said_to_save_nothing() -> None:
 def test_a_block_that_calls_none_of_its_inside_is_seen() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     recipe = Recipe(batch_size=2, precision="fp32", segments=(Segment(("self_attn",)),))
-    seen = RecomputedBlocks()
+    seen = RecomputationWatcher()
     with (
         Run(model, recipe, loss=mean, on_phase=seen.on_phase) as run,
         seen.watching(model, ["self_attn"]),

@@ -20,10 +20,13 @@ import numpy as np
 import torch
 
 import budgetfit
-from budgetfit.applying.loss.call_model import loss_of, mean_of
+from budgetfit.applying.loss.call_model import compute_loss, mean_of_outputs
 from budgetfit.batches.batch_tree import batch_size_of, resize_batch
-from budgetfit.measuring.recomputed_blocks import RecomputedBlocks, saving_nothing
-from budgetfit.traces.traced_step import NO_LOSS
+from budgetfit.measuring.recomputed_blocks import (
+    RecomputationWatcher,
+    find_blocks_saving_nothing,
+)
+from budgetfit.traces.trace_recipe import NO_LOSS
 from tests.zoo.state import (
     assert_same,
     model_state,
@@ -115,7 +118,7 @@ class _Walk:
             )
         self.notes = self.plan.warnings
         if NO_LOSS in self.plan.estimate.notes:  # what it was planned with
-            self.loss = lambda outputs, _: mean_of(outputs)
+            self.loss = lambda outputs, _: mean_of_outputs(outputs)
 
     def applied(self) -> None:
         """Every block recomputed, and every other one."""
@@ -164,7 +167,7 @@ class _Walk:
     def _settled_model(self) -> nn.Module:
         """Build it and run it once: some rebuild parts or config when first called."""
         model = self._real_model()
-        loss_of(model, self.plan.source.batch, self.loss)
+        compute_loss(model, self.plan.source.batch, self.loss)
         return model
 
     def _every_block(self) -> tuple[budgetfit.Segment, ...]:
@@ -192,8 +195,8 @@ class _Walk:
         model = self._settled_model()
         names = [name for item in self._every_block() for name in item.blocks]
         _seed()
-        with saving_nothing(model, names, idle):
-            loss = loss_of(model, batch, self.loss)
+        with find_blocks_saving_nothing(model, names, idle):
+            loss = compute_loss(model, batch, self.loss)
         loss.backward()
         return loss.detach(), _gradients(model)
 
@@ -213,7 +216,7 @@ class _Walk:
             lambda *_: gradients.update(_gradients(model))
         )
         names = [name for item in segments for name in item.blocks]
-        seen = RecomputedBlocks()
+        seen = RecomputationWatcher()
         _seed()
         with _phases_told_to(seen), seen.watching(model, names):
             loss = run.step(batch)
@@ -233,7 +236,7 @@ class _Walk:
 
 
 @contextlib.contextmanager
-def _phases_told_to(seen: RecomputedBlocks) -> Iterator[None]:
+def _phases_told_to(seen: RecomputationWatcher) -> Iterator[None]:
     """Say when the backward pass is on, without asking the product."""
     plain = torch.Tensor.backward
 

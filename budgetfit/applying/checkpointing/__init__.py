@@ -1,5 +1,5 @@
-"""Recompute, save selectively or offload the activations of blocks while training.
+"""Activation checkpointing, selective checkpointing and offload of blocks.
 
-In come the blocks of a model and what a recipe says of each; their forwards are wrapped
-until ``Undo`` puts them back. Open ``checkpoint.py`` first.
+In come the blocks of a model and a recipe's segments; their forwards are wrapped until
+``Undo`` restores them. Open ``checkpoint.py`` first.
 """

@@ -1,23 +1,21 @@
-"""What autograd saves waits in pinned host memory; backward brings it back.
+"""Activation offload: saved tensors are moved to pinned host memory until backward.
 
-Torch's offload policies recompute silently in eager mode (solver-facts 2.4) and
-``save_on_cpu`` copies every view of a storage by itself (solver-facts 5, P6), so these
-are saved-tensor hooks of our own. What is moved does not depend on sizes: the program
-is the same at every batch size.
+Torch's offload policies silently recompute in eager mode, and ``save_on_cpu`` copies
+every view of a storage separately, so these are saved-tensor hooks of our own. What is
+moved does not depend on sizes: the program is the same at every batch size.
 
-In program order, so that a replay of the allocator is exact:
+Frees happen in program order, so that a replay of the allocator is exact:
 
-* Each storage is copied once, when autograd first saves a part of it. The device's
-  tensors are held until the end of the block's forward; there the kernels' stream
-  waits for the copies, and only then they are let go. ``record_stream`` would free
-  them whenever the copies happen to be done.
-* The first saved tensor that backward asks for brings all of the block's back, the
-  last one first, each with an event of its own to wait for. A buffer is let go
-  with the last tensor that is read from it.
-* A tensor that was written to after it was saved is refused, as by autograd. Copies are
-  made in the order of the kernels, so a write after the block's forward comes too
-  late to be seen, and the copy is right. As with autograd, writes through ``.data``
-  are nobody's concern.
+* Each storage is copied once, when autograd first saves a view of it. The device
+  tensors are kept until the end of the block's forward, where the compute stream waits
+  for the copies; then they are freed. ``record_stream`` would free them at an
+  unpredictable time.
+* The first saved tensor that backward unpacks prefetches all of the block's storages,
+  the last one first, each with its own event to wait for. A buffer is freed with the
+  last tensor that is read from it.
+* A tensor that was modified in place after it was saved is refused, as by autograd.
+  Copies are stream-ordered, so a write after the block's forward does not affect the
+  copy. As in autograd, writes through ``.data`` are not detected.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from budgetfit.applying.host_copy import (
-    copies_so_far,
+    record_copies,
     to_device,
     to_host,
     wait_for_copies,
@@ -44,35 +42,36 @@ from budgetfit.applying.pytree import tensors_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from budgetfit.applying.host_copy import Copies
+    from budgetfit.applying.host_copy import PendingCopies
 
 
-def run_offloaded(
+def run_with_offload(
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
     module: nn.Module | None = None,
-    at_the_end: bool = False,
+    after_forward: bool = False,
 ) -> Any:  # noqa: ANN401 - whatever the block returns
-    """Run one block; what autograd saves of it waits in host memory.
+    """Run one block with its saved tensors offloaded to host memory.
 
-    The first tensor among the arguments, the hidden state, goes to the host as well.
-    What other blocks share stays on the device: all other tensors among the arguments,
-    parameters and buffers; and so do single numbers. Copies that autocast made of
-    parameters are made anew in backward. Without gradients the block just runs.
+    The first tensor among the arguments, the hidden state, is offloaded as well. What
+    other blocks share stays on the device: all other tensor arguments, parameters and
+    buffers; and 0-dim tensors. Autocast's casts of parameters are recomputed in
+    backward. Without grad mode the block just runs.
 
     Args:
         forward: The block's forward.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        module: Whose parameters and buffers stay; by default the object whose method
-            ``forward`` is.
-        at_the_end: Copy when the block has run: an op fills what autograd has saved.
+        module: The block, for its parameters and buffers; by default the object that
+            ``forward`` is bound to.
+        after_forward: Copy after the block's forward, for ops that write to tensors
+            that autograd has saved already.
 
     Returns:
         What ``forward`` returns. Reading a saved tensor in backward raises a
-        ``RuntimeError`` if it was written to after it was saved.
+        ``RuntimeError`` if it was modified in place after it was saved.
     """
     while isinstance(forward, functools.partial):
         args, kwargs = (*forward.args, *args), {**forward.keywords, **kwargs}
@@ -85,26 +84,25 @@ def run_offloaded(
         [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else []
     )
     staying = _storages([*tensors_in((args, kwargs)), *own]) - _storages([x])
-    stash = _Stash(
-        x.device, lambda storage: storage not in staying, at_the_end=at_the_end
+    offload = _BlockOffload(
+        x.device, lambda storage: storage not in staying, after_forward=after_forward
     )
-    with stash.filled():
+    with offload.saved_tensors_offloaded():
         return forward(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def inputs_on_host(x: torch.Tensor) -> Iterator[None]:
-    """Let ``x`` wait in host memory where a checkpoint inside saves it as its input.
+def offload_checkpoint_input(x: torch.Tensor) -> Iterator[None]:
+    """Offload ``x`` where a checkpoint inside saves it as its input.
 
-    Open it around a call of non-reentrant ``checkpoint``, or of ``SegmentRegion`` for a
-    segment's first block. Hooks of checkpoints are the inner ones, so nothing is seen
-    here but what they save themselves. All but ``x`` stays on the device; its memory
-    there is let go at the end of the context, as far as it is ours.
+    Enter it around a call of non-reentrant ``checkpoint``, or of ``SegmentCheckpoint``
+    for a segment's first block. The checkpoint's own hooks are inner ones, so these see
+    only what it saves itself. All but ``x`` stays on the device.
     """
     moving = _storages([x])
-    stash = _Stash(x.device, lambda storage: storage in moving)
+    offload = _BlockOffload(x.device, lambda storage: storage in moving)
     del x
-    with stash.filled():
+    with offload.saved_tensors_offloaded():
         yield
 
 
@@ -113,11 +111,11 @@ def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
+    return tensor.untyped_storage()._cdata  # noqa: SLF001 - storage identity
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but bytes of one storage, its shape and strides."""
+    """Whether a tensor is a plain strided view of one storage."""
     return (
         tensor.layout is torch.strided
         and not is_traceable_wrapper_subclass(tensor)
@@ -125,13 +123,13 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     )
 
 
-class _Stash:
-    """What one block saves: filled in its forward, then owned by the graph.
+class _BlockOffload:
+    """Saved-tensor hooks of one block's forward; afterwards owned by the graph.
 
     Args:
-        device: Of the tensors to be moved; those elsewhere stay where they are.
-        moves: Says by a tensor's storage whether it is moved.
-        at_the_end: Whether to copy at the end of the block, and not at once.
+        device: Of the tensors to move; others stay.
+        moves: Returns whether a storage is moved.
+        after_forward: Whether to copy at the end of the block instead of at once.
     """
 
     def __init__(
@@ -139,46 +137,47 @@ class _Stash:
         device: torch.device,
         moves: Callable[[int], bool],
         *,
-        at_the_end: bool = False,
+        after_forward: bool = False,
     ) -> None:
         self._device = device
         self._moves = moves
-        self._at_the_end = at_the_end
-        # All of the block's copies, which know this list. Not kept alive by it: what
-        # the graph drops is freed.
-        self._block: list[weakref.ref[_HostCopy]] = []
-        self._copies: dict[tuple[int, int], _HostCopy] = {}
-        self._sources: list[tuple[torch.Tensor, _Piece]] = []
+        self._after_forward = after_forward
+        # The block's storages, for prefetching. Weak: what the graph drops is freed.
+        self._block: list[weakref.ref[_OffloadedStorage]] = []
+        self._copies: dict[tuple[int, int], _OffloadedStorage] = {}
+        self._sources: list[tuple[torch.Tensor, _OffloadedTensor]] = []
 
     @contextlib.contextmanager
-    def filled(self) -> Iterator[None]:
-        """Move what autograd saves inside the context."""
+    def saved_tensors_offloaded(self) -> Iterator[None]:
+        """Offload what autograd saves inside the context."""
         try:
             with saved_tensors_hooks(self._pack, _unpack):
                 yield
         finally:
             self._close()
 
-    def _pack(self, tensor: torch.Tensor) -> _Packed:
+    def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
         if not self._can_move(tensor):
-            return _Stayed(tensor, _version(tensor))
-        parameter = _cast_from(tensor)
+            return _KeptTensor(tensor, _version(tensor))
+        parameter = _autocast_source(tensor)
         if parameter is not None and not self._moves(_storage(parameter)):
-            return _Cast(parameter, _version(parameter), _Layout.of(tensor))
-        # The version is part of the name: what was written to is copied again.
+            return _RecastParameter(parameter, _version(parameter), _Layout.of(tensor))
+        # With the version, so that a tensor modified in between is copied again.
         key = _storage(tensor), _version(tensor)
         if key not in self._copies:
-            host = None if self._at_the_end else to_host(_whole(tensor))
-            copy = _HostCopy(self._device, host, self._block)
+            host = None if self._after_forward else to_host(_flat_storage(tensor))
+            copy = _OffloadedStorage(self._device, host, self._block)
             self._copies[key] = copy
             self._block.append(weakref.ref(copy))
-        piece = _Piece(self._copies[key], _version(tensor), _Layout.of(tensor))
-        self._copies[key].waited_for.add(piece)
+        piece = _OffloadedTensor(
+            self._copies[key], _version(tensor), _Layout.of(tensor)
+        )
+        self._copies[key].waiting.add(piece)
         self._sources.append((tensor, piece))
         return piece
 
     def _can_move(self, tensor: torch.Tensor) -> bool:
-        # By dimensions, not bytes: they are the same at every batch size.
+        # By dimensions, not bytes: the same at every batch size.
         return (
             tensor.dim() > 0
             and tensor.numel() > 0
@@ -188,18 +187,18 @@ class _Stash:
         )
 
     def _close(self) -> None:
-        """Let the device's tensors go, once they are copied."""
+        """Free the device tensors after the copies."""
         for tensor, piece in self._sources:
             piece.overwritten = _version(tensor) != piece.version
             if piece.copy.host is None:
-                piece.copy.host = to_host(_whole(tensor))
+                piece.copy.host = to_host(_flat_storage(tensor))
         wait_for_copies(self._device)
         self._sources.clear()
         self._copies.clear()
 
 
 class _Layout(NamedTuple):
-    """Which part of a storage a tensor is."""
+    """View of a storage: dtype, size, stride and offset."""
 
     dtype: torch.dtype
     size: torch.Size
@@ -211,75 +210,75 @@ class _Layout(NamedTuple):
         offset = int(tensor.storage_offset())
         return cls(tensor.dtype, tensor.shape, tensor.stride(), offset)
 
-    def in_(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this part of a storage that ``whole`` is a view of."""
+    def view(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this view of the storage of ``whole``."""
         if whole.dtype != self.dtype:
             whole = whole.view(self.dtype)
         return whole.as_strided(self.size, self.stride, self.offset)
 
 
-class _HostCopy:
-    """One storage in host memory, and on the device while backward reads it."""
+class _OffloadedStorage:
+    """One storage in host memory, and its device buffer during backward."""
 
     def __init__(
         self,
         device: torch.device,
         host: torch.Tensor | None,
-        block: list[weakref.ref[_HostCopy]],
+        block: list[weakref.ref[_OffloadedStorage]],
     ) -> None:
         self._device = device
-        self.host = host  # None until the block has run, where it is copied then
+        self.host = host  # None until the end of forward with after_forward
         self._block = block
-        self.brought = False
+        self.prefetched = False
         self._buffer: torch.Tensor | None = None
-        self._arrival: Copies | None = None
-        # Dead ones leave by themselves: autograd never asked for them.
-        self.waited_for: weakref.WeakSet[_Piece] = weakref.WeakSet()
+        self._pending: PendingCopies | None = None
+        # Weak: autograd may drop tensors that it never unpacks.
+        self.waiting: weakref.WeakSet[_OffloadedTensor] = weakref.WeakSet()
 
-    def read(self, piece: _Piece) -> torch.Tensor:
-        """Return ``piece`` on the device."""
-        if self._buffer is None and not self.brought:
-            self._bring_block_back()
-        # Gone already, where the graph is gone through once more: this one alone.
-        buffer = self.ask_for() if self._buffer is None else self._buffer
+    def read(self, piece: _OffloadedTensor) -> torch.Tensor:
+        """Return ``piece`` on the device; frees the buffer after the last one."""
+        if self._buffer is None and not self.prefetched:
+            self._prefetch_block()
+        # Freed already: a second backward (retain_graph) copies each storage again.
+        buffer = self.prefetch() if self._buffer is None else self._buffer
         self._wait()
-        self.waited_for.discard(piece)
-        if not self.waited_for:
+        self.waiting.discard(piece)
+        if not self.waiting:
             self._buffer = None  # autograd frees it with the node that reads it
-        return piece.layout.in_(buffer)
+        return piece.layout.view(buffer)
 
-    def _bring_block_back(self) -> None:
+    def _prefetch_block(self) -> None:
         for reference in reversed(self._block):
             copy = reference()
-            if copy is not None and not copy.brought:
-                copy.ask_for()
+            if copy is not None and not copy.prefetched:
+                copy.prefetch()
 
-    def ask_for(self) -> torch.Tensor:
-        """Have the storage copied to the device; return it, not yet to be read."""
+    def prefetch(self) -> torch.Tensor:
+        """Start the copy to the device; ``_wait`` before reading the buffer."""
         if self.host is None:
-            raise RuntimeError(_TOO_EARLY)
-        self.brought = True
+            raise RuntimeError(_READ_BEFORE_COPY)
+        self.prefetched = True
         self._buffer = to_device(self.host, self._device)
-        self._arrival = copies_so_far(self._device)
+        self._pending = record_copies(self._device)
         return self._buffer
 
     def _wait(self) -> None:
-        if self._arrival is not None:
-            self._arrival.wait()
-            self._arrival = None
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
 
     def __del__(self) -> None:
-        # A graph may go before all of it was read; the buffer's memory must not be used
-        # for anything else while the copy is still on its way into it.
+        # A graph may be freed before all of it was read; the buffer must not be reused
+        # while the copy into it is in flight.
         if self._buffer is not None:
             self._wait()
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class _Piece:
-    """Stands for a saved tensor whose storage was moved."""
+class _OffloadedTensor:
+    """A saved tensor with an offloaded storage."""
 
-    copy: _HostCopy
+    copy: _OffloadedStorage
     version: int
     layout: _Layout
     overwritten: bool = False
@@ -290,8 +289,8 @@ class _Piece:
         return self.copy.read(self)
 
 
-class _Stayed(NamedTuple):
-    """A saved tensor that is where it was."""
+class _KeptTensor(NamedTuple):
+    """A saved tensor that stays on the device."""
 
     tensor: torch.Tensor
     version: int
@@ -302,8 +301,8 @@ class _Stayed(NamedTuple):
         return self.tensor
 
 
-class _Cast(NamedTuple):
-    """Stands for autocast's copy of a parameter: cheaper made anew than moved."""
+class _RecastParameter(NamedTuple):
+    """Autocast's cast of a parameter: recomputed, which is cheaper than a copy."""
 
     parameter: torch.Tensor
     version: int
@@ -312,10 +311,10 @@ class _Cast(NamedTuple):
     def get(self) -> torch.Tensor:
         if _version(self.parameter) != self.version:
             raise RuntimeError(_OVERWRITTEN)
-        return self.layout.in_(self.parameter.detach().to(self.layout.dtype))
+        return self.layout.view(self.parameter.detach().to(self.layout.dtype))
 
 
-_Packed = _Piece | _Stayed | _Cast
+_SavedTensor = _OffloadedTensor | _KeptTensor | _RecastParameter
 
 _OVERWRITTEN = (
     "A tensor that backward needs was modified by an in-place operation after it was "
@@ -323,29 +322,29 @@ _OVERWRITTEN = (
 )
 
 
-_TOO_EARLY = (
+_READ_BEFORE_COPY = (
     "A block with RReLU computes gradients inside its own forward, before its saved "
     "tensors are in host memory. Keep or recompute this block instead of offloading it."
 )
 
 
-def _unpack(packed: _Packed) -> torch.Tensor:
+def _unpack(packed: _SavedTensor) -> torch.Tensor:
     return packed.get()
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written to, its views and aliases included."""
-    return tensor._version  # noqa: SLF001 - autograd's notes name it so
+    """Return the version counter, shared by views and aliases."""
+    return tensor._version  # noqa: SLF001 - as in torch's notes on autograd
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's storage, in one dimension."""
+def _flat_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's storage as a 1-d tensor."""
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.detach().as_strided((length,), (1,), 0)
 
 
-def _cast_from(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the leaf that this is a copy of in another dtype, or a view of one."""
+def _autocast_source(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the leaf that this tensor, or its base, is a dtype cast of."""
     whole = tensor if tensor._base is None else tensor._base  # noqa: SLF001
     node = whole.grad_fn
     if node is None or node.name() != "ToCopyBackward0":

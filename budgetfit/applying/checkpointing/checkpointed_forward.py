@@ -1,4 +1,4 @@
-"""One block of a segment: how its forward is called in place of a plain call."""
+"""Wrapped forward of one block: checkpointing, selective checkpointing or offload."""
 
 from __future__ import annotations
 
@@ -14,48 +14,47 @@ from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from budgetfit.applying.checkpointing.activation_offload import (
-    inputs_on_host,
-    run_offloaded,
+    offload_checkpoint_input,
+    run_with_offload,
 )
-from budgetfit.applying.checkpointing.repeatable_forward import Repeatable
-from budgetfit.applying.checkpointing.selective import SavedCalls
+from budgetfit.applying.checkpointing.repeatable_forward import RepeatableForwards
+from budgetfit.applying.checkpointing.selective import SelectiveCheckpoint
 from budgetfit.applying.pytree import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from budgetfit.applying.checkpointing.segment_checkpoint import SegmentRegion
+    from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
 
-# A model may be compiled around its blocks. Into them torch.compile would trace its own
-# checkpoints, which fail or save other tensors than planned. As torch.compiler.disable,
-# but dynamo is imported (seconds) at the first call and not here.
+# A model may be compiled around its blocks: torch.compile would trace the checkpoints,
+# and fail or save other tensors than planned. As torch.compiler.disable, but dynamo
+# (seconds to import) is imported at the first call.
 _eager = _disable_dynamo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCall:
-    """How one block is to be called.
+    """How one block is called.
 
     Attributes:
         block: The block.
-        random: Whether the generators' state is kept for the recomputation.
-        check: See ``checkpoint.apply_segments``.
-        saved: The calls that selective checkpointing saves.
-        offload: Nothing runs again; what autograd saves waits in host memory.
-        input_on_host: The checkpoint's input waits in host memory.
+        random: Whether the RNG state is preserved for the recomputation.
+        check: ``determinism_check`` of ``checkpoint.apply_segments``.
+        saved: The op calls that selective checkpointing saves.
+        offload: Offload saved tensors instead of recomputing.
+        input_on_host: Whether the checkpoint's input is offloaded.
         repeats: Makes the block's forwards repeatable.
-        to_the_end: Whether a recomputation runs to its end, and an offload begins
-            there.
+        run_to_end: No early stop of a recomputation; an offload copies after forward.
     """
 
     block: nn.Module
     random: bool
     check: str
-    saved: SavedCalls | None = None
+    saved: SelectiveCheckpoint | None = None
     offload: bool = False
     input_on_host: bool = False
-    repeats: Repeatable
-    to_the_end: bool = False
+    repeats: RepeatableForwards
+    run_to_end: bool = False
 
     @_eager
     def __call__(
@@ -64,31 +63,31 @@ class BlockCall:
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401 - whatever the block returns
-        """Call ``function``, the block's forward."""
+        """Call ``function``, the block's forward, checkpointed or offloaded."""
         if self.offload:
-            return run_offloaded(
+            return run_with_offload(
                 function,
                 args,
                 kwargs,
                 module=self.block,
-                at_the_end=self.to_the_end,
+                after_forward=self.run_to_end,
             )
         if next(tensors_in(args), None) is None:
-            # Torch keeps the generators only of devices that it sees in ``args``: with
-            # all tensors behind keywords, dropout would differ in the recomputation.
+            # Torch preserves the RNG state of the devices of positional tensors only:
+            # with keyword tensors alone, dropout would differ in the recomputation.
             function, args, kwargs = _keywords_first(function, args, kwargs)
         return self._checkpoint(function, args, kwargs)
 
-    def inside_a_recomputation(
+    def call_nested(
         self,
         function: Callable[..., Any],
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        """Call ``function`` under a checkpoint that itself lies in a checkpoint.
+        """Call ``function`` in a checkpoint nested in another checkpoint.
 
-        What is behind a keyword would be held by reference, and with it what the outer
-        checkpoint is there to drop; what is positional is saved through its hooks.
+        Keyword tensors would be kept alive by reference, although the outer checkpoint
+        is to drop them; positional ones are saved through its hooks.
         """
         function, args, kwargs = _keywords_first(function, args, kwargs)
         return self._checkpoint(function, args, kwargs)
@@ -101,13 +100,12 @@ class BlockCall:
     ) -> Any:  # noqa: ANN401
         """Call torch's non-reentrant checkpoint.
 
-        It stops a recomputation at the last tensor that backward waits for, unless
-        ``to_the_end``. Saved calls behind that point are not asked for again; they stay
-        until the block's graph is gone, so a plan does not save them.
+        With early stop, selectively saved ops after the last tensor that backward needs
+        would be kept until the block's graph is freed, so a plan does not save them.
         """
         x = next(tensors_in(args), None)
         moving = self.input_on_host and x is not None and torch.is_grad_enabled()
-        with inputs_on_host(x) if moving and x is not None else nullcontext():
+        with offload_checkpoint_input(x) if moving and x is not None else nullcontext():
             del x
             return checkpoint(
                 self.repeats.forward(function),
@@ -115,7 +113,7 @@ class BlockCall:
                 use_reentrant=False,
                 preserve_rng_state=self.random,
                 determinism_check="none" if self.check == "none" else "default",
-                early_stop=not self.to_the_end,
+                early_stop=not self.run_to_end,
                 context_fn=(
                     noop_context_fn if self.saved is None else self.saved.contexts
                 ),
@@ -124,34 +122,34 @@ class BlockCall:
 
 
 class CheckpointedForward:
-    """Stands in for one block's ``forward`` and calls it as planned.
+    """Replacement of one block's ``forward``.
 
-    A plain object and no closure, so that a deep copy of the model is a working model
-    of its own. ``__wrapped__`` is the block's forward, for ``inspect.signature``.
+    An object rather than a closure, so that a deep copy of the model is independent.
+    ``__wrapped__`` is the block's forward, for ``inspect.signature``.
 
     Args:
         call: How the block is called.
         plain: The block's forward.
-        region: Of a segment of several blocks.
-        position: The block's place in it.
-        repeats: Of the block inside the segment's recomputation.
-        nested: Whether it is a checkpoint of its own in there.
+        segment: The checkpoint of a segment of several blocks.
+        position: The block's index in it.
+        repeats: For the block inside the segment's recomputation.
+        nested: Whether the block is a nested checkpoint in it.
     """
 
     def __init__(  # noqa: PLR0913 - a block and its place in a segment
         self,
         call: BlockCall,
         plain: Callable[..., Any],
-        region: SegmentRegion | None = None,
+        segment: SegmentCheckpoint | None = None,
         position: int = 0,
         *,
-        repeats: Repeatable | None = None,
+        repeats: RepeatableForwards | None = None,
         nested: bool = False,
     ) -> None:
         functools.update_wrapper(self, plain)
         self.__wrapped__ = plain
         self._call = call
-        self._region = region
+        self._segment = segment
         self._position = position
         self._repeats = repeats
         self._nested = nested
@@ -161,12 +159,12 @@ class CheckpointedForward:
         """Run the block."""
         if not self._call.offload:
             kwargs = _without_cache(self._call.block, kwargs)
-        if self._region is None or self._repeats is None:
+        if self._segment is None or self._repeats is None:
             return self._call(self.__wrapped__, *args, **kwargs)
         forward = self.__wrapped__
         if self._nested:
-            forward = functools.partial(self._call.inside_a_recomputation, forward)
-        return self._region.call(
+            forward = functools.partial(self._call.call_nested, forward)
+        return self._segment.call(
             self._position,
             self._repeats.forward(forward),
             args,
@@ -176,15 +174,15 @@ class CheckpointedForward:
 
 
 def is_transformers_layer(block: nn.Module) -> bool:
-    """Whether the block has transformers' own checkpointing, of one layer alone."""
-    layers = sys.modules.get("transformers.modeling_layers")  # not there: no such block
+    """Whether the block is a transformers ``GradientCheckpointingLayer``."""
+    layers = sys.modules.get("transformers.modeling_layers")  # if not imported, no
     return layers is not None and isinstance(block, layers.GradientCheckpointingLayer)
 
 
 def _keywords_first(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Turn tensors that are keyword arguments into positional ones, before others."""
+    """Turn keyword tensor arguments into positional ones."""
     if isinstance(function, functools.partial):  # transformers binds keywords this way
         args = (*function.args, *args)
         kwargs = {**function.keywords, **kwargs}
@@ -201,9 +199,9 @@ def _keywords_first(
 
 
 def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take a generation cache away, by the rule of transformers' own layers.
+    """Remove generation caches from the arguments, as transformers' layers do.
 
-    A block that writes into one would do so a second time when it runs again.
+    A recomputation would write to them a second time.
     """
     if not torch.is_grad_enabled():
         return kwargs

@@ -1,4 +1,4 @@
-"""What surrounds a forward and is gone in backward: autocast, device, generators."""
+"""Autocast, default device and RNG state of a forward, for its recomputation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class ForwardContexts:
-    """Autocast and default device as they are now, to be entered again in backward."""
+class ForwardContext:
+    """Snapshot of autocast and default device, to re-enter in backward."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self._device = torch.get_default_device()
@@ -29,8 +29,8 @@ class ForwardContexts:
         ]
 
     @contextmanager
-    def again(self) -> Iterator[None]:
-        """Make them hold again."""
+    def reentered(self) -> Iterator[None]:
+        """Enter the saved autocast and default device."""
         with ExitStack() as stack:
             if torch.get_default_device() != self._device:
                 stack.enter_context(self._device)
@@ -41,39 +41,41 @@ class ForwardContexts:
             yield
 
 
-class RandomState:
-    """The generators' state now, of the CPU and of the tensors' devices."""
+class RngState:
+    """Snapshot of the RNG states of the CPU and of the tensors' devices."""
 
     def __init__(self, tensors: Iterator[torch.Tensor]) -> None:
         self.cpu = torch.get_rng_state()
         self.devices, self.states = get_device_states(*tensors)
 
     def restore(self) -> None:
-        """Draw the same numbers again from here on."""
+        """Set the saved RNG states."""
         torch.set_rng_state(self.cpu)
         set_device_states(self.devices, self.states)
 
 
 @contextmanager
-def generators_kept(states: list[RandomState], device_type: str) -> Iterator[None]:
-    """Leave the generators of ``states`` where they are, whatever is drawn inside."""
+def preserved_rng(states: list[RngState], device_type: str) -> Iterator[None]:
+    """Preserve the RNG states of the devices of ``states`` (``fork_rng``)."""
     devices = sorted({device for state in states for device in state.devices})
-    kind = "cuda" if device_type == "cpu" else device_type  # only read with devices
+    kind = "cuda" if device_type == "cpu" else device_type  # unused without devices
     with torch.random.fork_rng(devices, enabled=bool(states), device_type=kind):
         yield
 
 
 class SavedByAutograd:
-    """A tensor as autograd saves one.
+    """A tensor saved through ``ctx.save_for_backward``.
 
-    Autograd refuses to give back a tensor that was overwritten, and a checkpoint around
-    this one may recompute it; a plain reference does neither.
+    Unlike a plain reference, this detects in-place modification, and an outer
+    checkpoint can drop and recompute the tensor.
     """
 
     def __init__(self, x: torch.Tensor) -> None:
-        anchor = torch.empty((0,), requires_grad=True)  # no bytes; calls for a node
-        # The output is kept, not its node alone: in torch 2.11 a node's
-        # saved tensors go with its last output, whoever still holds the node.
+        anchor = torch.empty(
+            (0,), requires_grad=True
+        )  # no bytes; requires a graph node
+        # Keep the output, not only its node: in torch 2.11 a node's saved tensors are
+        # freed with its last output.
         self._output = _Keep.apply(anchor, x)
 
     def get(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""transformers' generation cache: off while a model trains, on where it is saved."""
+"""Disable transformers' generation cache (``use_cache``) while a model trains."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from budgetfit.applying.undo import Undo
 
 
-def switch_off_caches(model: nn.Module, undo: Undo) -> None:
-    """Set ``config.use_cache`` to False where it is on, as transformers' Trainer.
+def disable_generation_cache(model: nn.Module, undo: Undo) -> None:
+    """Set ``config.use_cache`` to False where it is on, as transformers' Trainer does.
 
-    What ``save_pretrained`` writes until ``undo`` has it on: generation needs it.
+    Until ``undo``, ``save_pretrained`` still writes True: generation needs it.
     """
     changed: list[Any] = []
     for module in model.modules():
@@ -24,17 +24,19 @@ def switch_off_caches(model: nn.Module, undo: Undo) -> None:
             changed.append(config)
     for module in model.modules() if changed else ():
         if callable(getattr(type(module), "save_pretrained", None)):
-            undo.set_on(module, "save_pretrained", _SavesWithCache(module, changed))
+            undo.set_attribute(
+                module, "save_pretrained", _SavePretrained(module, changed)
+            )
 
 
-class _SavesWithCache:
-    """Stands in for a model's ``save_pretrained``; copied with the model it is its."""
+class _SavePretrained:
+    """Replacement of a model's ``save_pretrained``; is deep-copied with the model."""
 
     def __init__(self, model: nn.Module, configs: list[Any]) -> None:
         self._model, self._configs = model, configs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Save the model with the configs as they were."""
+        """Save the model with the original ``use_cache``."""
         now = [config.use_cache for config in self._configs]
         for config in self._configs:
             config.use_cache = True

@@ -1,7 +1,7 @@
-"""Attributes and globals that a block's forward changes, when it runs a second time.
+"""Restore attributes and globals that a block's forward mutates, for recomputation.
 
-Counters, flags, the state of a recurrent layer, a generator of one's own: as with
-buffers, a recomputation must find what its forward found, and leave what it left.
+Counters, flags, the state of a recurrent layer, a private generator: as with buffers, a
+recomputation must start from the values before the forward, and leave those after it.
 """
 
 from __future__ import annotations
@@ -13,65 +13,69 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from budgetfit.utils.random_generators import (
+from budgetfit.utils.rng_state import (
     generator_state,
     is_generator,
     set_generator_state,
 )
-from budgetfit.utils.user_code import CONTAINERS, globals_changed_by_any, refill
+from budgetfit.utils.user_code import (
+    CONTAINERS,
+    mutated_globals_of_all,
+    replace_contents,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ABSENT: Any = object()
-_OTHER: Any = object()  # may hold a graph, and with it the step before, and so on
-_MOST_ITEMS = 2**12  # larger ones are tables that are read, or logs
+_OTHER: Any = object()  # not kept: may hold the graph of an earlier step
+_MAX_ITEMS = 2**12  # larger ones are lookup tables or logs
 _OF_TORCH = frozenset(vars(nn.Module()))
 _VALUES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 
 
-class Changed(NamedTuple):
-    """An attribute or a global that a forward has set, and what it was before."""
+class AttributeChange(NamedTuple):
+    """An attribute or global that a forward has set, and its value before."""
 
     attributes: dict[str, Any]
     name: str
     before: Any
 
 
-class Drawn(NamedTuple):
-    """A generator of a module's own, and its state before a forward."""
+class GeneratorChange(NamedTuple):
+    """A private generator of a module, and its state before a forward."""
 
     generator: Any
     before: Any
 
 
-class Filled(NamedTuple):
-    """A list, dict or set of an attribute, and what was in it before a forward."""
+class ContainerChange(NamedTuple):
+    """A list, dict or set in an attribute, and its contents before a forward."""
 
     container: Any
     before: Any
 
 
-Change: TypeAlias = Changed | Drawn | Filled
+Change: TypeAlias = AttributeChange | GeneratorChange | ContainerChange
 
 
-class Held(NamedTuple):
-    """What a forward finds: attributes by module, generators, containers, globals."""
+class AttributesSnapshot(NamedTuple):
+    """State before a forward: attributes by module, generators, containers, globals."""
 
     attributes: list[dict[str, Any]]
-    drawn: list[Drawn]
-    filled: list[Filled]
-    globals: list[Changed]
+    generators: list[GeneratorChange]
+    containers: list[ContainerChange]
+    globals: list[AttributeChange]
 
 
-class WrittenAttributes:
-    """Finds out what a block's forward changes of the attributes of its modules.
+class MutatedAttributes:
+    """Detects which attributes of its modules a block's forward mutates.
 
-    Seen is what is set, on modules or by ``global`` statements, and what lists, dicts
-    and sets of numbers and text hold; not what is changed inside other objects.
+    Covers attributes that are set on modules or by ``global`` statements, and contents
+    of lists, dicts and sets of numbers and text; not changes inside other objects.
 
     Args:
-        block: Whose attributes they are.
+        block: The block.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -82,30 +86,34 @@ class WrittenAttributes:
             for name, value in module.__dict__.items()
             if is_generator(value)
         ]
-        self._globals = globals_changed_by_any(map(type, self._modules))
+        self._globals = mutated_globals_of_all(map(type, self._modules))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out globals: they are no part of a copy or a pickle of a model."""
+        """Leave out globals: copies and pickles of a model do not include them."""
         return {**vars(self), "_globals": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take copied modules; their classes name the globals."""
+        """Restore the globals from the classes of the copied modules."""
         vars(self).update(state)
-        self._globals = globals_changed_by_any(map(type, self._modules))
+        self._globals = mutated_globals_of_all(map(type, self._modules))
 
-    def hold(self) -> Held:
-        """Note what the forward finds."""
+    def snapshot(self) -> AttributesSnapshot:
+        """Return the state before a forward."""
         own = [module.__dict__.get(name) for module, name in self._generators]
-        return Held(
+        return AttributesSnapshot(
             [dict(module.__dict__) for module in self._modules],
-            [Drawn(each, generator_state(each)) for each in own if is_generator(each)],
             [
-                Filled(value, value.copy())
+                GeneratorChange(each, generator_state(each))
+                for each in own
+                if is_generator(each)
+            ],
+            [
+                ContainerChange(value, value.copy())
                 for value in self._containers()
                 if _holds_values(value)
             ],
             [
-                Changed(places, name, places.get(name, _ABSENT))
+                AttributeChange(places, name, places.get(name, _ABSENT))
                 for places, name in self._globals
             ],
         )
@@ -119,12 +127,12 @@ class WrittenAttributes:
             if type(value := places.get(name)) in CONTAINERS:
                 yield value
 
-    def changes(self, held: Held) -> list[Change]:
-        """Return what the forward may have changed since ``held``."""
-        found: list[Change] = [*held.drawn]
-        found += [each for each in held.filled if each.container != each.before]
+    def changes(self, held: AttributesSnapshot) -> list[Change]:
+        """Return what a forward may have changed since ``held``."""
+        found: list[Change] = [*held.generators]
+        found += [each for each in held.containers if each.container != each.before]
         found += [
-            each._replace(before=_to_put_back(each.before))
+            each._replace(before=_keepable(each.before))
             for each in held.globals
             if each.attributes.get(each.name, _ABSENT) is not each.before
         ]
@@ -134,7 +142,7 @@ class WrittenAttributes:
             if len(now) == len(before) and all(same):
                 continue
             found += [
-                Changed(now, name, _to_put_back(before.get(name, _ABSENT)))
+                AttributeChange(now, name, _keepable(before.get(name, _ABSENT)))
                 for name in {**before, **now}
                 if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
             ]
@@ -142,31 +150,31 @@ class WrittenAttributes:
 
 
 @contextmanager
-def attributes_as_before(changes: list[Change]) -> Iterator[None]:
-    """Let the forward find what it found, and leave at the end what is there now."""
-    now = [_now(each) for each in changes]
+def restored_attributes(changes: list[Change]) -> Iterator[None]:
+    """Set the values before the forward inside the context, then the current ones."""
+    now = [_current(each) for each in changes]
     try:
         for each in changes:
-            _put(each, each.before)
+            _set(each, each.before)
         yield
     finally:
         for each, value in zip(changes, now, strict=True):
-            _put(each, value)
+            _set(each, value)
 
 
-def _now(each: Change) -> Any:  # noqa: ANN401
-    if isinstance(each, Drawn):
+def _current(each: Change) -> Any:  # noqa: ANN401
+    if isinstance(each, GeneratorChange):
         return generator_state(each.generator)
-    if isinstance(each, Filled):
+    if isinstance(each, ContainerChange):
         return each.container.copy()
     return each.attributes.get(each.name, _ABSENT)
 
 
-def _put(each: Change, value: Any) -> None:  # noqa: ANN401
-    if isinstance(each, Drawn):
+def _set(each: Change, value: Any) -> None:  # noqa: ANN401
+    if isinstance(each, GeneratorChange):
         set_generator_state(each.generator, value)
-    elif isinstance(each, Filled):
-        refill(each.container, value)
+    elif isinstance(each, ContainerChange):
+        replace_contents(each.container, value)
     elif value is _ABSENT:
         each.attributes.pop(each.name, None)
     elif value is not _OTHER:
@@ -174,30 +182,30 @@ def _put(each: Change, value: Any) -> None:  # noqa: ANN401
 
 
 def _holds_values(container: Any) -> bool:  # noqa: ANN401
-    """Whether what a container holds may wait for backward: no graph, no tensor."""
-    if len(container) > _MOST_ITEMS:
+    """Whether a container has only plain values, which can be kept until backward."""
+    if len(container) > _MAX_ITEMS:
         return False
     items = container.values() if isinstance(container, dict) else container
     return set(map(type, items)).issubset(_VALUES)
 
 
 def _may_set(module: nn.Module) -> bool:
-    """Whether a forward may set something on it: torch's own layers do not."""
+    """Whether a forward may set attributes on it: torch's own layers do not."""
     return (
         not type(module).__module__.startswith("torch.nn.modules.")
-        or len(module._forward_pre_hooks) > 0  # noqa: SLF001 - where a norm computes
+        or len(module._forward_pre_hooks) > 0  # noqa: SLF001 - weight norm computes there
         or len(module._forward_hooks) > 0  # noqa: SLF001
     )
 
 
-def _to_put_back(value: Any) -> Any:  # noqa: ANN401
-    """Return what may wait for backward: no graph of the step before."""
+def _keepable(value: Any) -> Any:  # noqa: ANN401
+    """Return the value, or ``_OTHER`` if it may hold the graph of an earlier step."""
     if value is _ABSENT or isinstance(value, _VALUES):
         return value
     if isinstance(value, tuple) and all(isinstance(item, _VALUES) for item in value):
         return value
     if isinstance(value, torch.Tensor):
-        # One with a graph was computed by a forward, which computes it again; kept, it
-        # would take memory until backward.
+        # One with a graph is recomputed by the forward; keeping it would take memory
+        # until backward.
         return value if value.grad_fn is None else _OTHER
     return _OTHER

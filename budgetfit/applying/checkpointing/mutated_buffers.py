@@ -1,10 +1,9 @@
-"""Buffers that a block's forward writes to, when the block runs a second time.
+"""Restore buffers that a block's forward mutates, for its recomputation.
 
-Batch norms count running statistics, spectral norms iterate, queues move on. A block
-that is recomputed must find the buffers that its forward found, else it computes
-something else; and what its forward left in them must stay, else they move on twice in
-a step. So a recomputation works on copies. Tensors that are attributes alone are held
-like buffers.
+Batch norms update running statistics, spectral norms iterate, queues advance. A
+recomputation must start from the buffers before the forward, else it computes something
+else; and it must not update them a second time. So it works on copies. Tensors in plain
+attributes are handled like buffers.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# Larger ones are tables that are read: masks, positions, rotations.
-MOST_ELEMENTS = 2**16
+# Larger ones are read-only tables: masks, positions, rotary embeddings.
+MAX_ELEMENTS = 2**16
 _TABLES = ("_buffers", "__dict__")
 
 
-class HeldBuffer(NamedTuple):
-    """A buffer before a forward: the tensor, how often it was written to, a copy.
+class BufferSnapshot(NamedTuple):
+    """A buffer before a forward: the tensor, its version counter, a copy.
 
-    No copy where only what is written matters, and not what was there before.
+    No copy where the forward does not read the old values.
     """
 
     module: nn.Module
@@ -40,26 +39,25 @@ class HeldBuffer(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The module's buffers, or its attributes."""
+        """The module's buffers or attributes."""
         return getattr(self.module, self.table)
 
-    def is_written(self) -> bool:
-        """Whether the forward wrote to it, or put another tensor in its place."""
+    def is_mutated(self) -> bool:
+        """Whether the forward wrote to it or replaced it."""
         if isinstance(self.module, _NormBase):
-            return self.module.training  # its kernels do not count what they write
+            return self.module.training  # its kernels do not bump versions
         now = self.tensors.get(self.name)
-        # Counts writes: torch's notes on autograd, "In-place correctness checks".
+        # Version counters: torch's notes on autograd, "In-place correctness checks".
         return now is not self.tensor or now._version != self.version  # noqa: SLF001
 
 
-class WrittenBuffers:
-    """Knows which buffers of a block its forward writes to, from the first run on.
+class MutatedBuffers:
+    """Detects which buffers of a block its forward mutates, in its first run.
 
-    Until then all that are small are copied for a moment; after that those alone, and
-    nothing at all where it writes to none.
+    The first forward copies all small buffers, later ones only the mutated ones.
 
     Args:
-        block: Whose buffers they are.
+        block: The block.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -72,25 +70,25 @@ class WrittenBuffers:
         ]
         self._places = self._small
 
-    def hold(self, *, every: bool = False) -> list[HeldBuffer]:
-        """Copy what the forward may write to.
+    def snapshot(self, *, every: bool = False) -> list[BufferSnapshot]:
+        """Copy the buffers that the forward may mutate.
 
         Args:
-            every: Look at all again, and copy also what norms only count.
+            every: All small buffers again, running statistics included.
         """
         held = []
         for module, table, name in self._small if every else self._places:
             tensor = getattr(module, table).get(name)
             if isinstance(tensor, torch.Tensor):
-                only_counts = module.training and _is_torchs_norm(module) and not every
-                copy = None if only_counts else tensor.detach().clone()
+                is_norm = module.training and _is_torchs_norm(module) and not every
+                copy = None if is_norm else tensor.detach().clone()
                 version = tensor._version  # noqa: SLF001
-                held.append(HeldBuffer(module, table, name, tensor, version, copy))
+                held.append(BufferSnapshot(module, table, name, tensor, version, copy))
         return held
 
-    def learn(self, held: list[HeldBuffer]) -> list[HeldBuffer]:
-        """Return what was written to; what never was is not looked at again."""
-        written = [each for each in held if each.is_written()]
+    def find_mutated(self, held: list[BufferSnapshot]) -> list[BufferSnapshot]:
+        """Return the mutated buffers, and remember them for later snapshots."""
+        written = [each for each in held if each.is_mutated()]
         places = [(each.module, each.table, each.name) for each in written]
         if self._places is self._small:
             self._places = []
@@ -102,33 +100,33 @@ def _is_state(value: object) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and not value.requires_grad
-        and value.numel() <= MOST_ELEMENTS
+        and value.numel() <= MAX_ELEMENTS
     )
 
 
 def _is_torchs_norm(module: nn.Module) -> bool:
-    """Whether it normalises with the batch's own statistics while it trains."""
+    """Whether it is torch's batch or instance norm: it trains on batch statistics."""
     return isinstance(module, _NormBase) and type(module).__module__.startswith(
         "torch.nn.modules."
     )
 
 
 @contextmanager
-def buffers_as_before(held: list[HeldBuffer]) -> Iterator[None]:
-    """Put copies of buffers as they were in their places, and the real ones back.
+def restored_buffers(held: list[BufferSnapshot]) -> Iterator[None]:
+    """Replace mutated buffers by copies of their old values inside the context.
 
-    Torch's norms keep theirs and count nothing in the meantime: no byte is needed, but
-    for a number where ``SyncBatchNorm`` insists on counting.
+    Torch's norms keep their buffers and do not update them, which takes no memory but a
+    scalar for ``SyncBatchNorm``.
     """
     copied = [each for each in held if each.copy is not None]
-    counting = {each.module for each in held if each.copy is None}
+    norms = {each.module for each in held if each.copy is None}
     now = [each.tensors.get(each.name) for each in copied]
     try:
         for each in copied:
             each.tensors[each.name] = each.copy.clone()  # type: ignore[union-attr]
         with ExitStack() as stack:
-            for module in counting:
-                stack.enter_context(_standing_still(module))
+            for module in norms:
+                stack.enter_context(_frozen_statistics(module))
             yield
     finally:
         for each, tensor in zip(copied, now, strict=True):
@@ -136,12 +134,12 @@ def buffers_as_before(held: list[HeldBuffer]) -> Iterator[None]:
 
 
 @contextmanager
-def _standing_still(norm: nn.Module) -> Iterator[None]:
-    """Let a norm's statistics be what they are: new = (1 - 0) * old + 0 * batch."""
+def _frozen_statistics(norm: nn.Module) -> Iterator[None]:
+    """Freeze running statistics by momentum 0: new = (1 - 0) * old + 0 * batch."""
     momentum, counted = norm.momentum, norm._buffers["num_batches_tracked"]  # noqa: SLF001
     must_count = isinstance(norm, SyncBatchNorm) and counted is not None
-    in_vain = counted.clone() if must_count else None  # type: ignore[union-attr]
-    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, in_vain  # type: ignore[assignment] # noqa: SLF001
+    scratch_count = counted.clone() if must_count else None  # type: ignore[union-attr]
+    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, scratch_count  # type: ignore[assignment] # noqa: SLF001
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""How a recipe treats the blocks of a model, changeable while it trains."""
+"""Apply a recipe's checkpointing, chunked loss and torch.compile setting to a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensor
 
 from budgetfit.applying.checkpointing.checkpoint import apply_segments
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
-from budgetfit.applying.torch_compile import say_unverified, switch_off_compile
+from budgetfit.applying.torch_compile import disable_compile, warn_compiled_unverified
 from budgetfit.applying.undo import Undo
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _OWN_FLAGS = ("gradient_checkpointing", "_gradient_checkpointing_func")
 
 
-class BlockTreatment:
-    """Segments, the chunked loss and torch.compile of one model, as a recipe says.
+class RecipeApplication:
+    """Applies recipes to one model; a recipe can be replaced while training.
 
     Args:
-        model: In training mode whenever ``treat`` is called.
+        model: Has to be in training mode when ``apply`` is called.
         loss: The user's own loss, or None.
         random_blocks: See ``checkpoint.apply_segments``.
         determinism_check: See ``checkpoint.apply_segments``.
@@ -60,16 +60,15 @@ class BlockTreatment:
         self._recipe: Recipe | None = None
         self._flags: dict[nn.Module, tuple[object, ...]] = {}
 
-    def treat(self, recipe: Recipe) -> None:
-        """Treat the model by ``recipe`` from now on, and no more by the one before.
+    def apply(self, recipe: Recipe) -> None:
+        """Apply ``recipe`` instead of the one before.
 
         Raises:
-            InputError: If model and recipe do not go together; nothing of a recipe is
-                carried out then.
+            InputError: If model and recipe are incompatible; no recipe is applied then.
         """
         self.undo()
         with Undo() as undo:
-            self._choose_compile(recipe, undo)
+            self._set_compile(recipe, undo)
             undo.add(self._apply(self._model, recipe.segments))
             if recipe.loss_chunks > 1:
                 self._chunked_loss = chunk_loss(
@@ -80,44 +79,47 @@ class BlockTreatment:
                     determinism_check=self._check,
                 )
         self._undo, self._recipe = undo, recipe
-        self._flags = flags_of(self._model, _OWN_FLAGS)
+        self._flags = instance_flags(self._model, _OWN_FLAGS)
 
-    def restore(self) -> None:
-        """Treat blocks as before where checkpointing was switched on or off since."""
-        if self._recipe is None or flags_of(self._model, _OWN_FLAGS) == self._flags:
+    def reapply_if_changed(self) -> None:
+        """Apply the recipe again if other code switched checkpointing on or off."""
+        if (
+            self._recipe is None
+            or instance_flags(self._model, _OWN_FLAGS) == self._flags
+        ):
             return
         warnings.warn(
             "Something switched checkpointing on or off since the plan was applied; "
             "the planned blocks are recomputed again.",
             stacklevel=4,
         )
-        self.treat(self._recipe)
+        self.apply(self._recipe)
 
-    def training_call(self) -> AbstractContextManager[None]:
-        """Return what belongs around a forward that is trained on."""
+    def training_forward(self) -> AbstractContextManager[None]:
+        """Return the context of a training forward (chunked loss)."""
         chunked = self._chunked_loss
-        return nullcontext() if chunked is None else chunked.training_call()
+        return nullcontext() if chunked is None else chunked.training_forward()
 
     def undo(self) -> None:
-        """Give back the model as it was before the first ``treat``."""
+        """Restore the model as it was before the first ``apply``."""
         self._undo()
         self._chunked_loss = None
 
-    def _choose_compile(self, recipe: Recipe, undo: Undo) -> None:
-        """Leave compiled code on where the plan changes nothing inside the model."""
+    def _set_compile(self, recipe: Recipe, undo: Undo) -> None:
+        """Disable torch.compile, unless the recipe changes nothing inside the model."""
         is_trace = any(
             isinstance(item, FakeTensor) for item in self._model.parameters()
         )
         if is_trace or recipe.segments or recipe.loss_chunks > 1:
-            switch_off_compile(self._model, undo, say=not is_trace)
+            disable_compile(self._model, undo, warn=not is_trace)
         else:
-            say_unverified(self._model)
+            warn_compiled_unverified(self._model)
 
 
-def flags_of(
+def instance_flags(
     model: nn.Module, names: Collection[str]
 ) -> dict[nn.Module, tuple[object, ...]]:
-    """Return how blocks are called, by attributes that other code might set as well."""
+    """Return instance attributes of submodules that other code might set, too."""
     return {
         module: tuple(vars(module).get(name) for name in names)
         for module in model.modules()

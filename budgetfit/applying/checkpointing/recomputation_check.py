@@ -1,10 +1,10 @@
-"""Whether a recomputation makes what the forward has made, value by value.
+"""Determinism check of recomputation: compare values of saved tensors.
 
-What the recomputation of a block is for are the tensors that autograd saved in its
-forward. A gradient is right if and only if these are the same again: everything else is
-still the original graph's. So a few values of each are noted when it is saved, and
-compared when it is saved again, before anybody trains with it. A private generator, a
-counter or a hook shows here, whatever it is, and state that is kept does not.
+A recomputation replaces the tensors that autograd saved in the forward. Gradients are
+right if and only if these are the same again: the rest of the graph is the original. So
+a few values of each are sampled when it is saved, and compared when it is recomputed,
+before the weights are updated. This detects any hidden state: a private generator, a
+counter, a hook.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ from budgetfit.errors import RecomputationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Of each tensor, spread over all its dimensions.
-MOST_VALUES: Final = 1024
-# Relative. A CPU repeats its kernels, some of a card's add in any order.
+# Per tensor, spread over all its dimensions.
+MAX_SAMPLED_VALUES: Final = 1024
+# Relative tolerance. CPU kernels are deterministic, some GPU kernels use atomic adds.
 _CPU, _ELSEWHERE = 1e-5, 1e-3
 
 
-class SavedValues:
-    """Some values of what a forward saved, in host memory.
+class SavedTensorCheck:
+    """Sampled values of the tensors that one forward saved, in host memory.
 
     Args:
         block: The block's name, for the error.
-        at_the_end: Look when the block has run: an op fills what autograd has saved
-            before. All of it is then alive for as long.
+        after_forward: Sample after the forward, for ops that write to tensors that
+            autograd has saved already. Keeps all of them alive until then.
     """
 
-    def __init__(self, block: str, *, at_the_end: bool) -> None:
+    def __init__(self, block: str, *, after_forward: bool) -> None:
         self._block = block
-        self._at_the_end = at_the_end
+        self._after_forward = after_forward
         self._first: list[_Sample] = []
         self._returned: list[_Sample] = []
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note what autograd saves in a forward."""
+    def recorded(self) -> Iterator[None]:
+        """Sample what autograd saves in a forward."""
         waiting: list[torch.Tensor] = []
 
         def look(tensor: torch.Tensor) -> None:
-            if self._at_the_end:
+            if self._after_forward:
                 waiting.append(tensor.detach())
             else:
                 self._first.append(_Sample(tensor))
 
-        with _looking_at_saved(look):
+        with _observed_saved_tensors(look):
             yield
         self._first += [_Sample(tensor) for tensor in waiting]
 
     @contextmanager
     def compared(self) -> Iterator[None]:
-        """Compare what a recomputation saves with what the forward did.
+        """Compare what a recomputation saves with the forward's samples.
 
         Raises:
-            RecomputationError: With the last tensor, because checkpoints end there.
+            RecomputationError: At the last saved tensor, where checkpoints stop early.
         """
         waiting: list[torch.Tensor] = []
         differences: list[float] = []
@@ -77,33 +77,33 @@ class SavedValues:
                 self._refuse("it saves more tensors", math.inf)
             difference = self._first[len(differences)].difference(_Sample(tensor))
             differences.append(difference)
-            if math.isinf(difference):  # checkpoints refuse it, in other words
+            if math.isinf(difference):  # checkpoint would raise, less clearly
                 self._refuse("it saves tensors of other shapes or dtypes", difference)
             if len(differences) == len(self._first):
-                self._judge(differences)
+                self._check_differences(differences)
 
         def look(tensor: torch.Tensor) -> None:
-            if self._at_the_end:
+            if self._after_forward:
                 waiting.append(tensor.detach())
             else:
                 compare(tensor)
 
-        with _looking_at_saved(look):
+        with _observed_saved_tensors(look):
             yield
         for tensor in waiting:
             compare(tensor)
         if len(differences) < len(self._first):
             self._refuse("it saves fewer tensors", math.inf)
 
-    def note_output(self, output: object) -> None:
-        """Note what a block returns to the next one of its segment."""
+    def record_output(self, output: object) -> None:
+        """Sample what a block returns to the next one of its segment."""
         self._returned = [_Sample(tensor) for tensor in tensors_in(output)]
 
     def compare_output(self, output: object) -> None:
-        """Compare what a recomputation returns; a segment ends without its last one's.
+        """Compare what a recomputed block returns (not the last one of a segment).
 
         Raises:
-            RecomputationError: Here and not where the next block saves it as its input.
+            RecomputationError: If it differs; the next block would be blamed otherwise.
         """
         for first, tensor in zip(self._returned, tensors_in(output), strict=False):
             difference = first.difference(_Sample(tensor))
@@ -111,7 +111,7 @@ class SavedValues:
                 what = f"what it returns differs by {difference:.2g} of its norm"
                 self._refuse(what, difference)
 
-    def _judge(self, differences: list[float]) -> None:
+    def _check_differences(self, differences: list[float]) -> None:
         wrong = [
             difference
             for difference, first in zip(differences, self._first, strict=True)
@@ -136,10 +136,10 @@ class SavedValues:
 
 
 class _Sample:
-    """Kind and some values of a tensor; of a subclass that holds others, the kind."""
+    """Metadata and sampled values of a tensor; of wrapper subclasses, metadata only."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._kind = tensor.shape, tensor.dtype, tensor.device
+        self._metadata = tensor.shape, tensor.dtype, tensor.device
         self.tolerance = _tolerance(tensor)
         self._values: torch.Tensor | None = None
         if (
@@ -147,17 +147,17 @@ class _Sample:
             and not tensor.is_quantized
             and not is_traceable_wrapper_subclass(tensor)
         ):
-            # Modes count calls of ops (selective checkpointing), or log them.
+            # Active modes would count these ops (selective checkpointing) or log them.
             with torch.no_grad(), _disable_current_modes():
-                few = tensor.detach()[_spread(tensor.shape)]
+                few = tensor.detach()[_sampling_slices(tensor.shape)]
                 self._values = few.resolve_conj().resolve_neg().to("cpu", copy=True)
 
     def difference(self, other: _Sample) -> float:
-        """Return the norm of the difference, over the norm.
+        """Return the relative norm of the difference.
 
-        Of whole numbers, the share that differs; infinite where the kind does.
+        For integers the share that differs; infinite if the metadata differ.
         """
-        if self._kind != other._kind:
+        if self._metadata != other._metadata:
             return math.inf
         mine, others = self._values, other._values
         if mine is None or others is None or mine.numel() == 0:
@@ -177,22 +177,22 @@ def _difference(mine: torch.Tensor, others: torch.Tensor) -> float:
         return 0.0
     norm = torch.where(mine.isfinite(), mine, 0.0).norm().item()
     difference = torch.where(same, 0.0, mine - others).norm().item()
-    # More than the whole norm is no worse; and a NaN on one side alone is all of it.
+    # At most 1; a NaN on one side only counts as 1.
     return min(1.0, difference / norm) if norm > 0 and difference < math.inf else 1.0
 
 
 def _tolerance(tensor: torch.Tensor) -> float:
-    """Return what rounding may do: two steps of the dtype, where they are large."""
+    """Return the relative tolerance: at least two rounding steps of the dtype."""
     least = _CPU if tensor.device.type == "cpu" else _ELSEWHERE
     if not tensor.is_floating_point():
         return least
     return max(least, 2 * torch.finfo(tensor.dtype).eps)
 
 
-def _spread(shape: torch.Size) -> tuple[slice, ...]:
-    """Return slices that leave at most ``MOST_VALUES`` elements of such a tensor."""
+def _sampling_slices(shape: torch.Size) -> tuple[slice, ...]:
+    """Return strided slices that select at most ``MAX_SAMPLED_VALUES`` elements."""
     steps = [1] * len(shape)
-    left = MOST_VALUES
+    left = MAX_SAMPLED_VALUES
     by_size = sorted(range(len(shape)), key=shape.__getitem__)
     for done, dimension in enumerate(by_size):
         size = shape[dimension]
@@ -203,10 +203,10 @@ def _spread(shape: torch.Size) -> tuple[slice, ...]:
 
 
 @contextmanager
-def _looking_at_saved(look: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Show what autograd saves to ``look``, before the hooks that are on get it."""
+def _observed_saved_tensors(look: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Pass saved tensors to ``look``, before the active saved-tensor hooks."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-    if hooks is None:  # no checkpoint around: nothing will be recomputed
+    if hooks is None:  # no active checkpoint: nothing will be recomputed
         yield
         return
     pack, unpack = hooks

@@ -1,13 +1,13 @@
-"""One checkpoint over several neighbouring blocks; the parent's loop stays as it is.
+"""One checkpoint over several consecutive blocks, without changing their parent.
 
-The parent calls the blocks one by one, perhaps with arguments that differ. No call
-saves anything of its own: autograd gets empty holders for its saved tensors, and the
-first holder that backward opens runs all the calls again, in order, each with its own
-recorded arguments, on the previous one's recomputed output (applying P2; Chen 2016).
+The parent calls the blocks one by one, perhaps with different arguments. Autograd gets
+empty holders for their saved tensors, and the first holder that backward unpacks
+recomputes all calls in order, each with its recorded arguments and the previous one's
+recomputed output (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 
-Torch's ``checkpoint`` wraps one function call. Here the hooks are on only while a block
-runs, so an exception between two blocks leaves nothing switched on, and what the parent
-does there is saved as usual. The graph owns the recording: when it goes, all goes.
+Torch's ``checkpoint`` wraps one function call. Here the saved-tensor hooks are active
+only while a block runs: an exception between two blocks leaves no hooks behind, and
+what the parent computes there is saved as usual. The graph owns the recording.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
-from budgetfit.applying.checkpointing.activation_offload import inputs_on_host
+from budgetfit.applying.checkpointing.activation_offload import offload_checkpoint_input
 from budgetfit.applying.checkpointing.forward_context import (
-    ForwardContexts,
-    RandomState,
+    ForwardContext,
+    RngState,
     SavedByAutograd,
-    generators_kept,
+    preserved_rng,
 )
 from budgetfit.applying.pytree import tensors_in
 
@@ -34,15 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class SegmentRegion:
-    """The blocks of one segment, and the newest pass through them.
+class SegmentCheckpoint:
+    """Checkpoint over the blocks of one segment.
 
     Args:
-        check: Whether recomputed tensors must have the shapes, dtypes and devices of
-            the original ones.
-        input_on_host: Whether the first block's input waits in pinned host memory.
-        to_the_end: Whether a recomputation runs to its end, and not only to the last
-            saved tensor: an op fills what autograd has saved.
+        check: Whether to compare shapes, dtypes and devices of recomputed tensors.
+        input_on_host: Whether the first block's input is offloaded.
+        run_to_end: No early stop of a recomputation, for ops that write to tensors that
+            autograd has saved already.
     """
 
     def __init__(
@@ -50,15 +49,15 @@ class SegmentRegion:
         *,
         check: bool = True,
         input_on_host: bool = False,
-        to_the_end: bool = False,
+        run_to_end: bool = False,
     ) -> None:
         self.check = check
         self.input_on_host = input_on_host
-        self.to_the_end = to_the_end
-        self._newest: weakref.ref[_Pass] | None = None
+        self.run_to_end = run_to_end
+        self._newest: weakref.ref[_SegmentForward] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the pass that is on: copies and pickles of a model have none."""
+        """Leave out the current forward: copies and pickles of a model have none."""
         return {**vars(self), "_newest": None}
 
     def call(
@@ -70,10 +69,10 @@ class SegmentRegion:
         *,
         random: bool,
     ) -> Any:  # noqa: ANN401 - whatever the block returns
-        """Run the segment's block number ``position``, saving nothing of it.
+        """Run the segment's block number ``position`` without saving its activations.
 
-        A call whose input is the previous block's output itself joins that block's
-        pass. Any other call starts a new one, which is always right and saves less.
+        If the input is the previous block's output, the call continues that forward.
+        Otherwise it starts a new one, which is always correct and saves less memory.
         """
         x = next(tensors_in((args, kwargs)), None)
         if x is None or not torch.is_grad_enabled():
@@ -81,85 +80,85 @@ class SegmentRegion:
         current = self._newest() if self._newest is not None else None
         if current is not None and current.continues(position, x):
             return current.run(position, forward, args, kwargs, random=random)
-        with inputs_on_host(x) if self.input_on_host else nullcontext():
-            current = _Pass(x, check=self.check, to_the_end=self.to_the_end)
+        with offload_checkpoint_input(x) if self.input_on_host else nullcontext():
+            current = _SegmentForward(x, check=self.check, run_to_end=self.run_to_end)
             self._newest = weakref.ref(current)
             return current.run(position, forward, args, kwargs, random=random)
 
 
-class _Made(NamedTuple):
-    """Stands for a tensor that the replay makes itself: output ``leaf`` of ``call``.
+class _OutputRef(NamedTuple):
+    """Names a tensor that the recomputation produces: output ``leaf`` of ``call``.
 
-    A reference to the tensor would keep an inner boundary alive, and a graph with it.
+    A reference would keep the activation between two blocks and its graph alive.
     """
 
     call: int
     leaf: int
 
 
-_INPUT = _Made(-1, 0)
+_INPUT = _OutputRef(-1, 0)
 
 
 class _Call(NamedTuple):
-    """One block's forward, ready to be run again."""
+    """Recorded call of one block's forward."""
 
     forward: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    random_state: RandomState | None
+    rng_state: RngState | None
 
-    def given(
-        self, made: dict[_Made, torch.Tensor]
+    def resolved_arguments(
+        self, outputs: dict[_OutputRef, torch.Tensor]
     ) -> tuple[list[object], dict[str, object]]:
-        """Return the arguments, with what the replay made put in its places."""
+        """Return the arguments with recomputed tensors substituted."""
 
         def get(value: object) -> object:
-            return made[value] if isinstance(value, _Made) else value
+            return outputs[value] if isinstance(value, _OutputRef) else value
 
         args = [get(value) for value in self.args]
         return args, {name: get(value) for name, value in self.kwargs.items()}
 
 
-class _Seen:
-    """A tensor as it was at one moment, not kept alive."""
+class _TensorVersion:
+    """Weak reference to a tensor, with its version counter."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = weakref.ref(tensor)
-        # Counts writes: torch's notes on autograd, "In-place correctness checks".
+        # Torch's notes on autograd, "In-place correctness checks".
         self._version = tensor._version  # noqa: SLF001
 
     def is_still(self, tensor: torch.Tensor) -> bool:
-        """Whether this is the same object, not written to since."""
+        """Whether this is the same tensor, unmodified since."""
         return self._tensor() is tensor and tensor._version == self._version  # noqa: SLF001
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Holder:
-    """What autograd keeps in place of a saved tensor."""
+    """Placeholder that autograd keeps for a saved tensor."""
 
-    owner: _Pass
+    owner: _SegmentForward
     value: torch.Tensor | None = None
 
 
-class _Pass:
-    """One run through the segment's blocks, and its recomputation."""
+class _SegmentForward:
+    """One forward through the segment's blocks, and its recomputation."""
 
-    def __init__(self, x: torch.Tensor, *, check: bool, to_the_end: bool) -> None:
+    def __init__(self, x: torch.Tensor, *, check: bool, run_to_end: bool) -> None:
         self._input = SavedByAutograd(x)
         self._device_type = x.device.type
         self._check = check
-        self._to_the_end = to_the_end
-        self._contexts = ForwardContexts(x)
+        self._run_to_end = run_to_end
+        self._context = ForwardContext(x)
         self._calls: list[_Call] = []
-        self._seen: dict[_Made, _Seen] = {_INPUT: _Seen(x)}
+        self._produced: dict[_OutputRef, _TensorVersion] = {_INPUT: _TensorVersion(x)}
         self._position = -1
         self._holders: list[weakref.ref[_Holder]] = []
         self._kinds: list[object] = []
         self._refilled = 0
 
     def continues(self, position: int, x: torch.Tensor) -> bool:
-        """Whether ``x`` is the last block's output itself and ``position`` is later."""
-        last = self._seen.get(_Made(len(self._calls) - 1, 0))
+        """Whether ``x`` is the last block's unmodified output, of a later position."""
+        last = self._produced.get(_OutputRef(len(self._calls) - 1, 0))
         return position > self._position and last is not None and last.is_still(x)
 
     def run(
@@ -171,36 +170,36 @@ class _Pass:
         *,
         random: bool,
     ) -> Any:  # noqa: ANN401 - whatever the block returns
-        """Run one block and record how to run it again."""
+        """Run one block and record the call."""
         call = _Call(
             forward,
             tuple(self._recorded(value) for value in args),
             {name: self._recorded(value) for name, value in kwargs.items()},
-            RandomState(tensors_in((args, kwargs))) if random else None,
+            RngState(tensors_in((args, kwargs))) if random else None,
         )
-        with saved_tensors_hooks(self._hold, _open):
+        with saved_tensors_hooks(self._hold, _unpack):
             output = forward(*args, **kwargs)
         number = len(self._calls)
         self._calls.append(call)
         self._position = position
         for leaf, tensor in enumerate(tensors_in(output)):
-            self._seen[_Made(number, leaf)] = _Seen(tensor)
+            self._produced[_OutputRef(number, leaf)] = _TensorVersion(tensor)
         return output
 
     def recompute(self) -> None:
-        """Fill the holders that are still waited for."""
+        """Recompute all blocks and fill the holders that are still alive."""
         x = self._input.get()
-        states = [call.random_state for call in self._calls if call.random_state]
+        states = [call.rng_state for call in self._calls if call.rng_state]
         self._refilled = 0
         with (
-            generators_kept(states, self._device_type),
-            self._contexts.again(),
+            preserved_rng(states, self._device_type),
+            self._context.reentered(),
             torch.enable_grad(),
-            saved_tensors_hooks(self._refill, _same),
+            saved_tensors_hooks(self._refill, _identity),
         ):
             try:
                 self._replay(x)
-            except _AllRefilledError:
+            except _StopRecomputationError:
                 return
         if self._refilled == len(self._holders):
             return
@@ -211,7 +210,7 @@ class _Pass:
 
     def _recorded(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
-            for name, seen in self._seen.items():
+            for name, seen in self._produced.items():
                 if seen.is_still(value):
                     return name
         return value
@@ -219,7 +218,7 @@ class _Pass:
     def _hold(self, tensor: torch.Tensor) -> _Holder:
         holder = _Holder(self)
         self._holders.append(weakref.ref(holder))
-        self._kinds.append(_kind(tensor))
+        self._kinds.append(_metadata(tensor))
         return holder
 
     def _replay(self, x: torch.Tensor) -> None:
@@ -227,20 +226,20 @@ class _Pass:
             value: number
             for number, call in enumerate(self._calls)
             for value in (*call.args, *call.kwargs.values())
-            if isinstance(value, _Made)
+            if isinstance(value, _OutputRef)
         }
-        made = {_INPUT: x}
+        outputs = {_INPUT: x}
         for number, call in enumerate(self._calls):
-            if call.random_state is not None:
-                call.random_state.restore()
-            args, kwargs = call.given(made)
-            for name in [name for name in made if last_use.get(name) == number]:
-                del made[name]  # the block may free it now, as in the forward
+            if call.rng_state is not None:
+                call.rng_state.restore()
+            args, kwargs = call.resolved_arguments(outputs)
+            for name in [name for name in outputs if last_use.get(name) == number]:
+                del outputs[name]  # so that the block can free it, as in the forward
             output = call.forward(*args, **kwargs)
-            made |= {
-                _Made(number, leaf): tensor
+            outputs |= {
+                _OutputRef(number, leaf): tensor
                 for leaf, tensor in enumerate(tensors_in(output))
-                if _Made(number, leaf) in last_use
+                if _OutputRef(number, leaf) in last_use
             }
             del args, kwargs, output
 
@@ -254,35 +253,35 @@ class _Pass:
                 "A block must do the same when it runs again."
             )
         holder = self._holders[index]()
-        if holder is not None:  # else its part of the graph is gone
-            if self._check and self._kinds[index] != _kind(tensor):
+        if holder is not None:  # else its node was freed
+            if self._check and self._kinds[index] != _metadata(tensor):
                 raise CheckpointError(
-                    f"The recomputation saved {_kind(tensor)}, the forward "
+                    f"The recomputation saved {_metadata(tensor)}, the forward "
                     f"{self._kinds[index]}. A block must do the same when run again."
                 )
             holder.value = plain
-        if self._refilled == len(self._holders) and not self._to_the_end:
-            raise _AllRefilledError  # nothing behind this is waited for
+        if self._refilled == len(self._holders) and not self._run_to_end:
+            raise _StopRecomputationError  # early stop
         return plain
 
 
-class _AllRefilledError(Exception):
-    """Ends a recomputation early."""
+class _StopRecomputationError(Exception):
+    """Early stop of a recomputation, as torch's error of this name."""
 
 
-def _open(holder: _Holder) -> torch.Tensor:
-    """Give autograd the tensor that ``holder`` stands for."""
+def _unpack(holder: _Holder) -> torch.Tensor:
+    """Return the saved tensor of ``holder``, recomputed if necessary."""
     if holder.value is None:
         holder.owner.recompute()
-    tensor, holder.value = holder.value, None  # used once: not kept any longer
+    tensor, holder.value = holder.value, None  # used once
     if tensor is None:
         raise CheckpointError("A saved tensor was not made again by its recomputation.")
     return tensor
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+def _metadata(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device

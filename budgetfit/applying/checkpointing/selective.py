@@ -1,7 +1,7 @@
-"""Selective checkpointing: which calls of a block's ops are saved and not run again.
+"""Selective activation checkpointing: a policy by op and call index.
 
-Torch's own mechanism keeps the tensors; here is the policy that says which, keyed on
-the op and on which of its calls in the block it is.
+The tensors are kept by torch's ``create_selective_checkpoint_contexts``; the policy
+selects them by op and number of the call within the block.
 """
 
 from __future__ import annotations
@@ -26,93 +26,94 @@ if TYPE_CHECKING:
 
 _CPU_ATTENTION: Final = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
-# What a CPU calls where CUDA calls the key (aten/src/ATen/native/transformers/
-# attention.cpp, scaled_dot_product_attention), so that a plan for a card saves the
-# attention on a CPU too. Where neither comes, the block is recomputed without it.
-CPU_STAND_INS: Final = {
+# The CPU's op for each CUDA op of scaled_dot_product_attention (aten/src/ATen/native/
+# transformers/attention.cpp): a plan for a GPU saves the attention on a CPU too.
+CPU_EQUIVALENTS: Final = {
     "aten._scaled_dot_product_cudnn_attention.default": _CPU_ATTENTION,
     "aten._scaled_dot_product_efficient_attention.default": _CPU_ATTENTION,
     "aten._scaled_dot_product_flash_attention.default": _CPU_ATTENTION,
 }
 
-_MUTATED = "has been mutated"  # torch's words, _VersionWrapper.get_val
+_MUTATED = "has been mutated"  # text of torch's error, _VersionWrapper.get_val
 
 
-class SavedCalls:
-    """The calls that one block saves.
+class SelectiveCheckpoint:
+    """Selective checkpointing of one block.
 
     Args:
         block: The block's name, for errors.
-        saved_ops: As in ``Segment.saved_ops``. A call that never comes is no error.
-        shares_weights: Whether modules outside the block have parameters of it.
+        saved_ops: As in ``Segment.saved_ops``. A call that does not occur is no error.
+        shares_weights: Whether parameters of the block are tied to others outside.
 
     Raises:
-        InputError: If torch does not know an op, or it writes to its arguments: what
-            such an op did cannot be saved instead of done.
+        InputError: If torch has no such op, or it mutates its arguments: the mutation
+            cannot be replaced by a saved result.
     """
 
     def __init__(
         self, block: str, saved_ops: Iterable[str], *, shares_weights: bool = False
     ) -> None:
         self.block = block
-        self.wanted = frozenset(_with_stand_ins(saved_ops))
+        self.wanted = frozenset(_with_cpu_equivalents(saved_ops))
         self._shares_weights = shares_weights
         self._newest: weakref.ref[_Policy] | None = None
         for name in self.wanted:
             _check_op(block, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the forward before: copies and pickles of a model had none."""
+        """Leave out the last forward: copies and pickles of a model have none."""
         return {**vars(self), "_newest": None}
 
     def contexts(
         self,
     ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of one forward and of its recomputation.
+        """Return the contexts of one forward and its recomputation (``context_fn``).
 
-        They are made for every forward anew: they count calls and own what is saved.
-        The backward pass can use them once; torch raises at the second time.
+        New ones for every forward: they count calls and own the saved tensors. Backward
+        can use them once; torch raises the second time.
         """
         policy = _Policy(self.block, self.wanted)
         saving, reusing = create_selective_checkpoint_contexts(policy)
-        if hasattr(saving, "respect_saved_tensors_hooks"):  # torch 2.15; else it warns
-            saving.respect_saved_tensors_hooks = False  # as every version before
-        # Autocast casts a weight once and remembers it. The recomputation remembers
-        # nothing and casts every weight, so the forward must (solver-facts P10):
-        # remembered casts come from other blocks, or from a call of this block before.
+        if hasattr(saving, "respect_saved_tensors_hooks"):  # torch 2.15 warns if unset
+            saving.respect_saved_tensors_hooks = False  # as in earlier versions
+        # Autocast caches casts of weights. The recomputation has an empty cache and
+        # casts every weight, so the forward must too, or the counts of calls differ:
+        # cached casts come from other blocks, or from an earlier call of this one.
         before = self._newest() if self._newest is not None else None
-        casts_anew = self._shares_weights or before is not None
+        clears_autocast_cache = self._shares_weights or before is not None
         self._newest = weakref.ref(policy)
-        return _Context(policy, saving, casts_anew), _Context(policy, reusing, True)
+        return _Context(policy, saving, clears_autocast_cache), _Context(
+            policy, reusing, True
+        )
 
 
-def draws_numbers(
+def draws_random_numbers(
     op: Any,  # noqa: ANN401 - an OpOverload or a higher-order op
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> bool:
-    """Whether this call moves a random generator on.
+    """Whether this call advances an RNG.
 
-    Attention carries the tag whether it drops or not; without dropout it draws nothing.
+    Attention has the tag with and without dropout; without it draws nothing.
     """
     if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
         return False
     return _argument(op, args, kwargs, "dropout_p") != 0.0
 
 
-def in_place_on_saved(
+def mutated_saved_call(
     op: Any,  # noqa: ANN401
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     saved: dict[int, str],
 ) -> str | None:
-    """Return the saved call whose tensor this call writes to; None for no such.
+    """Return the saved call whose result this call mutates, or None.
 
     Args:
-        op: What is called.
-        args: Its arguments.
-        kwargs: Its named arguments.
-        saved: Storage's address -> the call that made it.
+        op: The called op.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        saved: Storage -> the call that produced it.
     """
     schema = getattr(op, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -128,22 +129,22 @@ def in_place_on_saved(
 
 
 class _Policy:
-    """Tells torch what to save, by counting the calls of each op.
+    """``policy_fn`` that counts the calls of each op.
 
     Torch up to 2.12 asks again in the recomputation, and gets the same answers because
-    every pass counts from 0 (solver-facts P8).
+    every pass counts from 0.
     """
 
     def __init__(self, block: str, wanted: frozenset[str]) -> None:
         self.block = block
         self._wanted = wanted
-        self._saved: dict[int, str] = {}  # storage -> the call that made it
+        self._saved: dict[int, str] = {}  # storage -> the call that produced it
         self.start()
 
     def start(self) -> None:
-        """Begin a pass through the block."""
+        """Reset the counts for a pass through the block."""
         self._calls: Counter[Any] = Counter()
-        self._skipped_draw = ""  # the first saved call that draws
+        self._first_saved_draw = ""  # the first saved random call
 
     def __call__(
         self,
@@ -152,27 +153,27 @@ class _Policy:
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> CheckpointPolicy:
-        """Decide about one call."""
+        """Return the policy for one call."""
         call = f"{op}:{self._calls[op]}"
         self._calls[op] += 1
-        written = in_place_on_saved(op, args, kwargs, self._saved)
+        written = mutated_saved_call(op, args, kwargs, self._saved)
         if written is not None:
             raise InputError(_overwritten(self.block, repr(written), str(op)))
         saved = call in self._wanted
-        if (saved or self._skipped_draw) and draws_numbers(op, args, kwargs):
-            # What is saved is not drawn again, so the generator would be behind at the
-            # next draw: from the first saved one on all are saved (solver-facts P4).
-            self._check_draw(op, self._skipped_draw)
-            self._skipped_draw = self._skipped_draw or call
+        if (saved or self._first_saved_draw) and draws_random_numbers(op, args, kwargs):
+            # A saved random op is not recomputed, so the RNG would be behind at the
+            # next one: all after the first saved one are saved, too.
+            self._check_random(op, self._first_saved_draw)
+            self._first_saved_draw = self._first_saved_draw or call
             saved = True
         if not saved:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        # Torch up to 2.12 asks before the call and has no output to show.
+        # Torch up to 2.12 asks before the call, without op_output.
         for tensor in _tensors(getattr(context, "op_output", None)):
             self._saved[_storage(tensor)] = call
         return CheckpointPolicy.MUST_SAVE
 
-    def _check_draw(self, op: Any, before: str) -> None:  # noqa: ANN401
+    def _check_random(self, op: Any, before: str) -> None:  # noqa: ANN401
         if op._schema.is_mutable:  # noqa: SLF001 - OpOverload has no public schema
             raise InputError(
                 f"Block {self.block!r} saves the random numbers of {before!r}, and "
@@ -182,16 +183,16 @@ class _Policy:
 
 
 class _Context:
-    """One of torch's two contexts, entered with fresh counts and autocast."""
+    """One of torch's two contexts, with counts reset and the autocast cache cleared."""
 
-    def __init__(self, policy: _Policy, mode: Any, casts_anew: bool) -> None:  # noqa: ANN401
+    def __init__(self, policy: _Policy, mode: Any, clears_autocast_cache: bool) -> None:  # noqa: ANN401
         self._policy = policy
         self._mode = mode
-        self._casts_anew = casts_anew
+        self._clears_autocast_cache = clears_autocast_cache
 
     def __enter__(self) -> None:
         self._policy.start()
-        if self._casts_anew and torch.is_autocast_cache_enabled():
+        if self._clears_autocast_cache and torch.is_autocast_cache_enabled():
             torch.clear_autocast_cache()
         self._mode.__enter__()
 
@@ -207,19 +208,19 @@ class _Context:
             raise InputError(_overwritten(block, "a tensor", "something")) from error
 
 
-def _with_stand_ins(saved_ops: Iterable[str]) -> Iterable[str]:
+def _with_cpu_equivalents(saved_ops: Iterable[str]) -> Iterable[str]:
     for name in saved_ops:
         op, _, number = name.rpartition(":")
         yield f"{op}:{int(number)}"
-        if op in CPU_STAND_INS:
-            yield f"{CPU_STAND_INS[op]}:{int(number)}"
+        if op in CPU_EQUIVALENTS:
+            yield f"{CPU_EQUIVALENTS[op]}:{int(number)}"
 
 
 def _check_op(block: str, name: str) -> None:
-    words = name.rpartition(":")[0].split(".")
-    if len(words) != 3:  # noqa: PLR2004 - a higher-order op has no overloads
+    parts = name.rpartition(":")[0].split(".")
+    if len(parts) != 3:  # noqa: PLR2004 - a higher-order op has no overloads
         return
-    space, packet, overload = words
+    space, packet, overload = parts
     op = getattr(getattr(getattr(torch.ops, space), packet, None), overload, None)
     if op is None:
         raise InputError(
@@ -252,7 +253,7 @@ def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str)
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return what tells a storage from others while both are alive."""
+    """Return the identity of a tensor's storage while it is alive."""
     return tensor.untyped_storage()._cdata  # noqa: SLF001 - also of fake tensors
 
 

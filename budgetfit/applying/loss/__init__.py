@@ -1,5 +1,5 @@
-"""Call the model and take its loss, in one piece or in chunks of the logits.
+"""Run the model and compute its loss, whole or chunked over the logits.
 
-In come a model, a batch and perhaps a loss function; out comes a scalar to
-differentiate. Open ``call_model.py`` first.
+In come a model, a batch and perhaps a loss function; out comes a scalar for
+``backward``. Open ``call_model.py`` first.
 """

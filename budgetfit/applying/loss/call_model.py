@@ -1,4 +1,4 @@
-"""Call any model on any batch, and find the scalar to train on."""
+"""Call any model on any batch and find the scalar loss."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _BY_POSITION = (
 )
 
 
-def loss_of(
+def compute_loss(
     model: nn.Module,
     batch: Any,  # noqa: ANN401
     loss: Loss | None,
     *,
-    no_loss: Callable[[], object] | None = None,
+    on_missing_loss: Callable[[], object] | None = None,
 ) -> torch.Tensor:
-    """Run the model and return a scalar to differentiate; the outputs are dropped.
+    """Run the model and return the scalar loss; the outputs are dropped.
 
-    A mapping fills the model's arguments by name, a tuple or list by position, anything
-    else is the one argument. With a ``loss``, what the model does not take is for the
-    loss alone: names that it does not know, and of a tuple the elements behind its
-    arguments, at least the last one if more came than the model requires.
+    A mapping is passed as keyword arguments, a tuple or list as positional ones,
+    anything else as the only argument. With a ``loss``, the model gets only the names
+    that its forward takes, and of a tuple as many elements as it has arguments, without
+    the last one if there are more than it requires.
 
-    Without a ``loss``: the output's ``loss`` where it has one, the first element of a
+    Without a ``loss``: the output's ``loss`` if it has one, the first element of a
     tuple from a model that was given ``labels``, or the output itself if it is a
-    scalar. Where there is none of these, a plan can still be made: ``no_loss`` is
-    called, and the mean of all floating-point outputs taken.
+    scalar. Otherwise ``on_missing_loss`` is called, so that a plan can still be made,
+    and the loss is the mean of all floating-point outputs.
 
     Raises:
-        InputError: If no scalar can be found, or nothing trainable leads to it.
+        InputError: If there is no scalar, or it depends on no trainable parameter.
     """
-    args, kwargs = arguments_for(model, batch, for_loss=loss is not None)
+    args, kwargs = model_arguments(model, batch, for_loss=loss is not None)
     outputs = model(*args, **kwargs)
     value = (
         loss(outputs, batch)
         if loss is not None
-        else _own_loss(outputs, kwargs, no_loss=no_loss)
+        else _own_loss(outputs, kwargs, on_missing_loss=on_missing_loss)
     )
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         got = (
@@ -72,35 +72,37 @@ def loss_of(
     return value
 
 
-def arguments_for(
+def model_arguments(
     model: nn.Module,
     batch: Any,  # noqa: ANN401
     *,
     for_loss: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and named arguments that ``batch`` means to ``model``."""
+    """Return the positional and keyword arguments of ``model`` for ``batch``."""
     if isinstance(batch, Mapping):
-        known = _known_names(model) if for_loss else None
+        known = _argument_names(model) if for_loss else None
         return (), {
             name: value
             for name, value in batch.items()
             if known is None or name in known
         }
     if isinstance(batch, (tuple, list)):
-        return tuple(batch[: _taken(model, len(batch)) if for_loss else None]), {}
+        return tuple(
+            batch[: _argument_count(model, len(batch)) if for_loss else None]
+        ), {}
     return (batch,), {}
 
 
-def _known_names(model: nn.Module) -> set[str] | None:
-    """Return the argument names of the forward; None if it takes any."""
+def _argument_names(model: nn.Module) -> set[str] | None:
+    """Return the argument names of the forward; None if it has ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     if any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
         return None
     return set(parameters)
 
 
-def _taken(model: nn.Module, count: int) -> int:
-    """Return how many of ``count`` elements go to the model, the rest being targets."""
+def _argument_count(model: nn.Module, count: int) -> int:
+    """Return how many of ``count`` elements are for the model; the rest are targets."""
     parameters = inspect.signature(model.forward).parameters.values()
     by_position = [item for item in parameters if item.kind in _BY_POSITION]
     required = sum(item.default is item.empty for item in by_position)
@@ -114,9 +116,9 @@ def _own_loss(
     outputs: Any,  # noqa: ANN401
     kwargs: dict[str, Any],
     *,
-    no_loss: Callable[[], object] | None,
+    on_missing_loss: Callable[[], object] | None,
 ) -> Any:  # noqa: ANN401
-    """Return the loss that the model computed itself; as ``loss_of`` without one."""
+    """Return the loss in the outputs; as ``compute_loss`` without a ``loss``."""
     own = (
         outputs.get("loss")
         if isinstance(outputs, Mapping)
@@ -126,7 +128,7 @@ def _own_loss(
         own = outputs[0]
     if own is not None:
         return own
-    floats = _floats_in(outputs)
+    floats = _float_tensors(outputs)
     if len(floats) == 1 and floats[0].numel() == 1:
         return floats[0]
     if not floats:
@@ -135,37 +137,37 @@ def _own_loss(
             "floating-point tensor. Hand in loss=, for example "
             "loss=lambda outputs, batch: outputs.sum()."
         )
-    if no_loss is None:
+    if on_missing_loss is None:
         labels = ", or labels in the batch" if kwargs.keys().isdisjoint(LABELS) else ""
         raise InputError(
             f"There is no loss to train on: the model returned {type(outputs).__name__}"
             f" without one. Hand in loss={labels}; for example "
             "loss=lambda outputs, batch: cross_entropy(outputs, batch[1])."
         )
-    no_loss()
-    return mean_of(outputs)
+    on_missing_loss()
+    return mean_of_outputs(outputs)
 
 
-def mean_of(outputs: Any) -> torch.Tensor:  # noqa: ANN401
+def mean_of_outputs(outputs: Any) -> torch.Tensor:  # noqa: ANN401
     """Return the mean of the means of all floating-point outputs."""
-    means = [tensor.mean(dtype=torch.float32) for tensor in _floats_in(outputs)]
+    means = [tensor.mean(dtype=torch.float32) for tensor in _float_tensors(outputs)]
     return torch.stack(means).mean()
 
 
-def _floats_in(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def _float_tensors(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
-def evaluated(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any, Any]:  # noqa: ANN401
-    """Run the model as an evaluation does; return its outputs, and the loss if any.
+def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any, Any]:  # noqa: ANN401
+    """Run an evaluation forward; return the outputs, and the loss if there is one.
 
-    Labels are in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.
+    Labels stay in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.
 
     Args:
-        model: Called in the mode and the contexts that it is in.
-        batch: As for ``loss_of``.
-        loss: As for ``loss_of``.
+        model: Called in its current mode.
+        batch: As for ``compute_loss``.
+        loss: As for ``compute_loss``.
     """
-    args, kwargs = arguments_for(model, batch, for_loss=loss is not None)
+    args, kwargs = model_arguments(model, batch, for_loss=loss is not None)
     outputs = model(*args, **kwargs)
     return outputs, loss(outputs, batch) if loss is not None else None

@@ -1,11 +1,10 @@
-"""A causal language model's output head and loss, computed in parts of the sequence.
+"""Chunked cross-entropy: output head and loss of a causal LM in sequence chunks.
 
-The logits of a vocabulary of 128,000 are the largest tensor of many trainings: bf16
+The logits of a vocabulary of 128,000 are the largest tensors of many trainings: bf16
 logits, their fp32 copy, its log-softmax and the gradients of both, for every position.
-Cut into ``n`` parts, each part's logits are made, turned into a number and dropped, and
-made again in backward (non-reentrant checkpointing). Loss and gradients are the same up
-to the order of sums, not bit for bit: the loss is added up part by part, and so are
-the gradients of the head.
+With ``n`` chunks, the logits of each chunk are computed, reduced to its loss and
+dropped, and recomputed in backward (non-reentrant checkpointing). Loss and gradients
+are the same up to the order of sums, not bit for bit.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 from budgetfit.applying.loss.deferred_logits import (
     CannotChunkLossError,
-    Change,
     DeferredLogits,
-    refuse,
+    PointwiseOp,
+    refuse_chunking,
 )
 from budgetfit.errors import InputError
 
@@ -36,21 +35,22 @@ if TYPE_CHECKING:
 __all__ = ["CannotChunkLossError", "ChunkedLoss", "can_chunk_loss", "chunk_loss"]
 
 _LOSS = "ForCausalLMLoss"  # transformers.loss.loss_utils
-_NEVER_MET = (
+_LOSS_NOT_REACHED = (
     "its loss function never got what its output head returns; are there labels in the "
     "batch?"
 )
 
 
 def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
-    """Say whether ``chunk_loss`` takes this model, as far as can be told beforehand.
+    """Return whether ``chunk_loss`` supports this model, without running it.
 
-    What the model does between its head and its loss is only seen when it runs: a
-    training step may still end in a ``CannotChunkLossError``.
+    What the model does between its head and its loss is only known when it runs: a
+    training step may still raise ``CannotChunkLossError``.
 
     Args:
-        model: Also one in a PEFT wrapper.
-        loss: The user's own loss; with one the model's is not used, and nothing is cut.
+        model: May be in a PEFT wrapper.
+        loss: The user's own loss; it replaces the model's, so there is nothing to
+            chunk.
     """
     return loss is None and _causal_model(model) is not None
 
@@ -63,19 +63,19 @@ def chunk_loss(
     loss: object = None,
     determinism_check: str = "default",
 ) -> ChunkedLoss:
-    """Make ``model`` compute head and loss in ``parts`` within ``training_call``.
+    """Make ``model`` compute head and loss in ``parts`` within ``training_forward``.
 
     Elsewhere, in evaluation for example, it computes logits as before.
 
     Args:
-        model: Changed on two instances: its head's ``forward`` and its loss function.
-        parts: At least 2; the positions of the sequence are shared out evenly.
-        undo: Takes what puts both back.
+        model: Its head's ``forward`` and its loss function are replaced.
+        parts: Number of chunks of the sequence, at least 2.
+        undo: Receives the inverse changes.
         loss: The user's own loss, which must be None.
         determinism_check: See ``checkpoint.apply_segments``.
 
     Raises:
-        InputError: If the model's loss cannot be cut; nothing is changed then.
+        InputError: If the model's loss cannot be chunked; nothing is changed then.
     """
     if loss is not None:
         raise InputError(
@@ -92,16 +92,15 @@ def chunk_loss(
         )
     head = causal.get_output_embeddings()
     chunked = ChunkedLoss(head, causal.loss_function, parts, determinism_check)
-    undo.set_on(head, "forward", _DeferringForward(chunked, head.forward))
-    undo.set_on(causal, "_loss_function", chunked)  # what its property reads
+    undo.set_attribute(head, "forward", _DeferredHeadForward(chunked, head.forward))
+    undo.set_attribute(causal, "_loss_function", chunked)  # what its property reads
     return chunked
 
 
 class ChunkedLoss:
-    """Stands in for transformers' loss function and for the head's forward.
+    """Replacement of transformers' loss function, shared with the head's forward.
 
-    A plain object and no closure, so that a deep copy of the model is a working model
-    of its own.
+    An object rather than a closure, so that a deep copy of the model is independent.
     """
 
     def __init__(
@@ -115,45 +114,47 @@ class ChunkedLoss:
         self._plain = plain
         self._parts = parts
         self._check = determinism_check
-        # A Linear draws nothing; an adapter around it may have dropout (applying P7).
+        # A Linear draws no random numbers; an adapter around it may have dropout.
         self._random = type(head) is not nn.Linear
         self._defers = False
-        self._deferred = False  # the head handed its input through
-        self._met = False  # the loss function got it
+        self._deferred = False  # the head returned DeferredLogits
+        self._loss_reached = False  # the loss function received them
 
     @contextmanager
-    def training_call(self) -> Iterator[None]:
-        """Hold the logits back while the model runs in here.
+    def training_forward(self) -> Iterator[None]:
+        """Defer the logits of model calls inside the context.
 
         Raises:
-            CannotChunkLossError: If the model's loss was not computed from what its
-                head was to return.
+            CannotChunkLossError: If the model's loss was not computed from the
+                deferred logits.
         """
-        self._defers, self._deferred, self._met = True, False, False
+        self._defers, self._deferred, self._loss_reached = True, False, False
         try:
             yield
         except CannotChunkLossError:
             raise
         except InputError as error:
-            if self._deferred and not self._met:
-                refuse(_NEVER_MET, error)
+            if self._deferred and not self._loss_reached:
+                refuse_chunking(_LOSS_NOT_REACHED, error)
             raise
         except Exception as error:
-            if self._deferred and not self._met:
+            if self._deferred and not self._loss_reached:
                 text = " ".join(str(error).split())[:200].rstrip(".")
-                refuse(f"it needs its logits ({type(error).__name__}: {text})", error)
+                refuse_chunking(
+                    f"it needs its logits ({type(error).__name__}: {text})", error
+                )
             raise
         finally:
             self._defers = False
-        if not self._met:
-            refuse(_NEVER_MET)
+        if not self._loss_reached:
+            refuse_chunking(_LOSS_NOT_REACHED)
 
     def defers(self) -> bool:
-        """Say whether the head is to hand its input through."""
+        """Return whether the head is to defer its logits."""
         return self._defers and torch.is_grad_enabled()
 
     def defer(self, hidden: torch.Tensor) -> DeferredLogits:
-        """Return what stands for the logits of ``hidden``."""
+        """Return the deferred logits of ``hidden``."""
         self._deferred = True
         return DeferredLogits(hidden)
 
@@ -167,7 +168,7 @@ class ChunkedLoss:
         shift_labels: torch.Tensor | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> torch.Tensor:
-        """Return what ``transformers.loss.loss_utils.ForCausalLMLoss`` does."""
+        """Compute ``transformers.loss.loss_utils.ForCausalLMLoss``, in chunks."""
         if not isinstance(logits, DeferredLogits):
             return self._plain(
                 logits,
@@ -178,11 +179,11 @@ class ChunkedLoss:
                 shift_labels,
                 **kwargs,
             )
-        self._met = True
+        self._loss_reached = True
         hidden = logits.hidden
         targets = _shifted(labels, shift_labels, ignore_index).to(hidden.device)
         if targets.shape != hidden.shape[:-1]:
-            refuse(
+            refuse_chunking(
                 f"labels of shape {tuple(targets.shape)} do not go with hidden states "
                 f"of shape {tuple(hidden.shape)}"
             )
@@ -191,29 +192,29 @@ class ChunkedLoss:
             count = (targets != ignore_index).sum()
         elif isinstance(count, torch.Tensor):
             count = count.to(hidden.device)
-        total = self._total(hidden, targets, logits.changes, vocab_size, ignore_index)
+        total = self._total(hidden, targets, logits.ops, vocab_size, ignore_index)
         return total / count
 
     def _total(
         self,
         hidden: torch.Tensor,
         targets: torch.Tensor,
-        changes: tuple[Change, ...],
+        ops: tuple[PointwiseOp, ...],
         vocab_size: int,
         ignore_index: int,
     ) -> torch.Tensor:
-        """Add the losses of all parts up, in their order."""
+        """Return the sum of the losses of all chunks, in order."""
         sizes = _even_sizes(targets.shape[-1], self._parts)
         defers, self._defers = self._defers, False
         try:
-            # One split, and not a slice per part: its gradient is one concatenation,
-            # where every slice would bring a tensor of the whole sequence.
+            # One split rather than slices: its backward is one cat, where each slice
+            # would allocate a gradient of the whole sequence.
             losses = [
                 checkpoint(
                     self._part,
                     part,
                     part_targets,
-                    changes,
+                    ops,
                     vocab_size,
                     ignore_index,
                     use_reentrant=False,
@@ -234,14 +235,14 @@ class ChunkedLoss:
         self,
         hidden: torch.Tensor,
         targets: torch.Tensor,
-        changes: tuple[Change, ...],
+        ops: tuple[PointwiseOp, ...],
         vocab_size: int,
         ignore_index: int,
     ) -> torch.Tensor:
-        """Return the sum of one part's losses, in fp32 as in transformers."""
+        """Return the summed loss of one chunk, in fp32 as in transformers."""
         logits = self._head(hidden)
-        for change in changes:
-            logits = change.of(logits)
+        for op in ops:
+            logits = op.apply(logits)
         return functional.cross_entropy(
             logits.float().view(-1, vocab_size),
             targets.reshape(-1),
@@ -250,8 +251,8 @@ class ChunkedLoss:
         )
 
 
-class _DeferringForward:
-    """Stands in for the head's ``forward`` and hands its input through when asked."""
+class _DeferredHeadForward:
+    """Replacement of the head's ``forward`` that can defer its logits."""
 
     def __init__(self, chunked: ChunkedLoss, plain: Callable[..., Any]) -> None:
         functools.update_wrapper(self, plain)
@@ -259,7 +260,7 @@ class _DeferringForward:
         self._chunked = chunked
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Return logits, or what stands for them."""
+        """Return the logits, or ``DeferredLogits``."""
         if len(args) == 1 and not kwargs and self._chunked.defers():
             return self._chunked.defer(args[0])
         return self.__wrapped__(*args, **kwargs)
@@ -268,26 +269,26 @@ class _DeferringForward:
 def _shifted(
     labels: torch.Tensor | None, shift_labels: torch.Tensor | None, ignore_index: int
 ) -> torch.Tensor:
-    """Return the target of each position: the next label (as ``ForCausalLMLoss``)."""
+    """Return labels shifted by one position (as ``ForCausalLMLoss``)."""
     if shift_labels is not None:
         return shift_labels
     if labels is None:
-        refuse("its loss function got no labels")
+        refuse_chunking("its loss function got no labels")
     return functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
 
 
 def _even_sizes(length: int, parts: int) -> list[int]:
-    """Share ``length`` positions out; the first parts take what is left over."""
+    """Split ``length`` into ``parts`` sizes that differ by at most one."""
     parts = min(parts, length)
     size, left = divmod(length, parts)
     return [size + (part < left) for part in range(parts)]
 
 
 def _causal_model(model: nn.Module) -> Any:  # noqa: ANN401 - transformers' class
-    """Return the causal language model in ``model``, itself or in a wrapper, or None.
+    """Return the causal LM in ``model``, itself or inside a wrapper, or None.
 
-    It has an output head, and its forward hands logits to ``self.loss_function``, which
-    is transformers' loss for causal models.
+    It has an output head, and its forward passes logits to ``self.loss_function``,
+    which is transformers' ``ForCausalLMLoss``.
     """
     module: Any
     for module in model.modules():

@@ -1,8 +1,8 @@
-"""Logits that nobody has computed: what a head hands on whose loss is cut into parts.
+"""Lazy placeholder for logits, which the chunked loss computes later.
 
-Hidden states in the place of logits would be believed by whoever looks at them. This is
-no tensor: the few pointwise changes that models make between head and loss are written
-down and made later, part by part, and everything else is refused.
+Returning hidden states in place of logits would silently give wrong results. The
+placeholder is no tensor: pointwise ops between head and loss are recorded and applied
+later, chunk by chunk, and everything else raises.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ KEEP_WHOLE = (
 
 
 class CannotChunkLossError(InputError):
-    """The loss of this model cannot be computed in parts."""
+    """The loss of this model cannot be computed in chunks."""
 
 
 class _NoLogitsError(CannotChunkLossError, AttributeError):
-    """What the logits have no value for; ``hasattr`` says no, and passes them on."""
+    """An attribute that the placeholder lacks; also makes ``hasattr`` return False."""
 
 
-def refuse(
+def refuse_chunking(
     reason: str,
     cause: Exception | None = None,
     kind: type[CannotChunkLossError] = CannotChunkLossError,
 ) -> NoReturn:
-    """Say why the loss cannot be cut, and what to do.
+    """Raise the error that says why the loss cannot be chunked, and what to do.
 
     Raises:
         CannotChunkLossError: Always.
@@ -46,15 +46,15 @@ def refuse(
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Change:
+class PointwiseOp:
     """A pointwise function that the model applied to its logits."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def of(self, logits: torch.Tensor) -> torch.Tensor:
-        """Make the change."""
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Apply the op to real logits."""
 
         def filled(value: Any) -> Any:  # noqa: ANN401
             return logits if value is _LOGITS else value
@@ -65,11 +65,11 @@ class Change:
         return result
 
 
-_LOGITS = object()  # where the logits go; a reference would keep hidden states alive
+_LOGITS = object()  # stands for the logits in recorded arguments
 
 
-# Each entry of the result depends on the same entry of the logits and on numbers:
-# Cohere scales, Granite divides, Gemma 2 caps by tanh, older code turns to fp32.
+# Elementwise in the logits: Cohere scales, Granite divides, Gemma 2 caps by tanh, older
+# code casts to fp32.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "__add__": torch.add,
     "__mul__": torch.mul,
@@ -84,24 +84,24 @@ _POINTWISE = frozenset(
         *(torch.add, torch.clamp, torch.div, torch.mul, torch.sub, torch.tanh),
     }
 )
-_LOOKED_INTO = ("__bool__", "__getitem__", "__iter__", "__len__", "__matmul__")
+_REFUSED_DUNDERS = ("__bool__", "__getitem__", "__iter__", "__len__", "__matmul__")
 
 
 @dataclass(frozen=True, eq=False)
 class DeferredLogits:
-    """The head's input, and what the model wants done to the head's output.
+    """The head's input, and the ops to apply to the head's output.
 
     Attributes:
-        hidden: What the head was called with, [..., positions, width].
-        changes: Pointwise functions, in order.
+        hidden: Hidden states, [..., positions, width].
+        ops: Recorded ops, in order.
     """
 
     hidden: torch.Tensor
-    changes: tuple[Change, ...] = ()
+    ops: tuple[PointwiseOp, ...] = ()
 
     @property
     def device(self) -> torch.device:
-        """Where the logits will be."""
+        """Device of the logits."""
         return self.hidden.device
 
     @classmethod
@@ -112,34 +112,34 @@ class DeferredLogits:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> DeferredLogits:
-        """Write a pointwise function of torch down."""
+        """Record a pointwise torch function."""
         del types
         kwargs = kwargs or {}
         values = (*args, *kwargs.values())
         own = [value for value in values if isinstance(value, cls)]
         if func not in _POINTWISE or len(own) != 1 or not all(map(_is_number, values)):
             name = getattr(func, "__name__", func)
-            refuse(f"between its output head and its loss it calls {name}")
+            refuse_chunking(f"between its output head and its loss it calls {name}")
 
         def emptied(value: Any) -> Any:  # noqa: ANN401
             return _LOGITS if value is own[0] else value
 
-        change = Change(
+        op = PointwiseOp(
             func,
             tuple(map(emptied, args)),
             {name: emptied(value) for name, value in kwargs.items()},
         )
-        return replace(own[0], changes=(*own[0].changes, change))
+        return replace(own[0], ops=(*own[0].ops, op))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return a pointwise method; the logits have nothing else to look at."""
+        """Return a recording version of a pointwise tensor method."""
         if name.startswith("__"):
             raise AttributeError(name)
         if name in _METHODS:
             method = getattr(torch.Tensor, name)
             return functools.partial(_call, method, self)
         reason = f"it asks for logits.{name}, and no logits are computed"
-        refuse(reason, kind=_NoLogitsError)
+        refuse_chunking(reason, kind=_NoLogitsError)
 
 
 def _call(
@@ -151,7 +151,7 @@ def _call(
 
 
 def _is_number(value: Any) -> bool:  # noqa: ANN401
-    """Whether a change with this argument treats all entries alike."""
+    """Whether the argument is a scalar, which keeps the op elementwise."""
     return not isinstance(value, torch.Tensor) or value.dim() == 0
 
 
@@ -160,10 +160,10 @@ def _operator(function: Callable[..., Any]) -> Callable[..., DeferredLogits]:
 
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
-    return lambda *_: refuse(f"it uses {name} of logits that are not computed")
+    return lambda *_: refuse_chunking(f"it uses {name} of logits that are not computed")
 
 
 for _dunder, _function in _OPERATORS.items():
     setattr(DeferredLogits, _dunder, _operator(_function))
-for _dunder in _LOOKED_INTO:
+for _dunder in _REFUSED_DUNDERS:
     setattr(DeferredLogits, _dunder, _refusal(_dunder))

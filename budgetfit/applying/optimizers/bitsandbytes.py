@@ -1,13 +1,13 @@
-"""bitsandbytes' optimizers: the library where a model trains, a stand-in in traces.
+"""bitsandbytes optimizers: the library's for training, fake ones for tracing.
 
-The library cannot step fake tensors, and planning must not need it. What decides memory
-is which states it makes, by tensor, and in what order; that is repeated here. Source:
+The library cannot step fake tensors, and planning must not require it. The fake ones
+allocate the same states per tensor, in the same order. Source:
 ``bitsandbytes/optim/optimizer.py`` and ``ademamix.py`` of 0.50.2: ``init_state``,
-``update_step``, ``get_state_buffer``. A step takes no memory of its own: one kernel for
-each tensor, in place.
+``update_step``, ``get_state_buffer``. A step allocates nothing else: one in-place
+kernel per tensor.
 
-Assumed: a version whose blocks have 256 elements, and no overrides by the library's
-``GlobalOptimManager`` (``TRAINER_NOTE``).
+Assumes a block size of 256 elements and no overrides by ``GlobalOptimManager``
+(``TRAINER_NOTE``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch._subclasses import FakeTensor
 
-from budgetfit.applying.optimizers.library import import_to_train
+from budgetfit.applying.optimizers.import_library import import_optimizer_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BLOCK_ELEMENTS: Final = 256  # that share one fp32 scale
-LEAST_8BIT_ELEMENTS: Final = 4096  # smaller tensors keep fp32 states
-LEAST_PAGED_ELEMENTS: Final = 100_000
+BLOCK_ELEMENTS: Final = 256  # per fp32 scale
+MIN_8BIT_ELEMENTS: Final = 4096  # smaller tensors keep fp32 states
+MIN_PAGED_ELEMENTS: Final = 100_000
 CODE_VALUES: Final = 256  # of a quantization table, fp32
 BETAS: Final = (0.9, 0.999)  # transformers' adam_beta1 and adam_beta2
 
@@ -39,48 +39,48 @@ TRAINER_NOTE: Final = (
 )
 
 
-class Rules(NamedTuple):
-    """What decides an optimizer's states.
+class OptimizerSpec(NamedTuple):
+    """What determines an optimizer's states.
 
     Attributes:
         kind: Name of the class in ``bitsandbytes.optim``.
-        states: Of the size of a tensor: 1 or 2; AdEMAMix's first is twice as large.
+        states: Number of states per parameter: 1 or 2; AdEMAMix's first holds two.
         bits: 8 or 32.
-        is_paged: Whether states of large tensors are managed memory.
-        least_8bit_elements: Smaller tensors keep fp32 states.
-        clips_updates: Whether it keeps the norm of a tensor's updates (LAMB, LARS).
+        is_paged: Whether states of large tensors are in CUDA managed memory.
+        min_8bit_elements: Smaller tensors have fp32 states.
+        clips_updates: Whether it stores the norm of each update (LAMB, LARS).
     """
 
     kind: str
     states: int
     bits: int
     is_paged: bool = False
-    least_8bit_elements: int = LEAST_8BIT_ELEMENTS
+    min_8bit_elements: int = MIN_8BIT_ELEMENTS
     clips_updates: bool = False
 
     @property
     def has_double_state(self) -> bool:
-        """Whether the first state holds two averages."""
+        """Whether the first state holds two averages (AdEMAMix)."""
         return self.kind.startswith("AdEMAMix")
 
 
-# transformers' names, as Trainer.get_optimizer_cls_and_kwargs takes them apart.
-RULES: Final = {
-    "adamw_bnb_8bit": Rules("AdamW", 2, 8),
-    "adamw_8bit": Rules("AdamW", 2, 8),
-    "paged_adamw_8bit": Rules("AdamW", 2, 8, is_paged=True),
-    "paged_adamw_32bit": Rules("AdamW", 2, 32, is_paged=True),
-    "ademamix": Rules("AdEMAMix", 2, 32),
-    "ademamix_8bit": Rules("AdEMAMix", 2, 8),
-    "paged_ademamix_32bit": Rules("AdEMAMix", 2, 32, is_paged=True),
-    "paged_ademamix_8bit": Rules("AdEMAMix", 2, 8, is_paged=True),
-    "lion_32bit": Rules("Lion", 1, 32),
-    "lion_8bit": Rules("Lion", 1, 8),
-    "paged_lion_32bit": Rules("Lion", 1, 32, is_paged=True),
-    "paged_lion_8bit": Rules("Lion", 1, 8, is_paged=True),
-    "rmsprop_bnb": Rules("RMSprop", 1, 32),
-    "rmsprop_bnb_8bit": Rules("RMSprop", 1, 8),
-    "rmsprop_bnb_32bit": Rules("RMSprop", 1, 32),
+# transformers' names, as parsed by Trainer.get_optimizer_cls_and_kwargs.
+SPECS: Final = {
+    "adamw_bnb_8bit": OptimizerSpec("AdamW", 2, 8),
+    "adamw_8bit": OptimizerSpec("AdamW", 2, 8),
+    "paged_adamw_8bit": OptimizerSpec("AdamW", 2, 8, is_paged=True),
+    "paged_adamw_32bit": OptimizerSpec("AdamW", 2, 32, is_paged=True),
+    "ademamix": OptimizerSpec("AdEMAMix", 2, 32),
+    "ademamix_8bit": OptimizerSpec("AdEMAMix", 2, 8),
+    "paged_ademamix_32bit": OptimizerSpec("AdEMAMix", 2, 32, is_paged=True),
+    "paged_ademamix_8bit": OptimizerSpec("AdEMAMix", 2, 8, is_paged=True),
+    "lion_32bit": OptimizerSpec("Lion", 1, 32),
+    "lion_8bit": OptimizerSpec("Lion", 1, 8),
+    "paged_lion_32bit": OptimizerSpec("Lion", 1, 32, is_paged=True),
+    "paged_lion_8bit": OptimizerSpec("Lion", 1, 8, is_paged=True),
+    "rmsprop_bnb": OptimizerSpec("RMSprop", 1, 32),
+    "rmsprop_bnb_8bit": OptimizerSpec("RMSprop", 1, 8),
+    "rmsprop_bnb_32bit": OptimizerSpec("RMSprop", 1, 32),
 }
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "AdamW": {"betas": BETAS, "eps": 1e-8},
@@ -89,8 +89,8 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "RMSprop": {},
 }
 
-# An op of our own, so that the roofline sees the bytes that a step moves. It never runs
-# on real tensors. A fragment: several files define ops of this namespace.
+# A custom op, so that the roofline counts the bytes that a step moves. It never runs on
+# real tensors. A fragment, because several files define ops of this namespace.
 _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 _LIBRARY.define(
     "bitsandbytes_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states)"
@@ -100,32 +100,32 @@ _LIBRARY.impl("bitsandbytes_step_", lambda *_: None, "Meta")
 
 
 def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
-    """Return the library's optimizer as transformers' Trainer makes it, or a stand-in.
+    """Build the optimizer as transformers' Trainer does; a fake one for fake tensors.
 
     Raises:
-        InputError: If the model is to train and bitsandbytes is not installed.
+        InputError: If the tensors are real and bitsandbytes is not installed.
     """
-    rules = RULES[name]
+    spec = SPECS[name]
     if any(isinstance(parameter, FakeTensor) for parameter in parameters):
-        return StandIn(parameters, rules)
-    library = import_to_train(name, "bitsandbytes.optim")
-    options = {**_OPTIONS[rules.kind], "weight_decay": 0.0, "optim_bits": rules.bits}
-    if rules.is_paged:
+        return FakeBnbOptimizer(parameters, spec)
+    library = import_optimizer_library(name, "bitsandbytes.optim")
+    options = {**_OPTIONS[spec.kind], "weight_decay": 0.0, "optim_bits": spec.bits}
+    if spec.is_paged:
         options["is_paged"] = True
-    made: torch.optim.Optimizer = getattr(library, rules.kind)(
+    made: torch.optim.Optimizer = getattr(library, spec.kind)(
         parameters, lr=lr, **options
     )
     return made
 
 
-def stand_in_for(optimizer: object) -> StandIn | None:
-    """Return what stands for an optimizer of the library; None for any other."""
+def to_fake(optimizer: object) -> FakeBnbOptimizer | None:
+    """Return the fake equivalent of a bitsandbytes optimizer; None for any other."""
     families = {kind.__name__: kind.__module__ for kind in type(optimizer).__mro__}
     home = "bitsandbytes.optim.optimizer"
     if families.get("Optimizer8bit") != home:
         return None
     given: Any = optimizer
-    rules = Rules(
+    spec = OptimizerSpec(
         "AdEMAMix" if given.optimizer_name == "ademamix" else type(given).__name__,
         2 if families.get("Optimizer2State") == home else 1,
         given.args.optim_bits,
@@ -133,29 +133,30 @@ def stand_in_for(optimizer: object) -> StandIn | None:
         given.args.min_8bit_size,
         given.args.max_unorm > 0,
     )
-    return StandIn(given.param_groups, rules)
+    return FakeBnbOptimizer(given.param_groups, spec)
 
 
-class StandIn(torch.optim.Optimizer):
-    """Makes the library's states on fake tensors, and changes no value.
+class FakeBnbOptimizer(torch.optim.Optimizer):
+    """Allocates the states of a bitsandbytes optimizer on fake tensors.
 
     Args:
         parameters: Fake tensors, or groups of them.
-        rules: Which states.
+        spec: Which states.
 
     Attributes:
-        managed_bytes: Of states in managed memory, which no tensor here stands for.
+        managed_bytes: Size of states in CUDA managed memory; no tensors represent
+            them.
     """
 
-    def __init__(self, parameters: list[Any], rules: Rules) -> None:
+    def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
         super().__init__(parameters, {"lr": 0.0})
         self.managed_bytes = 0
-        self._rules = rules
+        self._spec = spec
         self._tables: list[torch.Tensor] = []
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Make the states of each tensor in turn, then update it in place."""
+        """Create the states of each tensor in turn, then update it in place."""
         assert closure is None  # noqa: S101 - traced programs have none
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -167,8 +168,8 @@ class StandIn(torch.optim.Optimizer):
                 if not parameter.is_contiguous():
                     parameter.data = parameter.data.contiguous()
                 parameter.grad = parameter.grad.contiguous()
-                # Without the tables, which all tensors share: what an op touches
-                # tells whose it is.
+                # Without the code tables, which all tensors share: a trace attributes
+                # storages to parameters by the tensors of an op.
                 states = [
                     value
                     for name, value in state.items()
@@ -179,11 +180,11 @@ class StandIn(torch.optim.Optimizer):
                 )
 
     def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        rules = self._rules
+        spec = self._spec
         state["step"] = 0
-        is_small = parameter.numel() < rules.least_8bit_elements
-        dtype = torch.float32 if rules.bits == 32 or is_small else torch.uint8  # noqa: PLR2004
-        if rules.has_double_state:  # it makes the scales before what they scale
+        is_small = parameter.numel() < spec.min_8bit_elements
+        dtype = torch.float32 if spec.bits == 32 or is_small else torch.uint8  # noqa: PLR2004
+        if spec.has_double_state:  # the scales are allocated before the state
             if dtype is torch.uint8:
                 self._hand_out_tables(parameter, state)
                 self._make_scales(parameter, state, (2,))
@@ -192,11 +193,11 @@ class StandIn(torch.optim.Optimizer):
             return
         if dtype is torch.uint8:
             self._hand_out_tables(parameter, state)
-        for number in range(1, rules.states + 1):
+        for number in range(1, spec.states + 1):
             state[f"state{number}"] = self._buffer(parameter, dtype)
         if dtype is torch.uint8:
             self._make_scales(parameter, state, ())
-        if rules.clips_updates:
+        if spec.clips_updates:
             state["unorm_vec"] = parameter.new_zeros(1, dtype=torch.float32)
 
     def _hand_out_tables(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
@@ -204,7 +205,7 @@ class StandIn(torch.optim.Optimizer):
         if not self._tables:
             self._tables = [
                 parameter.new_empty(CODE_VALUES, dtype=torch.float32)
-                for _ in range(self._rules.states)
+                for _ in range(self._spec.states)
             ]
         for number, table in enumerate(self._tables, start=1):
             state[f"qmap{number}"] = table
@@ -213,7 +214,7 @@ class StandIn(torch.optim.Optimizer):
         self, parameter: torch.Tensor, state: dict[str, Any], averages: tuple[int, ...]
     ) -> None:
         blocks = -(-parameter.numel() // BLOCK_ELEMENTS)
-        for number in range(1, self._rules.states + 1):
+        for number in range(1, self._spec.states + 1):
             shape = (*averages, blocks) if number == 1 else (blocks,)
             state[f"absmax{number}"] = parameter.new_zeros(shape, dtype=torch.float32)
 
@@ -230,8 +231,8 @@ class StandIn(torch.optim.Optimizer):
         return parameter.new_zeros((2, *parameter.shape), dtype=dtype)
 
     def _is_managed(self, parameter: torch.Tensor) -> bool:
-        """Whether its states are managed memory, which is none of PyTorch's."""
-        return self._rules.is_paged and parameter.numel() >= LEAST_PAGED_ELEMENTS
+        """Whether its states are in CUDA managed memory, not PyTorch's allocator."""
+        return self._spec.is_paged and parameter.numel() >= MIN_PAGED_ELEMENTS
 
     def _managed(
         self, elements: int, dtype: torch.dtype, parameter: torch.Tensor

@@ -1,10 +1,10 @@
-"""AdamW whose states and step are in host memory: torchao's, and a stand-in in traces.
+"""CPU-offloaded AdamW: torchao's ``CPUOffloadOptimizer``, and a fake one for tracing.
 
 Source: ``torchao/optim/cpu_offload.py`` of 0.18.0. Each tensor of 4096 or more elements
-has a pinned copy of itself and one of its gradient on the host. A gradient is copied
-as soon as it is accumulated, beside the backward pass; the step runs on the CPU and
-copies the weights back. Smaller tensors are stepped on the card. Gradients on the card
-stay until they are set to None, so that accumulation works.
+has a pinned host copy of itself and of its gradient. A gradient is copied as soon as it
+is accumulated, overlapping with backward; the step runs on the CPU and copies the
+weights back. Smaller tensors are stepped on the GPU. Gradients on the GPU stay until
+they are set to None, so that accumulation works.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.host_copy import to_host
-from budgetfit.applying.optimizers.library import import_to_train
+from budgetfit.applying.optimizers.import_library import import_optimizer_library
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME: Final = "adamw_torch_cpu_offload"
-LEAST_OFFLOADED_ELEMENTS: Final = 4096
+MIN_OFFLOADED_ELEMENTS: Final = 4096
 OPTIONS: Final[dict[str, Any]] = {
     "betas": (0.9, 0.999),
     "eps": 1e-8,
@@ -34,22 +34,22 @@ NOTE: Final = (
     "of ordinary host memory. The time of the step on the CPU is not counted"
 )
 
-# An op of our own, so that the roofline sees weights come back. It never runs on real
-# tensors. A fragment: several files define ops of this namespace.
+# A custom op, so that the roofline counts the copies of weights to the device. It never
+# runs on real tensors. A fragment, because several files define ops of this namespace.
 _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 _LIBRARY.define("offloaded_step_(Tensor(a!) parameter) -> ()")
 _LIBRARY.impl("offloaded_step_", lambda *_: None, "Meta")
 
 
 def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
-    """Return torchao's optimizer, or a stand-in for fake tensors.
+    """Build torchao's ``CPUOffloadOptimizer``; a fake one for fake tensors.
 
     Raises:
-        InputError: If the model is to train and torchao is not installed, or the
-            parameters are not on a card.
+        InputError: If the tensors are real and torchao is not installed, or the
+            parameters are not on CUDA.
     """
     if any(isinstance(parameter, FakeTensor) for parameter in parameters):
-        return StandIn(parameters, lr)
+        return FakeCpuOffloadOptimizer(parameters, lr)
     homes = {parameter.device.type for parameter in parameters}
     if homes != {"cuda"}:
         raise InputError(
@@ -57,17 +57,17 @@ def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
             f"parameters on CUDA, these are on {', '.join(sorted(homes))}. Use "
             "adamw_torch."
         )
-    library = import_to_train(NAME, "torchao.optim")
-    kind = type("Offloaded", (_SeesChanges, library.CPUOffloadOptimizer), {})
+    library = import_optimizer_library(NAME, "torchao.optim")
+    kind = type("Offloaded", (_ResyncsGradients, library.CPUOffloadOptimizer), {})
     made: torch.optim.Optimizer = kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
     return made
 
 
-class _SeesChanges:
-    """Completes torchao's class: gradients may be clipped or scaled before the step.
+class _ResyncsGradients:
+    """Mixin for torchao's class: copies clipped or scaled gradients to the host again.
 
-    The library copies gradients in the backward pass; what is done to them afterwards
-    would be lost. It also lacks what other optimizers have.
+    The library copies gradients in the backward pass and ignores later changes. It also
+    lacks a ``state`` and parameter counts in ``state_dict``.
     """
 
     param_d2h_map: dict[torch.Tensor, torch.Tensor]
@@ -77,14 +77,14 @@ class _SeesChanges:
     param_groups: list[dict[str, Any]]
 
     def __init__(self, parameters: list[Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        before = {each: _hooks_of(each) for each in parameters}
+        before = {each: _hook_ids(each) for each in parameters}
         super().__init__(parameters, *args, **kwargs)  # type: ignore[call-arg]
         self.trained = list(parameters)
         self._copied: dict[torch.Tensor, int] = {}
         for parameter in self.param_d2h_map:
             parameter.register_post_accumulate_grad_hook(self._note_copy)
         self._hooks = {
-            each: _hooks_of(each) - before[each] for each in self.param_d2h_map
+            each: _hook_ids(each) - before[each] for each in self.param_d2h_map
         }
 
     def _note_copy(self, parameter: torch.Tensor) -> None:
@@ -93,7 +93,7 @@ class _SeesChanges:
 
     @property
     def state(self) -> dict[Any, Any]:
-        """The states of all tensors, by the card's parameters."""
+        """The states of all tensors, keyed by the parameters on the GPU."""
         host = {
             parameter: optimizer.state[self.param_d2h_map[parameter]]
             for parameter, optimizer in self.optim_dict.items()
@@ -102,10 +102,10 @@ class _SeesChanges:
         return {**(self.d_opt.state if self.d_opt is not None else {}), **host}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
-        """Copy again what changed since the backward pass, then step."""
+        """Copy gradients that changed since backward again, then step."""
         for parameter, copied in self.queue.items():
             gradient, host = parameter.grad, self.param_d2h_map[parameter].grad
-            assert gradient is not None  # noqa: S101 - it stays until zero_grad
+            assert gradient is not None  # noqa: S101 - kept until zero_grad
             assert host is not None  # noqa: S101 - made with the optimizer
             if gradient._version != self._copied[parameter]:  # noqa: SLF001
                 copied.synchronize()
@@ -114,36 +114,36 @@ class _SeesChanges:
         return super().step(closure)  # type: ignore[misc]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients, and what an interrupted step has queued."""
+        """Drop gradients, and the queue that an interrupted step left."""
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
         self.queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the library's, with the sizes of the groups as others have."""
+        """Return the library's state, with ``param_groups`` as in torch."""
         groups = [
             {"params": list(range(len(group["params"])))} for group in self.param_groups
         ]
         return {**super().state_dict(), "param_groups": groups}  # type: ignore[misc]
 
     def remove_hooks(self) -> None:
-        """Take away the hooks on parameters."""
+        """Remove the hooks on parameters."""
         for parameter, added in self._hooks.items():
             for key in added:
                 parameter._post_accumulate_grad_hooks.pop(key, None)  # noqa: SLF001
 
 
-def _hooks_of(parameter: Any) -> set[int]:  # noqa: ANN401
+def _hook_ids(parameter: Any) -> set[int]:  # noqa: ANN401
     return set(parameter._post_accumulate_grad_hooks or {})  # noqa: SLF001
 
 
-class StandIn(torch.optim.Optimizer):
-    """Takes the same memory as the library's on fake tensors, and changes no value."""
+class FakeCpuOffloadOptimizer(torch.optim.Optimizer):
+    """Allocates the same memory as torchao's optimizer on fake tensors."""
 
     def __init__(self, parameters: list[Any], lr: float) -> None:
         super().__init__(parameters, {"lr": lr, "fused": True})
-        small = [each for each in parameters if each.numel() < LEAST_OFFLOADED_ELEMENTS]
+        small = [each for each in parameters if each.numel() < MIN_OFFLOADED_ELEMENTS]
         self._large = [
-            each for each in parameters if each.numel() >= LEAST_OFFLOADED_ELEMENTS
+            each for each in parameters if each.numel() >= MIN_OFFLOADED_ELEMENTS
         ]
         self._on_host: list[torch.Tensor] = []
         for parameter in self._large:
@@ -153,21 +153,21 @@ class StandIn(torch.optim.Optimizer):
             each.register_post_accumulate_grad_hook(_copy_gradient)
             for each in self._large
         ]
-        self._on_card = torch.optim.AdamW(small, lr=lr, **OPTIONS) if small else None
+        self._on_gpu = torch.optim.AdamW(small, lr=lr, **OPTIONS) if small else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Step the small tensors; the large ones get their weights from the host."""
+        """Step the small tensors; copy weights of the large ones from the host."""
         assert closure is None  # noqa: S101 - traced programs have none
-        if self._on_card is not None:
-            self._on_card.step()
-            self.state.update(self._on_card.state)
+        if self._on_gpu is not None:
+            self._on_gpu.step()
+            self.state.update(self._on_gpu.state)
         for parameter in self._large:
             if parameter.grad is not None:
                 torch.ops.budgetfit.offloaded_step_(parameter)
 
     def remove_hooks(self) -> None:
-        """Take away the hooks on parameters."""
+        """Remove the hooks on parameters."""
         for handle in self._handles:
             handle.remove()
 

@@ -1,4 +1,4 @@
-"""Build the optimizer that a recipe names, as transformers' Trainer builds it."""
+"""Build an optimizer by its name, as transformers' Trainer does."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-LEARNING_RATE = 5e-5  # transformers' default
+DEFAULT_LEARNING_RATE = 5e-5  # transformers' default
 
-# Those whose step takes all parameters at once on CUDA when nobody asked for anything
-# (torch.optim.optimizer._default_to_fused_or_foreach). torch's Adafactor does not.
+# Those with foreach=True by default on CUDA
+# (torch.optim.optimizer._default_to_fused_or_foreach). torch's Adafactor has not.
 _FOREACH_BY_DEFAULT = (
     torch.optim.ASGD,
     torch.optim.Adadelta,
@@ -44,26 +44,27 @@ def make_optimizer(
     optimizer: str | Callable[..., Optimizer],
     parameters: Iterable[torch.nn.Parameter],
     *,
-    lr: float = LEARNING_RATE,
+    lr: float = DEFAULT_LEARNING_RATE,
     device_type: str,
 ) -> Optimizer:
-    """Build an optimizer over the parameters that are trained.
+    """Build an optimizer over the trainable parameters.
 
-    On CUDA, ``foreach`` and ``fused`` are said explicitly, with the values that torch
-    would choose: fake tensors that stand for CUDA fail torch's own test for them
-    (cuda-memory M44), and the traced program must be the one that runs. On fake tensors
-    bitsandbytes' and torchao's optimizers have stand-ins that make the same states.
+    On CUDA, ``foreach`` is set explicitly to the value that torch would choose: fake
+    tensors that represent CUDA ones fail torch's own test, and the traced program must
+    be the one that runs. On fake tensors bitsandbytes' and torchao's optimizers are
+    replaced by fake ones that allocate the same states.
 
     Args:
         optimizer: A name of transformers' ``optim`` (weight decay 0, as its default) or
             one of ``OPTIMIZER_NAMES``; or a callable that takes the list of parameters.
         parameters: Those without ``requires_grad`` are left out.
         lr: Learning rate; a callable brings its own.
-        device_type: ``"cuda"`` or ``"cpu"``; of fake tensors, what they stand for.
+        device_type: ``"cuda"`` or ``"cpu"``; of fake tensors, the simulated one.
 
     Raises:
         InputError: If the name is unknown, its library is not installed or it cannot
-            be planned, the callable returns no optimizer, or nothing is trained.
+            be planned, the callable returns no optimizer, or no parameter is
+            trainable.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
@@ -74,9 +75,9 @@ def make_optimizer(
     if callable(optimizer):
         made = _from_callable(optimizer, trained)
     else:
-        made = _maker(optimizer)(trained, lr)
+        made = _find_maker(optimizer)(trained, lr)
     if device_type == "cuda":
-        _say_foreach(made)
+        _set_foreach(made)
     return made
 
 
@@ -104,17 +105,17 @@ def _from_callable(
     if not _are_fake(trained):
         return made
     for library in (bitsandbytes, torchao):
-        stand_in = library.stand_in_for(made)
-        if stand_in is not None:
-            return stand_in
+        fake = library.to_fake(made)
+        if fake is not None:
+            return fake
     return made
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that computes the step itself, several times (LBFGS).
+    """Refuse an optimizer that requires a closure (LBFGS).
 
     Raises:
-        InputError: If its ``step`` cannot be called without a closure.
+        InputError: If its ``step`` cannot be called without one.
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -125,8 +126,8 @@ def _check_step(optimizer: Optimizer) -> None:
         )
 
 
-def _say_foreach(optimizer: Optimizer) -> None:
-    """Write down the choice that torch would make on CUDA."""
+def _set_foreach(optimizer: Optimizer) -> None:
+    """Set ``foreach`` to torch's default on CUDA."""
     if type(optimizer) not in _FOREACH_BY_DEFAULT:
         return
     for group in (optimizer.defaults, *optimizer.param_groups):
@@ -135,14 +136,14 @@ def _say_foreach(optimizer: Optimizer) -> None:
             group["foreach"] = True
 
 
-def _maker(name: object) -> Callable[[list[Any], float], Optimizer]:
+def _find_maker(name: object) -> Callable[[list[Any], float], Optimizer]:
     if isinstance(name, str) and name in _MAKERS:
         return _MAKERS[name]
-    raise _no_such(name)
+    raise _unknown_optimizer(name)
 
 
-def _no_such(name: object) -> InputError:
-    """Return why a name cannot be used, and what can be instead."""
+def _unknown_optimizer(name: object) -> InputError:
+    """Return the error for an unsupported name, with alternatives."""
     names = ", ".join(OPTIMIZER_NAMES)
     use = f"Use one of: {names}; or a callable that takes the parameters."
     if isinstance(name, str):
@@ -185,8 +186,8 @@ def _adamw(parameters: list[Any], lr: float, *, fused: bool = False) -> Optimize
     )
 
 
-class Imported(NamedTuple):
-    """An ordinary optimizer of a library that traces must have, too."""
+class LibraryOptimizer(NamedTuple):
+    """An optimizer of a library that has to be installed for planning, too."""
 
     module: str
     kind: str
@@ -201,19 +202,19 @@ _SCHEDULE_FREE: Final = {
     "r": 0.0,
 }
 _IMPORTED: Final = {
-    "schedule_free_adamw": Imported(
+    "schedule_free_adamw": LibraryOptimizer(
         "schedulefree",
         "AdamWScheduleFree",
         {**_ADAM, **_SCHEDULE_FREE, "warmup_steps": 0},
         "schedulefree",
     ),
-    "schedule_free_sgd": Imported(
+    "schedule_free_sgd": LibraryOptimizer(
         "schedulefree",
         "SGDScheduleFree",
         {**_SCHEDULE_FREE, "warmup_steps": 0},
         "schedulefree",
     ),
-    "schedule_free_radam": Imported(
+    "schedule_free_radam": LibraryOptimizer(
         "schedulefree", "RAdamScheduleFree", {**_ADAM, **_SCHEDULE_FREE}, "schedulefree"
     ),
 }
@@ -229,12 +230,12 @@ def _imported(name: str, parameters: list[Any], lr: float) -> Optimizer:
             f"pip install {known.install} ({error})."
         ) from None
     made: Any = getattr(library, known.kind)(parameters, lr=lr, **known.options)
-    made.train()  # it refuses to step before; evaluation wants made.eval()
+    made.train()  # required before step(); for evaluation call eval()
     optimizer: Optimizer = made
     return optimizer
 
 
-# Names by what they begin with -> why they are refused.
+# Prefixes of names -> why they are refused.
 _CALLABLE: Final = "hand in a callable that takes the parameters"
 _REFUSED: Final = {
     **torch_only.REFUSED,
@@ -267,7 +268,7 @@ _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
     **{
         name: functools.partial(library.make, name)
         for library in (bitsandbytes, torchao)
-        for name in library.RULES
+        for name in library.SPECS
     },
     **{name: functools.partial(torch_only.make, name) for name in torch_only.KINDS},
     cpu_offload.NAME: cpu_offload.make,
@@ -278,15 +279,15 @@ OPTIMIZER_NAMES: tuple[str, ...] = tuple(_MAKERS)
 
 
 def optimizer_notes(name: str) -> tuple[str, ...]:
-    """Say what a prediction leaves out of an optimizer; () if nothing."""
+    """Return what an estimate leaves out of an optimizer; () if nothing."""
     notes = []
-    if name in bitsandbytes.RULES:
-        rules = bitsandbytes.RULES[name]
-        if rules.is_paged:
+    if name in bitsandbytes.SPECS:
+        spec = bitsandbytes.SPECS[name]
+        if spec.is_paged:
             notes.append(bitsandbytes.PAGED_NOTE)
-        if rules.bits == 8:  # noqa: PLR2004
+        if spec.bits == 8:  # noqa: PLR2004
             notes.append(bitsandbytes.TRAINER_NOTE)
-    elif name in torchao.RULES:
+    elif name in torchao.SPECS:
         notes.append(torchao.COMPILE_NOTE)
     elif name == cpu_offload.NAME:
         notes.append(cpu_offload.NOTE)

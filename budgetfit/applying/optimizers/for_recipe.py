@@ -1,4 +1,4 @@
-"""The optimizer of a Run: it steps at the end, or tensor by tensor in backward."""
+"""Optimizer of a Run: checks and construction from a recipe."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from budgetfit.applying.undo import Undo
     from budgetfit.core.recipe import Recipe
 
-CLIPPING = (
+CLIPPING_REFUSED = (
     "With optimizer_in_backward gradients are used up before their total norm is "
     "known, so they cannot be clipped to it. Leave max_grad_norm out, or train with "
     "optimizer_in_backward=False."
 )
-SCALING = (
+SCALER_REFUSED = (
     "With optimizer_in_backward there can be no GradScaler, as it looks at all "
     "gradients before it lets the optimizer step. Use precision='bf16-mixed' or "
     "'fp32', or optimizer_in_backward=False."
 )
-OFFLOADING = (
+SCALER_WITH_OFFLOAD_REFUSED = (
     f"Optimizer {cpu_offload.NAME!r} reads gradients from host memory, where a "
     "GradScaler does not unscale them. Use precision='bf16-mixed' or 'fp32', or "
     "optimizer='adamw_torch'."
 )
-BOTH = (
+OFFLOAD_IN_BACKWARD_REFUSED = (
     f"Optimizer {cpu_offload.NAME!r} has hooks of its own in the backward pass "
     "and cannot step there. Use optimizer_in_backward=False."
 )
 
 
-def optimizer_of(  # noqa: PLR0913 - make_optimizer's, and where it is undone
+def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is undone
     recipe: Recipe,
     optimizer: str | Callable[..., torch.optim.Optimizer],
     parameters: Iterable[torch.nn.Parameter],
@@ -50,26 +50,30 @@ def optimizer_of(  # noqa: PLR0913 - make_optimizer's, and where it is undone
     scaler: torch.amp.GradScaler | None,
     undo: Undo,
 ) -> torch.optim.Optimizer:
-    """Build a recipe's optimizer; its hooks on parameters go with ``undo``.
+    """Build the recipe's optimizer; ``undo`` removes its hooks on parameters.
 
     Args:
-        recipe: Says whether it steps in backward.
+        recipe: Its ``optimizer_in_backward`` is used.
         optimizer: See ``make_optimizer``.
         parameters: See ``make_optimizer``.
         lr: See ``make_optimizer``.
         device_type: See ``make_optimizer``.
-        scaler: What gradients will be unscaled with; None without one.
-        undo: Takes hooks away again.
+        scaler: The GradScaler, or None.
+        undo: Receives the removal of hooks.
 
     Raises:
-        InputError: As ``make_optimizer``, or if recipe, optimizer and scaler do not go
-            together.
+        InputError: As ``make_optimizer``, or if recipe, optimizer and scaler are
+            incompatible.
     """
     offloads = optimizer == cpu_offload.NAME
     if scaler is not None and (offloads or recipe.optimizer_in_backward):
-        raise InputError(SCALING if recipe.optimizer_in_backward else OFFLOADING)
+        raise InputError(
+            SCALER_REFUSED
+            if recipe.optimizer_in_backward
+            else SCALER_WITH_OFFLOAD_REFUSED
+        )
     if offloads and recipe.optimizer_in_backward:
-        raise InputError(BOTH)
+        raise InputError(OFFLOAD_IN_BACKWARD_REFUSED)
     make = functools.partial(make_optimizer, optimizer, lr=lr, device_type=device_type)
     if recipe.optimizer_in_backward:
         made: torch.optim.Optimizer = OptimizerInBackward(parameters, make)
@@ -82,29 +86,29 @@ def optimizer_of(  # noqa: PLR0913 - make_optimizer's, and where it is undone
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Return the parameters that an optimizer trains, on the device of the model."""
+    """Return the parameters of an optimizer, on the device of the model."""
     own: list[torch.nn.Parameter] | None = getattr(optimizer, "trained", None)
     if own is not None:
         return own
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-class SameParameters:
-    """Sees that what trains is what the model computes with.
+class ParameterChangeCheck:
+    """Detects that parameters of the model or the optimizer were replaced.
 
     Args:
-        model: With the parameters that it has when a run begins.
-        optimizer: The run's; it may train a part of them, or others beside them.
+        model: With the parameters at the start of a run.
+        optimizer: Over some of them, possibly with others.
 
     Raises:
-        InputError: If it trains none of them.
+        InputError: If it has none of them.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         trained = set(trained_parameters(optimizer))
         self._trainable = {p for p in model.parameters() if p.requires_grad}
         self._trained = trained.intersection(model.parameters())
-        self._kinds = {p: _kind(p) for p in model.parameters()}
+        self._kinds = {p: _dtype_and_shape(p) for p in model.parameters()}
         self._optimizer, self._all_trained = optimizer, trained
         if not self._trained:
             raise InputError(
@@ -114,11 +118,10 @@ class SameParameters:
             )
 
     def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the model as it is now.
+        """Compare model and optimizer with those at the start.
 
         Raises:
-            InputError: If it has other parameters than it had, or in another dtype, or
-                the optimizer is another one.
+            InputError: If parameters, their dtypes or the optimizer differ.
         """
         trained = set(trained_parameters(optimizer))
         if optimizer is not self._optimizer or trained != self._all_trained:
@@ -131,7 +134,7 @@ class SameParameters:
         there = set()
         for name, parameter in model.named_parameters():
             there.add(parameter)
-            before, now = self._kinds.get(parameter), _kind(parameter)
+            before, now = self._kinds.get(parameter), _dtype_and_shape(parameter)
             if before not in (None, now):
                 raise InputError(
                     f"{name} is {now} now and was {before} when the plan was applied: "
@@ -154,20 +157,20 @@ class SameParameters:
             )
 
 
-def _kind(parameter: nn.Parameter) -> str:
+def _dtype_and_shape(parameter: nn.Parameter) -> str:
     return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
 
 
 def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:
-    """Refuse to clip gradients that will be gone, or to what is no norm.
+    """Refuse gradient clipping with optimizer-in-backward, or to an invalid norm.
 
     Raises:
-        InputError: If they will be, or it is none.
+        InputError: If ``max_grad_norm`` cannot be used.
     """
     if max_grad_norm is None:
         return
     if recipe.optimizer_in_backward:
-        raise InputError(CLIPPING)
+        raise InputError(CLIPPING_REFUSED)
     if not (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
         shown = (
             max_grad_norm

@@ -1,14 +1,14 @@
-"""An optimizer that steps each parameter inside the backward pass.
+"""Optimizer-in-backward: step each parameter inside the backward pass.
 
-Each gradient is used up as soon as it is accumulated and freed at once, so that
-gradients of all parameters never exist together. What needs them all is not possible:
-accumulation over micro-batches (there is nothing to add to), clipping by their total
-norm, and a GradScaler (which may skip a step after it has seen them all).
+Each gradient is consumed and freed as soon as it is accumulated, so that gradients of
+all parameters never exist together. What needs them all is impossible: accumulation
+over micro-batches, clipping by the total norm, and a GradScaler (which may skip a step
+after it has seen all gradients).
 
-Saved weights are safe: a parameter's gradient is complete only after every op that
-used the parameter has run backward, recomputation included. The states are those that
-one optimizer over everything would make, but for what a library makes once for each
-optimizer (bitsandbytes' tables).
+Updating weights in place is safe: a parameter's gradient is complete only after every
+op that used the parameter has run backward, recomputation included. The states are
+those of one optimizer over all parameters, except what a library allocates once per
+optimizer (bitsandbytes' code tables).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class OptimizerInBackward(torch.optim.Optimizer):
-    """One optimizer for each parameter, stepped as soon as its gradient is complete.
+    """One optimizer per parameter, stepped as soon as its gradient is complete.
 
     ``param_groups`` are those of the single optimizers, so learning-rate schedulers
-    work. ``step`` has nothing left to do.
+    work. ``step`` does nothing.
 
     Args:
         parameters: Those without ``requires_grad`` are left out.
         make: Builds the optimizer of one parameter, given in a list.
 
     Attributes:
-        trained: The parameters.
-        has_stepped: Whether any was updated in a step that is not over.
+        trained: The trainable parameters.
+        has_stepped: Whether any was updated in the current step.
 
     Raises:
-        InputError: If nothing is trained.
+        InputError: If no parameter is trainable.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class OptimizerInBackward(torch.optim.Optimizer):
         assert closure is None  # noqa: S101 - a closure would need its own backward
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients, as a loop does after each step and after one that failed."""
+        """Drop gradients, after a complete or a failed step."""
         super().zero_grad(set_to_none=set_to_none)
         self.has_stepped = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the single optimizers, in the parameters' order.
+        """Return the states of the single optimizers, in the order of parameters.
 
-        Each library loads its own: some states would be cast by torch's common way.
+        Each optimizer loads its own: ``torch.optim.Optimizer`` would cast some states.
         """
         states = [each.state_dict() for each in self._single.values()]
         groups = [{"params": [index]} for index in range(len(states))]
         return {"single": states, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what ``state_dict`` returned.
+        """Load what ``state_dict`` returned.
 
         Raises:
             InputError: If it is of another optimizer; nothing is loaded then.
@@ -111,7 +111,7 @@ class OptimizerInBackward(torch.optim.Optimizer):
         ]
 
     def remove_hooks(self) -> None:
-        """Take away the hooks on parameters: they are trained no more."""
+        """Remove the hooks on parameters, which ends their training."""
         for handle in self._handles:
             handle.remove()
 
@@ -122,7 +122,7 @@ class OptimizerInBackward(torch.optim.Optimizer):
         try:
             optimizer.step()
         except BaseException:
-            if is_first:  # half of a state would break the next step
+            if is_first:  # an incomplete state would break the next step
                 optimizer.state.clear()
             raise
         parameter.grad = None

@@ -1,4 +1,4 @@
-"""Optimizers of torch itself that transformers has no name for."""
+"""torch.optim optimizers that transformers has no name for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from budgetfit.errors import InputError
 
-# Called as in torch.optim, in small letters. transformers' "adafactor" is its own.
+# Lower-case names of torch.optim. transformers' "adafactor" is its own class.
 KINDS: Final[dict[str, type[torch.optim.Optimizer]]] = {
     "adadelta": torch.optim.Adadelta,
     "adafactor_torch": torch.optim.Adafactor,
@@ -22,7 +22,7 @@ KINDS: Final[dict[str, type[torch.optim.Optimizer]]] = {
 }
 _MATRIX: Final = 2  # dimensions
 
-# Why the others are refused, by what a name begins with.
+# Prefixes of names -> why they are refused.
 REFUSED: Final = {
     "lbfgs": "each of its steps runs forward and backward several times through a "
     "closure, which a loop of batches has not",
@@ -34,11 +34,11 @@ REFUSED: Final = {
 
 
 def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
-    """Build one with torch's own settings, and no weight decay.
+    """Build a torch optimizer with default settings, and no weight decay.
 
     Args:
         name: One of ``KINDS``.
-        parameters: Those that are trained.
+        parameters: The trainable ones.
         lr: Learning rate.
 
     Raises:

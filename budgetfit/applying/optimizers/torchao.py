@@ -1,9 +1,9 @@
-"""torchao's low-bit AdamW: the library where a model trains, a stand-in in traces.
+"""torchao's low-bit AdamW: the library's for training, a fake one for tracing.
 
-The library compiles its step, which fake tensors cannot run, and planning must not need
-it. What decides memory is repeated here: which states it makes by tensor and in what
-order (source: ``torchao/optim/adam.py`` and ``subclass_*.py`` of 0.18.0), and what the
-compiled step holds while it works on one tensor (``temporary_sizes``).
+The library compiles its step, which fake tensors cannot run, and planning must not
+require it. The fake one allocates the same states per tensor in the same order (source:
+``torchao/optim/adam.py`` and ``subclass_*.py`` of 0.18.0), and the temporaries of the
+compiled step of one tensor (``temporary_sizes``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch._subclasses import FakeTensor
 
-from budgetfit.applying.optimizers.library import import_to_train
+from budgetfit.applying.optimizers.import_library import import_optimizer_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BLOCK_ELEMENTS: Final = 256  # transformers' block_size, for 4 bits too
-LEAST_QUANTIZED_ELEMENTS: Final = 4096
+MIN_QUANTIZED_ELEMENTS: Final = 4096
 
 COMPILE_NOTE: Final = (
     "torchao compiles its step at the first one for each shape of tensor (seconds "
@@ -28,15 +28,15 @@ COMPILE_NOTE: Final = (
 )
 
 
-class Rules(NamedTuple):
-    """What decides an optimizer's states.
+class OptimizerSpec(NamedTuple):
+    """What determines an optimizer's states.
 
     Attributes:
         kind: Name of the class in ``torchao.optim``.
         format: ``"8bit"``, ``"4bit"``, ``"fp8"`` or ``"none"``.
-        block_elements: That share one fp32 scale.
-        has_maximum: Whether there is a third state (amsgrad, which the library does
-            only without quantizing).
+        block_elements: Elements per fp32 scale.
+        has_maximum: Whether there is a third state (amsgrad, in the library only
+            without quantization).
     """
 
     kind: str
@@ -48,16 +48,16 @@ class Rules(NamedTuple):
         """Whether states of this tensor are quantized; else they have its dtype."""
         return (
             self.format != "none"
-            and parameter.numel() >= LEAST_QUANTIZED_ELEMENTS
+            and parameter.numel() >= MIN_QUANTIZED_ELEMENTS
             and parameter.numel() % self.block_elements == 0
         )
 
 
-# The first two are transformers'; it has no name for the third.
-RULES: Final = {
-    "adamw_torch_8bit": Rules("AdamW8bit", "8bit"),
-    "adamw_torch_4bit": Rules("AdamW4bit", "4bit"),
-    "adamw_torch_fp8": Rules("AdamWFp8", "fp8"),
+# The first two names are transformers'; it has none for the third.
+SPECS: Final = {
+    "adamw_torch_8bit": OptimizerSpec("AdamW8bit", "8bit"),
+    "adamw_torch_4bit": OptimizerSpec("AdamW4bit", "4bit"),
+    "adamw_torch_fp8": OptimizerSpec("AdamWFp8", "fp8"),
 }
 _OPTIONS: Final[dict[str, Any]] = {
     "block_size": BLOCK_ELEMENTS,
@@ -68,8 +68,8 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 _FORMATS: Final = {"8bit": "8bit", "4bit": "4bit", "Fp8": "fp8"}
 
-# An op of our own, so that the roofline sees the bytes that a step moves. It never runs
-# on real tensors. A fragment: several files define ops of this namespace.
+# A custom op, so that the roofline counts the bytes that a step moves. It never runs on
+# real tensors. A fragment, because several files define ops of this namespace.
 _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 _LIBRARY.define(
     "torchao_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states, "
@@ -79,23 +79,23 @@ _LIBRARY.impl("torchao_step_", lambda *_: None, "Meta")
 
 
 def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
-    """Return the library's optimizer as transformers' Trainer makes it, or a stand-in.
+    """Build the optimizer as transformers' Trainer does; a fake one for fake tensors.
 
     Raises:
-        InputError: If the model is to train and torchao is not installed.
+        InputError: If the tensors are real and torchao is not installed.
     """
-    rules = RULES[name]
+    spec = SPECS[name]
     if any(isinstance(parameter, FakeTensor) for parameter in parameters):
-        return StandIn(parameters, rules)
-    library = import_to_train(name, "torchao.optim")
-    made: torch.optim.Optimizer = getattr(library, rules.kind)(
+        return FakeTorchaoOptimizer(parameters, spec)
+    library = import_optimizer_library(name, "torchao.optim")
+    made: torch.optim.Optimizer = getattr(library, spec.kind)(
         parameters, lr=lr, **_OPTIONS
     )
     return made
 
 
-def stand_in_for(optimizer: object) -> StandIn | None:
-    """Return what stands for an optimizer of the library; None for any other."""
+def to_fake(optimizer: object) -> FakeTorchaoOptimizer | None:
+    """Return the fake equivalent of a torchao optimizer; None for any other."""
     families = {kind.__name__: kind.__module__ for kind in type(optimizer).__mro__}
     if families.get("_AdamBase") != "torchao.optim.adam":
         return None
@@ -106,55 +106,56 @@ def stand_in_for(optimizer: object) -> StandIn | None:
     form = next((_FORMATS[end] for end in _FORMATS if ours.endswith(end)), "none")
     size = given.block_size if form != "none" else BLOCK_ELEMENTS
     has_maximum = any(group["amsgrad"] for group in given.param_groups)
-    return StandIn(given.param_groups, Rules(ours, form, size, has_maximum))
+    return FakeTorchaoOptimizer(
+        given.param_groups, OptimizerSpec(ours, form, size, has_maximum)
+    )
 
 
 def temporary_sizes(
-    rules: Rules, parameter: torch.Tensor
+    spec: OptimizerSpec, parameter: torch.Tensor
 ) -> Iterator[tuple[int, torch.dtype]]:
-    """Yield (elements, dtype) of what the compiled step holds at its peak, in order.
+    """Yield (elements, dtype) of the compiled step's temporaries at its peak, in order.
 
-    Found with the null driver, by running torch 2.13's compiled step of 20 shapes on
-    four cards. What Inductor can fuse into one kernel depends on whether the blocks of
-    a scale follow the tensor's dimensions. Partial results of a scale that is reduced
-    in two passes (tensors under 4 M elements) are left out: 1/32 byte per element.
+    Measured with the null driver: torch 2.13's compiled step of 20 shapes on four GPUs.
+    What Inductor can fuse into one kernel depends on whether scale blocks align with
+    the tensor's dimensions. Partial results of a scale that is reduced in two passes
+    (tensors under 4 M elements) are left out: 1/32 byte per element.
     """
-    if not rules.quantizes(parameter):
+    if not spec.quantizes(parameter):
         return
     sides = [side for side in parameter.shape if side != 1]
     is_flat = len(sides) == 1
-    row_is_block = not is_flat and sides[-1] == rules.block_elements
-    blocks = (parameter.numel() // rules.block_elements, torch.float32)
+    row_is_block = not is_flat and sides[-1] == spec.block_elements
+    blocks = (parameter.numel() // spec.block_elements, torch.float32)
     whole = parameter.numel()
     held: dict[str, list[tuple[int, torch.dtype]]] = {
         "8bit": [] if is_flat or row_is_block else [blocks, (whole, torch.float32)],
         "4bit": [blocks, (whole, torch.float32), (whole, torch.int64)],
         "fp8": [] if row_is_block else [blocks],
     }
-    if not is_flat and sides[-1] < rules.block_elements:
+    if not is_flat and sides[-1] < spec.block_elements:
         held["fp8"].append((whole, torch.float8_e4m3fn))
-    for each in held[rules.format]:
+    for each in held[spec.format]:
         yield from (each, each)
 
 
-class StandIn(torch.optim.Optimizer):
-    """Makes the library's states on fake tensors, and changes no value.
+class FakeTorchaoOptimizer(torch.optim.Optimizer):
+    """Allocates the states of a torchao optimizer on fake tensors.
 
-    A quantized state is a dictionary of the tensors that the library's tensor subclass
-    is made of.
+    A quantized state is a dictionary of the inner tensors of the library's subclass.
 
     Args:
         parameters: Fake tensors, or groups of them.
-        rules: Which states.
+        spec: Which states.
     """
 
-    def __init__(self, parameters: list[Any], rules: Rules) -> None:
+    def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
         super().__init__(parameters, {"lr": 0.0})
-        self._rules = rules
+        self._spec = spec
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Make the states of each tensor in turn, then update it in place."""
+        """Create the states of each tensor in turn, then update it in place."""
         assert closure is None  # noqa: S101 - traced programs have none
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -165,7 +166,7 @@ class StandIn(torch.optim.Optimizer):
                     self._make_state(parameter, state)
                 temporaries = [
                     parameter.new_empty(elements, dtype=dtype)
-                    for elements, dtype in temporary_sizes(self._rules, parameter)
+                    for elements, dtype in temporary_sizes(self._spec, parameter)
                 ]
                 torch.ops.budgetfit.torchao_step_(
                     parameter, parameter.grad, list(_tensors(state)), temporaries
@@ -176,7 +177,7 @@ class StandIn(torch.optim.Optimizer):
     def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         state["step"] = torch.tensor(0.0)  # the library's is in host memory too
         names = ["exp_avg", "exp_avg_sq"]
-        if self._rules.has_maximum:
+        if self._spec.has_maximum:
             names.append("max_exp_avg_sq")
         for name in names:
             state[name] = self._buffer(parameter)
@@ -184,20 +185,20 @@ class StandIn(torch.optim.Optimizer):
     def _buffer(
         self, parameter: torch.Tensor
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        rules = self._rules
-        if not rules.quantizes(parameter):
+        spec = self._spec
+        if not spec.quantizes(parameter):
             return torch.zeros_like(parameter)
         shape: tuple[int, ...] = tuple(parameter.shape)
-        code = torch.float8_e4m3fn if rules.format == "fp8" else torch.uint8
-        if rules.format == "4bit":
+        code = torch.float8_e4m3fn if spec.format == "fp8" else torch.uint8
+        if spec.format == "4bit":
             shape = (parameter.numel() // 2,)
-        blocks = parameter.numel() // rules.block_elements
+        blocks = parameter.numel() // spec.block_elements
         made = {
             "codes": parameter.new_zeros(shape, dtype=code),
             "scale": parameter.new_zeros(blocks, dtype=torch.float32),
         }
-        if rules.format != "fp8":
-            values = 2 ** int(rules.format[0])
+        if spec.format != "fp8":
+            values = 2 ** int(spec.format[0])
             made["qmap"] = parameter.new_empty(values, dtype=torch.float32)
         return made
 

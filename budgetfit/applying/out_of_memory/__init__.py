@@ -1,4 +1,4 @@
-"""What a run does when the GPU is full: say why, and go on with less.
+"""Out of memory in a training step: explain the error, propose a smaller recipe.
 
 In come an out-of-memory error and the run's recipe; out come an explained error and a
 recipe that needs less. Open ``error.py`` first.

@@ -1,4 +1,4 @@
-"""What a card held when it was full, from the error's text and from torch."""
+"""GPU memory at an out-of-memory error, from the error's text and from torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryText, read_out_of_memory
+from budgetfit.core.out_of_memory_message import OutOfMemoryMessage, parse_out_of_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardMemory:
-    """A device when it was full; None where nobody said.
+class GpuMemoryStats:
+    """GPU memory at the failed allocation; None where unknown.
 
     Attributes:
-        requested_bytes: What was being allocated.
-        allocated_bytes, reserved_bytes: PyTorch's, of this process.
-        process_bytes: This process, as the driver sees it.
-        total_bytes, free_bytes: The card's.
+        requested_bytes: Size of the failed allocation.
+        allocated_bytes, reserved_bytes: Of PyTorch's allocator in this process.
+        process_bytes: Of this process, as the driver reports it.
+        total_bytes, free_bytes: Of the GPU.
     """
 
     requested_bytes: int | None = None
@@ -30,22 +30,22 @@ class CardMemory:
 
     @property
     def usable_bytes(self) -> int | None:
-        """What this process's allocator could have had."""
+        """What this process's allocator could have reserved."""
         if self.free_bytes is None or self.reserved_bytes is None:
             return None
         return self.free_bytes + self.reserved_bytes
 
     @property
     def idle_bytes(self) -> int:
-        """What was reserved and not allocated; 0 if unknown."""
+        """Reserved but not allocated bytes; 0 if unknown."""
         return (self.reserved_bytes or 0) - (self.allocated_bytes or 0)
 
     def other_bytes(self, context_bytes: int) -> int | None:
-        """Return what other processes hold, about.
+        """Return about how much memory other processes use.
 
         Args:
-            context_bytes: Of this process's CUDA context, if the driver does not say
-                how much the process holds.
+            context_bytes: Size of this process's CUDA context, for when the driver does
+                not report the process.
         """
         if self.total_bytes is None or self.free_bytes is None:
             return None
@@ -55,23 +55,23 @@ class CardMemory:
         return max(0, self.total_bytes - self.free_bytes - mine)
 
 
-def card_memory(text: str, device: torch.device) -> CardMemory:
-    """Return what an error's text says, and where it says nothing what torch does now.
+def read_gpu_memory(text: str, device: torch.device) -> GpuMemoryStats:
+    """Read memory statistics from an error's text; missing ones from torch.
 
-    The text is from the moment of the failure; now much of it is free again.
+    The text is preferred: it is from the moment of the failure; much is freed since.
     """
-    nothing = OutOfMemoryText(kind="allocator", start=0)
-    said = next(iter(read_out_of_memory(text)), nothing)
+    unknown = OutOfMemoryMessage(kind="allocator", start=0)
+    said = next(iter(parse_out_of_memory(text)), unknown)
     allocated, reserved = said.allocated_bytes, said.reserved_bytes
     total, free = said.total_bytes, said.free_bytes
     if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # a device that broke answers nothing
+        with contextlib.suppress(RuntimeError):  # the device may be unusable
             if allocated is None or reserved is None:
                 allocated = torch.cuda.memory_allocated(device)
                 reserved = torch.cuda.memory_reserved(device)
             if total is None or free is None:
                 free, total = torch.cuda.mem_get_info(device)
-    return CardMemory(
+    return GpuMemoryStats(
         requested_bytes=said.requested_bytes,
         allocated_bytes=allocated,
         reserved_bytes=reserved,

@@ -1,7 +1,7 @@
-"""Out of memory while training: what was predicted, what was there, what would fit.
+"""Out-of-memory error of a training step, with predicted and measured memory.
 
-The error is made of text and numbers alone. It must hold no tensor, no frame and no
-other exception: whoever catches it needs the memory that the failed step held.
+The error holds text and numbers only, no tensor, frame or other exception: these would
+keep the memory of the failed step alive.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from budgetfit.applying.out_of_memory.cuda_memory_stats import CardMemory, card_memory
+from budgetfit.applying.out_of_memory.cuda_memory_stats import (
+    GpuMemoryStats,
+    read_gpu_memory,
+)
 from budgetfit.applying.out_of_memory.expected_batch import LargerTensor
 from budgetfit.applying.out_of_memory.fallback_recipe import (
-    SmallerRecipe,
-    smaller_recipe,
+    FallbackRecipe,
+    find_fallback_recipe,
 )
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import BudgetfitError
@@ -28,7 +31,7 @@ from budgetfit.utils.format_bytes import format_bytes
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
 
-# torch.OutOfMemoryError is the caching allocator's; libraries and the host have others.
+# Other errors than torch.OutOfMemoryError: of the driver, libraries and host allocator.
 _TEXTS: Final = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -38,21 +41,21 @@ _TEXTS: Final = (
     "DefaultCPUAllocator: not enough memory",
 )
 _NOTABLE_BYTES: Final = 128 * 2**20  # below this, differences explain nothing
-_PREDICTION_ERROR: Final = 1.05  # what the recordings are held to
+_PREDICTION_ERROR: Final = 1.05  # tolerance of predictions against recordings
 
 
 class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
-    """A training step ran out of memory; the run is as it was before the step.
+    """A training step ran out of memory; the run is in its state before the step.
 
     Attributes:
         phase: ``forward``, ``backward`` or ``optimizer``.
-        module: Path of the module that ran, as far as Python knows; ``""`` if not.
-        dropped_micro_batches: Earlier ones of the same update, whose gradients are
-            gone.
+        module: Path of the running module; ``""`` if unknown.
+        dropped_micro_batches: Number of earlier ones of the same update; their
+            gradients were dropped.
         weights_intact: False if the optimizer was stopped in the middle of an update.
-        card: What the card held when it was full.
+        card: GPU memory at the failed allocation.
         recipe: Settings that should fit, for ``run.adopt``; None if none is known.
-        reasons: What is likely to have gone wrong, in plain words.
+        reasons: Likely causes.
         original: The first line of the error that was caught.
     """
 
@@ -60,7 +63,7 @@ class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
     module: str
     dropped_micro_batches: int
     weights_intact: bool
-    card: CardMemory
+    card: GpuMemoryStats
     recipe: Recipe | None
     reasons: tuple[str, ...]
     original: str
@@ -68,14 +71,14 @@ class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStep:
-    """Where a step stopped.
+    """Where a training step failed.
 
     Attributes:
         phase: As in the error.
-        micro_batch: Which of the update's, from 1.
-        recipe: What it trained by.
+        micro_batch: Number of the micro-batch in the update, from 1.
+        recipe: The run's recipe.
         larger: Tensors of the batch that exceed the plan.
-        growth: How many times the planned elements the most grown one has.
+        growth: Largest ratio of a tensor's elements to the planned ones.
         module: As in the error.
         weights_intact: As in the error.
     """
@@ -90,7 +93,7 @@ class FailedStep:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or the host, had too little memory."""
+    """Whether this is an out-of-memory error of a device or the host."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
     )
@@ -103,10 +106,10 @@ def out_of_memory_error(
     device: torch.device,
     plan: Plan | None,
 ) -> TrainingOutOfMemoryError:
-    """Return the report on ``error``, to be raised when ``error`` itself is gone."""
-    card = card_memory(str(error), device)
+    """Return the detailed error, to be raised after ``error`` is freed."""
+    card = read_gpu_memory(str(error), device)
     reasons = _reasons(step, card, plan)
-    smaller = smaller_recipe(
+    smaller = find_fallback_recipe(
         step.recipe,
         plan,
         usable_bytes=card.usable_bytes,
@@ -123,14 +126,14 @@ def out_of_memory_error(
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what a failed step held; call it when its frames are gone."""
+    """Free the memory of a failed step; call it after its frames are gone."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _shortfall(card: CardMemory, plan: Plan | None) -> float:
-    """Return how many times the predicted bytes were needed; 1 if about as many."""
+def _shortfall(card: GpuMemoryStats, plan: Plan | None) -> float:
+    """Return the ratio of needed to predicted bytes; 1 if about equal."""
     if plan is None or card.allocated_bytes is None:
         return 1.0
     needed = card.allocated_bytes + (card.requested_bytes or 0)
@@ -138,20 +141,22 @@ def _shortfall(card: CardMemory, plan: Plan | None) -> float:
     return factor if factor > _PREDICTION_ERROR else 1.0
 
 
-def _reasons(step: FailedStep, card: CardMemory, plan: Plan | None) -> tuple[str, ...]:
-    """Return what there is evidence for, the most telling first."""
+def _reasons(
+    step: FailedStep, card: GpuMemoryStats, plan: Plan | None
+) -> tuple[str, ...]:
+    """Return likely causes, the strongest evidence first."""
     found = []
     if step.larger:
         found.append(
             f"the batch is larger than planned: {'; '.join(map(str, step.larger))}"
         )
     if plan is not None:
-        found += _reasons_of_the_card(card, plan)
+        found += _gpu_reasons(card, plan)
     idle = card.idle_bytes
     if card.requested_bytes is not None and idle >= max(card.requested_bytes, 1):
         advice = (
             ""
-            if _segments_expand()
+            if _expandable_segments_enabled()
             else "; start with PYTORCH_ALLOC_CONF=expandable_segments:True"
         )
         found.append(
@@ -166,7 +171,7 @@ def _reasons(step: FailedStep, card: CardMemory, plan: Plan | None) -> tuple[str
     return tuple(found)
 
 
-def _reasons_of_the_card(card: CardMemory, plan: Plan) -> list[str]:
+def _gpu_reasons(card: GpuMemoryStats, plan: Plan) -> list[str]:
     found = []
     others = card.other_bytes(plan.budget.context_bytes) or 0
     if others > max(_NOTABLE_BYTES, plan.budget.headroom_bytes):
@@ -185,14 +190,14 @@ def _reasons_of_the_card(card: CardMemory, plan: Plan) -> list[str]:
 
 def _text(
     step: FailedStep,
-    card: CardMemory,
+    card: GpuMemoryStats,
     plan: Plan | None,
     reasons: tuple[str, ...],
-    smaller: SmallerRecipe | None,
+    smaller: FallbackRecipe | None,
 ) -> str:
-    lines = [_first_line(step, card), *_numbers(card, plan)]
+    lines = [_first_line(step, card), *_memory_lines(card, plan)]
     lines += [f"Likely: {reason}." for reason in reasons]
-    lines.append(_what_is_left(step))
+    lines.append(_recovery_text(step))
     if smaller is None:
         size = "..." if card.usable_bytes is None else _gib(card.usable_bytes)
         lines += [
@@ -208,7 +213,7 @@ def _text(
     return "\n".join(lines)
 
 
-def _first_line(step: FailedStep, card: CardMemory) -> str:
+def _first_line(step: FailedStep, card: GpuMemoryStats) -> str:
     place = f" of {step.module}" if step.module else ""
     tried = (
         ""
@@ -221,7 +226,7 @@ def _first_line(step: FailedStep, card: CardMemory) -> str:
     )
 
 
-def _numbers(card: CardMemory, plan: Plan | None) -> list[str]:
+def _memory_lines(card: GpuMemoryStats, plan: Plan | None) -> list[str]:
     lines = []
     if plan is not None:
         lines.append(
@@ -242,7 +247,7 @@ def _numbers(card: CardMemory, plan: Plan | None) -> list[str]:
     return lines
 
 
-def _what_is_left(step: FailedStep) -> str:
+def _recovery_text(step: FailedStep) -> str:
     if not step.weights_intact:
         return (
             "The optimizer was stopped in the middle of an update: go on from the last "
@@ -266,8 +271,8 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f}GiB"
 
 
-def _segments_expand() -> bool:
-    """Whether the environment asks for expandable segments already."""
+def _expandable_segments_enabled() -> bool:
+    """Whether the environment enables expandable segments already."""
     return any(
         "expandable_segments:True" in os.environ.get(name, "")
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -275,14 +280,14 @@ def _segments_expand() -> bool:
 
 
 def running_module(error: BaseException, model: nn.Module) -> str:
-    """Return the path of the innermost module that ran, from the error's frames.
+    """Return the path of the innermost running module, from the traceback's frames.
 
-    ``""`` if it was the model itself, or a backward, where Python sees no module.
+    ``""`` for the model itself, or in a backward, which has no module frames.
     """
     names = {id(module): name for name, module in model.named_modules()}
     innermost = ""
-    # Not the frame that caught it: asked for its locals, it would keep them, the error
-    # among them (before Python 3.13).
+    # Skip the frame that caught it: before Python 3.13, ``f_locals`` keeps the locals
+    # alive, the error among them.
     inner = error.__traceback__ and error.__traceback__.tb_next
     for frame, _ in traceback.walk_tb(inner):
         running = frame.f_locals.get("self")

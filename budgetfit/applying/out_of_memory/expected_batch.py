@@ -1,4 +1,4 @@
-"""The batch that a plan was made for, and how a batch that comes compares with it."""
+"""Compare batches with the planned batch shapes, and split them into micro-batches."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.pytree import named_tensors_in
 from budgetfit.batches.sample_count import (
-    batch_of_shapes,
+    batch_from_shapes,
     children_of,
     count_samples,
-    dimension_of,
-    dimensions_of,
-    goes_whole,
-    holds_samples,
+    has_entry_per_sample,
+    is_list_of_other_items,
     is_tensor,
-    join,
+    join_path,
     packed_rows,
+    sample_dimension,
+    sample_dimensions,
 )
-from budgetfit.core.sample_dims import FIRST, LONE, SampleDims
+from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargerTensor:
-    """A tensor of a batch that has more in some dimension than was planned."""
+    """A tensor of a batch that exceeds the planned shape in some dimension."""
 
     name: str
     shape: Shape
@@ -43,11 +43,11 @@ class LargerTensor:
 
 
 @dataclass(slots=True)
-class PlannedBatch:
-    """The shapes of a planned micro-batch; warns of larger ones, once for each size.
+class ExpectedBatch:
+    """Shapes of the planned micro-batch; warns of larger ones, once for each size.
 
     Attributes:
-        shapes: Of the tensors of one micro-batch, by their paths.
+        shapes: Of the tensors of one micro-batch, by path.
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
@@ -56,15 +56,15 @@ class PlannedBatch:
     @classmethod
     def of(
         cls, example: dict[str, tuple[Shape, str]], batch_size: int, dims: SampleDims
-    ) -> PlannedBatch:
-        """Return the planned shapes: the example's, with ``batch_size`` samples."""
+    ) -> ExpectedBatch:
+        """Build from the shapes of an example, resized to ``batch_size`` samples."""
 
         def resized(shape: Shape, dim: int | None) -> Shape:
             if dim is None:
                 return shape
             return (*shape[:dim], batch_size, *shape[dim + 1 :])
 
-        found = dimensions_of(batch_of_shapes(example), dims) if example else {}
+        found = sample_dimensions(batch_from_shapes(example), dims) if example else {}
         return cls(
             {
                 name: resized(shape, found.get(name))
@@ -75,7 +75,7 @@ class PlannedBatch:
     def larger(self, batch: Any) -> tuple[LargerTensor, ...]:  # noqa: ANN401 - any nesting
         """Return the batch's tensors that exceed the plan in a dimension.
 
-        Tensors that the plan does not know are passed over: it cannot say anything.
+        Tensors that the planned batch does not have are skipped.
         """
         return tuple(
             LargerTensor(name, shape, planned)
@@ -85,7 +85,7 @@ class PlannedBatch:
         )
 
     def growth(self, batch: Any) -> float:  # noqa: ANN401 - any nesting
-        """Return how many times the plan's elements the most grown tensor has."""
+        """Return the largest ratio of a tensor's elements to the planned ones."""
         return max(
             (
                 math.prod(item.shape) / max(1, math.prod(item.planned))
@@ -95,7 +95,7 @@ class PlannedBatch:
         )
 
     def warn_if_unknown(self, batch: Any) -> None:  # noqa: ANN401 - any nesting
-        """Say that a batch has tensors that the plan's had not, once for each."""
+        """Warn of tensors that the planned batch does not have, once for each."""
         news = [
             (name, shape)
             for name, shape in (_shapes(batch) if self.shapes else {}).items()
@@ -112,7 +112,7 @@ class PlannedBatch:
             )
 
     def warn_if_larger(self, batch: Any) -> None:  # noqa: ANN401 - any nesting
-        """Say that a batch is larger than planned, before it runs (user-needs U5)."""
+        """Warn of a batch that is larger than planned, before it runs."""
         news = [
             item
             for item in self.larger(batch)
@@ -135,15 +135,14 @@ class PlannedBatch:
         )
 
 
-def parts_of(batch: Any, size: int, dims: SampleDims = FIRST) -> Iterator[Any]:  # noqa: ANN401
-    """Cut a batch into parts of ``size`` samples; the last one may be shorter.
+def split_batch(batch: Any, size: int, dims: SampleDims = FIRST_DIM) -> Iterator[Any]:  # noqa: ANN401
+    """Split a batch into micro-batches of ``size`` samples; the last may be shorter.
 
-    Rows of boxes, nodes or patches go with their sample. Tensors and lists that do not
-    hold entries of samples are in every part. A batch that is no larger is handed on as
-    it is.
+    Rows of boxes, nodes or patches go with their sample. Tensors and lists without an
+    entry per sample are in every part. A smaller batch is yielded unchanged.
 
     Raises:
-        InputError: The batch is not what the user says of it.
+        InputError: The batch contradicts ``dims``.
     """
     samples = count_samples(batch, dims)
     if samples is None or samples <= size:
@@ -151,35 +150,35 @@ def parts_of(batch: Any, size: int, dims: SampleDims = FIRST) -> Iterator[Any]: 
         return
     for start in range(0, samples, size):
         taken = range(start, min(start + size, samples))
-        yield _cut(batch, samples, taken, dims, "")
+        yield _slice(batch, samples, taken, dims, "")
 
 
-def _cut(
+def _slice(
     part: Any,  # noqa: ANN401
     samples: int,
     taken: range,
     dims: SampleDims,
     path: str,
 ) -> Any:  # noqa: ANN401
-    """Return the samples that are taken; tensors are views."""
+    """Return a range of samples; tensors are views."""
     if is_tensor(part):
-        dim = dimension_of(part, samples, dims, path)
+        dim = sample_dimension(part, samples, dims, path)
         return part if dim is None else part.narrow(dim, taken.start, len(taken))
-    if holds_samples(part, samples, dims, path):
+    if has_entry_per_sample(part, samples, dims, path):
         return part[taken.start : taken.stop]
     children = children_of(part)
-    if children is None or goes_whole(part, dims, path):
+    if children is None or is_list_of_other_items(part, dims, path):
         return part
     if isinstance(part, Mapping):
         rows, index = packed_rows(part, samples, dims, path)
         return {
-            name: _cut(each, samples, taken, dims, join(path, str(name)))
+            name: _slice(each, samples, taken, dims, join_path(path, str(name)))
             if name not in rows
             else _rows(each, rows[name], taken, is_index=name == index)
             for name, each in part.items()
         }
     parts = {
-        name: _cut(each, samples, taken, dims, join(path, name))
+        name: _slice(each, samples, taken, dims, join_path(path, name))
         for name, each in children
     }
     if not isinstance(part, (list, tuple)):
@@ -189,7 +188,7 @@ def _cut(
 
 
 def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> Any:  # noqa: ANN401
-    """Return the rows of the samples that are taken, numbered from 0 on."""
+    """Return the rows of a range of samples; a sample index is renumbered from 0."""
     start, count = sum(shares[: taken.start]), sum(shares[taken.start : taken.stop])
     rows = tensor.narrow(0, start, count)
     return rows - taken.start if is_index else rows
@@ -197,12 +196,13 @@ def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> An
 
 def _shapes(batch: Any) -> dict[str, Shape]:  # noqa: ANN401
     return {
-        name or LONE: tuple(tensor.shape) for name, tensor in named_tensors_in(batch)
+        name or SINGLE_TENSOR: tuple(tensor.shape)
+        for name, tensor in named_tensors_in(batch)
     }
 
 
 def _exceeds(shape: Shape, planned: Shape) -> bool:
-    """Whether ``shape`` has more in a dimension; of another rank, more elements."""
+    """Whether a dimension is larger; of another rank, the number of elements."""
     if len(shape) != len(planned):
         return math.prod(shape) > math.prod(planned)
     return any(size > known for size, known in zip(shape, planned, strict=True))

@@ -1,4 +1,4 @@
-"""The next recipe to try when a planned one did not fit, from the plan's numbers."""
+"""Fallback recipe after an out-of-memory error: smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from budgetfit.utils.format_bytes import format_bytes
 if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate, Plan
 
-_WORDS: Final = {
+_MODE_NAMES: Final = {
     "recompute": "recomputed",
     "selective": "recomputed selectively",
     "offload": "offloaded",
 }
-# What does not grow with the batch.
-_FIXED: Final = ("parameters", "buffers", "gradients", "optimizer_state")
+# Memory categories that do not grow with the batch.
+_INDEPENDENT_OF_BATCH: Final = ("parameters", "buffers", "gradients", "optimizer_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmallerRecipe:
-    """A recipe for the same optimizer step, and what it should take.
+class FallbackRecipe:
+    """A recipe for the same optimizer step, and its expected memory.
 
     Attributes:
         recipe: With the effective batch size of the one that failed.
-        reserved_bytes: Expected peak; None where nothing is known.
-        judged: Whether the plan replayed it, or it is scaled down from one that was.
+        reserved_bytes: Expected peak; None if unknown.
+        judged: Whether the plan replayed it; else scaled down from one that was.
     """
 
     recipe: Recipe
@@ -39,7 +39,7 @@ class SmallerRecipe:
         recipe = self.recipe
         text = (
             f"batch_size {recipe.batch_size} x gradient_accumulation_steps "
-            f"{recipe.gradient_accumulation_steps}, {_treatment(recipe)}"
+            f"{recipe.gradient_accumulation_steps}, {_describe_segments(recipe)}"
         )
         if self.reserved_bytes is None:
             return text
@@ -47,10 +47,10 @@ class SmallerRecipe:
         return f"{text}, {about}{format_bytes(self.reserved_bytes)} reserved"
 
 
-def _treatment(recipe: Recipe) -> str:
-    """Say how many blocks are treated how, for example ``8 blocks recomputed``."""
+def _describe_segments(recipe: Recipe) -> str:
+    """Count blocks by mode, for example ``8 blocks recomputed``."""
     counts = Counter(
-        _WORDS[segment.mode] for segment in recipe.segments for _ in segment.blocks
+        _MODE_NAMES[segment.mode] for segment in recipe.segments for _ in segment.blocks
     )
     if not counts:
         return "every block kept"
@@ -60,29 +60,27 @@ def _treatment(recipe: Recipe) -> str:
     )
 
 
-def smaller_recipe(
+def find_fallback_recipe(
     recipe: Recipe,
     plan: Plan | None,
     *,
     usable_bytes: int | None,
     growth: float = 1.0,
-) -> SmallerRecipe | None:
-    """Return the fastest recipe that should fit and trains the same numbers.
+) -> FallbackRecipe | None:
+    """Return the fastest recipe that should fit and gives the same optimizer steps.
 
-    First the plan's alternatives that were replayed; else the same recipe with
-    smaller micro-batches and as many more of them. The effective batch size, precision
-    and optimizer never change (user-needs U2).
+    First the plan's replayed alternatives, else the same recipe with smaller and more
+    micro-batches. The effective batch size, precision and optimizer never change.
 
     Args:
-        recipe: What did not fit.
+        recipe: The one that did not fit.
         plan: Its plan, or None.
-        usable_bytes: What the allocator may reserve; None if unknown: less than
-            ``recipe`` was predicted to take.
-        growth: What is needed over what was predicted, for everything that grows with
-            the batch.
+        usable_bytes: What the allocator may reserve; None if unknown, for less than
+            ``recipe`` was predicted to reserve.
+        growth: Ratio of needed to predicted bytes, of what grows with the batch.
 
     Returns:
-        None if no smaller micro-batch is left.
+        None if there is no smaller micro-batch.
     """
     if plan is not None:
         known = _predicted(recipe, plan)
@@ -90,10 +88,10 @@ def smaller_recipe(
         if limit is None and known is not None:
             limit = known.reserved_bytes - 1
         if limit is not None:
-            return _alternative(recipe, plan, limit, growth) or _split(
+            return _alternative(recipe, plan, limit, growth) or _smaller_micro_batch(
                 recipe, known, limit, growth
             )
-    return _split(recipe, None, None, growth)
+    return _smaller_micro_batch(recipe, None, None, growth)
 
 
 def _predicted(recipe: Recipe, plan: Plan) -> Estimate | None:
@@ -104,7 +102,7 @@ def _predicted(recipe: Recipe, plan: Plan) -> Estimate | None:
 
 def _alternative(
     recipe: Recipe, plan: Plan, limit: int, growth: float
-) -> SmallerRecipe | None:
+) -> FallbackRecipe | None:
     samples = recipe.effective_batch_size
     fitting = [
         (estimate.samples_per_s, estimate)
@@ -112,29 +110,29 @@ def _alternative(
         if other.fits
         and not other.is_suggestion
         and (estimate := other.estimate.with_samples(samples)) is not None
-        and _trains_the_same(estimate.recipe, recipe)
+        and _same_numerics(estimate.recipe, recipe)
         and estimate.recipe != recipe
         and _scaled(estimate, growth) <= limit
     ]
     if not fitting:
         return None
     best = max(fitting, key=lambda pair: pair[0])[1]
-    return SmallerRecipe(
+    return FallbackRecipe(
         recipe=best.recipe,
         reserved_bytes=_scaled(best, growth),
         judged=growth == 1.0,
     )
 
 
-def _trains_the_same(one: Recipe, other: Recipe) -> bool:
+def _same_numerics(one: Recipe, other: Recipe) -> bool:
     return one.precision == other.precision and one.optimizer == other.optimizer
 
 
-def _split(
+def _smaller_micro_batch(
     recipe: Recipe, known: Estimate | None, limit: int | None, growth: float
-) -> SmallerRecipe | None:
+) -> FallbackRecipe | None:
     """Return the recipe with the largest smaller micro-batch that should fit."""
-    if recipe.optimizer_in_backward:  # takes no accumulation
+    if recipe.optimizer_in_backward:  # no accumulation
         return None
     total = recipe.effective_batch_size
     sizes = [size for size in range(recipe.batch_size - 1, 0, -1) if total % size == 0]
@@ -147,17 +145,17 @@ def _split(
         smaller = replace(
             recipe, batch_size=size, gradient_accumulation_steps=total // size
         )
-        return SmallerRecipe(recipe=smaller, reserved_bytes=needed, judged=False)
+        return FallbackRecipe(recipe=smaller, reserved_bytes=needed, judged=False)
     return None
 
 
 def _scaled(estimate: Estimate, factor: float) -> int:
-    """Return the reserved peak if what grows with the batch is ``factor`` times it.
+    """Return the reserved peak with batch-dependent memory scaled by ``factor``.
 
-    Everything at the peak but weights, gradients and states is taken to grow: casts of
-    weights do not, so a smaller batch takes somewhat more than this says.
+    All but weights, gradients and states is assumed to scale with the batch; casts of
+    weights do not, so a smaller batch takes somewhat more than estimated.
     """
-    fixed = sum(estimate.at_peak_bytes.get(name, 0) for name in _FIXED)
+    fixed = sum(estimate.at_peak_bytes.get(name, 0) for name in _INDEPENDENT_OF_BATCH)
     allocated = max(1, estimate.allocated_bytes)
     fixed = min(fixed, allocated)
     needed = fixed + (allocated - fixed) * factor

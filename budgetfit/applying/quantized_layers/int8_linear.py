@@ -1,7 +1,7 @@
-"""bitsandbytes' LLM.int8() linear layer, rebuilt so that it runs on fake tensors.
+"""bitsandbytes' LLM.int8() linear layer for fake tensors.
 
-As ``packed_linear``: stored as the library stores it, the same allocations in the same
-order, no values.
+Like ``nf4_linear``: the library's storage format and the same allocations in the same
+order, without values.
 
 Source: bitsandbytes 0.50: ``autograd/_functions.py`` (``MatMul8bitLt``) and
 ``backends/cuda/ops.py`` (``int8_*``). How many columns of an input hold outliers
@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 OUTLIER_COLUMNS: Final = 7
-ALIGNED = 4  # cuBLASLt multiplies bytes in groups of four
+INT8_ALIGNMENT = 4  # of the inner dimension of cuBLASLt's int8 GEMM
 
 
 class Int8Linear(nn.Module):
-    """Stands for ``bitsandbytes.nn.Linear8bitLt`` with quantised weights.
+    """Fake ``bitsandbytes.nn.Linear8bitLt`` with quantised weights.
 
-    The scales of its rows are a buffer of bytes, so that no dtype policy converts them.
+    The row scales are a uint8 buffer, so that ``apply_precision`` does not cast them.
     """
 
     SCB: torch.Tensor
@@ -47,22 +47,22 @@ class Int8Linear(nn.Module):
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Quantise the input, multiply bytes, scale the product."""
+        """Quantise the input, multiply in int8, scale the product."""
         bias = self.bias if self.bias is None else self.bias.to(x.dtype)
-        out: torch.Tensor = _Product.apply(x, bias, self)
+        out: torch.Tensor = _MatMul8bitLt.apply(x, bias, self)
         return out
 
     @property
     def scales(self) -> torch.Tensor:
-        """The largest value of each row of the weight, fp32."""
+        """The fp32 absmax of each row of the weight."""
         return self.SCB.view(torch.float32)
 
 
-class _Product(torch.autograd.Function):
+class _MatMul8bitLt(torch.autograd.Function):
     """``MatMul8bitLt``.
 
-    Its input is an attribute of the graph and not a saved tensor, so that recomputing
-    a block does not free it; here as there.
+    As in the library, its input is an attribute of the graph node and not a saved
+    tensor, so that checkpointing a block does not free it.
     """
 
     @staticmethod
@@ -101,7 +101,7 @@ class _Product(torch.autograd.Function):
 
 
 def _quantised(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows as bytes and their scales (``int8_vectorwise_quant``)."""
+    """Return the rows in int8 and their scales (``int8_vectorwise_quant``)."""
     rows = math.prod(x.shape[:-1])
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     quantised = torch.empty(x.shape, dtype=torch.int8, device=x.device)
@@ -127,8 +127,8 @@ def _scaled_product(
     columns = layer.weight[:, :OUTLIER_COLUMNS].contiguous()
     weights = (columns * layer.scales.view(-1, 1) * (1.0 / 127.0)).to(x.dtype).t()
     out = _product(quantised, layer, bias, x.dtype)
-    # Where there are outliers autocast makes this its dtype; where there are none the
-    # output has the input's, which may be the larger one.
+    # With outliers autocast casts this to its dtype; without them the output has the
+    # dtype of the input, which may be the larger one.
     return out.addmm(outliers, weights).to(x.dtype), outliers
 
 
@@ -138,18 +138,18 @@ def _product(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Multiply bytes to int32 and scale them to ``dtype`` (``int8_scaled_mm``)."""
+    """Multiply int8 to int32 and scale to ``dtype`` (``int8_scaled_mm``)."""
     rows = quantised.shape[0]
     whole = torch.empty(
         (rows, layer.out_features), dtype=torch.int32, device=quantised.device
     )
-    if layer.in_features % ALIGNED:  # in fp32, as the library falls back to
+    if layer.in_features % INT8_ALIGNMENT:  # in fp32, as the library falls back to
         exact = torch.matmul(quantised.float(), layer.weight.float().t())
         whole.copy_(exact.to(torch.int32))
         del exact
     else:
-        # Two bytes are one fp16 number: half the products at half the speed of bytes,
-        # which is the time that bytes take.
+        # Two int8 viewed as one fp16: half the products at half the throughput, so the
+        # roofline time is that of int8.
         torch.mm(
             quantised.view(torch.float16),
             layer.weight.view(torch.float16).t(),

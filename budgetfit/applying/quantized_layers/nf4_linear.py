@@ -1,12 +1,12 @@
-"""bitsandbytes' 4-bit linear layer, rebuilt so that it runs on fake tensors.
+"""bitsandbytes' 4-bit (NF4, FP4) linear layer for fake tensors.
 
-Stored as the library stores it, and with the same allocations in the same order as its
-CUDA code. Values are never computed: a stand-in is traced, not trained with.
+The library's storage format, and the same allocations in the same order as its CUDA
+code. Values are never computed: the layer is traced, not trained.
 
 Source: bitsandbytes 0.50: ``functional.quantize_4bit``, ``autograd/_functions.py``
 (``MatMul4Bit``) and ``backends/cuda/ops.py`` (``gemm_4bit``). Up to 1536 tokens its
-kernels may multiply without unpacking; the unpacking counted here is then what the
-forward saves. The backward always unpacks.
+kernels may multiply without dequantizing, and the forward takes less than it does here.
+The backward always dequantizes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from typing import Any
 import torch
 from torch import nn
 
-SCALE_BLOCK = 256  # scales that share a scale of their own
-CODES = 16  # values of 4 bits
-SCALE_CODES = 256
-FP32_BYTES = 4
+NESTED_BLOCK_SIZE = 256  # absmax values per nested absmax (double quantization)
+CODE_VALUES = 16  # of the 4-bit code table
+NESTED_CODE_VALUES = 256
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: equal ones must be seen to be equal
-class Packing:
-    """How a 4-bit weight is stored.
+@dataclass(frozen=True, kw_only=True)  # no slots: compared by value
+class Nf4Format:
+    """Storage format of a 4-bit weight (bitsandbytes' ``QuantState``).
 
     Attributes:
-        nested: Whether its scales are quantised as well.
-        block: Weights that share a scale.
-        storage: dtype of the packed tensor.
-        weight: dtype that the weight had, and that a backward unpacks it to.
-        compute: dtype that inputs are converted to; None for their own.
+        nested: Double quantization: whether the scales are quantised as well.
+        block: Weights per scale (``blocksize``).
+        storage: dtype of the packed tensor (``quant_storage``).
+        weight: Original dtype of the weight, which backward dequantizes it to.
+        compute: dtype that inputs are cast to (``compute_dtype``); None for their own.
     """
 
     nested: bool = True
@@ -42,24 +41,24 @@ class Packing:
     compute: torch.dtype | None = torch.bfloat16
 
 
-class PackedLinear(nn.Module):
-    """Stands for ``bitsandbytes.nn.Linear4bit``.
+class Nf4Linear(nn.Module):
+    """Fake ``bitsandbytes.nn.Linear4bit``.
 
-    Its statistics are buffers of bytes, so that no dtype policy converts them: none
-    converts the library's, which are no buffers.
+    The quantization state is in uint8 buffers, so that ``apply_precision`` does not
+    cast it; the library's is in no buffers.
     """
 
     absmax: torch.Tensor
     offset: torch.Tensor
 
     def __init__(
-        self, inputs: int, outputs: int, packing: Packing, bias: nn.Parameter | None
+        self, inputs: int, outputs: int, packing: Nf4Format, bias: nn.Parameter | None
     ) -> None:
         super().__init__()
         self.in_features = inputs
         self.out_features = outputs
         self.packing = packing
-        for name, tensor in packed_tensors(inputs * outputs, packing).items():
+        for name, tensor in nf4_tensors(inputs * outputs, packing).items():
             if name == "weight":
                 self.weight = nn.Parameter(tensor, requires_grad=False)
             else:
@@ -70,20 +69,20 @@ class PackedLinear(nn.Module):
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Convert, multiply, convert back (``Linear4bit.forward``)."""
+        """Cast the input, multiply, cast back (``Linear4bit.forward``)."""
         given = x.dtype
         if self.packing.compute is not None:
             x = x.to(self.packing.compute)
         bias = self.bias if self.bias is None else self.bias.to(x.dtype)
         needs_graph = x.requires_grad or (bias is not None and bias.requires_grad)
         if torch.is_grad_enabled() and needs_graph:
-            out: torch.Tensor = _Product.apply(x, bias, self)
+            out: torch.Tensor = _MatMul4Bit.apply(x, bias, self)
         else:
-            out = self.product(x, bias)
+            out = self.matmul(x, bias)
         return out.to(given)
 
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Unpack the weight to the input's dtype and multiply (``gemm_4bit``)."""
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Dequantize the weight to the input's dtype and multiply (``gemm_4bit``)."""
         if self.packing.nested:
             scales = torch.empty_like(self.absmax, dtype=torch.float32)
             # Two tensors are alive until the product is made: not in place.
@@ -93,8 +92,8 @@ class PackedLinear(nn.Module):
         )
         return nn.functional.linear(x, unpacked, bias)
 
-    def unpacked(self) -> torch.Tensor:
-        """Return the weight in the dtype that it had (``dequantize_4bit``)."""
+    def dequantize(self) -> torch.Tensor:
+        """Return the weight in its original dtype (``dequantize_4bit``)."""
         if self.packing.nested:
             scales = torch.empty_like(self.absmax, dtype=torch.float32)
             scales += self.offset.view(torch.float32)
@@ -105,11 +104,11 @@ class PackedLinear(nn.Module):
         )
 
 
-def packed_tensors(count: int, packing: Packing) -> dict[str, torch.Tensor]:
-    """Return what is stored of a weight of ``count`` numbers, on meta.
+def nf4_tensors(count: int, packing: Nf4Format) -> dict[str, torch.Tensor]:
+    """Return the stored tensors of a 4-bit weight with ``count`` elements, on meta.
 
-    With double quantisation the fp32 scales become bytes, with a mean (``offset``), and
-    scales and a table of their own.
+    With double quantization the fp32 scales are stored in 8 bits, with a mean
+    (``offset``), nested scales and a code table.
     """
 
     def tensor(size: int, dtype: torch.dtype, *more: int) -> torch.Tensor:
@@ -122,38 +121,38 @@ def packed_tensors(count: int, packing: Packing) -> dict[str, torch.Tensor]:
         found["absmax"] = tensor(scales, torch.float32)
     else:
         found["absmax"] = tensor(scales, torch.uint8)
-        found["nested_absmax"] = tensor(-(-scales // SCALE_BLOCK), torch.float32)
-        found["nested_code"] = tensor(SCALE_CODES, torch.float32)
+        found["nested_absmax"] = tensor(-(-scales // NESTED_BLOCK_SIZE), torch.float32)
+        found["nested_code"] = tensor(NESTED_CODE_VALUES, torch.float32)
         found["offset"] = tensor(1, torch.float32)
-    found["code"] = tensor(CODES, torch.float32)
+    found["code"] = tensor(CODE_VALUES, torch.float32)
     return found
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Return how many numbers a model has; packed weights count unpacked.
+    """Return the number of parameters; 4-bit weights count by their original shape.
 
-    It is the same for a model with the library's layers and for one with stand-ins.
+    Works with the library's layers and with ``Nf4Linear``.
     """
     unpacked: dict[int, int] = {}
     for module in model.modules():
-        weight = module._parameters.get("weight")  # noqa: SLF001 - some compute theirs
-        if isinstance(module, PackedLinear) or type(weight).__name__ == "Params4bit":
+        weight = module._parameters.get("weight")  # noqa: SLF001 - may be a computed property
+        if isinstance(module, Nf4Linear) or type(weight).__name__ == "Params4bit":
             layer: Any = module
             unpacked[id(weight)] = layer.in_features * layer.out_features
     return sum(unpacked.get(id(p), p.numel()) for p in model.parameters())
 
 
-class _Product(torch.autograd.Function):
-    """``MatMul4Bit``: keeps no input, as the packed weight has no gradient."""
+class _MatMul4Bit(torch.autograd.Function):
+    """``MatMul4Bit``: saves no input, as the 4-bit weight has no gradient."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 - torch gives it attributes
         x: torch.Tensor,
         bias: torch.Tensor | None,
-        layer: PackedLinear,
+        layer: Nf4Linear,
     ) -> torch.Tensor:
-        out = layer.product(x, bias)
+        out = layer.matmul(x, bias)
         ctx.layer = layer
         ctx.bias_dtype = None if bias is None else bias.dtype
         return out
@@ -166,5 +165,5 @@ class _Product(torch.autograd.Function):
         if needs_bias:
             for_bias = gradient.sum(0, dtype=ctx.bias_dtype)
         if needs_x:
-            for_x = torch.matmul(gradient, ctx.layer.unpacked().to(gradient.dtype))
+            for_x = torch.matmul(gradient, ctx.layer.dequantize().to(gradient.dtype))
         return for_x, for_bias, None

@@ -1,4 +1,4 @@
-"""What micro-batches have gathered so far, and whether somebody else has changed it."""
+"""Detect changes of accumulated gradients and weights between micro-batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Gathered:
-    """Remembers gradients and weights from one micro-batch of an update to the next.
+class AccumulatedGradients:
+    """Version counters of gradients and weights after a micro-batch.
 
     Args:
         trained: The parameters of the run's optimizer.
@@ -25,28 +25,28 @@ class Gathered:
         self._weights: list[int] = []
         self._gradients: list[tuple[torch.Tensor | None, int]] = []
 
-    def note(self) -> None:
-        """Remember what is there after a micro-batch; no bytes are copied."""
+    def record(self) -> None:
+        """Record gradients and version counters after a micro-batch; no copies."""
         self._weights = [_version(weight) for weight in self._trained]
         self._gradients = [
             (weight.grad, _version(weight.grad)) for weight in self._trained
         ]
 
-    def forget(self) -> None:
-        """Let go of what was noted: the gradients are about to be dropped."""
+    def clear(self) -> None:
+        """Drop what was recorded: the gradients are about to be dropped."""
         self._weights, self._gradients = [], []
 
     def check(self, waiting: int) -> None:
-        """Before the next micro-batch: see that nothing has happened in between.
+        """Check before the next micro-batch that nothing has changed since ``record``.
 
         Args:
-            waiting: How many micro-batches wait for an update.
+            waiting: Number of accumulated micro-batches, for the error.
 
         Raises:
             InputError: If gradients were dropped or changed, or weights written to.
         """
         before, weights = self._gradients, self._weights
-        self.forget()
+        self.clear()
         if not before:
             return
         pairs = list(zip(self._trained, before, strict=True))
@@ -72,5 +72,5 @@ class Gathered:
 
 
 def _version(tensor: torch.Tensor | None) -> int:
-    """Return how often a tensor was written to in place."""
-    return 0 if tensor is None else tensor._version  # noqa: SLF001 - it has no other name
+    """Return a tensor's version counter (in-place writes)."""
+    return 0 if tensor is None else tensor._version  # noqa: SLF001 - no public name

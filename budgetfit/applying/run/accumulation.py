@@ -1,4 +1,4 @@
-"""The group of micro-batches between two updates, and the mean over their samples."""
+"""Gradient accumulation: loss scaling for the mean over all samples of an update."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from budgetfit.errors import InputError
 
 
 @dataclass(slots=True)
-class Group:
-    """What came since the last update, and what each micro-batch counts in the mean.
+class AccumulationGroup:
+    """The micro-batches since the last update, and their weights in the mean.
 
-    The loss of a micro-batch is a mean over its samples, and the gradient that is
-    wanted is that of the mean over all samples of the group. How many those will be is
-    not known when the first one is differentiated: each loss is divided by the planned
-    number of micro-batches and weighed against the first, and the sum of gradients is
-    scaled once at the end. With equal micro-batches, as many as planned, that is a
-    division by their number and nothing else.
+    The loss of a micro-batch is a mean over its samples, and the update needs the
+    gradient of the mean over all samples of the group. The total weight is not known at
+    the first backward: each loss is divided by the planned number of micro-batches and
+    weighted relative to the first, and the accumulated gradient is scaled once at the
+    end. With equal micro-batches, as many as planned, this is a division by their
+    number.
 
     Attributes:
-        planned: Micro-batches per update.
-        count: How many came.
-        first: What the first one counts, for example 8 samples.
-        total: What all that came count together, as multiples of the first.
-        shares: Whether losses are shares of the group's mean already.
-        counted: In what they are weighed, in words; empty where nobody said.
+        planned: Micro-batches per update (``gradient_accumulation_steps``).
+        count: Micro-batches so far.
+        first: Weight of the first one, for example 8 samples.
+        total: Sum of weights so far, as multiples of the first.
+        shares: Whether losses are shares of the group's mean already
+            (``num_items_in_batch``).
+        counted: Unit of the weights, for errors; empty if unknown.
     """
 
     planned: int
@@ -38,28 +39,28 @@ class Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is time for an update."""
+        """Whether the planned number of micro-batches is reached."""
         return self.count >= self.planned
 
     @property
     def gradient_scale(self) -> float:
-        """What the sum of gradients is to be multiplied by before the update."""
+        """Factor for the accumulated gradients before the update."""
         return 1.0 if self.shares else self.planned / self.total
 
     def divisor(
         self, weight: float, *, share: bool = False, counted: str = ""
     ) -> float:
-        """Take in a micro-batch; return what its loss is to be divided by.
+        """Add a micro-batch; return the divisor of its loss.
 
         Args:
-            weight: What it counts: its samples, or its tokens.
-            share: Whether its loss is a share of the group's mean, so that shares only
-                have to be added up.
-            counted: In what it is weighed, in words.
+            weight: Its number of samples or tokens.
+            share: Whether its loss is a share of the group's mean, so that losses only
+                have to be summed.
+            counted: Unit of the weight, for errors.
 
         Raises:
             InputError: If the weight is no positive number, or micro-batches of a group
-                are weighed in different ways.
+                have weights of different units.
         """
         if not (math.isfinite(weight) and weight > 0):
             raise InputError(

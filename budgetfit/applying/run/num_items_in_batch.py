@@ -1,7 +1,7 @@
-"""Hand ``num_items_in_batch`` to what can use it: a model of transformers, or a loss.
+"""Pass ``num_items_in_batch`` to a transformers model or a loss function.
 
-transformers divides the sum over this micro-batch by the items of the whole group, so
-that micro-batches with different numbers of tokens add up to the large batch's mean.
+transformers divides the sum of token losses by the number of items in all accumulated
+micro-batches, so that their losses add up to the mean of the large batch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
 _NAME = "num_items_in_batch"
 
 
-def with_num_items(
+def pass_num_items(
     model: nn.Module,
     batch: Any,  # noqa: ANN401 - any nesting of tensors
     loss: Loss | None,
     count: int | torch.Tensor | None,
 ) -> tuple[Any, Loss | None]:
-    """Return the batch and the loss that make ``loss_of`` divide by ``count``, if any.
+    """Return batch and loss that make ``compute_loss`` divide by ``count``, if any.
 
     Raises:
-        InputError: If nothing would: the losses would then be added up undivided; or if
-            there is nothing to divide by.
+        InputError: If neither model nor loss takes it, or ``count`` is not above zero.
     """
     if count is None:
         return batch, loss
@@ -61,8 +60,8 @@ def with_num_items(
     return {**batch, _NAME: count}, None
 
 
-def counted_in(weight: float | None, count: int | torch.Tensor | None) -> str:
-    """Say in what a micro-batch is weighed; a count on a card is not waited for."""
+def describe_weight(weight: float | None, count: int | torch.Tensor | None) -> str:
+    """Return the unit of a micro-batch's weight as text, without a device sync."""
     if count is not None:
         known = not isinstance(count, torch.Tensor) or count.device.type == "cpu"
         return f"{_NAME}={int(count)}" if known else _NAME
@@ -70,7 +69,7 @@ def counted_in(weight: float | None, count: int | torch.Tensor | None) -> str:
 
 
 def _divides(model: nn.Module) -> bool:
-    """Whether the model's own loss uses the argument, by the Trainer's test and one."""
+    """Whether the model's own loss uses the argument; stricter than Trainer's test."""
     if not _takes(model.forward):
         return False
     own = next((module for module in model.modules() if _is_transformers(module)), None)
@@ -79,7 +78,7 @@ def _divides(model: nn.Module) -> bool:
     accepts = getattr(own, "accepts_loss_kwargs", None)
     if accepts is not None:
         return bool(accepts)
-    # Any keyword is taken by many forwards, and dropped by those with a loss in them.
+    # Many forwards take **kwargs and drop them if they compute the loss themselves.
     return _takes(own.forward) and "loss_function" in _names_used(type(own).forward)
 
 

@@ -1,4 +1,4 @@
-"""One update of the weights: unscale, clip, step, and what became of it."""
+"""Optimizer update: unscale, scale, clip and step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# Whose steps are made of torch's own ops, which count what they write to. Others may
-# write through pointers.
-_COUNTED = ("torch", "transformers", "budgetfit")
+# Optimizers of these packages step with torch ops, which bump version counters. Others
+# may write through raw pointers.
+_VERSION_COUNTING_LIBRARIES = ("torch", "transformers", "budgetfit")
 
 
-class WeightUpdate:
-    """Brings gathered gradients into the weights.
+class OptimizerUpdate:
+    """Updates the weights with the accumulated gradients.
 
     Args:
         optimizer: Over ``trained``.
@@ -38,9 +38,9 @@ class WeightUpdate:
         self._optimizer = optimizer
         self._trained = trained
         self._fake = any(isinstance(item, FakeTensor) for item in trained)
-        # On CUDA clipping takes all gradients at once; fake ones must be told (M44).
+        # Torch's default on CUDA; fake tensors are on the CPU and would not get it.
         self._foreach = True if device_type == "cuda" else None
-        self._writes: list[int] | None = None
+        self._versions_before: list[int] | None = None
 
     def __call__(
         self,
@@ -49,17 +49,17 @@ class WeightUpdate:
         max_grad_norm: float | None,
         gradient_scale: float,
     ) -> bool:
-        """Update once, in the order of applying P4; gradients stay where they are.
+        """Unscale, scale, clip and step; gradients are kept.
 
         Args:
-            scaler: Unscales before anything reads the gradients; None without one.
+            scaler: The GradScaler, or None.
             max_grad_norm: Clip to this total norm, after unscaling and scaling.
-            gradient_scale: What gradients are multiplied by first.
+            gradient_scale: Factor for the gradients, after unscaling.
 
         Returns:
-            False if the scaler left the step out, because gradients overflowed.
+            False if the scaler skipped the step, because gradients overflowed.
         """
-        self._writes = None
+        self._versions_before = None
         if scaler is not None:
             scaler.unscale_(self._optimizer)
         if gradient_scale != 1.0:
@@ -72,27 +72,28 @@ class WeightUpdate:
                 self._trained, max_grad_norm, foreach=self._foreach
             )
         is_first = not self._optimizer.state
-        self._writes = self._count_writes()
+        self._versions_before = self._versions()
         try:
             updated = self._step(scaler)
         except BaseException:
-            if is_first:  # half of a state would break the next step
+            if is_first:  # an incomplete state would break the next step
                 self._optimizer.state.clear()
             raise
-        self._writes = None  # an error after this is none of the optimizer's
+        self._versions_before = None  # later errors are not the optimizer's
         return updated
 
-    def left_intact(self) -> bool:
-        """Say whether an update that an error stopped had changed nothing yet."""
+    def weights_intact(self) -> bool:
+        """Return whether an interrupted update has not changed any weight yet."""
         if getattr(self._optimizer, "has_stepped", False):  # in the backward pass
             return False
-        if self._writes is None:
+        if self._versions_before is None:
             return True
         known = all(
-            base.__module__.partition(".")[0] in (*_COUNTED, "builtins")
+            base.__module__.partition(".")[0]
+            in (*_VERSION_COUNTING_LIBRARIES, "builtins")
             for base in type(self._optimizer).__mro__
         )
-        return known and self._writes == self._count_writes()
+        return known and self._versions_before == self._versions()
 
     def _refuse_sparse(self) -> None:
         if any(item.grad is not None and item.grad.is_sparse for item in self._trained):
@@ -105,18 +106,18 @@ class WeightUpdate:
         if scaler is None:
             self._optimizer.step()
             return True
-        # Fused optimizers leave the step out on the device, so that only the scale
-        # tells. Asking waits for the device; fake tensors have no answer.
+        # Fused optimizers skip the step on the device; only the scale shows it. Reading
+        # the scale synchronizes; fake tensors have no value.
         before = 0.0 if self._fake else scaler.get_scale()
         scaler.step(self._optimizer)
         scaler.update()
         return self._fake or scaler.get_scale() >= before
 
-    def _count_writes(self) -> list[int]:
-        """Return how often each weight and state was written to in place."""
+    def _versions(self) -> list[int]:
+        """Return the version counters of all weights and states."""
         states = tree_leaves(dict(self._optimizer.state))
         return [
-            item._version  # noqa: SLF001 - torch has no other name for it
+            item._version  # noqa: SLF001 - no public name
             for item in (*self._trained, *states)
             if isinstance(item, torch.Tensor)
         ]

@@ -1,4 +1,4 @@
-"""Run: a model that trains by a recipe, one micro-batch per call."""
+"""``Run``: train a model by a recipe, one micro-batch per ``step``."""
 
 from __future__ import annotations
 
@@ -7,46 +7,49 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.applied_models import claim
-from budgetfit.applying.attention_implementation import SameAttention
-from budgetfit.applying.checkpointing.recipe_application import BlockTreatment
-from budgetfit.applying.data_parallel import say_if_alone
-from budgetfit.applying.optimizers.factory import LEARNING_RATE
+from budgetfit.applying.attention_implementation import AttentionChangeCheck
+from budgetfit.applying.checkpointing.recipe_application import RecipeApplication
+from budgetfit.applying.data_parallel import warn_if_not_synchronized
+from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
 from budgetfit.applying.optimizers.for_recipe import (
-    SameParameters,
-    optimizer_of,
+    ParameterChangeCheck,
+    make_recipe_optimizer,
     refuse_clipping,
     trained_parameters,
 )
 from budgetfit.applying.out_of_memory.error import free_memory
-from budgetfit.applying.out_of_memory.expected_batch import parts_of
+from budgetfit.applying.out_of_memory.expected_batch import split_batch
 from budgetfit.applying.precision import (
     apply_precision,
     autocast_context,
     cast_batch,
+    fresh_scaler,
     make_scaler,
-    renewed_scaler,
-    say_if_emulated,
+    warn_if_emulated,
 )
-from budgetfit.applying.run.accumulated_gradients import Gathered
-from budgetfit.applying.run.accumulation import Group
-from budgetfit.applying.run.micro_step import forward_backward
-from budgetfit.applying.run.num_items_in_batch import counted_in, with_num_items
-from budgetfit.applying.run.optimizer_update import WeightUpdate
+from budgetfit.applying.run.accumulated_gradients import AccumulatedGradients
+from budgetfit.applying.run.accumulation import AccumulationGroup
+from budgetfit.applying.run.forward_backward import forward_backward
+from budgetfit.applying.run.num_items_in_batch import describe_weight, pass_num_items
+from budgetfit.applying.run.optimizer_update import OptimizerUpdate
 from budgetfit.applying.run.setup import (
-    move,
-    same_optimizer,
-    same_training,
+    check_adoptable,
+    move_model,
+    resolve_optimizer,
 )
 from budgetfit.applying.run.state import load_state, save_state
-from budgetfit.applying.run.step_conditions import refuse_batch, refuse_surroundings
-from budgetfit.applying.run.step_guard import StepGuard
-from budgetfit.applying.run.step_lock import Turns
-from budgetfit.applying.torch_compile import compiled_modules, say_compiled_since
+from budgetfit.applying.run.step_conditions import (
+    check_batch_not_empty,
+    check_grad_and_autocast,
+)
+from budgetfit.applying.run.step_lock import StepLock
+from budgetfit.applying.run.step_monitor import StepMonitor
+from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.precision import find_precision
-from budgetfit.core.sample_dims import FIRST
+from budgetfit.core.sample_dims import FIRST_DIM
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,48 +68,48 @@ _Result = TypeVar("_Result")
 
 
 class Run:
-    """A model that trains the way a recipe says, until undone.
+    """A model that trains by a recipe, until undone.
 
-    This step is the program that is traced for the prediction, trained with, and
-    measured by ``verify`` (applying P6). As a context manager it undoes at the end.
+    The same ``step`` is traced for the prediction, trains, and is measured by
+    ``verify``. As a context manager, a run is undone at the end.
 
     Args:
         model: Modified in place, and put into training mode (``TrainingModes``).
-        recipe: What to carry out.
+        recipe: The settings to apply.
         loss: ``callable(outputs, batch) -> scalar``; None for the model's own
-            (``call_model.loss_of``).
+            (``call_model.compute_loss``).
         optimizer: The callable that ``recipe.optimizer`` names, if it names one.
-        device: Where to train; the model moves there. None: where it is.
-        random_blocks: Names of blocks that draw random numbers; None when unknown.
+        device: Where to train; the model is moved there. None for its device.
+        random_blocks: Names of blocks that draw random numbers; None if unknown.
         on_phase: Called with ``"forward"``, ``"backward"`` or ``"optimizer"`` as each
             begins.
         learning_rate: For an optimizer given by name.
         determinism_check: See ``checkpoint.apply_segments``.
         keep_own_checkpointing: See ``checkpoint.apply_segments``.
-        plan: Where the recipe is from: for warnings and reports.
-        dims: The dimension of a batch's tensors that counts samples.
-        no_loss: For a trace, which goes on without a loss (``call_model.loss_of``).
-        fakes_for: The type of the device that fake tensors of a trace stand for.
+        plan: The plan of the recipe, for warnings and errors.
+        dims: The sample dimension of a batch's tensors.
+        on_missing_loss: For tracing without a loss (``call_model.compute_loss``).
+        simulated_device_type: Device type that a trace's fake tensors represent.
 
     Attributes:
-        model: The model handed in.
-        recipe: What is carried out.
+        model: The given model.
+        recipe: The applied recipe.
         optimizer: The optimizer over the trainable parameters.
         scaler: The GradScaler, or None.
         device: Where it trains.
-        updated: Whether the last ``step`` or ``flush`` updated the weights: the moment
-            for ``scheduler.step()``.
+        updated: Whether the last ``step`` or ``flush`` updated the weights; if so, call
+            ``scheduler.step()``.
         steps_done: Updates so far.
-        skipped_steps: Updates that the scaler left out because gradients overflowed.
+        skipped_steps: Updates that the scaler skipped because gradients overflowed.
         trained: The parameters of the optimizer.
         group: The micro-batches since the last update.
-        gathered: Their gradients, which nobody else may change.
+        accumulated: Detects changes of their gradients.
 
     Raises:
-        InputError: If model and recipe do not go together; the model is then as it was.
+        InputError: If model and recipe are incompatible; the model is then unchanged.
     """
 
-    def __init__(  # noqa: PLR0913 - a recipe and what a recipe cannot hold
+    def __init__(  # noqa: PLR0913 - a recipe and what it cannot hold
         self,
         model: nn.Module,
         recipe: Recipe,
@@ -116,36 +119,36 @@ class Run:
         device: torch.device | str | None = None,
         random_blocks: Collection[str] | None = None,
         on_phase: Callable[[str], object] | None = None,
-        learning_rate: float = LEARNING_RATE,
+        learning_rate: float = DEFAULT_LEARNING_RATE,
         determinism_check: str = "values",
         keep_own_checkpointing: bool = False,
         plan: Plan | None = None,
-        dims: SampleDims = FIRST,
-        no_loss: Callable[[], object] | None = None,
-        fakes_for: str = "cuda",
+        dims: SampleDims = FIRST_DIM,
+        on_missing_loss: Callable[[], object] | None = None,
+        simulated_device_type: str = "cuda",
     ) -> None:
         self.model = model
         self._precision = find_precision(recipe.precision)
         self._loss = loss
-        self._no_loss = no_loss
+        self._no_loss = on_missing_loss
         self._on_phase = on_phase or (lambda _: None)
         self._phase = "forward"
         self._dims = dims
         self.updated = False
         self.steps_done = self.skipped_steps = 0
-        self._turns = Turns()
+        self._step_lock = StepLock()
         self._is_trace = any(isinstance(p, FakeTensor) for p in model.parameters())
         with Undo() as self._undo:
-            if not self._is_trace:  # a copy that nobody else has
+            if not self._is_trace:  # a private copy
                 claim(model, self, self._undo)
-            self.device = move(model, device, self._undo)
+            self.device = move_model(model, device, self._undo)
             kind = self.device.type
-            steps_on = fakes_for if self._is_trace else kind
-            say_if_emulated(self._precision, self.device)
+            steps_on = simulated_device_type if self._is_trace else kind
+            warn_if_emulated(self._precision, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))
             self._modes = TrainingModes(model)
             self._undo.add(self._modes.undo)
-            self._blocks = BlockTreatment(
+            self._blocks = RecipeApplication(
                 model,
                 loss=loss,
                 random_blocks=random_blocks,
@@ -153,12 +156,12 @@ class Run:
                 keep_own_checkpointing=keep_own_checkpointing,
             )
             self._undo.add(self._blocks.undo)
-            self._guard = StepGuard(model, self.device, plan, dims)
-            self._treat_as(recipe)
+            self._monitor = StepMonitor(model, self.device, plan, dims)
+            self._apply_recipe(recipe)
             self.scaler = make_scaler(self._precision, kind)
-            self.optimizer = optimizer_of(
+            self.optimizer = make_recipe_optimizer(
                 recipe,
-                same_optimizer(recipe.optimizer, optimizer),
+                resolve_optimizer(recipe.optimizer, optimizer),
                 model.parameters(),
                 lr=learning_rate,
                 device_type=steps_on,
@@ -166,12 +169,12 @@ class Run:
                 undo=self._undo,
             )
             self.trained = trained_parameters(self.optimizer)
-            self.gathered = Gathered(self.trained)
+            self.accumulated = AccumulatedGradients(self.trained)
             if not self._is_trace:
-                self._parameters = SameParameters(model, self.optimizer)
+                self._parameters = ParameterChangeCheck(model, self.optimizer)
                 self._compiled = len(compiled_modules(model))
-                self._attention = SameAttention(model)
-        self._update_weights = WeightUpdate(self.optimizer, self.trained, steps_on)
+                self._attention = AttentionChangeCheck(model)
+        self._update_weights = OptimizerUpdate(self.optimizer, self.trained, steps_on)
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(
@@ -185,46 +188,46 @@ class Run:
         """Train on one micro-batch of ``recipe.batch_size`` samples.
 
         Every ``gradient_accumulation_steps``-th call updates the weights, with the
-        gradient of the mean over all samples since the last update. An error drops what
-        was gathered since then, and random generators go back to where they were.
+        gradient of the mean over all samples since the last update. An error drops the
+        micro-batches since then, and restores the random generators.
 
         Args:
-            batch: Moved to the device; floats get the policy's dtype.
+            batch: Moved to the device; floats get the dtype of the weights.
             max_grad_norm: Clip to this total norm, if this call updates the weights.
-            weight: What this micro-batch counts in the mean, if not its samples: the
-                number of tokens that its loss is the mean of.
-            num_items_in_batch: Instead of a weight, the tokens of all micro-batches of
-                this update together, as transformers' models and losses take it.
+            weight: Of this micro-batch in the mean, by default its number of samples;
+                for example the number of tokens that its loss is the mean of.
+            num_items_in_batch: Instead of a weight, the number of tokens in all
+                micro-batches of this update, for transformers' models and losses.
 
         Returns:
             The micro-batch's mean loss, detached, on the device; with
             ``num_items_in_batch`` its share of the mean.
 
         Raises:
-            InputError: If this would train something else than was planned: nothing
-                to train on, other parameters, gradients that somebody else changed.
-            TrainingOutOfMemoryError: With what was predicted, what was measured and
-                what should fit. It is a ``torch.OutOfMemoryError`` and a
+            InputError: If the step is not the planned one: an empty batch, other
+                parameters, gradients that other code changed.
+            TrainingOutOfMemoryError: With predicted and measured memory, and a recipe
+                that should fit. It is a ``torch.OutOfMemoryError`` and a
                 ``BudgetfitError``.
         """
         refuse_clipping(self.recipe, max_grad_norm)
-        given = weight, num_items_in_batch
-        with self._turns.taken():
+        weighting = weight, num_items_in_batch
+        with self._step_lock.acquired():
             if not self._is_trace:
-                refuse_surroundings()
-                refuse_batch(batch)
+                check_grad_and_autocast()
+                check_batch_not_empty(batch)
                 if self.group.count == 0:
                     self._begin_group()
-                self._guard.look_at(batch, is_first=self.group.count == 0)
-            return self._guarded(
-                lambda: self._train(batch, max_grad_norm, *given), batch
+                self._monitor.before_micro_batch(batch, is_first=self.group.count == 0)
+            return self._run_or_drop_group(
+                lambda: self._train(batch, max_grad_norm, *weighting), batch
             )
 
     def flush(self, max_grad_norm: float | None = None) -> bool:
-        """Update the weights with the micro-batches that came since the last update.
+        """Update the weights with the micro-batches since the last update.
 
-        For a last group that is shorter than ``gradient_accumulation_steps``: the
-        gradient is the mean over those that really came.
+        For a last group shorter than ``gradient_accumulation_steps``: the gradient is
+        that of the mean over the micro-batches there were.
 
         Returns:
             Whether there were any.
@@ -235,34 +238,34 @@ class Run:
         refuse_clipping(self.recipe, max_grad_norm)
 
         def update() -> None:
-            self.gathered.check(self.group.count)
+            self.accumulated.check(self.group.count)
             self._update(max_grad_norm)
 
-        with self._turns.taken():
+        with self._step_lock.acquired():
             self.updated = False
             waiting = self.group.count > 0
             if waiting:
-                self._guarded(update, None)
+                self._run_or_drop_group(update, None)
             return waiting
 
     def parts(self, batch: Any) -> Iterator[Any]:  # noqa: ANN401
-        """Cut a batch of any size into micro-batches; the last may be shorter."""
-        return parts_of(batch, self.recipe.batch_size, self._dims)
+        """Split a batch of any size into micro-batches; the last may be shorter."""
+        return split_batch(batch, self.recipe.batch_size, self._dims)
 
     def adopt(self, recipe: Recipe) -> None:
-        """Go on with other settings: weights, optimizer, scaler and counts stay.
+        """Continue with another recipe: weights, optimizer, scaler and counts stay.
 
         Raises:
             InputError: If precision or optimizer differ, blocks are unknown, or micro-
                 batches wait for an update. Nothing is changed then.
         """
-        self._turns.check()
-        same_training(self.recipe, recipe, waiting=self.group.count)
+        self._step_lock.check()
+        check_adoptable(self.recipe, recipe, waiting=self.group.count)
         self._modes.resume()
         try:
-            self._treat_as(recipe)
+            self._apply_recipe(recipe)
         except InputError:
-            self._treat_as(self.recipe)
+            self._apply_recipe(self.recipe)
             raise
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -270,7 +273,7 @@ class Run:
         return autocast_context(self._precision, self.device.type)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next step depends on, but for the data and a scheduler.
+        """Return what the next step depends on, except data and LR scheduler.
 
         The states of model, optimizer, GradScaler (None without one) and random
         generators, the counts of steps and, between micro-batches, the gradients so
@@ -282,33 +285,32 @@ class Run:
         """Continue from what ``state_dict`` returned, bit for bit.
 
         Args:
-            state: Of this version, or an older one that had less in it.
-            random: Whether the global random generators continue too.
+            state: Of this version, or an older one with fewer entries.
+            random: Whether to restore the global random generators too.
 
         Raises:
             InputError: If it is no state of this run; nothing is loaded then.
         """
-        self._turns.check()
+        self._step_lock.check()
         load_state(self, state, random=random)
 
     def drop_group(self) -> None:
-        """Forget the micro-batches that came since the last update."""
-        self.gathered.forget()
+        """Drop the micro-batches since the last update."""
+        self.accumulated.clear()
         self.optimizer.zero_grad(set_to_none=True)
-        self.group = Group(self.recipe.gradient_accumulation_steps)
+        self.group = AccumulationGroup(self.recipe.gradient_accumulation_steps)
         if self.scaler is not None:
-            # A scaler that has unscaled once refuses to again before an update.
-            self.scaler = renewed_scaler(self.scaler, self.device.type)
+            # A scaler refuses to unscale twice before an update.
+            self.scaler = fresh_scaler(self.scaler, self.device.type)
 
     def undo(self) -> None:
-        """Give back the plain model: the same objects, trained values kept.
+        """Restore the plain model: the same objects with the trained values.
 
-        Gradients of micro-batches that wait for an update are dropped: a loop that goes
-        on would add its own to them.
+        Accumulated gradients are dropped: a following loop would add to them.
         """
-        if not self._turns.ended and self.group.count:
+        if not self._step_lock.ended and self.group.count:
             self.drop_group()
-        self._turns.ended = True
+        self._step_lock.ended = True
         self._undo()
 
     def __enter__(self) -> Self:
@@ -318,21 +320,21 @@ class Run:
         self.undo()
 
     def __reduce__(self) -> NoReturn:
-        # A copy's undo() would change the model of the first.
+        # A copy's undo() would change the original's model.
         raise InputError(
             "A run is neither pickled nor copied: it has changed its model. Save "
             "run.state_dict(), or copy run.model."
         )
 
-    def _treat_as(self, recipe: Recipe) -> None:
-        """Carry out the part of a recipe that can change while training."""
-        self._blocks.treat(recipe)
+    def _apply_recipe(self, recipe: Recipe) -> None:
+        """Apply the part of a recipe that can change while training."""
+        self._blocks.apply(recipe)
         self.recipe = recipe
-        self.group = Group(recipe.gradient_accumulation_steps)
-        self._guard.expect(recipe)
+        self.group = AccumulationGroup(recipe.gradient_accumulation_steps)
+        self._monitor.expect_recipe(recipe)
 
     def _begin_group(self) -> None:
-        """Drop gradients of other backward passes; see that the weights are the same.
+        """Drop foreign gradients; check that parameters and settings are unchanged.
 
         Raises:
             InputError: If the model has other parameters than the optimizer, or other
@@ -342,12 +344,12 @@ class Run:
             self.optimizer.zero_grad(set_to_none=True)
         self._parameters.check(self.model, self.optimizer)
         self._attention.check()
-        self._blocks.restore()
+        self._blocks.reapply_if_changed()
         if self.steps_done + self.skipped_steps == 0:
-            say_compiled_since(self.model, self._compiled)
-            say_if_alone(self.model)
+            warn_compiled_after_apply(self.model, self._compiled)
+            warn_if_not_synchronized(self.model)
 
-    def _enter(self, phase: str) -> None:
+    def _enter_phase(self, phase: str) -> None:
         self._phase = phase
         self._on_phase(phase)
 
@@ -359,41 +361,41 @@ class Run:
         num_items_in_batch: int | torch.Tensor | None,
     ) -> torch.Tensor:
         if not self._is_trace:
-            self.gathered.check(self.group.count)
+            self.accumulated.check(self.group.count)
         self._modes.resume()
-        self._enter("forward")
+        self._enter_phase("forward")
         share = num_items_in_batch is not None
-        counted = counted_in(weight, num_items_in_batch)
+        counted = describe_weight(weight, num_items_in_batch)
         if weight is None:
             weight = count_samples(batch, self._dims) or 1
         divisor = self.group.divisor(weight, share=share, counted=counted)
         # Kept until the step is over, as by a loop that moves its batches itself:
-        # memory is the same either way, and as it was predicted.
+        # memory is then the same, and as predicted.
         moved = cast_batch(batch, self._precision, self.device)
-        moved, function = with_num_items(
+        moved, function = pass_num_items(
             self.model, moved, self._loss, num_items_in_batch
         )
-        watched = self._guard.watching()
+        recording = self._monitor.recording_run_blocks()
         loss = forward_backward(
             self.model,
             moved,
             loss=function,
             divisor=divisor,
-            contexts=(self.autocast(), self._blocks.training_call(), watched),
+            contexts=(self.autocast(), self._blocks.training_forward(), recording),
             scaler=self.scaler,
-            before_backward=lambda: self._enter("backward"),
-            no_loss=self._no_loss,
+            before_backward=lambda: self._enter_phase("backward"),
+            on_missing_loss=self._no_loss,
         )
         if self.group.is_complete:
             self._update(max_grad_norm)
         elif not self._is_trace:
-            self.gathered.note()
+            self.accumulated.record()
         return loss
 
     def _update(self, max_grad_norm: float | None) -> None:
-        self._enter("optimizer")
+        self._enter_phase("optimizer")
         if self.steps_done + self.skipped_steps == 0:
-            self._guard.look_after(self.recipe)
+            self._monitor.before_first_update(self.recipe)
         self.updated = self._update_weights(
             self.scaler,
             max_grad_norm=max_grad_norm,
@@ -404,26 +406,26 @@ class Run:
         else:
             self.skipped_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
-        self.group = Group(self.recipe.gradient_accumulation_steps)
+        self.group = AccumulationGroup(self.recipe.gradient_accumulation_steps)
 
-    def _guarded(self, work: Callable[[], _Result], batch: Any) -> _Result:  # noqa: ANN401
-        """Do ``work``; if it fails, drop the group and say what is known."""
+    def _run_or_drop_group(self, work: Callable[[], _Result], batch: Any) -> _Result:  # noqa: ANN401
+        """Call ``work``; on an error drop the group, and explain out of memory."""
         self.updated = False
         try:
             return work()
         except BaseException as error:
-            report = self._guard.report(
+            report = self._monitor.report(
                 error,
                 batch,
                 recipe=self.recipe,
                 phase=self._phase,
                 micro_batch=max(1, self.group.count),
-                weights_intact=self._update_weights.left_intact(),
+                weights_intact=self._update_weights.weights_intact(),
             )
             self.drop_group()
-            self._guard.rewind()
+            self._monitor.restore_rng_states()
             if report is None:
                 raise
-        # Here the error is gone, and with its frames the tensors of the failed step.
+        # The error is gone here, and with its frames the tensors of the failed step.
         free_memory(self.device)
         raise report

@@ -1,4 +1,4 @@
-"""What a Run does to a model before its first step: device, mode, optimizer."""
+"""Set up a Run: device of the model, optimizer argument, change of recipe."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from budgetfit.applying.undo import Undo
 
 
-def move(
+def move_model(
     model: nn.Module, device: torch.device | str | None, undo: Undo
 ) -> torch.device:
-    """Bring the model to ``device``; None leaves it where most of its weights are.
+    """Move the model to ``device``; None is the device of most of its weights.
 
     Raises:
-        InputError: If the model has no weights, or none that can train.
+        InputError: If its weights are on meta or inference tensors.
     """
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise InputError(
             "The model was made under torch.inference_mode(), and such weights cannot "
             "train. Make or load it outside of it."
         )
-    homes: dict[torch.device, int] = defaultdict(int)
+    elements_on: dict[torch.device, int] = defaultdict(int)
     for parameter in model.parameters():
-        homes[parameter.device] += parameter.numel()
-    if any(home.type == "meta" for home in homes):
+        elements_on[parameter.device] += parameter.numel()
+    if any(home.type == "meta" for home in elements_on):
         raise InputError(
             "The model is on the meta device: it has no weights to train. Load them "
             "first, for example with AutoModelForCausalLM.from_pretrained(...)."
         )
-    home = max(homes, key=homes.__getitem__, default=torch.device("cpu"))
+    home = max(elements_on, key=elements_on.__getitem__, default=torch.device("cpu"))
     if device is None:
         return home
     wanted = torch.device(device)
@@ -52,13 +52,13 @@ def move(
     return wanted
 
 
-def same_optimizer(
+def resolve_optimizer(
     name: str, optimizer: Callable[..., torch.optim.Optimizer] | None
 ) -> str | Callable[..., torch.optim.Optimizer]:
-    """Return the callable if it is the recipe's, or the recipe's name.
+    """Return the optimizer callable, or the recipe's optimizer name.
 
     Raises:
-        InputError: If it is another one, or none.
+        InputError: If it is not callable, or not the one that the recipe names.
     """
     if optimizer is None:
         return name
@@ -77,11 +77,11 @@ def same_optimizer(
     return optimizer
 
 
-def same_training(before: Recipe, after: Recipe, *, waiting: int) -> None:
-    """Refuse to go on with a recipe that would need another optimizer or dtypes.
+def check_adoptable(before: Recipe, after: Recipe, *, waiting: int) -> None:
+    """Refuse a new recipe with another optimizer or precision (``Run.adopt``).
 
     Raises:
-        InputError: As said, or if ``waiting`` micro-batches wait for an update.
+        InputError: If one differs, or ``waiting`` micro-batches wait for an update.
     """
     if not isinstance(after, Recipe):
         raise InputError(

@@ -1,26 +1,26 @@
-"""What a Run is saved as, and how it continues from that."""
+"""Save and load the training state of a Run (``state_dict``)."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
-from budgetfit.applying.run.accumulation import Group
-from budgetfit.applying.run.random_state import random_state, set_random_state
+from budgetfit.applying.run.accumulation import AccumulationGroup
+from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from budgetfit.applying.run.accumulated_gradients import Gathered
+    from budgetfit.applying.run.accumulated_gradients import AccumulatedGradients
 
 _NEEDED = {"model", "optimizer", "scaler"}
 _CLASS = "optimizer_class"
 
 
 class Resumable(Protocol):
-    """What of a ``Run`` is saved."""
+    """The attributes of a ``Run`` that are saved."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -29,17 +29,17 @@ class Resumable(Protocol):
     device: torch.device
     steps_done: int
     skipped_steps: int
-    group: Group
-    gathered: Gathered
+    group: AccumulationGroup
+    accumulated: AccumulatedGradients
 
     def drop_group(self) -> None:
-        """Forget the micro-batches that no optimizer step has used yet."""
+        """Drop the micro-batches since the last update."""
 
 
 def save_state(run: Resumable) -> dict[str, Any]:
-    """Return all that the next step depends on, but for the data and the settings.
+    """Return all that the next step depends on, except data and settings.
 
-    Tensors are the live ones, as in a model's own ``state_dict``.
+    Tensors are references, as in a model's ``state_dict``.
     """
     return {
         "model": run.model.state_dict(),
@@ -49,12 +49,12 @@ def save_state(run: Resumable) -> dict[str, Any]:
         "steps": {"done": run.steps_done, "skipped": run.skipped_steps},
         "group": dataclasses.asdict(run.group),
         "gradients": [item.grad for item in run.trained] if run.group.count else None,
-        "random": random_state(run.device),
+        "random": get_rng_states(run.device),
     }
 
 
 def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
-    """Continue from what ``save_state`` returned, of this version or an older one.
+    """Load what ``save_state`` returned, in this version or an older one.
 
     Raises:
         InputError: If it is no state of this run; nothing is loaded then.
@@ -78,16 +78,16 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
     if gradients is not None:
         for parameter, gradient in zip(run.trained, gradients, strict=True):
             if gradient is not None:
-                # A copy: the next micro-batch is added to it in place.
+                # A copy: the next micro-batch accumulates in place.
                 parameter.grad = gradient.to(parameter, copy=True)
-        run.group = Group(**state["group"])
-        run.gathered.note()
+        run.group = AccumulationGroup(**state["group"])
+        run.accumulated.record()
     if random and "random" in state:
-        set_random_state(state["random"], run.device)
+        set_rng_states(state["random"], run.device)
 
 
 def _check_model(model: nn.Module, state: dict[str, Any]) -> None:
-    """Refuse the state of another model before half of it is loaded."""
+    """Refuse the state of another model before anything is loaded."""
     own = model.state_dict()
     for name in (*own, *state):
         if name not in own or name not in state:

@@ -1,4 +1,4 @@
-"""What must hold around a step, and of its batch, before anything runs."""
+"""Preconditions of a training step: grad mode, autocast, batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import InputError
 
 
-def refuse_surroundings() -> None:
-    """Refuse a step where nothing can train, or where autocast keeps old weights.
+def check_grad_and_autocast() -> None:
+    """Refuse a step without grad mode, or inside ``torch.autocast``.
 
-    Inside of a region of autocast, inner ones do not end theirs: the copies of weights
-    that they make outlive the update.
+    The autocast weight cache is cleared at the end of the outermost region only, so
+    casts of weights would outlive the update.
 
     Raises:
         InputError: Under ``no_grad``, ``inference_mode`` or ``autocast``.
@@ -34,11 +34,11 @@ def refuse_surroundings() -> None:
         )
 
 
-def refuse_batch(batch: Any) -> None:  # noqa: ANN401 - whatever is handed in
-    """Refuse a batch that holds nothing to train on.
+def check_batch_not_empty(batch: Any) -> None:  # noqa: ANN401 - user input
+    """Refuse a batch without tensors, or with empty ones only.
 
     Raises:
-        InputError: If it holds no tensor, or none of its tensors has an element.
+        InputError: If it is such a batch.
     """
     sizes = [tensor.numel() for tensor in tensors_in(batch)]
     if not sizes:

@@ -1,4 +1,4 @@
-"""One step of a run after the other, and none after its end."""
+"""Lock against concurrent or nested steps of a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Turns:
-    """Lets one step at a time run, until the run is undone."""
+class StepLock:
+    """Allows one step at a time, until the run is undone."""
 
     def __init__(self) -> None:
         self._running = threading.Lock()
         self.ended = False
 
     def check(self) -> None:
-        """Refuse to go on with a run that is undone.
+        """Refuse to use a run after ``undo``.
 
         Raises:
-            InputError: If it is.
+            InputError: If the run is undone.
         """
         if self.ended:
             raise InputError(
@@ -32,11 +32,11 @@ class Turns:
             )
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        """Refuse a step within a step: two would share gradients and random numbers.
+    def acquired(self) -> Iterator[None]:
+        """Hold the lock; two steps at once would share gradients and RNG states.
 
         Raises:
-            InputError: If one is running, or the run is undone.
+            InputError: If a step is running, or the run is undone.
         """
         self.check()
         if not self._running.acquire(blocking=False):

@@ -1,5 +1,5 @@
-"""A plan for other trainers: Trainer, TRL, accelerate, Lightning, DeepSpeed, YAML.
+"""Export plans to Trainer, TRL, accelerate, Lightning, DeepSpeed and YAML configs.
 
-In comes a ``Plan``; out come that library's objects or the text of a file for it. Open
+In comes a ``Plan``; out come the library's objects or the text of its config file. Open
 ``trainer.py`` first.
 """

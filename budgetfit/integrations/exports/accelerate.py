@@ -1,4 +1,4 @@
-"""accelerate: a file for ``accelerate launch``, which its script's loop follows."""
+"""accelerate: export a plan as a config file for ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.optional_imports import find_attribute
-from budgetfit.integrations.source_code.common import about, import_block, source
+from budgetfit.integrations.optional_imports import import_attribute
+from budgetfit.integrations.source_code.common import (
+    import_block,
+    plan_summary_lines,
+    to_source,
+)
 from budgetfit.integrations.source_code.model_loading import load_model_text
 
 if TYPE_CHECKING:
@@ -19,10 +23,10 @@ _CONFIG_HOME = "accelerate.commands.config.config_args"
 
 
 def launch_config(plan: Plan) -> dict[str, Any]:
-    """Return the content of a config file: one process on one card.
+    """Return the content of a config file: one process on one GPU.
 
-    Where accelerate is installed, only what its ``ClusterConfig`` knows: a file with
-    anything else is refused.
+    Where accelerate is installed, only fields of its ``ClusterConfig``: it rejects
+    files with others.
     """
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -37,7 +41,7 @@ def launch_config(plan: Plan) -> dict[str, Any]:
         "debug": False,
     }
     if find_spec("accelerate") is not None:
-        known = dataclasses.fields(find_attribute(_CONFIG_HOME, "ClusterConfig"))
+        known = dataclasses.fields(import_attribute(_CONFIG_HOME, "ClusterConfig"))
         names = {item.name for item in known}
         config = {name: value for name, value in config.items() if name in names}
     return config
@@ -48,7 +52,7 @@ def _indented(text: str) -> list[str]:
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return a YAML file; its comments hold the lines that the script needs."""
+    """Return a YAML file; its comments contain the lines that the script needs."""
     steps = plan.recipe.gradient_accumulation_steps
     loading = load_model_text(plan)
     imports = import_block(
@@ -67,15 +71,15 @@ def export_text(plan: Plan, plan_file: str) -> str:
         *_indented(f"{imports}\n{loading.constants}\n{loading.code}"),
         "",
         "    model = load_model()",
-        f"    plan = budgetfit.Plan.load({source(plan_file)})",
+        f"    plan = budgetfit.Plan.load({to_source(plan_file)})",
         "    plan.prepare(model)  # recomputes the planned blocks",
         "    optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
         f"    loader = DataLoader(dataset, batch_size={plan.recipe.batch_size})",
         f"    accelerator = Accelerator(gradient_accumulation_steps={steps})",
     ]
-    comments = [*about(plan, "A launch of accelerate"), *script]
+    comments = [*plan_summary_lines(plan, "A launch of accelerate"), *script]
     lines = [f"# {line}".rstrip() for line in comments]
-    # What JSON says of a value, YAML says too.
+    # JSON values are valid YAML.
     values = launch_config(plan).items()
     lines += [f"{name}: {json.dumps(value)}" for name, value in values]
     return "\n".join(lines) + "\n"

@@ -1,10 +1,10 @@
-"""axolotl: a file for ``axolotl train``.
+"""axolotl: export a plan as a config for ``axolotl train``.
 
-Names and what they do are from 0.18.0 (axolotl-ai-cloud/axolotl, 067b021 of
+Names and semantics are from 0.18.0 (axolotl-ai-cloud/axolotl, 067b021 of
 2026-07-24): src/axolotl/utils/schemas/{config,model,peft,training}.py,
 utils/config/__init__.py (one dtype to load and compute in), loaders/model.py
-(quantisation, preparation), docs/gradient_checkpointing.qmd. It brings transformers
-5.14, which knows no ``every_n_layers``.
+(quantization, preparation), docs/gradient_checkpointing.qmd. It requires
+transformers 5.14, which lacks ``every_n_layers``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from budgetfit.core.adapter import ALL_LINEAR
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.yaml_file import (
-    every_block_alike,
-    nearest,
-    refuse_what_is_no_text,
+    nearest_expressible,
+    refuse_non_text_plan,
+    uniform_treatment,
     yaml_text,
 )
 from budgetfit.integrations.source_code.common import (
@@ -36,15 +36,15 @@ _NAME: Final = "axolotl"
 
 
 def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
-    """Return a YAML file; its comments say what the program cannot be told.
+    """Return a YAML file; comments list what axolotl's config cannot express.
 
     Raises:
-        InputError: If the plan's model, optimizer or precision has no place in it.
+        InputError: If it cannot express the plan's model, optimizer or precision.
     """
-    refuse_what_is_no_text(plan, _NAME)
+    refuse_non_text_plan(plan, _NAME)
     refuse_optimizer_in_backward(plan, _NAME)
     precision = _precision(plan)
-    written = nearest(plan, _checkpointing)
+    written = nearest_expressible(plan, _checkpointing)
     recipe = written.plan.recipe
     sections = {
         "model": {"base_model": weights_of(plan), **_adapter(plan.adapter)},
@@ -72,7 +72,7 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
 def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:
     if not recipe.segments:
         return {"gradient_checkpointing": False}
-    alike = every_block_alike(recipe, blocks)
+    alike = uniform_treatment(recipe, blocks)
     if alike is None or alike.mode == "offload":
         return None
     found: Settings = {
@@ -114,10 +114,10 @@ def _adapter(adapter: Adapter | None) -> Settings:
 
 
 def _precision(plan: Plan) -> Settings:
-    """Return its switches, which decide dtypes of weights and of autocast in one.
+    """Return its precision settings, which set dtypes of both weights and autocast.
 
     Raises:
-        InputError: If fp16 weights would be trained, which a GradScaler refuses.
+        InputError: If fp16 weights would be trained, which GradScaler rejects.
     """
     policy = find_precision(plan.recipe.precision)
     half = policy.autocast or policy.weights

@@ -1,4 +1,4 @@
-"""DeepSpeed: a config for ``deepspeed.initialize`` on one card."""
+"""DeepSpeed: export a plan as a config for ``deepspeed.initialize`` on one GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.optional_imports import find_attribute
+from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.common import (
-    about,
     import_block,
+    plan_summary_lines,
     refuse_optimizer_in_backward,
 )
 from budgetfit.integrations.source_code.model_loading import load_model_text
@@ -22,11 +22,11 @@ _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:
-    """Return a config: ZeRO stage 0, because on one card there is nothing to share out.
+    """Return a config with ZeRO stage 0: on one GPU there is nothing to partition.
 
     Mixed precision is DeepSpeed's own autocast over fp32 weights, as planned. Its older
-    ``bf16`` and ``fp16`` blocks keep weights twice; they are used only where the
-    installed DeepSpeed has no autocast. Pure bf16 is set by ``plan.prepare``.
+    ``bf16`` and ``fp16`` blocks keep two copies of the weights; they are used only
+    where the installed DeepSpeed has no autocast. Pure bf16 is set by ``plan.prepare``.
 
     Raises:
         InputError: If the plan's optimizer steps inside the backward pass.
@@ -50,12 +50,12 @@ def engine_config(plan: Plan) -> dict[str, Any]:
 def _has_autocast() -> bool:
     if find_spec("deepspeed") is None:
         return True
-    constants = find_attribute("deepspeed.runtime", "constants")
+    constants = import_attribute("deepspeed.runtime", "constants")
     return hasattr(constants, "TORCH_AUTOCAST")
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return the config as JSON; what else to do is in a key that DeepSpeed ignores.
+    """Return the config as JSON; further steps are in a key that DeepSpeed ignores.
 
     Raises:
         InputError: As ``engine_config``.
@@ -63,7 +63,7 @@ def export_text(plan: Plan, plan_file: str) -> str:
     loading = load_model_text(plan)
     code = f"{import_block(loading.modules, loading.names)}{loading.constants}"
     comment = [
-        *filter(None, about(plan, "A DeepSpeed engine")),
+        *filter(None, plan_summary_lines(plan, "A DeepSpeed engine")),
         *filter(None, f"{code}{loading.code}".splitlines()),
         "model = load_model()",
         f"plan = budgetfit.Plan.load({plan_file!r}); plan.prepare(model)",

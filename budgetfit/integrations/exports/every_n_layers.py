@@ -1,9 +1,9 @@
-"""Whether transformers' own two arguments say what a plan recomputes.
+"""Express a plan's checkpointing by transformers' own two arguments, where possible.
 
 ``activation_checkpointing`` and ``activation_checkpointing_kwargs={"every_n_layers":
 n}`` (transformers 5.23: trainer.py, modeling_utils.py) recompute every n-th layer of
-those that are a ``GradientCheckpointingLayer``, in the order of ``modules()``. A plan
-that this is enough for needs no callback.
+those that are a ``GradientCheckpointingLayer``, in the order of ``modules()``. Such a
+plan needs no callback.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import BudgetfitError
 from budgetfit.integrations.source_code.plain_torch import planned_model
-from budgetfit.planning.search.every_nth_block import ordinal, which_nth
+from budgetfit.planning.search.every_nth_block import every_n_of_segments, ordinal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from budgetfit.core.plan import Alternative, Estimate
 
-MOST_SLOWER: Final = 0.01  # than the plan, for settings that need no budgetfit
+MAX_SLOWDOWN: Final = 0.01  # relative to the plan, for settings that need no budgetfit
 _PEFT: Final = "base_model.model."
 
 
 @dataclass(frozen=True, slots=True)
-class PlainCheckpointing:
-    """Settings that need no callback.
+class TrainerCheckpointing:
+    """Settings of transformers' ``Trainer`` that need no callback.
 
     Attributes:
-        plan: Whose settings they are: the plan itself, or it with the recipe and the
-            estimate of an alternative.
-        every: Every how manieth block is recomputed; 0 for none.
-        remark: How it compares with the plan; empty if it is the plan.
+        plan: The plan itself, or with the recipe and estimate of an alternative.
+        every: Every n-th block is recomputed; 0 for none.
+        remark: Comparison with the plan; empty if it is the plan.
     """
 
     plan: Plan
@@ -43,34 +42,32 @@ class PlainCheckpointing:
     remark: str = ""
 
 
-def plain_checkpointing(
+def trainer_checkpointing(
     plan: Plan, *, cuts_loss: bool = False
-) -> PlainCheckpointing | None:
-    """Return settings of the Trainer that do what is planned by themselves.
+) -> TrainerCheckpointing | None:
+    """Return Trainer settings that implement the plan without a callback, or None.
 
-    Those of the plan, or of an alternative that was judged to fit, takes at most 1 %
-    more time for the same samples per optimizer step, and changes nothing of the
-    training.
+    Those of the plan, or of an alternative that fits, takes at most 1 % more time for
+    the same effective batch size, and does not change training.
 
     Args:
-        plan: Saved or just made; its alternatives are looked at only where the plan
-            itself cannot be said.
-        cuts_loss: Whether the library cuts the loss into parts itself.
+        plan: Its alternatives are used only where the plan itself cannot be expressed.
+        cuts_loss: Whether the library itself chunks the loss.
     """
     if _needs_more_than_checkpointing(plan):
         return None
     for estimate in _candidates(plan):
         recipe = estimate.recipe
-        every = which_nth(recipe.segments, plan.model.blocks)
+        every = every_n_of_segments(recipe.segments, plan.model.blocks)
         if every is None or (recipe.loss_chunks > 1 and not cuts_loss):
             continue
-        if every and not _counted_alike(plan, every):
+        if every and not _selects_same_blocks(plan, every):
             continue
         if estimate is plan.estimate:
-            return PlainCheckpointing(plan, every)
+            return TrainerCheckpointing(plan, every)
         same = replace(estimate, eval_batch_size=plan.estimate.eval_batch_size)
         other = plan.changed(recipe=recipe, estimate=same)
-        return PlainCheckpointing(other, every, _remark(plan, estimate, every))
+        return TrainerCheckpointing(other, every, _remark(plan, estimate, every))
     return None
 
 
@@ -87,7 +84,7 @@ def _candidates(plan: Plan) -> Iterator[Estimate]:
 
 
 def _replaces(plan: Plan, row: Alternative) -> bool:
-    slowest = plan.comparable.samples_per_s / (1 + MOST_SLOWER)
+    slowest = plan.comparable.samples_per_s / (1 + MAX_SLOWDOWN)
     return row.fits and not row.is_suggestion and row.estimate.samples_per_s >= slowest
 
 
@@ -101,20 +98,20 @@ def _remark(plan: Plan, estimate: Estimate, every: int) -> str:
 
 
 def _needs_more_than_checkpointing(plan: Plan) -> bool:
-    """Whether dtypes or the optimizer take more than loading and arguments."""
+    """Whether dtypes or the optimizer need more than loading and arguments."""
     if plan.recipe.optimizer_in_backward:
         return True
     if find_precision(plan.recipe.precision).weights != "bf16":
         return False
-    # Fractional inputs must be cast, and quantised bases keep fp32 that the plan casts.
+    # Float inputs must be cast, and quantized bases keep fp32 that the plan casts.
     floats = [name for name, (_, dtype) in plan.model.batch.items() if "float" in dtype]
     return bool(floats) or plan.adapter is not None
 
 
-def _counted_alike(plan: Plan, every: int) -> bool:
-    """Whether transformers would recompute the blocks that the plan does.
+def _selects_same_blocks(plan: Plan, every: int) -> bool:
+    """Whether transformers would recompute the same blocks as the plan.
 
-    Seen on the model itself, built without weights; False where it cannot be had.
+    Checked on the model, built on meta; False where it cannot be built.
     """
     text = (plan.provenance.get("asked") or {}).get("model") or ""
     try:

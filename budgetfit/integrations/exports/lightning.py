@@ -1,4 +1,4 @@
-"""Lightning: arguments for its ``Trainer``, and a callback for what they cannot say."""
+"""Lightning: export a plan as ``Trainer`` arguments and a callback for the rest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
-from budgetfit.integrations.optional_imports import find_attribute
+from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.common import (
-    about,
     import_block,
-    keywords,
+    keyword_lines,
+    plan_summary_lines,
     refuse_optimizer_in_backward,
-    source,
+    to_source,
 )
 from budgetfit.integrations.source_code.model_loading import load_model_text
 
@@ -29,10 +29,10 @@ _PRECISIONS: Final = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def trainer_arguments(plan: Plan) -> dict[str, Any]:
-    """Return arguments for Lightning's ``Trainer``: one process on one card.
+    """Return arguments for Lightning's ``Trainer``: one process on one GPU.
 
-    Without autocast Lightning is told ``32-true``, which leaves dtypes alone: pure bf16
-    and tf32 are the callback's to set.
+    Without autocast the precision is ``32-true``, which does not change dtypes: pure
+    bf16 and tf32 are set by the callback.
 
     Raises:
         InputError: If the plan's optimizer steps inside the backward pass.
@@ -49,14 +49,14 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
 def plan_callback(plan: Plan) -> Any:  # noqa: ANN401 - a class of an optional library
     """Return a callback that prepares the planned model when a fit begins.
 
-    The planned model may be the LightningModule or any module in it. The plain model is
-    given back when the fit ends, by an error too.
+    The planned model may be the LightningModule or any module in it. It is restored
+    when the fit ends, also by an error.
 
     Raises:
         InputError: If Lightning is not installed.
     """
     home = "lightning.pytorch" if find_spec("lightning") else "pytorch_lightning"
-    base = find_attribute(home, "Callback")
+    base = import_attribute(home, "Callback")
     return type("PlanCallback", (_PlanHooks, base), {})(plan)
 
 
@@ -68,21 +68,21 @@ class _PlanHooks:
         self._prepared: PreparedModel | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
-        """Set blocks, loss and dtypes up, behind everything that the Trainer does."""
+        """Apply checkpointing, loss and dtypes, after the Trainer's own setup."""
         self._undo()
         self._prepared = prepare(self._plan, pl_module)
 
     def on_sanity_check_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
         """Empty the cache before training begins.
 
-        Lightning has validated two batches by now. Optimizer states would be put into
-        the large blocks that this has left in the cache, which could then never be
+        Lightning has validated two batches by now. Optimizer states would be allocated
+        in the large blocks that this has left in the cache, which could then never be
         freed.
         """
-        torch.cuda.empty_cache()  # does nothing where CUDA is not in use
+        torch.cuda.empty_cache()  # no-op without CUDA
 
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
-        """Give back the plain model."""
+        """Restore the model."""
         self._undo()
 
     def on_exception(
@@ -91,7 +91,7 @@ class _PlanHooks:
         pl_module: nn.Module,  # noqa: ARG002
         exception: BaseException,  # noqa: ARG002
     ) -> None:
-        """Give back the plain model."""
+        """Restore the model."""
         self._undo()
 
     def _undo(self) -> None:
@@ -137,8 +137,8 @@ def export_text(plan: Plan, plan_file: str) -> str:
         ),
         constants=loading.constants,
         loading=loading.code,
-        about="\n".join(about(plan, "A Lightning Trainer")),
-        plan=source(plan_file),
+        about="\n".join(plan_summary_lines(plan, "A Lightning Trainer")),
+        plan=to_source(plan_file),
         batch_size=plan.recipe.batch_size,
-        arguments=keywords(trainer_arguments(plan), 8),
+        arguments=keyword_lines(trainer_arguments(plan), 8),
     )

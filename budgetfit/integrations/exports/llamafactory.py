@@ -1,6 +1,6 @@
-"""LLaMA-Factory: a file for ``llamafactory-cli train``.
+"""LLaMA-Factory: export a plan as a config for ``llamafactory-cli train``.
 
-Names and what they do are from 0.9.6.dev0 (hiyouga/LLaMA-Factory, ff6d4d1 of
+Names and semantics are from 0.9.6.dev0 (hiyouga/LLaMA-Factory, ff6d4d1 of
 2026-08-18): src/llamafactory/hparams/{model,finetuning,data}_args.py, hparams/parser.py
 (dtypes), model/adapter.py (trained weights are fp32 unless ``pure_bf16``),
 model/model_utils/{checkpointing,quantization}.py. The rest are transformers'
@@ -15,9 +15,9 @@ from budgetfit.core.adapter import ALL_LINEAR
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.yaml_file import (
-    every_block_alike,
-    nearest,
-    refuse_what_is_no_text,
+    nearest_expressible,
+    refuse_non_text_plan,
+    uniform_treatment,
     yaml_text,
 )
 from budgetfit.integrations.source_code.common import (
@@ -37,14 +37,14 @@ _BITS: Final = {"nf4": 4, "int8": 8}
 
 
 def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
-    """Return a YAML file; its comments say what the program cannot be told.
+    """Return a YAML file; comments list what LLaMA-Factory's config cannot express.
 
     Raises:
-        InputError: If the plan's model, optimizer or adapters have no place in it.
+        InputError: If it cannot express the plan's model, optimizer or adapters.
     """
-    refuse_what_is_no_text(plan, _NAME)
+    refuse_non_text_plan(plan, _NAME)
     refuse_optimizer_in_backward(plan, _NAME)
-    written = nearest(plan, _checkpointing)
+    written = nearest_expressible(plan, _checkpointing)
     recipe, policy = written.plan.recipe, find_precision(plan.recipe.precision)
     training = {
         "output_dir": "out",
@@ -76,10 +76,10 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
 def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:
     if not recipe.segments:
         return {"disable_gradient_checkpointing": True}
-    alike = every_block_alike(recipe, blocks)
+    alike = uniform_treatment(recipe, blocks)
     if alike is None or alike.mode != "recompute":
         return None
-    if alike.input_on_host:  # what unsloth's function does with each block's input
+    if alike.input_on_host:  # unsloth's checkpoint offloads each block's input
         return {"disable_gradient_checkpointing": False, "use_unsloth_gc": True}
     return {"disable_gradient_checkpointing": False, "use_reentrant_gc": False}
 
@@ -108,7 +108,7 @@ def _method(plan: Plan) -> Settings:
     }
     if find_precision(plan.recipe.precision).weights == "bf16":
         found["pure_bf16"] = True
-    if "pixel_values" in plan.model.batch:  # it leaves both out unless told
+    if "pixel_values" in plan.model.batch:  # excluded by default
         found["freeze_vision_tower"] = False
         found["freeze_multi_modal_projector"] = False
     if adapter is not None:

@@ -1,8 +1,8 @@
-"""A model that does its part of a plan inside somebody else's training loop.
+"""PreparedModel: apply a plan to a model inside another library's training loop.
 
-``Run`` is a whole training step. Trainers have their own: they autocast, scale, clip,
-accumulate and step. What is left for the model to do is set up here, by the same code
-that ``Run`` uses, and taken back afterwards.
+``Run`` is a whole training step. Trainers have their own autocast, loss scaling,
+clipping, accumulation and optimizer step. The rest (checkpointing, chunked loss, weight
+dtypes) is set up here, by the same code as in ``Run``, and undone afterwards.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import nn
 
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.checkpointing.checkpoint import apply_segments
-from budgetfit.applying.checkpointing.recipe_application import flags_of
+from budgetfit.applying.checkpointing.recipe_application import instance_flags
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
-from budgetfit.applying.optimizers.for_recipe import optimizer_of
+from budgetfit.applying.optimizers.for_recipe import make_recipe_optimizer
 from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.peft import code, has_adapters
+from budgetfit.integrations.peft import has_adapters, loading_code
 from budgetfit.workload.model_check import check_same_model, is_same_model
-from budgetfit.workload.settings_check import warn_of_other_settings
+from budgetfit.workload.settings_check import warn_changed_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,22 +38,21 @@ _FLAGS = ("gradient_checkpointing", "_gradient_checkpointing_func", "forward")
 
 
 class PreparedModel:
-    """What was done to a model, until undone.
+    """A model with a plan applied, until ``undo``.
 
     Args:
-        plan: What to carry out.
+        plan: The plan to apply.
         model: The planned model, changed in place; switched to training mode if it is
             in evaluation mode, as every trainer does.
-        chunks_loss: Whether to cut the loss if the plan does; not where a library has
-            put a loss of its own in the model's place.
-        sets_tf32: Whether to set torch's switch for fp32 products on CUDA; not where a
-            library has set it, in its own way.
+        chunks_loss: Whether to chunk the loss if the plan does; not where a library has
+            replaced the model's loss.
+        sets_tf32: Whether to set torch's tf32 flag; not where a library has set it.
 
     Attributes:
-        model: The model handed in.
+        model: The model.
 
     Raises:
-        InputError: If model and plan do not go together; the model is then as it was.
+        InputError: If the model is not the planned one; it is then unchanged.
     """
 
     def __init__(
@@ -70,35 +69,35 @@ class PreparedModel:
         with Undo() as self._undo:
             claim(model, self, self._undo)
             cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
-            TrainingModes(model)  # stays so, as with every trainer
+            TrainingModes(model)  # not undone, as with every trainer
             self._take_back = apply_segments(model, self._segments)
-            self._undo.add(self._take_segments_back)
+            self._undo.add(self._undo_checkpointing)
             chunked: ChunkedLoss | None = None
             if plan.recipe.loss_chunks > 1 and chunks_loss:
                 chunked = chunk_loss(model, plan.recipe.loss_chunks, self._undo)
             if chunked is not None or policy.weights == "bf16":
                 forward = _PlannedForward(model, policy, chunked)
-                self._undo.set_on(model, "forward", forward)
-        self._flags = flags_of(model, _FLAGS)
+                self._undo.set_attribute(model, "forward", forward)
+        self._flags = instance_flags(model, _FLAGS)
 
     def restore(self) -> bool:
-        """Put the segments back if something has changed how blocks are called.
+        """Apply checkpointing again if something has replaced the blocks' forward.
 
         Returns:
-            Whether that was so.
+            Whether it had been replaced.
         """
-        if flags_of(self.model, _FLAGS) == self._flags:
+        if instance_flags(self.model, _FLAGS) == self._flags:
             return False
-        self._take_segments_back()
+        self._undo_checkpointing()
         self._take_back = apply_segments(self.model, self._segments)
-        self._flags = flags_of(self.model, _FLAGS)
+        self._flags = instance_flags(self.model, _FLAGS)
         return True
 
     def undo(self) -> None:
-        """Give back the plain model: its blocks, its loss and its buffers' dtypes.
+        """Restore blocks, loss and dtypes of buffers.
 
-        Weights keep the dtype that they were trained in, so that no digit is lost
-        before they are saved. A second call does nothing.
+        Weights keep the dtype that they were trained in, so that saving loses no
+        precision. A second call does nothing.
         """
         self._undo()
 
@@ -113,26 +112,26 @@ class PreparedModel:
     ) -> None:
         self.undo()
 
-    def _take_segments_back(self) -> None:
+    def _undo_checkpointing(self) -> None:
         self._take_back()
 
 
 def prepare(plan: Plan, model: nn.Module) -> PreparedModel:
-    """Make the planned model, or the one that ``model`` holds, do as planned.
+    """Apply a plan to the planned model, which may be contained in ``model``.
 
     Raises:
-        InputError: If it is not the planned model; it is then as it was.
+        InputError: If it is not the planned model; it is then unchanged.
     """
     planned = find_planned(plan, model)
-    warn_of_other_settings(plan, planned)
+    warn_changed_settings(plan, planned)
     return PreparedModel(plan, planned)
 
 
 def find_planned(plan: Plan, module: nn.Module) -> nn.Module:
-    """Return the planned model: ``module`` or one in it.
+    """Find the planned model: ``module`` or a submodule.
 
     Raises:
-        InputError: If it is in there nowhere.
+        InputError: If there is none.
     """
     found = [
         each
@@ -140,31 +139,31 @@ def find_planned(plan: Plan, module: nn.Module) -> nn.Module:
         if is_same_model(plan, each)
     ]
     if not found:
-        _ask_for_adapters(plan, module)
+        _check_adapters(plan, module)
         check_same_model(plan, module)
-    # A wrapper has as many parameters as what it wraps, but other names for blocks.
+    # A wrapper has as many parameters as the wrapped model, but other block names.
     blocks = set(plan.model.blocks)
     named = [each for each in found if blocks <= dict(each.named_modules()).keys()]
     return (named or found)[0]
 
 
-def _ask_for_adapters(plan: Plan, module: nn.Module) -> None:
-    """Refuse a base that has no adapters yet: a trainer's model is not exchanged."""
+def _check_adapters(plan: Plan, module: nn.Module) -> None:
+    """Refuse a base without adapters: the trainer's model cannot be replaced."""
     if plan.adapter is not None and not has_adapters(module):
         raise InputError(
             f"The plan trains {plan.adapter.describe()}, and this model has no "
             f"adapters. Hand in the model that has them, for example:\n"
-            f"{code(plan.adapter)}"
+            f"{loading_code(plan.adapter)}"
         )
 
 
 def cast_weights(
     model: nn.Module, policy: Precision, undo: Undo, *, sets_tf32: bool
 ) -> None:
-    """Carry a dtype policy out; undoing gives back all but the weights' dtypes."""
+    """Apply a dtype policy; undoing restores all but the weights' dtypes."""
     device = next(model.parameters(), torch.empty(0)).device.type
     before = {each: each.dtype for each in model.parameters()}
-    # Only on CUDA is there a switch to set.
+    # The tf32 flag exists only for CUDA.
     put_back = apply_precision(model, policy, device if sets_tf32 else "cpu")
     cast = [each for each, dtype in before.items() if each.dtype != dtype]
     undo.add(_undo_around, put_back, cast)
@@ -173,10 +172,10 @@ def cast_weights(
 def make_plan_optimizer(
     plan: Plan, parameters: Iterable[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
-    """Build the planned optimizer; one that steps in backward leaves ``step`` nothing.
+    """Build the planned optimizer; with optimizer in backward its ``step`` is a no-op.
 
     Raises:
-        InputError: If the plan only names a function that builds it.
+        InputError: If the plan only stores the name of an optimizer function.
     """
     parameters = list(parameters)
     name = plan.recipe.optimizer
@@ -187,22 +186,22 @@ def make_plan_optimizer(
             "names. Call it yourself: optimizer = your_function(parameters)."
         )
     kind = parameters[0].device.type if parameters else "cpu"
-    return optimizer_of(
+    return make_recipe_optimizer(
         plan.recipe,
         name if function is None else function,
         parameters,
         lr=lr,
         device_type=kind,
         scaler=make_scaler(find_precision(plan.recipe.precision), kind),
-        undo=Undo(),  # its hooks stay as long as it is used
+        undo=Undo(),  # its hooks stay for its lifetime
     )
 
 
 class _PlannedForward:
-    """Stands in for the model's forward: casts floats, holds logits back in training.
+    """Replacement forward of the model: casts float inputs, defers logits.
 
-    A plain object and no closure, so that a deep copy of the model is a working model
-    of its own.
+    An object instead of a closure, so that a deep copy of the model works
+    independently.
     """
 
     def __init__(
@@ -222,12 +221,12 @@ class _PlannedForward:
         trains = self._model.training and torch.is_grad_enabled()
         if self._chunked is None or not trains:
             return self.__wrapped__(*args, **kwargs)
-        with self._chunked.training_call():
+        with self._chunked.training_forward():
             return self.__wrapped__(*args, **kwargs)
 
 
 def _undo_around(put_back: Undo, weights: list[nn.Parameter]) -> None:
-    """Undo a cast of everything but these: they are out of the way meanwhile."""
+    """Undo a cast of everything but these parameters, which are detached meanwhile."""
     kept = [(each, each.data, each.grad) for each in weights]
     for each in weights:
         each.grad = None

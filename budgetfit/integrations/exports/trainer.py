@@ -1,4 +1,4 @@
-"""transformers' ``Trainer``: a callback for what its arguments cannot say."""
+"""transformers' ``Trainer``: a callback that applies a plan, and a training script."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from budgetfit.integrations.exports.prepared_model import (
     make_plan_optimizer,
 )
 from budgetfit.integrations.exports.trainer_arguments import settings
-from budgetfit.integrations.exports.trainer_script import Program, program_text
-from budgetfit.integrations.exports.trl import has_fused_head, trains_pairs
-from budgetfit.workload.settings_check import warn_of_other_settings
+from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
+from budgetfit.integrations.exports.trl import has_fused_head, is_dpo
+from budgetfit.workload.settings_check import warn_changed_settings
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
 
 
 class PlanCallback(TrainerCallback):
-    """Makes the model that a ``Trainer`` trains do as planned, and gives it back.
+    """Trainer callback that applies a plan to the model, and restores it afterwards.
 
-    Weights get the planned dtype when the Trainer is made, before an optimizer state
-    is loaded; blocks and losses are set up when training begins, after everything that
-    the Trainer itself sets up, and taken back when it ends. After an error in training,
-    ``undo()`` does that.
+    Weights get the planned dtype when the Trainer is created, before an optimizer state
+    is loaded; checkpointing and chunked loss are applied when training begins, after
+    the Trainer's own setup, and undone when it ends. After an error in training, call
+    ``undo()``.
 
     Args:
         plan: From ``plan()``, or loaded from disk.
@@ -48,7 +48,7 @@ class PlanCallback(TrainerCallback):
         self._prepared: PreparedModel | None = None
 
     def undo(self) -> None:
-        """Give back the plain model; weights keep the dtype they were trained in."""
+        """Restore the model; weights keep the dtype they were trained in."""
         if self._prepared is not None:
             self._prepared.undo()
             self._prepared = None
@@ -61,14 +61,14 @@ class PlanCallback(TrainerCallback):
         model: nn.Module | None = None,
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
-        """Give weights their dtype."""
+        """Cast the weights to the planned dtype."""
         if model is None:
             return
         policy = find_precision(self._plan.recipe.precision)
         with Undo() as undo:
             planned = find_planned(self._plan, model)
             cast_weights(planned, policy, undo, sets_tf32=False)
-        undo()  # of buffers, until training begins
+        undo()  # of buffers; applied again when training begins
 
     def on_train_begin(
         self,
@@ -79,16 +79,16 @@ class PlanCallback(TrainerCallback):
         optimizer: Any = None,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
-        """Set blocks and loss up."""
-        self.undo()  # a Trainer that looks for a batch size begins several times
+        """Apply checkpointing and chunked loss."""
+        self.undo()  # auto_find_batch_size begins training several times
         _check_arguments(self._plan, args, optimizer)
         planned = find_planned(self._plan, model)
-        warn_of_other_settings(self._plan, planned)
+        warn_changed_settings(self._plan, planned)
         self._prepared = PreparedModel(
             self._plan,
             planned,
             chunks_loss=not has_fused_head(planned),
-            sets_tf32=False,  # args.tf32 has, by torch's newer switch
+            sets_tf32=False,  # set by args.tf32, with torch's newer API
         )
 
     def on_step_begin(
@@ -98,7 +98,7 @@ class PlanCallback(TrainerCallback):
         control: Any,  # noqa: ANN401, ARG002
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
-        """Set blocks up again if something has switched checkpointing meanwhile."""
+        """Apply checkpointing again if something has replaced it meanwhile."""
         if self._prepared is not None and self._prepared.restore():
             warnings.warn(
                 "Something switched checkpointing on or off during training; the "
@@ -113,15 +113,15 @@ class PlanCallback(TrainerCallback):
         control: Any,  # noqa: ANN401, ARG002
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
-        """Give back the plain model."""
+        """Restore the model."""
         self.undo()
 
 
 def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:  # noqa: ANN401
-    """Say where a Trainer trains otherwise than planned.
+    """Warn where the Trainer's arguments differ from the plan.
 
     Raises:
-        InputError: If one process would train on several cards.
+        InputError: If one process would train on several GPUs.
     """
     if args.n_gpu > 1:
         raise InputError(
@@ -131,7 +131,7 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:  # noqa: AN
             "launch."
         )
     planned = settings(plan)
-    if trains_pairs(args):
+    if is_dpo(args):
         planned["per_device_train_batch_size"] //= 2
     other = [
         f"{name}={getattr(args, name)} (planned: {value})"
@@ -153,13 +153,13 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:  # noqa: AN
 
 
 def _is_planned(plan: Plan, optimizer: Any) -> bool:  # noqa: ANN401
-    """Whether an optimizer is of the planned kind; True where no name says which."""
+    """Whether an optimizer is of the planned class; True if unknown."""
     if plan.recipe.optimizer not in OPTIMIZER_NAMES:
         return True
-    made = getattr(optimizer, "optimizer", optimizer)  # in accelerate's wrapper
+    made = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     try:
         planned = make_plan_optimizer(plan, [nn.Parameter(torch.empty(1))], lr=1.0)
-    except InputError:  # its library is not here, so it is another one
+    except InputError:  # its library is not installed, so it is another one
         return False
     kinds = [(type(each), bool(each.defaults.get("fused"))) for each in (made, planned)]
     return kinds[0] == kinds[1]
@@ -174,7 +174,7 @@ def export_text(plan: Plan, plan_file: str) -> str:
     return program_text(plan, plan_file, _PROGRAM)
 
 
-_PROGRAM: Final = Program(
+_PROGRAM: Final = ScriptParts(
     what="A Trainer",
     library="transformers",
     trainer="Trainer",

@@ -1,4 +1,4 @@
-"""Arguments for transformers' ``TrainingArguments`` and what is derived from it."""
+"""Map a plan to transformers' ``TrainingArguments`` and its subclasses."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     """Return arguments for the installed ``TrainingArguments``.
 
     Raises:
-        InputError: If the plan's optimizer or an argument has no name there.
+        InputError: If it cannot express the plan's optimizer or has no such argument.
     """
     return planned_arguments(plan, known_fields(), overrides)
 
 
 def known_fields() -> set[str]:
-    """Return the names that the installed ``TrainingArguments`` takes."""
+    """Return the field names of the installed ``TrainingArguments`` takes."""
     return {item.name for item in dataclasses.fields(TrainingArguments) if item.init}
 
 
 def planned_arguments(
     plan: Plan, known: Collection[str], overrides: dict[str, Any], every: int = 0
 ) -> dict[str, Any]:
-    """Return what a plan says to a class of arguments with these fields.
+    """Return a plan's arguments for a class with these fields.
 
-    Checkpointing is switched off in so many words: some classes switch it on, for every
-    block, and the callback does what is planned (user-needs V3, V4). With ``every`` the
-    library recomputes every n-th block itself.
+    Checkpointing is disabled explicitly: some classes enable it for every block, and
+    the callback applies the planned one. With ``every`` the library recomputes every
+    n-th block itself.
 
     Raises:
         InputError: As ``training_arguments``.
@@ -52,9 +52,10 @@ def planned_arguments(
     if plan.estimate.eval_batch_size is not None:
         wanted["per_device_eval_batch_size"] = plan.estimate.eval_batch_size
         if "eval_accumulation_steps" in known:
-            # With compute_metrics predictions of all batches would wait on the card.
+            # With compute_metrics, predictions of all batches would accumulate on the
+            # GPU.
             wanted["eval_accumulation_steps"] = 1
-    # The first is the new name of the second, which is deprecated (user-needs V1).
+    # The first is the new name of the second, which is deprecated.
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if name in known:
             wanted[name] = every > 0
@@ -63,7 +64,7 @@ def planned_arguments(
                 wanted[f"{name}_kwargs"] = {"use_reentrant": False, **counted}
             break
     if recipe.optimizer_in_backward:
-        wanted["max_grad_norm"] = 0.0  # gradients are gone before their norm is known
+        wanted["max_grad_norm"] = 0.0  # gradients are freed before their norm is known
     wanted |= overrides
     _check_names(wanted, known)
     _check_optimizer(wanted["optim"], recipe, chosen="optim" in overrides)
@@ -71,7 +72,7 @@ def planned_arguments(
 
 
 def settings(plan: Plan) -> dict[str, Any]:
-    """Return the arguments that decide memory and samples per optimizer step."""
+    """Return the arguments that determine memory and effective batch size."""
     policy = find_precision(plan.recipe.precision)
     return {
         "per_device_train_batch_size": plan.recipe.batch_size,
@@ -82,10 +83,10 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 
 def exported(plan: Plan) -> tuple[dict[str, Any], str]:
-    """Return overrides for an exported text, and its line for the optimizer.
+    """Return overrides for an exported script, and its line for the optimizer.
 
-    Where the Trainer cannot build the optimizer, and the plan alone can, the text hands
-    one in; ``optim`` is then a name that is not used.
+    Where the Trainer cannot build the optimizer but the plan can, the script passes
+    one; ``optim`` is then unused.
     """
     recipe = plan.recipe
     by_trainer = _builds(recipe.optimizer) and not recipe.optimizer_in_backward
@@ -109,12 +110,12 @@ def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
 
 
 def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
-    """Refuse an optimizer that the Trainer would not build as it was planned.
+    """Refuse an optimizer that the Trainer would not build as planned.
 
     Args:
         name: The ``optim`` argument.
         recipe: As planned.
-        chosen: Whether the user gave the argument, and so the optimizer.
+        chosen: Whether the user gave the argument.
     """
     known = _builds(name)
     if known and (chosen or not recipe.optimizer_in_backward):

@@ -1,4 +1,4 @@
-"""Programs for transformers' ``Trainer`` and TRL's trainers, as source text."""
+"""Training scripts for transformers' ``Trainer`` and TRL's trainers, as source text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.plan import Plan
-from budgetfit.integrations.exports.every_n_layers import plain_checkpointing
+from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
 from budgetfit.integrations.exports.trainer_arguments import (
     exported,
     known_fields,
     planned_arguments,
 )
 from budgetfit.integrations.source_code.common import (
-    about,
+    escape_line,
     import_block,
-    keywords,
-    plain_line,
-    source,
+    keyword_lines,
+    plan_summary_lines,
+    to_source,
 )
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.plain_torch_loop import data_parts
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What a trainer's program is made of.
+class ScriptParts:
+    """The parts of a trainer's script.
 
     Attributes:
-        what: In words, for the docstring.
-        library: Where its classes are imported from.
+        what: Description, for the docstring.
+        library: Package that its classes are imported from.
         trainer, arguments: The classes' names.
-        extra: Fields of the arguments beside those of ``TrainingArguments``.
+        extra: Fields of the arguments in addition to ``TrainingArguments``.
         settings: Values of a plan for these and others.
         columns: Of a text data set; empty where samples are tensors.
-        cuts_loss: Whether the trainer cuts the loss into parts itself.
+        cuts_loss: Whether the trainer itself chunks the loss.
         remarks: More lines for the docstring.
     """
 
@@ -100,21 +100,21 @@ if __name__ == "__main__":
     tokenizer = AutoTokenizer.from_pretrained($name)
     make_trainer(load_model(), texts, tokenizer).train()
 """)
-_STEPS: Final = 3  # of the program as it is printed
+_STEPS: Final = 3  # max_steps of the script
 
 
-def program_text(plan: Plan, plan_file: str, program: Program) -> str:
-    """Return a program as Python source.
+def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
+    """Return the script as Python source.
 
-    It needs budgetfit only where the trainer's own arguments cannot say the plan.
+    It needs budgetfit only where the trainer's own arguments cannot express the plan.
 
     Raises:
-        InputError: If the plan's optimizer has no name there.
+        InputError: If the trainer has no such optimizer.
     """
     overrides, optimizer = exported(plan)
     plain = None
     if not optimizer:
-        plain = plain_checkpointing(plan, cuts_loss=program.cuts_loss)
+        plain = trainer_checkpointing(plan, cuts_loss=program.cuts_loss)
     shown = plan if plain is None else plain.plan
     arguments = planned_arguments(
         shown,
@@ -125,7 +125,7 @@ def program_text(plan: Plan, plan_file: str, program: Program) -> str:
     loading = load_model_text(shown)
     constants, callback = loading.constants, ""
     if plain is None:
-        constants += f"plan = budgetfit.Plan.load({source(plan_file)})\n"
+        constants += f"plan = budgetfit.Plan.load({to_source(plan_file)})\n"
         callback = (
             "        # What no argument says: blocks, losses in parts, dtypes.\n"
             "        callbacks=[plan.trainer_callback()],\n"
@@ -133,7 +133,9 @@ def program_text(plan: Plan, plan_file: str, program: Program) -> str:
     tokens = "        processing_class=processing_class,\n" if program.columns else ""
     remarks = [*program.remarks, *([plain.remark] if plain and plain.remark else [])]
     return _TEXT.substitute(
-        about="\n".join([*about(shown, program.what), *map(plain_line, remarks)]),
+        about="\n".join(
+            [*plan_summary_lines(shown, program.what), *map(escape_line, remarks)]
+        ),
         imports=_imports(program, loading, needs_plan=plain is None),
         constants=f"\n{constants}" if constants else "",
         loading=loading.code,
@@ -141,13 +143,13 @@ def program_text(plan: Plan, plan_file: str, program: Program) -> str:
         article="an" if program.trainer.startswith("S") else "a",
         trainer=program.trainer,
         arguments_class=program.arguments,
-        arguments=keywords(arguments, 8),
+        arguments=keyword_lines(arguments, 8),
         more=f"{tokens}{callback}{optimizer}",
         main=_main(shown, program, loading),
     )
 
 
-def _imports(program: Program, loading: Loading, *, needs_plan: bool) -> str:
+def _imports(program: ScriptParts, loading: Loading, *, needs_plan: bool) -> str:
     names = [
         (program.library, program.trainer),
         (program.library, program.arguments),
@@ -163,7 +165,7 @@ def _imports(program: Program, loading: Loading, *, needs_plan: bool) -> str:
     return import_block(modules, names)
 
 
-def _main(plan: Plan, program: Program, loading: Loading) -> str:
+def _main(plan: Plan, program: ScriptParts, loading: Loading) -> str:
     if program.columns:
         name = "MODEL" if loading.from_hub else '"REPLACE by its folder"'
         return _TEXTS.substitute(columns=program.columns, name=name)

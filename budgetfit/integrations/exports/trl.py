@@ -1,4 +1,4 @@
-"""TRL: arguments for its trainers, and whether TRL computes a model's loss itself."""
+"""TRL: export a plan as ``SFTConfig`` arguments, SFT and DPO scripts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.trainer_arguments import planned_arguments
-from budgetfit.integrations.exports.trainer_script import Program, program_text
-from budgetfit.integrations.optional_imports import find_attribute
+from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
+from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.common import planned_length
-from budgetfit.reporting.phrases import sample_text
+from budgetfit.reporting.formatting import sample_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     """Return arguments for the installed ``SFTConfig``.
 
-    Those of ``TrainingArguments``, where TRL's own defaults (bf16 and checkpointing on)
-    are answered too, and the planned length of a sample.
+    Those of ``TrainingArguments``, overriding TRL's defaults (bf16 and checkpointing
+    on), and the planned sequence length.
 
     Raises:
         InputError: If TRL is not installed, or as ``training_arguments``.
     """
-    config = find_attribute("trl", "SFTConfig")
+    config = import_attribute("trl", "SFTConfig")
     known = {item.name for item in dataclasses.fields(config) if item.init}
     if "max_length" in known:
         overrides = {**_length(plan), **overrides}
@@ -35,10 +35,10 @@ def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_fused_head(model: nn.Module) -> bool:
-    """Say whether TRL has replaced the forward by one that cuts the loss itself.
+    """Whether TRL has replaced the forward by one that chunks the loss itself.
 
-    Seen by the argument that TRL's forward takes; accelerate's wrappers lie around it,
-    PEFT's module too.
+    Detected by an argument of TRL's forward, inside accelerate's wrappers and PEFT's
+    module.
     """
     return any(_takes_fused_head(module) for module in model.modules())
 
@@ -53,26 +53,26 @@ def _takes_fused_head(module: nn.Module) -> bool:
     return False
 
 
-def trains_pairs(args: Any) -> bool:  # noqa: ANN401 - of any trainer
-    """Say whether these are TRL's arguments for DPO, of which a sample is two."""
+def is_dpo(args: Any) -> bool:  # noqa: ANN401 - of any trainer
+    """Whether these are TRL's arguments for DPO, where a sample is a pair."""
     return any(cls.__name__ == "DPOConfig" for cls in type(args).__mro__)
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return a Python program with an SFTTrainer; TRL is not imported for it.
+    """Return a Python script with an SFTTrainer; does not import TRL.
 
     Raises:
-        InputError: If the plan's optimizer has no name there.
+        InputError: If the trainer has no such optimizer.
     """
     return program_text(plan, plan_file, _SFT)
 
 
 def dpo_text(plan: Plan, plan_file: str) -> str:
-    """Return a Python program with a DPOTrainer; TRL is not imported for it.
+    """Return a Python script with a DPOTrainer; does not import TRL.
 
     Raises:
-        InputError: If a micro-batch holds no whole pairs, or more than texts, or as
-            ``export_text``.
+        InputError: If a micro-batch has an odd number of samples, or other tensors than
+            text, or as ``export_text``.
     """
     size = plan.recipe.batch_size
     if size % 2:
@@ -95,7 +95,7 @@ def _length(plan: Plan) -> dict[str, Any]:
 
 
 def _pairs(plan: Plan) -> dict[str, Any]:
-    """Return half the batch sizes, and the reference outputs made before training."""
+    """Return halved batch sizes, and precomputed reference log probabilities."""
     found = {
         "per_device_train_batch_size": plan.recipe.batch_size // 2,
         "precompute_ref_log_probs": True,
@@ -107,9 +107,9 @@ def _pairs(plan: Plan) -> dict[str, Any]:
 
 
 # Fields of TRL 1.16's SFTConfig and DPOConfig (trl/trainer/sft_config.py,
-# dpo_config.py) that TrainingArguments does not have. Both trainers let the model cut
+# dpo_config.py) that TrainingArguments does not have. In both trainers the model chunks
 # its loss (trl's add_fused_lm_head).
-_SFT: Final = Program(
+_SFT: Final = ScriptParts(
     what="An SFTTrainer",
     library="trl",
     trainer="SFTTrainer",
@@ -119,7 +119,7 @@ _SFT: Final = Program(
     columns='"text" or "messages"',
     cuts_loss=True,
 )
-_DPO: Final = Program(
+_DPO: Final = ScriptParts(
     what="A DPOTrainer",
     library="trl",
     trainer="DPOTrainer",

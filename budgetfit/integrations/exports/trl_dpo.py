@@ -1,4 +1,4 @@
-"""TRL's ``DPOTrainer``, for the command line."""
+"""TRL: the DPO script as ``export_text``, for ``budgetfit export --to dpo``."""
 
 from budgetfit.integrations.exports.trl import dpo_text as export_text
 

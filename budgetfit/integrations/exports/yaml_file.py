@@ -1,7 +1,7 @@
-"""YAML for programs that train from one file, and what such a file cannot say.
+"""YAML configs for axolotl and LLaMA-Factory: common parts.
 
-Such a program has settings for checkpointing, but none for single blocks. Where a
-plan's own recipe cannot be said, the nearest one that was judged is written instead.
+These programs have no settings for checkpointing single blocks. Where a plan's recipe
+cannot be expressed, the nearest judged alternative is written instead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
-from budgetfit.integrations.source_code.common import about, plain_line
-from budgetfit.reporting.phrases import blocks_text, rate_text, sample_text
+from budgetfit.integrations.source_code.common import escape_line, plan_summary_lines
+from budgetfit.reporting.formatting import blocks_text, rate_text, sample_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ _BARE_EXPONENT: Final = re.compile(r"-?\d+e-?\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What a file says of a plan.
+class ExportedPlan:
+    """The part of a plan that a config file expresses.
 
     Attributes:
-        plan: The plan, with the recipe and the estimate that the file has.
-        checkpointing: The program's settings for its blocks.
-        remarks: What it cannot say, and what that means for memory.
+        plan: The plan, with the recipe and estimate that the file has.
+        checkpointing: The program's checkpointing settings.
+        remarks: What it cannot express, with the effect on memory.
     """
 
     plan: Plan
@@ -42,20 +42,20 @@ class Written:
     remarks: tuple[str, ...] = ()
 
 
-def nearest(
+def nearest_expressible(
     plan: Plan, say: Callable[[Recipe, tuple[str, ...]], Settings | None]
-) -> Written:
-    """Return what a program can be told of a plan: it, or the best judged beside it.
+) -> ExportedPlan:
+    """Return the plan, or the best alternative that a program's settings can express.
 
     Args:
-        plan: Its alternatives are looked at only where it cannot be said itself.
-        say: Returns the settings of a recipe's checkpointing, given the blocks' names;
-            None where there are none. It must know every block recomputed.
+        plan: Its alternatives are used only where it cannot be expressed itself.
+        say: Returns the checkpointing settings of a recipe, given the blocks' names;
+            None where it has none. It must support checkpointing every block.
     """
     blocks = plan.model.blocks
     settings = _said(plan.recipe, blocks, say)
     if settings is not None:
-        return Written(plan, settings)
+        return ExportedPlan(plan, settings)
     samples = plan.recipe.effective_batch_size
     rows = [
         (row, estimate, settings)
@@ -73,7 +73,7 @@ def nearest(
             f"{_numbers(estimate)}; the plan: {_numbers(plan.comparable)}."
         )
         other = plan.changed(recipe=estimate.recipe, estimate=estimate)
-        return Written(other, settings, (cannot, found))
+        return ExportedPlan(other, settings, (cannot, found))
     tried = [
         f"{row.label} needs {format_bytes(row.estimate.reserved_bytes)} and "
         f"{format_bytes(plan.budget.usable_bytes)} are usable"
@@ -82,17 +82,17 @@ def nearest(
     known = "; ".join(tried) or "no setting that it has was judged for this plan"
     said = f"Below is the nearest, every block recomputed. It may not fit: {known}."
     full = say(replace(plan.recipe, segments=_each(blocks), loss_chunks=1), blocks)
-    return Written(plan, full or {}, (cannot, said))
+    return ExportedPlan(plan, full or {}, (cannot, said))
 
 
 def _value(value: object) -> str:
-    """Return a value as JSON, which YAML reads too; 5e-05 would be a text there."""
+    """Format a value as JSON, valid in YAML too, where 5e-05 would be a string."""
     text = json.dumps(value, ensure_ascii=False)
     return text.replace("e", ".0e", 1) if _BARE_EXPONENT.fullmatch(text) else text
 
 
-def every_block_alike(recipe: Recipe, blocks: tuple[str, ...]) -> Segment | None:
-    """Return how each block is treated, if all are treated alike and one by one."""
+def uniform_treatment(recipe: Recipe, blocks: tuple[str, ...]) -> Segment | None:
+    """Return the common segment settings of all blocks, if they are the same."""
     first = recipe.segments[0] if recipe.segments else None
     if first is None or len(recipe.segments) != len(blocks):
         return None
@@ -124,12 +124,12 @@ def _numbers(estimate: Estimate) -> str:
     return f"{memory} reserved and {rate_text(estimate.samples_per_s)} samples/s"
 
 
-def refuse_what_is_no_text(plan: Plan, program: str) -> None:
-    """Refuse a plan for a program that trains models of language.
+def refuse_non_text_plan(plan: Plan, program: str) -> None:
+    """Refuse plans that a program for language models cannot train.
 
     Raises:
-        InputError: If a sample has no tokens, or the optimizer is no name of
-            transformers'.
+        InputError: If samples have no tokens, or the optimizer is not a transformers
+            name.
     """
     if "input_ids" not in plan.model.batch:
         raise InputError(
@@ -147,8 +147,8 @@ def refuse_what_is_no_text(plan: Plan, program: str) -> None:
 def yaml_text(
     plan: Plan, what: str, remarks: Iterable[str], sections: dict[str, Settings]
 ) -> str:
-    """Return a file: remarks as comments, then a section for each group of settings."""
-    comments = [*about(plan, what), *map(plain_line, remarks)]
+    """Return the YAML text: remarks as comments, then groups of settings."""
+    comments = [*plan_summary_lines(plan, what), *map(escape_line, remarks)]
     lines = [f"# {line}".rstrip() for line in comments]
     for title, settings in sections.items():
         lines += ["", f"# {title}"]

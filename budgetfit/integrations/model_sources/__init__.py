@@ -1,5 +1,5 @@
-"""A model from what users name: a hub id, a config, a folder, a factory, timm, Keras.
+"""Build a model from a hub id, config, folder, factory, timm or Keras model.
 
-In comes text or an object; out comes an ``nn.Module`` on the meta device with what it
-was made from. Open ``model_source.py`` first.
+In comes text or an object; out comes an ``nn.Module`` on the meta device with its
+source. Open ``model_source.py`` first.
 """

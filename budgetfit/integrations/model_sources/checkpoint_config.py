@@ -1,10 +1,10 @@
-"""What ``from_pretrained`` makes of a checkpoint to train: its dtype, its quantisation.
+"""dtype and quantization with which ``from_pretrained`` loads a checkpoint to train.
 
 Source: transformers 5.23. ``trainer_utils.validate_quantization_for_training`` trains
-adapters on the methods whose ``is_trainable`` is true, and quantised weights
+adapters on the methods whose ``is_trainable`` is true, and quantized weights
 themselves with none. Where the class of a ``quantization_config`` takes ``dequantize``
 (``utils/quantization_config.py``), weights are loaded in the model's dtype, and the
-model is a plain one. A checkpoint of one method is not quantised by another while it
+model is a plain one. A checkpoint of one method is not quantized by another while it
 is loaded (``quantizers/auto.py``, ``merge_quantization_configs``). The dtype is the
 config's, or else the first one of the weights (``modeling_utils._get_dtype``).
 """
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import quiet_import
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantise_as_stored
+from budgetfit.integrations.quantization.bitsandbytes_layers import quantize_as_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.integrations.model_sources.resolved_model import Materialise
+    from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 BITSANDBYTES = "bitsandbytes"
-# What a model can be loaded in, as files of weights call it; 8 bits and fewer are not.
+# safetensors dtypes in which a model can be loaded; not those of 8 bits and fewer
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -47,9 +47,9 @@ class StoredWeights:
     """How the weights of a checkpoint are stored, where its config says so.
 
     Attributes:
-        method: The name of the quantisation; empty for none.
-        layers: What bitsandbytes made of the linear layers, if it was bitsandbytes.
-        loader: The config class with which they are loaded as a plain model.
+        method: The quantization method; empty for none.
+        layers: bitsandbytes' config of the linear layers, if that is the method.
+        loader: The config class that dequantizes them while loading.
     """
 
     method: str = ""
@@ -58,11 +58,11 @@ class StoredWeights:
 
     @property
     def undone(self) -> str:
-        """The method, where loading undoes it."""
+        """The method, where loading dequantizes."""
         return self.method if self.loader else ""
 
     def notes(self, config: transformers.PreTrainedConfig) -> Iterator[str]:
-        """Say what was planned, where that is not what is stored."""
+        """Describe the planned dtype where it is not the stored one."""
         if self.loader:
             yield (
                 f"the weights are stored in {self.method}: planned dequantised to "
@@ -75,31 +75,31 @@ class StoredWeights:
                 "config, and loads the weights as they are: planned so"
             )
 
-    def builder(self, materialise: Materialise) -> Materialise:
-        """Return what builds the model with the layers that are stored."""
+    def builder(self, materialize: Materialize) -> Materialize:
+        """Wrap a builder so that the model gets the stored quantized layers."""
         layers = self.layers
         if layers is None:
-            return materialise
+            return materialize
 
-        def quantised(
+        def quantized(
             device: torch.device | str = "cpu", dtype: torch.dtype | None = None
         ) -> nn.Module:
-            model = materialise(device, dtype)
-            quantise_as_stored(model, layers)
+            model = materialize(device, dtype)
+            quantize_as_stored(model, layers)
             return model
 
-        return quantised
+        return quantized
 
 
 def stored_weights(config: transformers.PreTrainedConfig, name: str) -> StoredWeights:
-    """Return how a config says that the weights are stored.
+    """Read from a config how the weights are stored.
 
     Args:
-        config: Loses what it says where loading does.
-        name: What to call the model in an error.
+        config: Its ``quantization_config`` is removed where loading dequantizes.
+        name: The model's name in errors.
 
     Raises:
-        InputError: If they are stored in a way that cannot be planned.
+        InputError: If the quantization is not supported.
     """
     asked: Any = None
     said = (config.get_text_config(decoder=True), config)
@@ -132,15 +132,15 @@ def _cannot_plan(name: str, method: str) -> InputError:
 def settle_dtype(
     config: transformers.PreTrainedConfig, stored: StoredWeights, folder: Path | None
 ) -> tuple[str, ...]:
-    """Give a config that names no dtype the one that its weights are loaded in.
+    """Set the dtype of a config without one to that in which its weights are loaded.
 
     Args:
-        config: Is changed.
+        config: Changed in place.
         stored: How its weights are stored.
-        folder: Where the weights may lie.
+        folder: Where the weights may be.
 
     Returns:
-        What was assumed.
+        Notes on what was assumed.
     """
     if config.dtype is None:
         named = (part.dtype for part in parts(config) if part.dtype is not None)
@@ -162,7 +162,7 @@ def settle_dtype(
 
 
 def parts(config: transformers.PreTrainedConfig) -> Iterator[Any]:
-    """Yield a config and those inside it."""
+    """Yield a config and its sub-configs."""
     yield config
     for key in config.sub_configs:
         part = getattr(config, key, None)
@@ -171,7 +171,7 @@ def parts(config: transformers.PreTrainedConfig) -> Iterator[Any]:
 
 
 def _weights_dtype(folder: Path) -> torch.dtype | None:
-    """Return the first dtype in the header of the first file of weights, if any."""
+    """Return the first dtype in the header of the first safetensors file, if any."""
     file = folder / "model.safetensors"
     try:
         index = json.loads((folder / f"{file.name}.index.json").read_text("utf-8"))
@@ -193,7 +193,7 @@ def _name(dtype: torch.dtype | str | None) -> str:
 
 
 def _method(fields: dict[str, Any]) -> str:
-    """Return the name as transformers takes it (``AutoQuantizationConfig``)."""
+    """Return the method's name as in transformers' ``AutoQuantizationConfig``."""
     for bits in (4, 8):
         if fields.get(f"load_in_{bits}bit"):
             return f"{BITSANDBYTES}_{bits}bit"
@@ -212,6 +212,6 @@ def _bitsandbytes(fields: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - i
 
 
 def _library() -> Any:  # noqa: ANN401 - the module
-    with quiet_import():  # it imports torchao
+    with quiet_import():  # imports torchao
         from transformers.quantizers import auto  # noqa: PLC0415
     return auto

@@ -1,4 +1,4 @@
-"""An example batch for a Keras model: from its inputs, outputs and compiled loss."""
+"""Generate an example batch for a Keras model from its inputs, outputs and loss."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def example_batch(
 ) -> tuple[Any, bool]:
     """Return inputs, with targets where there is a compiled loss, by their names.
 
-    Whole-number inputs are zeros, which every vocabulary has.
+    Integer inputs are zeros, a valid id in every vocabulary.
 
     Raises:
-        InputError: The model does not tell the shape of its inputs or targets.
+        InputError: The shape of the model's inputs or targets is unknown.
     """
-    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+    keras: Any = import_module("keras")  # keras is imported already
 
     graph = getattr(model, "_functional", None) or model
     declared = getattr(graph, "_inputs_struct", None)
@@ -61,7 +61,7 @@ def _target(
     request: BatchRequest,
     model: Any,  # noqa: ANN401
 ) -> torch.Tensor:
-    """Return classes for a sparse loss, else shares of one as large as the output."""
+    """Return class ids for a sparse loss, else a distribution shaped as the output."""
     if len(output.shape) < 1:
         raise _unknown(model, "its output is a scalar")
     sizes = _sizes(output.shape, request)
@@ -71,7 +71,7 @@ def _target(
 
 
 def _sizes(shape: Sequence[int | None], request: BatchRequest) -> tuple[int, ...]:
-    """Fill in the batch size, and the wished length where the model leaves it open."""
+    """Fill in the batch size, and the requested length where the shape is dynamic."""
     rest = [request.max_length if size is None else size for size in shape[1:]]
     if any(size is None for size in rest):
         raise InputError(

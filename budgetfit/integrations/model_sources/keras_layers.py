@@ -1,4 +1,4 @@
-"""The layers of a Keras layer: which there are, and what to call them."""
+"""Traverse nested Keras layers, with unique names for ``nn.Module`` attributes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def is_whole(layer: Any) -> bool:  # noqa: ANN401
-    """Whether a layer is Keras's own and no model: its inside is of no interest."""
+    """Whether a layer is a leaf: one of Keras's own and not a model."""
     return type(layer).__module__.startswith("keras.src.layers.")
 
 
 def layers_in(layer: Any) -> list[Any]:  # noqa: ANN401
-    """Return the layers that a layer holds, in their order, without inputs.
+    """Return the direct sublayers of a layer, in order, without input layers.
 
-    The graph that a ``Sequential`` keeps beside its list is no layer of its own.
+    The functional graph inside a ``Sequential`` is skipped.
     """
     graph = getattr(layer, "_functional", None)
     return [
@@ -30,7 +30,7 @@ def layers_in(layer: Any) -> list[Any]:  # noqa: ANN401
 
 
 def named_layers(layers: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield layers with names that a module may have, each once."""
+    """Yield layers with unique names that are valid for submodules."""
     used: set[str] = set()
     for layer in layers:
         name = unused_name(_own_name(layer), used)
@@ -38,9 +38,9 @@ def named_layers(layers: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _own_name(layer: Any) -> str:  # noqa: ANN401
-    """Return a layer's name; one that Keras made up without its number.
+    """Return a layer's name; an auto-generated one without its number.
 
-    Keras counts through the whole process: the same model built twice would be two.
+    Keras numbers layers per process, so that the same model built twice would differ.
     """
     name: str = layer.name
     made_up = re.sub(r"_\d+$", "", name)
@@ -49,7 +49,7 @@ def _own_name(layer: Any) -> str:  # noqa: ANN401
 
 
 def unused_name(name: str, used: set[str]) -> str:
-    """Return a name of its own for an attribute of a module, and note it as used."""
+    """Return a unique attribute name, and record it as used."""
     plain = name.replace(".", "_").replace("/", "_")
     found, number = plain, 1
     while found in used or hasattr(nn.Module, found):
@@ -59,7 +59,7 @@ def unused_name(name: str, used: set[str]) -> str:
 
 
 def seed_generators(layer: Any) -> list[Any]:  # noqa: ANN401
-    """Return the seed generators of a layer and of all that are in it."""
+    """Return the seed generators of a layer and its sublayers."""
     return [
         generator
         for part in layer._flatten_layers()  # noqa: SLF001

@@ -1,10 +1,10 @@
-"""Keras 3 on the torch backend: a ``keras.Model`` as the module tree that it is not.
+"""Wrap a Keras 3 model (torch backend) as a tree of ``torch.nn.Module``.
 
-A Keras model is a ``torch.nn.Module``, but its layers are no submodules, training is an
-argument and not a mode, and a copy goes through a file. ``KerasModel`` stands beside
-it: one module for each layer, with the layer's own parameters, called in the layer's
-place while the model runs. The Keras objects themselves are lent for the length of a
-call and are then as they were, so a copy of this tree needs no copy of them.
+A Keras model is a ``torch.nn.Module``, but its layers are not submodules, training is
+an argument instead of a mode, and a copy goes through a file. ``KerasModel`` has one
+module for each layer, with the layer's own parameters, which replaces the layer's
+forward while the model runs. Keras objects are patched only during a call, so a copy of
+this tree shares them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from budgetfit.example_batches.request import BatchRequest
 
 
-class _Lent:
-    """A Keras object: a copy of the tree holds the same one."""
+class _Shared:
+    """Reference to a Keras object that ``copy.deepcopy`` shares instead of copying."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:  # noqa: ANN401
         self.value = value
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Lent:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
         return self
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call of a layer, and what its recomputation needs beside its arguments."""
+    """State of one layer call that its recomputation needs."""
 
     training: bool
     device: str
@@ -61,22 +61,22 @@ class _Call:
 
 
 class KerasLayer(nn.Module):
-    """Stands for one Keras layer; its parameters are the layer's variables' own."""
+    """Module for one Keras layer, sharing its parameters."""
 
     def __init__(self, layer: Any, known: dict[int, KerasLayer]) -> None:  # noqa: ANN401
         super().__init__()
         known[id(layer)] = self
-        self._layer = _Lent(layer)
-        self._variables: dict[str, _Lent] = {}
+        self._layer = _Shared(layer)
+        self._variables: dict[str, _Shared] = {}
         inner = [] if is_whole(layer) else layers_in(layer)
         for name, child in named_layers(inner):
-            self.add_module(name, _stand_in(child, known))
+            self.add_module(name, _module_for(child, known))
         _own_variables(self, layer, inner)
 
     def forward(self, *args: Any, keras_call: _Call, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Run the layer; from its second time on it is the recomputation of a call."""
+        """Run the layer; the second and later runs of a call are recomputation."""
         layer = self._layer.value
-        if not keras_call.ran:  # Keras has just prepared the call
+        if not keras_call.ran:  # called by Keras, which has prepared the call
             keras_call.ran = True
             keras_call.seeds = [
                 (variable, variable._value.clone())  # noqa: SLF001
@@ -89,7 +89,7 @@ class KerasLayer(nn.Module):
                 tensor._keras_mask = mask  # type: ignore[attr-defined]  # noqa: SLF001
         kwargs["training"] = keras_call.training
         with (
-            _lending(
+            _patched_layers(
                 self,
                 keras_call.training,
                 keras_call.device,
@@ -111,10 +111,10 @@ class KerasModel(nn.Module):
     Keras's ``training`` argument.
 
     Attributes:
-        layers: The stand-ins of the model's layers, by their Keras names.
+        layers: The modules of the model's layers, by their Keras names.
 
     Raises:
-        InputError: The model was not built: it has no weights yet.
+        InputError: The model is not built: it has no weights yet.
     """
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 - a keras.Model
@@ -125,11 +125,11 @@ class KerasModel(nn.Module):
                 f"The Keras model {model.name!r} is not built yet: it has no weights. "
                 "Give it a keras.Input, or call it once on a batch."
             )
-        self._model = _Lent(model)
-        self._variables: dict[str, _Lent] = {}
+        self._model = _Shared(model)
+        self._variables: dict[str, _Shared] = {}
         known: dict[int, KerasLayer] = {}
         named = [
-            (name, _stand_in(layer, known)) for name, layer in named_layers(layers)
+            (name, _module_for(layer, known)) for name, layer in named_layers(layers)
         ]
         self.layers = _container(model, named)
         _own_variables(self, model, layers)
@@ -141,7 +141,7 @@ class KerasModel(nn.Module):
 
     @property
     def compiled_loss(self) -> Any:  # noqa: ANN401 - text, a Loss, a function, or None
-        """What ``compile(loss=...)`` was given."""
+        """The loss given to ``compile(loss=...)``."""
         return getattr(self.keras_model, "loss", None)
 
     def forward(
@@ -153,7 +153,7 @@ class KerasModel(nn.Module):
         """Run the model; with ``targets``, its compiled loss too."""
         model = self.keras_model
         cast, device = _cast_to(self), str(next(self.parameters()).device)
-        with _lending(self, self.training, device, cast=cast):
+        with _patched_layers(self, self.training, device, cast=cast):
             outputs = model(inputs, training=self.training)
             if targets is None or self.compiled_loss is None:
                 return outputs
@@ -167,12 +167,12 @@ class KerasModel(nn.Module):
         return {"loss": loss, "outputs": outputs}
 
     def make_example_batch(self, request: BatchRequest) -> tuple[Any, bool]:
-        """Return inputs, with targets for a compiled loss, and whether it has one."""
+        """Return inputs, with targets for a compiled loss, and whether there is one."""
         return example_batch(self.keras_model, self.compiled_loss, request)
 
 
 @contextmanager
-def _lending(
+def _patched_layers(
     tree: nn.Module,
     training: bool,
     device: str,
@@ -180,8 +180,8 @@ def _lending(
     cast: str | None,
     but: nn.Module | None = None,
 ) -> Iterator[None]:
-    """Run layers through their stand-ins in ``tree``, with the parameters of these."""
-    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+    """Redirect Keras layers to the modules of ``tree``, with their parameters."""
+    keras: Any = import_module("keras")  # keras is imported already
 
     with ExitStack() as stack:
         stack.enter_context(keras.device(device))
@@ -190,9 +190,9 @@ def _lending(
                 continue
             for name, variable in part._variables.items():  # noqa: SLF001
                 parameter = part._parameters[name]  # noqa: SLF001
-                _lend_variable(stack, variable.value, parameter)
+                _patch_variable(stack, variable.value, parameter)
             if cast is not None:
-                _lend_policy(stack, part, cast)
+                _patch_dtype_policy(stack, part, cast)
             if isinstance(part, KerasLayer) and part is not but:
                 layer = part._layer.value  # noqa: SLF001
                 forward = functools.partial(_redirect, part, training, device, cast)
@@ -203,9 +203,9 @@ def _lending(
 
 
 def _cast_to(tree: nn.Module) -> str | None:
-    """Return the dtype that a policy of ours cast the float variables to, if one did.
+    """Return the dtype to which a precision policy cast the float variables, if any.
 
-    Keras's layers cast inputs to the dtype of their own policy, so it must follow.
+    Keras layers cast inputs to the dtype of their own policy, which must follow.
     """
     for part in tree.modules():
         if isinstance(part, (KerasLayer, KerasModel)):
@@ -218,7 +218,7 @@ def _cast_to(tree: nn.Module) -> str | None:
     return None
 
 
-def _lend_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:  # noqa: ANN401
+def _patch_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:  # noqa: ANN401
     _set_for_now(stack, variable, "_value", parameter)
     if parameter.is_floating_point():
         _set_for_now(
@@ -226,12 +226,14 @@ def _lend_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:  # 
         )
 
 
-def _lend_policy(stack: ExitStack, part: KerasLayer | KerasModel, dtype: str) -> None:
-    """Let a layer and all in it compute in ``dtype``."""
-    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+def _patch_dtype_policy(
+    stack: ExitStack, part: KerasLayer | KerasModel, dtype: str
+) -> None:
+    """Set the compute dtype of a layer and its sublayers."""
+    keras: Any = import_module("keras")  # keras is imported already
 
-    lent = part._layer if isinstance(part, KerasLayer) else part._model  # noqa: SLF001
-    for layer in lent.value._flatten_layers():  # noqa: SLF001
+    shared = part._layer if isinstance(part, KerasLayer) else part._model  # noqa: SLF001
+    for layer in shared.value._flatten_layers():  # noqa: SLF001
         if layer.compute_dtype != dtype:
             policy = keras.DTypePolicy(dtype)
             _set_for_now(stack, layer, "_dtype_policy", policy)
@@ -242,18 +244,18 @@ def _redirect(
     training: bool,
     device: str,
     cast: str | None,
-    /,  # layers have arguments of these names
+    /,  # layers may have arguments of these names
     *args: Any,  # noqa: ANN401
     **kwargs: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Stand in for ``layer.forward``, which Keras calls once all is prepared."""
+    """Replace ``layer.forward``, which Keras calls after preparing a call."""
     masks = [getattr(value, "_keras_mask", None) for value in args]
     call = _Call(training=training, device=device, masks=masks, cast=cast)
     return stand_in(*args, keras_call=call, **kwargs)
 
 
 def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None:  # noqa: ANN401
-    """Set an attribute of this instance, behind Keras's back, until the stack ends."""
+    """Set an attribute, bypassing Keras's ``__setattr__``, until the stack ends."""
     attributes = owner.__dict__
     if name in attributes:
         stack.callback(attributes.__setitem__, name, attributes[name])
@@ -263,8 +265,8 @@ def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None
 
 
 def _seeds_without_values(stack: ExitStack) -> None:
-    """Draw from any generator: a fake seed has no value to make one of."""
-    random: Any = import_module("keras.src.backend.torch.random")  # not public
+    """Use the default generator: a fake seed tensor has no value."""
+    random: Any = import_module("keras.src.backend.torch.random")  # private API
 
     def any_generator(_: object) -> torch.Generator:
         return torch.Generator()
@@ -275,7 +277,7 @@ def _seeds_without_values(stack: ExitStack) -> None:
 
 @contextmanager
 def _once_only(layer: Any, seeds: list[tuple[Any, torch.Tensor]]) -> Iterator[None]:  # noqa: ANN401
-    """Run a layer again: with the same seeds, and statistics moved only once."""
+    """Recompute a layer with the same seeds, without updating statistics again."""
     states = [variable._value for variable in layer.non_trainable_variables]  # noqa: SLF001
     states += [
         variable._value  # noqa: SLF001
@@ -294,11 +296,11 @@ def _once_only(layer: Any, seeds: list[tuple[Any, torch.Tensor]]) -> Iterator[No
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Let errors pass as they are, a recomputation that stops early among them.
+    """Disable Keras's traceback filtering, also for early stop of recomputation.
 
-    Keras would write out the arguments of every call on its way, and keep the frames.
+    Keras would format the arguments of every call on the way, and keep the frames.
     """
-    keras: Any = import_module("keras")  # there is a Keras model: it is loaded
+    keras: Any = import_module("keras")  # keras is imported already
 
     filtering = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
@@ -309,20 +311,20 @@ def _plain_errors() -> Iterator[None]:
             keras.config.enable_traceback_filtering()
 
 
-def _stand_in(layer: Any, known: dict[int, KerasLayer]) -> KerasLayer:  # noqa: ANN401
-    """Return the layer's stand-in; a layer that is used twice has one."""
+def _module_for(layer: Any, known: dict[int, KerasLayer]) -> KerasLayer:  # noqa: ANN401
+    """Return the layer's module; a layer used twice has one."""
     found = known.get(id(layer))
     return _kind(type(layer).__name__)(layer, known) if found is None else found
 
 
 @functools.cache
 def _kind(name: str) -> Callable[..., KerasLayer]:
-    """Return a class of this name: rows of equal layers are told by their classes."""
+    """Return a class of this name: repeated blocks are found by their class."""
     return type(name, (KerasLayer,), {"__module__": __name__})
 
 
 def _container(model: Any, named: list[tuple[str, KerasLayer]]) -> nn.Module:  # noqa: ANN401
-    """Return the layers as what they are: a chain, or a list of whatever order."""
+    """Return the layers as a chain, or as a container without order."""
     if type(model).__name__ == "Sequential":
         return nn.Sequential(OrderedDict(named))
     container = nn.ModuleList()
@@ -336,7 +338,7 @@ def _own_variables(
     layer: Any,  # noqa: ANN401
     inner: list[Any],
 ) -> None:
-    """Register the variables of a layer that are not those of a layer in it."""
+    """Register the variables of a layer that belong to no sublayer."""
     inside = {id(variable) for child in inner for variable in child.variables}
     used = set(part._modules) | {"layers"}  # noqa: SLF001
     prefix = f"{layer.path}/"
@@ -346,5 +348,5 @@ def _own_variables(
         path = variable.path
         short = path.removeprefix(prefix) if path.startswith(prefix) else variable.name
         name = unused_name(short, used)
-        part._variables[name] = _Lent(variable)  # noqa: SLF001
+        part._variables[name] = _Shared(variable)  # noqa: SLF001
         part.register_parameter(name, variable.value)

@@ -1,6 +1,6 @@
-"""What a text says that names a model, as far as the file system can tell.
+"""Classify text that names a model: local path, hub id or factory.
 
-Imports neither torch nor transformers: a path that is not there is told at once.
+Imports neither torch nor transformers, so that missing paths are reported fast.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def check_model_text(text: str) -> None:
-    """Refuse a text whose file is not there or holds no config; run and fetch nothing.
+    """Check that a named file exists and is a config; run and fetch nothing.
 
-    A hub id, a module and what a factory's file defines are left to who loads them.
+    Hub ids, modules and the content of a factory's file are checked when loaded.
 
     Raises:
-        InputError: There is no such file, or it cannot be what was meant.
+        InputError: There is no such file, or it is not a config.
     """
     text = text.strip()
     check_name(text)
@@ -42,15 +42,15 @@ def check_model_text(text: str) -> None:
 
 
 def check_name(text: str) -> None:
-    """Refuse what no file system can be asked about: an endless name.
+    """Refuse a name that is too long for the file system.
 
     Raises:
-        InputError: It is such a name.
+        InputError: It is too long.
     """
     try:
         Path(text.rpartition(":")[0] or text).exists()
     except PermissionError:
-        return  # told by who opens it
+        return  # reported when it is opened
     except (OSError, ValueError) as error:
         raise InputError(
             f"{text!r:.80} names no model: {error!s:.80}. Give a hub id, a folder or a "
@@ -59,7 +59,7 @@ def check_name(text: str) -> None:
 
 
 def is_factory_text(text: str) -> bool:
-    """Whether a text names a factory: something, a colon, and a Python name."""
+    """Whether a text names a factory: ``module:name`` or ``file.py:name``."""
     place, colon, attribute = text.rpartition(":")
     return bool(colon and place) and all(
         name.isidentifier() for name in attribute.split(".")
@@ -67,17 +67,17 @@ def is_factory_text(text: str) -> bool:
 
 
 def check_factory_file(file: Path) -> None:
-    """Refuse a Python file that is not there.
+    """Check that a factory's Python file exists.
 
     Raises:
-        InputError: It is not there.
+        InputError: It does not exist.
     """
     if not file.is_file():
         raise InputError(f"There is no file {file}. {FACTORY_EXAMPLE}")
 
 
 def is_local_path(text: str) -> bool:
-    """Whether a text means this machine: it exists here, or only a path looks so."""
+    """Whether a text is a local path: it exists, or can only be a path."""
     return (
         Path(text).expanduser().exists()
         or text.startswith((".", "/", "~"))
@@ -87,10 +87,10 @@ def is_local_path(text: str) -> bool:
 
 
 def config_file(text: str) -> Path:
-    """Return the JSON file that a path means, without opening it.
+    """Return the config file of a path, without opening it.
 
     Raises:
-        InputError: There is none, or the path is that of something else.
+        InputError: There is none.
     """
     path = Path(text).expanduser()
     if path.is_dir():
@@ -119,7 +119,7 @@ def config_file(text: str) -> Path:
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """Return the fields of a JSON file.
+    """Read the fields of a JSON file.
 
     Raises:
         InputError: The file cannot be read or is not a JSON object.
@@ -144,7 +144,7 @@ def read_fields(file: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an exception says, in one line that ends in a full stop."""
+    """Return an exception's message in one line that ends in a full stop."""
     words = " ".join(str(error).split()) or "it says nothing"
     text = f"{type(error).__name__}: {words}"
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,4 +1,4 @@
-"""Whatever a user calls a model: a module, a config, a path, a hub id, a factory."""
+"""Resolve a model argument: a module, config, path, hub id or factory."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def resolve_model(
     *,
     trust_remote_code: bool = False,
 ) -> ResolvedModel:
-    """Return the model that was meant, and where it came from.
+    """Resolve a model argument to a module and its source.
 
-    A module is handed through untouched; everything else is built without weights.
+    A module is returned as it is; everything else is built without weights.
 
     Args:
         model: A module; a transformers config; or text: a folder, a ``config.json``, a
             hub id, ``package.module:factory`` or ``file.py:factory``.
-        trust_remote_code: Let code that a config names run.
+        trust_remote_code: Allow a config's own code to run.
 
     Raises:
-        InputError: Nothing is meant by it, or it cannot be built.
+        InputError: It is no known kind of model, or cannot be built.
     """
     if is_keras_model(model):
         return _keras(model)
@@ -47,7 +47,7 @@ def resolve_model(
     check_name(text)
     if is_factory_text(text):
         return _built(load_factory(text))
-    # transformers only where it is needed: importing it takes seconds.
+    # transformers is imported only where needed: that takes seconds.
     if text:
         from budgetfit.integrations.model_sources.transformers import (  # noqa: PLC0415
             load_model_on_meta,
@@ -68,17 +68,17 @@ def resolve_model(
 
 
 def is_keras_model(model: object) -> bool:
-    """Whether it is a ``keras.Model``; Keras is not imported to find out."""
+    """Whether it is a ``keras.Model``; does not import Keras."""
     keras: Any = sys.modules.get("keras")
     kind = getattr(keras, "Model", None)
     return isinstance(kind, type) and isinstance(model, kind)
 
 
-def as_torch_module(model: Any) -> Any:  # noqa: ANN401 - whatever was handed in
+def as_torch_module(model: Any) -> Any:  # noqa: ANN401 - any user input
     """Return a Keras model as a module tree that shares its weights; else ``model``.
 
     Raises:
-        InputError: Keras does not run on torch, or the model is not built.
+        InputError: Keras does not use the torch backend, or the model is not built.
     """
     if not is_keras_model(model):
         return model
@@ -110,12 +110,12 @@ def _keras(model: Any) -> ResolvedModel:  # noqa: ANN401 - a keras.Model
 
 
 def _built(resolved: ResolvedModel) -> ResolvedModel:
-    """Return what a factory made, which may be a Keras model."""
+    """Wrap the result of a factory, which may be a Keras model."""
     if not is_keras_model(resolved.model):
         return resolved
-    make = resolved.materialise
+    make = resolved.materialize
 
-    def materialise(
+    def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         assert make is not None  # noqa: S101 - a factory can be called again
@@ -124,7 +124,7 @@ def _built(resolved: ResolvedModel) -> ResolvedModel:
 
     return replace(
         _keras(resolved.model),
-        materialise=materialise,
+        materialize=materialize,
         batch=resolved.batch,
         loss=resolved.loss,
     )
@@ -146,10 +146,10 @@ def _module(model: nn.Module) -> ResolvedModel:
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Refuse layers whose stored bytes are not those of their parameters.
+    """Refuse quantized layers whose memory is not that of their parameters.
 
-    transformers notes on a model which method its weights are loaded in; bitsandbytes'
-    layers have stand-ins.
+    transformers records the quantization method on the model; bitsandbytes' layers have
+    traceable replacements.
     """
     for module in model.modules():
         method = vars(module).get("quantization_method")

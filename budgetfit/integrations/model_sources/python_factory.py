@@ -1,6 +1,6 @@
-"""A user's own code: ``package.module:name`` or ``file.py:name``.
+"""Load models, batches and losses from user code: ``module:name``, ``file.py:name``.
 
-A model, with its batch and loss if it returns them; or a batch or a loss alone.
+A factory returns a model, optionally with batch and loss.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from budgetfit.batches.batch_tree import batch_size_of
 from budgetfit.errors import InputError
-from budgetfit.example_batches.make_batch import on_cpu
+from budgetfit.example_batches.make_batch import copy_to_cpu
 from budgetfit.integrations.model_sources.model_name import (
     FACTORY_EXAMPLE,
     check_factory_file,
@@ -34,20 +34,20 @@ _ALONE = ". Run it by itself to see where."
 
 
 def load_factory(text: str) -> ResolvedModel:
-    """Return the model that a factory builds, on ``meta`` where it can be built there.
+    """Call a model factory, on ``meta`` where possible.
 
     The factory is called without arguments, first under ``torch.device("meta")`` so
     that no weights are allocated and, where that fails, once more on the CPU. Its
-    folder (for a module: the working folder) leads ``sys.path`` as it does when Python
-    runs a file, and stays there, because a model may import more while it runs; after a
-    failure nothing stays. What the code prints goes to stderr.
+    folder (for a module: the working folder) is prepended to ``sys.path``, as when
+    Python runs a file, and stays there, because a model may import more while it runs;
+    a failure removes it. What the code prints goes to stderr.
 
     Args:
         text: ``package.module:factory`` or ``path/file.py:factory``. The name may be
-            that of a function, a class, or a module that exists already.
+            that of a function, a class, or an existing ``nn.Module``.
 
-    It may also return ``(model, batch)`` or ``(model, batch, loss)``. Tensors of a
-    batch that are on ``meta`` get values; a batch that needs its own can be a function
+    It may also return ``(model, batch)`` or ``(model, batch, loss)``. Meta tensors of a
+    batch get generated values; a batch that needs its own values can be a function
     without arguments, which is called on the CPU.
 
     Raises:
@@ -68,20 +68,20 @@ def load_factory(text: str) -> ResolvedModel:
 
 
 def load_batch(text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
-    """Return the example batch that a text names, or that the named function makes.
+    """Load the example batch that a text names, or call the function that makes it.
 
     Raises:
-        InputError: As ``load_factory``, or it is no batch.
+        InputError: As ``load_factory``, or it is not a batch.
     """
     with _imported(text) as found:
         return _batch(found, text)
 
 
 def load_loss(text: str) -> Callable[..., Any]:
-    """Return the loss function that a text names.
+    """Load the loss function that a text names.
 
     Raises:
-        InputError: As ``load_factory``, or it is no function.
+        InputError: As ``load_factory``, or it is not a function.
     """
     with _imported(text) as found:
         if not callable(found):
@@ -95,7 +95,7 @@ def load_loss(text: str) -> Callable[..., Any]:
 
 @contextmanager
 def _imported(text: str) -> Iterator[Any]:
-    """Give what a text names; what fails in the context leaves nothing behind."""
+    """Import what a text names; undo the import if the context fails."""
     if not is_factory_text(text):
         raise InputError(
             f"{text!r:.80} names nothing in Python code. {FACTORY_EXAMPLE} A loss must "
@@ -111,7 +111,7 @@ def _imported(text: str) -> Iterator[Any]:
 
 
 def _batch(made: Any, text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
-    """Call a function that makes a batch, and insist on tensors with values."""
+    """Call a function that makes a batch; refuse meta tensors."""
     if callable(made):
         made = _result(made, text)
     try:
@@ -120,13 +120,13 @@ def _batch(made: Any, text: str) -> Any:  # noqa: ANN401 - any nesting of tensor
         raise InputError(
             f"{text} gave no batch. {error} Make it return such tensors."
         ) from None
-    return on_cpu(made)
+    return copy_to_cpu(made)
 
 
 def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
-    """Call a factory where nothing is allocated, else where it works."""
+    """Call a factory on meta, else on the CPU."""
 
-    def materialise(
+    def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         with redirect_stdout(sys.stderr):
@@ -147,7 +147,7 @@ def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
         model=model,
         name=type(model).__name__,
         source=f"from {text}, {'built on the CPU' if why else 'no weights allocated'}",
-        materialise=materialise,
+        materialize=materialize,
         notes=(f"{text} was called on the CPU: on meta {why}",) if why else (),
         batch=None if batch is None else _batch(batch, text),
         loss=loss,
@@ -158,7 +158,7 @@ def _result(factory: Callable[[], Any], text: str) -> Any:  # noqa: ANN401
     """Call a function.
 
     Raises:
-        InputError: With the exception's own words, in one line.
+        InputError: With the exception's message in one line.
     """
     try:
         return factory()
@@ -172,10 +172,10 @@ def _parts(
     made: Any,  # noqa: ANN401 - whatever a user's code returns
     text: str,
 ) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
-    """Return the model, and the batch and the loss where they were returned with it.
+    """Split a factory's result into model, batch and loss.
 
     Raises:
-        InputError: There is no model, or what should be the loss is no function.
+        InputError: There is no model, or the loss is not a function.
     """
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):  # noqa: PLR2004
@@ -217,7 +217,7 @@ def _import(place: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Run a file as a module of its own name.
+    """Run a file as a module under a unique name.
 
     Not as ``__main__``: a training script behind ``if __name__ == "__main__":`` must
     not start. Not under its bare name either: ``random.py`` would replace Python's.
@@ -228,7 +228,7 @@ def _import_file(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InputError(f"{file} is no Python file. {FACTORY_EXAMPLE}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # classes look their module up there
+    sys.modules[name] = module  # classes look up their module there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -255,14 +255,14 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:  # noqa: 
 
 @contextmanager
 def _undone_on_failure(place: str) -> Iterator[None]:
-    """Lead ``sys.path`` with the code's folder; take it all back after a failure."""
+    """Prepend the code's folder to ``sys.path``; undo all imports after a failure."""
     is_file = place.endswith(".py")
     folder = Path(place).expanduser().resolve().parent if is_file else Path.cwd()
     path_before = list(sys.path)
     modules_before = dict(sys.modules)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    # Folders remember what they hold: a file written a moment ago must be found.
+    # Import caches of folders: a file written a moment ago must be found.
     importlib.invalidate_caches()
     try:
         yield

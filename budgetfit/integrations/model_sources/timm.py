@@ -1,4 +1,4 @@
-"""timm: the architecture that a timm ``config.json`` names, without weights."""
+"""timm: build the architecture of a timm ``config.json``, without weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from budgetfit.integrations.model_sources.resolved_model import Materialise
+    from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 
 def is_timm_config(fields: dict[str, Any]) -> bool:
-    """Whether these fields are those of a timm ``config.json``."""
+    """Whether these are the fields of a timm ``config.json``."""
     return "architecture" in fields and "pretrained_cfg" in fields
 
 
-def timm_builder(fields: dict[str, Any]) -> Materialise:
+def timm_builder(fields: dict[str, Any]) -> Materialize:
     """Return a function that builds the model of a timm config; downloads nothing.
 
     Raises:
@@ -33,7 +33,7 @@ def timm_builder(fields: dict[str, Any]) -> Materialise:
             f"({error}). Install it: pip install timm."
         ) from error
 
-    def materialise(
+    def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         model: nn.Module = timm.create_model(
@@ -46,7 +46,7 @@ def timm_builder(fields: dict[str, Any]) -> Materialise:
         )
         return model
 
-    return materialise
+    return materialize
 
 
 def _model_arguments(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""transformers: from a config, without weights, to the model that it describes.
+"""transformers: build a model from its config, on meta.
 
-The network is used for one thing: reading the config of a hub id. Code that a config
-brings along runs only where the user said so.
+The network is only used to read the config of a hub id. A config's remote code runs
+only with ``trust_remote_code``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from budgetfit.integrations.model_sources.model_name import (
     read_fields,
 )
 from budgetfit.integrations.model_sources.resolved_model import (
-    Materialise,
+    Materialize,
     ResolvedModel,
 )
 from budgetfit.integrations.model_sources.timm import is_timm_config, timm_builder
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-# Tried in this order for a config that names no architecture: what a model of several
-# heads is mostly trained as comes first.
+# Tried in this order for a config without ``architectures``: the most common training
+# task first.
 _HEADS = (
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -62,16 +62,16 @@ _SEED = 0  # random weights, the same in every run
 
 
 def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> ResolvedModel:
-    """Return the model that a folder, a ``config.json`` or a hub id describes.
+    """Build the model of a folder, a ``config.json`` or a hub id.
 
     It is built on ``meta``: no weights are read, downloaded or allocated.
 
     Args:
         text: Path of a folder or JSON file, or a hub id such as ``"org/name"``.
-        trust_remote_code: Let code that the config names run, as in transformers.
+        trust_remote_code: As in transformers.
 
     Raises:
-        InputError: Nothing is there, or it is no config that transformers knows.
+        InputError: There is no config, or transformers does not know it.
     """
     if not is_local_path(text):
         return model_from_config(
@@ -103,15 +103,13 @@ def model_from_config(
     folder: Path | None = None,
     trust_remote_code: bool = False,
 ) -> ResolvedModel:
-    """Return the model of a config, built on ``meta``; the config is not changed.
+    """Build the model of a config on ``meta``; the config is not changed.
 
-    It has the dtypes and the quantised layers that ``from_pretrained`` would give it.
-    ``folder`` is where the config lies, perhaps beside its weights: a config without a
-    dtype has theirs.
+    It has the dtypes and quantized layers that ``from_pretrained`` would give it.
+    ``folder`` may contain the weights, whose dtype is used for a config without one.
 
     Raises:
-        InputError: The config describes no model that can be built here, or weights
-            that are stored in a way that cannot be planned.
+        InputError: The model cannot be built, or its quantization is not supported.
     """
     config = copy.deepcopy(config)
     name = name or (config.name_or_path or "").rpartition("/")[2]
@@ -123,18 +121,18 @@ def model_from_config(
     dtype_notes = settle_dtype(config, stored, folder)
     notes = [*stored.notes(config)]
     if trust_remote_code and getattr(config, "auto_map", None):
-        materialise = _remote_builder(config)
+        materialize = _remote_builder(config)
     else:
-        materialise = _native_builder(config, notes)
-    resolved = _resolved(stored.builder(materialise), name, source, notes)
+        materialize = _native_builder(config, notes)
+    resolved = _resolved(stored.builder(materialize), name, source, notes)
     return replace(resolved, dtype_notes=dtype_notes, stored_in=stored.undone)
 
 
 def _resolved(
-    materialise: Materialise, name: str, source: str, notes: Sequence[str]
+    materialize: Materialize, name: str, source: str, notes: Sequence[str]
 ) -> ResolvedModel:
     try:
-        model = materialise("meta")
+        model = materialize("meta")
     except InputError:
         raise
     except Exception as error:
@@ -146,19 +144,19 @@ def _resolved(
         model=model,
         name=name or type(model).__name__,
         source=source,
-        materialise=materialise,
+        materialize=materialize,
         notes=tuple(notes),
     )
 
 
 def _file_name(file: Path) -> str:
-    """Return what a model is called by its file: of config.json, by the folder."""
+    """Name a model by its config file, or the folder of a ``config.json``."""
     folder = file.resolve().parent.name
     return folder if file.name == "config.json" and folder else file.stem
 
 
 def _switch_off_cache(config: transformers.PreTrainedConfig) -> None:
-    """Switch off in a config what only generation needs."""
+    """Switch off the KV cache in a config, which only generation needs."""
     for part in parts(config):
         if getattr(part, "use_cache", False):
             part.use_cache = False
@@ -166,8 +164,8 @@ def _switch_off_cache(config: transformers.PreTrainedConfig) -> None:
 
 def _native_builder(
     config: transformers.PreTrainedConfig, notes: list[str]
-) -> Materialise:
-    """Return a builder for the library's own class of this config."""
+) -> Materialize:
+    """Return a builder for transformers' own class of this config."""
     found = _named_class(config)
     if found is None:
         found = _usual_class(config)
@@ -181,21 +179,21 @@ def _native_builder(
     own = config.get_text_config() if is_part else config
     own.dtype = own.dtype or config.dtype
 
-    def materialise(
+    def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> transformers.PreTrainedModel:
         fields = copy.deepcopy(own)
         with _fixed_seed(device), torch.device(device):
-            # Auto classes end here too, but choose the class from the config's type.
+            # Auto classes have it too, but choose the class by the config's type.
             return model_class._from_config(fields, dtype=dtype or fields.dtype)  # noqa: SLF001
 
-    return materialise
+    return materialize
 
 
 def _named_class(
     config: transformers.PreTrainedConfig,
 ) -> type[transformers.PreTrainedModel] | None:
-    """Return the first of the config's architectures that fits it."""
+    """Return the class of the first matching entry in ``architectures``."""
     for name in config.architectures or ():
         found = _model_class(name)
         # A text model may be described by the config of the model that contains it.
@@ -208,7 +206,7 @@ def _named_class(
 def _usual_class(
     config: transformers.PreTrainedConfig,
 ) -> type[transformers.PreTrainedModel]:
-    """Return the class that a config of this type is mostly trained as."""
+    """Return the most common training class of a config type."""
     for table in _HEADS:
         names = getattr(modeling_auto, table, {}).get(config.model_type, ())
         for name in (names,) if isinstance(names, str) else names:
@@ -229,14 +227,14 @@ def _model_class(name: str) -> type[transformers.PreTrainedModel] | None:
     return found if is_model else None
 
 
-def _remote_builder(config: transformers.PreTrainedConfig) -> Materialise:
-    """Return a builder for the class that the config's own code defines."""
+def _remote_builder(config: transformers.PreTrainedConfig) -> Materialize:
+    """Return a builder for the class in the config's remote code (``auto_map``)."""
     names = [name for name in config.auto_map if name.startswith("AutoModel")]
-    # A head before the bare model, as for architectures.
+    # Prefer a head to the bare model, as for architectures.
     name = max(names, key=len, default="AutoModel")
     auto_class = getattr(transformers, name)
 
-    def materialise(
+    def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> transformers.PreTrainedModel:
         fields = copy.deepcopy(config)
@@ -246,12 +244,12 @@ def _remote_builder(config: transformers.PreTrainedConfig) -> Materialise:
             )
         return model
 
-    return materialise
+    return materialize
 
 
 @contextmanager
 def _fixed_seed(device: torch.device | str) -> Iterator[None]:
-    """Seed the random weights; afterwards the global state is as it was."""
+    """Seed the random weights; restores the global RNG state."""
     device = torch.device(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

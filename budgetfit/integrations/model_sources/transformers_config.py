@@ -1,4 +1,4 @@
-"""Finding a transformers config: on this machine, or on the hub."""
+"""Load a transformers config from a local file or from the hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def config_from_fields(
     fields: dict[str, Any], file: Path, *, trust_remote_code: bool
 ) -> transformers.PreTrainedConfig:
-    """Return the config that the fields of a local file describe.
+    """Build the config from the fields of a local file.
 
     Raises:
         InputError: transformers does not know the model, or refuses the fields.
@@ -52,10 +52,10 @@ def config_from_fields(
 def hub_config(
     hub_id: str, *, trust_remote_code: bool
 ) -> transformers.PreTrainedConfig:
-    """Return the config of a hub id: the one place that uses the network.
+    """Download the config of a hub id; the only use of the network.
 
     Raises:
-        InputError: There is no such model, it is gated, or the hub is out of reach.
+        InputError: There is no such model, it is gated, or the hub is unreachable.
     """
     return _auto_config(
         hub_id,
@@ -65,9 +65,9 @@ def hub_config(
 
 
 def _is_hub_out_of_reach() -> bool:
-    """Whether the hub's name has no address: its client would retry that for 24 s."""
+    """Whether DNS cannot resolve the hub, which its client would retry for 24 s."""
     if getproxies():
-        return False  # the proxy resolves names
+        return False  # a proxy resolves names
     try:
         socket.getaddrinfo(urlsplit(hub_constants.ENDPOINT).hostname, None)
     except OSError:
@@ -79,7 +79,7 @@ def _auto_config(
     source: str, *, trust_remote_code: bool, local_files_only: bool = False
 ) -> transformers.PreTrainedConfig:
     try:
-        # False and not None: None would ask on the terminal whether to run code.
+        # False, because None would prompt on the terminal.
         return transformers.AutoConfig.from_pretrained(
             source,
             trust_remote_code=trust_remote_code,
@@ -90,7 +90,7 @@ def _auto_config(
 
 
 def _why_not(hub_id: str, error: Exception) -> str:
-    """Say what to do about a config that transformers could not get."""
+    """Explain why transformers could not load a config, and what to do."""
     causes = tuple(_causes(error))
     if any(isinstance(cause, hub_errors.GatedRepoError) for cause in causes):
         return (

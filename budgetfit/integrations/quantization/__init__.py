@@ -1,5 +1,5 @@
-"""bitsandbytes' quantised layers in a model, real or for a trace.
+"""bitsandbytes quantization of a model, with weights or for tracing.
 
-In comes a model; out comes one whose linear layers are quantised, and a note of what
-stays in 16 bits. Open ``bitsandbytes.py`` first.
+In comes a model; out comes one with quantized linear layers, and a note on what stays
+in 16 bits. Open ``bitsandbytes.py`` first.
 """

@@ -1,4 +1,4 @@
-"""bitsandbytes: what stands for the quantised layers of a model in traces."""
+"""Traceable replacements for bitsandbytes' layers, which refuse fake tensors."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.meta_copy import weightless_copy
+from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
-from budgetfit.applying.quantized_layers.nf4_linear import PackedLinear, Packing
+from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
 from budgetfit.integrations.quantization.bitsandbytes_layers import (
     DTYPES,
-    eight_bits_on_meta,
-    four_bits_on_meta,
     library,
-    quantised_in_every_step,
+    meta_linear_4bit,
+    meta_linear_8bit,
+    requantized_every_step_error,
 )
 
 if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter
 
 
-def is_quantised(model: nn.Module) -> bool:
-    """Whether a model has layers of bitsandbytes; it is not imported to tell."""
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model has bitsandbytes layers; does not import bitsandbytes."""
     return any(_kind(module) is not None for module in model.modules())
 
 
-def as_stored(adapter: Adapter, base: nn.Module) -> Adapter:
-    """Return the adapter with the quantisation that its base has already, if any."""
+def with_stored_quantization(adapter: Adapter, base: nn.Module) -> Adapter:
+    """Return the adapter with the quantization that its base already has, if any."""
     for module in base.modules():
         kind = _kind(module)
         if kind == "Linear8bitLt":
@@ -47,42 +47,46 @@ def as_stored(adapter: Adapter, base: nn.Module) -> Adapter:
     return adapter
 
 
-def with_stand_ins(model: nn.Module) -> nn.Module:
-    """Return a copy without weights whose quantised layers can be traced.
+def with_traceable_layers(model: nn.Module) -> nn.Module:
+    """Return a meta copy whose quantized layers are replaced by traceable ones.
 
     Args:
-        model: Not changed. One without layers of bitsandbytes comes back itself.
+        model: Not changed; returned as it is without bitsandbytes layers.
 
     Raises:
-        InputError: If a layer is quantised in a way that has no stand-in.
+        InputError: If a layer's quantization has no traceable replacement.
         TraceError: If the model cannot be copied.
     """
-    return weightless_copy(model, replace=_stand_in) if is_quantised(model) else model
+    return (
+        copy_to_meta(model, replace=_traceable_layer) if is_quantized(model) else model
+    )
 
 
-def on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy without weights whose quantised layers are still the library's.
+def quantized_meta_copy(model: nn.Module) -> nn.Module:
+    """Return a meta copy that keeps bitsandbytes' own layers.
 
     Raises:
-        InputError, TraceError: As ``with_stand_ins``.
+        InputError, TraceError: As ``with_traceable_layers``.
     """
-    return weightless_copy(model, replace=_without_values)
+    return copy_to_meta(model, replace=_without_values)
 
 
 def loading_peak_bytes(model: nn.Module) -> int | None:
-    """Return the most that loading a model with stand-ins has on the card.
+    """Return the peak GPU memory of loading a model with quantized layers.
 
-    Weights are quantised one after the other: at most all of the model, and the
-    largest in its own dtype, with the scales that double quantisation starts from.
+    Weights are quantized one after the other: the whole quantized model, plus the
+    largest weight in its own dtype with the fp32 scales before double quantization.
 
     Returns:
-        None where nothing is quantised.
+        None where nothing is quantized.
     """
     passing = [0]
     for module in model.modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, Nf4Linear):
             count = module.in_features * module.out_features
-            scales = 2 * 4 * -(-count // module.packing.block)  # fp32, less their mean
+            scales = (
+                2 * 4 * -(-count // module.packing.block)
+            )  # fp32 scales, less their mean
             passing.append(
                 count * module.packing.weight.itemsize
                 + (scales if module.packing.nested else 0)
@@ -96,7 +100,7 @@ def loading_peak_bytes(model: nn.Module) -> int | None:
 
 
 def stored_bytes(weight: Any) -> dict[str, int]:  # noqa: ANN401 - Params4bit, Int8Params
-    """Return the bytes of each tensor that a real quantised weight consists of."""
+    """Return the bytes of each tensor of a real quantized weight."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         tensors = {"weight": weight, "absmax": state.absmax, "code": state.code}
@@ -110,7 +114,7 @@ def stored_bytes(weight: Any) -> dict[str, int]:  # noqa: ANN401 - Params4bit, I
 
 
 def _kind(module: nn.Module) -> str | None:
-    """Return ``Linear4bit`` or ``Linear8bitLt`` for such a layer or a child of it."""
+    """Return ``Linear4bit`` or ``Linear8bitLt`` for such a layer or a subclass."""
     for cls in type(module).__mro__:
         if cls.__name__ in ("Linear4bit", "Linear8bitLt") and (
             cls.__module__.startswith("bitsandbytes.")
@@ -119,13 +123,13 @@ def _kind(module: nn.Module) -> str | None:
     return None
 
 
-def _stand_in(module: nn.Module) -> nn.Module | None:
+def _traceable_layer(module: nn.Module) -> nn.Module | None:
     kind, layer = _kind(module), _any(module)
     if kind is None:
         return None
     widths = layer.in_features, layer.out_features
     if kind == "Linear4bit":
-        new: nn.Module = PackedLinear(*widths, _packing(layer), layer.bias)
+        new: nn.Module = Nf4Linear(*widths, _packing(layer), layer.bias)
     else:
         new = Int8Linear(*widths, _threshold(layer), layer.bias)
     return new.train(layer.training)
@@ -137,9 +141,9 @@ def _without_values(module: nn.Module) -> nn.Module | None:
         return None
     widths = layer.in_features, layer.out_features
     if kind == "Linear4bit":
-        new = four_bits_on_meta(library(), *widths, _packing(layer))
+        new = meta_linear_4bit(library(), *widths, _packing(layer))
     else:
-        new = eight_bits_on_meta(library(), *widths, _threshold(layer))
+        new = meta_linear_8bit(library(), *widths, _threshold(layer))
     new.bias = layer.bias
     return new.train(layer.training)
 
@@ -150,23 +154,23 @@ def _any(module: nn.Module) -> Any:  # noqa: ANN401 - a layer, whose class is op
 
 def _threshold(layer: Any) -> float:  # noqa: ANN401 - a Linear8bitLt
     if layer.state.has_fp16_weights:
-        raise quantised_in_every_step()
+        raise requantized_every_step_error()
     return layer.state.threshold
 
 
-def _packing(layer: Any) -> Packing:  # noqa: ANN401 - a Linear4bit
+def _packing(layer: Any) -> Nf4Format:  # noqa: ANN401 - a Linear4bit
     weight = layer.weight
     state = weight.quant_state
     compute = layer.compute_dtype
-    if state is None:  # not quantised yet: it will be when it moves to a device
-        return Packing(
+    if state is None:  # not quantized until it is moved to a device
+        return Nf4Format(
             nested=weight.compress_statistics,
             block=weight.blocksize,
             storage=weight.quant_storage,
             weight=weight.dtype,
             compute=compute,
         )
-    return Packing(
+    return Nf4Format(
         nested=state.nested,
         block=state.blocksize,
         storage=weight.dtype,

@@ -1,4 +1,4 @@
-"""bitsandbytes: its quantised layers, put in the place of linear ones."""
+"""Replace linear layers by bitsandbytes' ``Linear4bit`` and ``Linear8bitLt``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.quantized_layers.nf4_linear import Packing, packed_tensors
+from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, nf4_tensors
 from budgetfit.core.adapter import INT8_THRESHOLD, Adapter, ComputeDtype
 from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import quiet_import
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import BitsAndBytesConfig
 
-    _How = Packing | float  # of 4-bit layers; the threshold of 8-bit ones
+    _How = Nf4Format | float  # compute dtypes of 4-bit layers
 
 DTYPES: dict[ComputeDtype, torch.dtype] = {
     "fp32": torch.float32,
@@ -28,60 +28,60 @@ DTYPES: dict[ComputeDtype, torch.dtype] = {
 }
 
 
-def quantise(
+def quantize(
     model: nn.Module, adapter: Adapter, device: torch.device | str | None = None
 ) -> None:
-    """Put quantised layers in the place of linear ones, as transformers does.
+    """Replace linear layers by quantized ones, as transformers does.
 
-    That is all but the output layer and what is tied to it; bitsandbytes' own classes.
+    All but the output layer and layers tied to it; by bitsandbytes' own classes.
 
     Args:
-        model: Changed in place. On meta its layers get the quantised layout; with
-            weights these are quantised.
-        adapter: Says how.
-        device: Where quantised weights go; None: where they are.
+        model: Changed in place. On meta its layers get the quantized layout; with
+            weights these are quantized.
+        adapter: Its ``quantization``.
+        device: Where quantized weights go; None: where they are.
 
     Raises:
-        InputError: If bitsandbytes is not installed, or there is no layer to quantise.
+        InputError: If bitsandbytes is not installed, or there is no layer to quantize.
     """
     how: _How = INT8_THRESHOLD
     if adapter.quantization == "nf4":
-        how = Packing(
+        how = Nf4Format(
             nested=adapter.double_quantization, compute=DTYPES[adapter.compute_dtype]
         )
-    _quantise(model, how, None, device)
+    _quantize(model, how, None, device)
 
 
-def quantise_as_stored(model: nn.Module, stored: BitsAndBytesConfig) -> None:
-    """Put in the layers that a checkpoint has by its own ``quantization_config``.
+def quantize_as_stored(model: nn.Module, stored: BitsAndBytesConfig) -> None:
+    """Replace linear layers as the checkpoint's ``quantization_config`` says.
 
-    Weights in fp4 take what they take in nf4, which stands for them.
+    fp4 weights have the size of nf4 weights, which are used for them.
 
     Raises:
-        InputError: As ``quantise``, or if the layers are quantised in every step.
+        InputError: As ``quantize``, or if the layers are quantized in every step.
     """
     if stored.load_in_8bit:
         if stored.llm_int8_has_fp16_weight:
-            raise quantised_in_every_step()
+            raise requantized_every_step_error()
         how: _How = stored.llm_int8_threshold
     else:
-        how = Packing(
+        how = Nf4Format(
             nested=stored.bnb_4bit_use_double_quant,
             storage=stored.bnb_4bit_quant_storage,
             compute=stored.bnb_4bit_compute_dtype,
         )
-    _quantise(model, how, stored.llm_int8_skip_modules, None)
+    _quantize(model, how, stored.llm_int8_skip_modules, None)
 
 
 def library() -> Any:  # noqa: ANN401 - the module
-    """Return bitsandbytes.
+    """Import bitsandbytes.
 
     Raises:
         InputError: If it is not installed.
     """
     try:
         with quiet_import():
-            return importlib.import_module("bitsandbytes")  # optional, and slow
+            return importlib.import_module("bitsandbytes")  # optional, slow to import
     except ImportError:
         raise InputError(
             "A quantised base is made by bitsandbytes, which is not installed: "
@@ -89,13 +89,13 @@ def library() -> Any:  # noqa: ANN401 - the module
         ) from None
 
 
-def four_bits_on_meta(
+def meta_linear_4bit(
     bnb: Any,  # noqa: ANN401
     inputs: int,
     outputs: int,
-    packing: Packing,
+    packing: Nf4Format,
 ) -> nn.Module:
-    """Return a 4-bit layer of the library, without values."""
+    """Return bitsandbytes' 4-bit layer on meta."""
     layer: Any = bnb.nn.Linear4bit(
         inputs,
         outputs,
@@ -105,7 +105,7 @@ def four_bits_on_meta(
         quant_type="nf4",
         device="meta",
     )
-    parts = packed_tensors(inputs * outputs, packing)
+    parts = nf4_tensors(inputs * outputs, packing)
     state2 = None
     if packing.nested:
         state2 = bnb.functional.QuantState(
@@ -134,13 +134,13 @@ def four_bits_on_meta(
     return layer
 
 
-def eight_bits_on_meta(
+def meta_linear_8bit(
     bnb: Any,  # noqa: ANN401
     inputs: int,
     outputs: int,
     threshold: float,
 ) -> nn.Module:
-    """Return an 8-bit layer of the library, without values."""
+    """Return bitsandbytes' 8-bit layer on meta."""
     layer: Any = bnb.nn.Linear8bitLt(
         inputs,
         outputs,
@@ -155,8 +155,8 @@ def eight_bits_on_meta(
     return layer
 
 
-def quantised_in_every_step() -> InputError:
-    """Return the refusal of layers whose weights are not quantised for good."""
+def requantized_every_step_error() -> InputError:
+    """Return the error for 8-bit layers that quantize their weights in every step."""
     return InputError(
         "A Linear8bitLt with has_fp16_weights=True cannot be planned: its weights "
         "are quantised in every step. Load the model with "
@@ -164,7 +164,7 @@ def quantised_in_every_step() -> InputError:
     )
 
 
-def _quantise(
+def _quantize(
     model: nn.Module,
     how: _How,
     skipped: list[str] | None,
@@ -176,7 +176,7 @@ def _quantise(
         weight = layer.weight.data
         if not isinstance(layer, nn.Linear):  # GPT-2's Conv1D: transposed
             weight = weight.t().contiguous()
-        if isinstance(how, Packing):
+        if isinstance(how, Nf4Format):
             new: Any = _four_bits(bnb, weight, how, device)
         else:
             new = _eight_bits(bnb, weight, how, device)
@@ -189,18 +189,17 @@ def _quantise(
             f"{type(model).__name__} has no linear layer to quantise: "
             'use method="lora" without quantization.'
         )
-    # What peft asks for (peft/tuners/lora/model.py).
-    four = isinstance(how, Packing)
+    # attributes that peft reads (peft/tuners/lora/model.py)
+    four = isinstance(how, Nf4Format)
     setattr(model, "is_loaded_in_4bit" if four else "is_loaded_in_8bit", True)
 
 
 def _linear_layers(
     model: nn.Module, asked: list[str] | None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the layers that transformers quantises in a model of its own.
+    """Yield the linear layers that transformers quantizes in its models.
 
-    ``asked`` are the layers to skip, where somebody named them; the usual ones are
-    quantised then.
+    ``asked``: explicit ``llm_int8_skip_modules``; the default ones are quantized then.
     """
     from transformers import PreTrainedModel  # noqa: PLC0415 - takes seconds
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415
@@ -214,8 +213,8 @@ def _linear_layers(
         kept = list(model._keep_in_fp32_modules or ())  # noqa: SLF001 - as transformers
         skipped = HfQuantizer.get_modules_to_not_convert(model, asked, kept)
         if asked is None:
-            # The last layer is meant, too, where its last parameter is a bias: a
-            # classifier's head, which is trained and so cannot be quantised.
+            # Skip the last layer also where its last parameter is a bias: a
+            # classifier's head, which is trained and so cannot be quantized.
             last = [name for name, _ in model.named_parameters()][-1:]
             skipped += [name.rpartition(".")[0] for name in last]
     for name, module in model.named_modules():
@@ -227,11 +226,11 @@ def _linear_layers(
 def _four_bits(
     bnb: Any,  # noqa: ANN401
     weight: torch.Tensor,
-    how: Packing,
+    how: Nf4Format,
     device: torch.device | str | None,
 ) -> nn.Module:
     packing = replace(how, weight=weight.dtype)
-    layer = four_bits_on_meta(bnb, weight.shape[1], weight.shape[0], packing)
+    layer = meta_linear_4bit(bnb, weight.shape[1], weight.shape[0], packing)
     if not weight.is_meta:
         layer.weight = bnb.nn.Params4bit(
             weight,
@@ -250,10 +249,10 @@ def _eight_bits(
     device: torch.device | str | None,
 ) -> nn.Module:
     outputs, inputs = weight.shape
-    layer = eight_bits_on_meta(bnb, inputs, outputs, threshold)
+    layer = meta_linear_8bit(bnb, inputs, outputs, threshold)
     if not weight.is_meta:
         where = weight.device if device is None else device
-        # The library quantises what comes from the CPU.
+        # bitsandbytes quantizes on the move from CPU to GPU.
         layer.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False).to(where)
     return layer
 

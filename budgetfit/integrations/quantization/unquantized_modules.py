@@ -1,4 +1,4 @@
-"""What of a quantised base stays in 16 bits, and what peft makes fp32 of: in a line."""
+"""Note on parameters of a quantized base that stay in 16 bits or become fp32."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HALF = (torch.float16, torch.bfloat16)
-_WORTH_NAMING = 0.01  # of what is meant
+_WORTH_NAMING = 0.01  # share of the model
 
 
 class _Rest(NamedTuple):
-    """A parameter that is not quantised."""
+    """A parameter that is not quantized."""
 
     kind: str
     module: str
@@ -28,10 +28,10 @@ class _Rest(NamedTuple):
 
 
 def size_notes(model: nn.Module, *, prepared: bool) -> tuple[str, ...]:
-    """Say what makes a quantised model larger than its name.
+    """Describe the large parameters of a quantized model that are not quantized.
 
     Args:
-        model: A base with quantised layers of bitsandbytes, not prepared yet.
+        model: A base with bitsandbytes' quantized layers, not prepared yet.
         prepared: Whether peft's ``prepare_model_for_kbit_training`` is to run on it.
     """
     rest = list(_rest(model))
@@ -53,7 +53,7 @@ def size_notes(model: nn.Module, *, prepared: bool) -> tuple[str, ...]:
 
 
 def _own_parameters(model: nn.Module, rest: list[_Rest]) -> list[str]:
-    """Name modules whose weights are no linear layers, as fused experts are."""
+    """Find modules with weights outside linear layers, such as fused experts."""
     whole = sum(parameter.nbytes for parameter in model.parameters())
     sizes = Counter[str]()
     modules: dict[str, dict[str, None]] = {}

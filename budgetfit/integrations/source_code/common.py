@@ -1,4 +1,4 @@
-"""What exported settings say about their plan, and arguments as source text."""
+"""Generate Python source: calls, imports, literals; the plan's summary lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.errors import InputError
-from budgetfit.reporting.phrases import blocks_text
+from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from budgetfit.core.plan import Plan
 
-_WIDTH: Final = 88  # of a line of source
+_WIDTH: Final = 88  # columns of a source line
 _STANDARD: Final = frozenset({"importlib", "itertools", "runpy"})
 LENGTH_NAMES = ("input_ids", "decoder_input_ids")
 
 
-def about(plan: Plan, what: str) -> list[str]:
-    """Return lines that say what was planned; nothing in them ends a docstring."""
+def plan_summary_lines(plan: Plan, what: str) -> list[str]:
+    """Return lines that summarize the plan, safe inside a docstring."""
     lines = [
         f"{what} for {plan.model.name}, as planned for {plan.gpu.title}.",
         "",
@@ -38,11 +38,11 @@ def about(plan: Plan, what: str) -> list[str]:
     loss = (plan.provenance.get("asked") or {}).get("loss")
     if loss is not None:
         lines.append(f"Loss: planned with {loss}.")
-    return [plain_line(line) for line in lines]
+    return [escape_line(line) for line in lines]
 
 
-def plain_line(text: str) -> str:
-    """Return a text that ends neither a docstring nor a comment: names are users'."""
+def escape_line(text: str) -> str:
+    """Escape user text so that it cannot end a docstring or a comment."""
     return " ".join(text.replace("\\", "/").replace('"', "'").splitlines())
 
 
@@ -52,10 +52,10 @@ def _optimizer(plan: Plan) -> str:
 
 
 def refuse_optimizer_in_backward(plan: Plan, library: str) -> None:
-    """Refuse a plan for a library that wants gradients behind the backward pass.
+    """Refuse optimizer in backward for a library that needs gradients after backward.
 
     Raises:
-        InputError: If the plan's optimizer uses them up before.
+        InputError: If the plan has its optimizer in backward.
     """
     if plan.recipe.optimizer_in_backward:
         raise InputError(
@@ -66,7 +66,7 @@ def refuse_optimizer_in_backward(plan: Plan, library: str) -> None:
 
 
 def planned_length(plan: Plan) -> int | None:
-    """Return how many tokens a sample was planned with; None where it is no text."""
+    """Return the planned sequence length; None where samples are not text."""
     for name in LENGTH_NAMES:
         shape, _ = plan.model.batch.get(name, ((), ""))
         if len(shape) == 2:  # noqa: PLR2004 - samples and tokens
@@ -74,22 +74,24 @@ def planned_length(plan: Plan) -> int | None:
     return None
 
 
-def source(value: object) -> str:
-    """Return a plain value as Python source, texts in double quotes."""
-    # JSON's escapes are Python's, except for characters above 16 bits.
+def to_source(value: object) -> str:
+    """Format a plain value as Python source, strings in double quotes."""
+    # JSON escapes are valid in Python, except for characters above 16 bits.
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return repr(value)
 
 
-def call(function: str, arguments: Sequence[str], indent: int, before: int = 0) -> str:
-    """Return a call as source, one argument in each line where one line is too long.
+def call_source(
+    function: str, arguments: Sequence[str], indent: int, before: int = 0
+) -> str:
+    """Format a call as source, one argument per line where one line is too long.
 
     Args:
-        function: What is called.
-        arguments: As source; those of several lines are indented by ``indent + 4``.
-        indent: Of the line that the call is in.
-        before: Characters of that line before the call, indentation left out.
+        function: The function's name.
+        arguments: As source; multi-line ones are indented by ``indent + 4``.
+        indent: Of the call's line.
+        before: Characters before the call in that line, without indentation.
     """
     line = f"{function}({', '.join(arguments)})"
     if "\n" not in line and indent + before + len(line) <= _WIDTH:
@@ -100,7 +102,7 @@ def call(function: str, arguments: Sequence[str], indent: int, before: int = 0) 
 
 
 def import_block(modules: Iterable[str], names: Iterable[tuple[str, str]]) -> str:
-    """Return import lines: ``import`` of modules, names of modules, then budgetfit."""
+    """Return import lines: ``import``, then ``from`` imports, then budgetfit."""
     found = set(modules)
     by_module: dict[str, set[str]] = {}
     for module, name in names:
@@ -121,12 +123,12 @@ def _import_names(module: str, names: Iterable[str]) -> str:
     line = f"from {module} import {', '.join(ordered)}"
     if len(line) <= _WIDTH:
         return line
-    return call(f"from {module} import ", ordered, 0)
+    return call_source(f"from {module} import ", ordered, 0)
 
 
-def keywords(arguments: Mapping[str, Any], indent: int) -> str:
-    """Return ``name=value,`` lines."""
+def keyword_lines(arguments: Mapping[str, Any], indent: int) -> str:
+    """Format keyword arguments as ``name=value,`` lines."""
     space = " " * indent
     return "".join(
-        f"{space}{name}={source(value)},\n" for name, value in arguments.items()
+        f"{space}{name}={to_source(value)},\n" for name, value in arguments.items()
     )

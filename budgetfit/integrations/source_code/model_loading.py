@@ -1,4 +1,4 @@
-"""How a planned model is loaded, its adapters put on, as source text.
+"""Source text that loads a planned model with quantization and adapters.
 
 peft's and bitsandbytes' own names (peft 0.21, transformers 5.23); neither is imported.
 """
@@ -15,7 +15,11 @@ from budgetfit.integrations.model_sources.model_name import (
     is_factory_text,
     is_local_path,
 )
-from budgetfit.integrations.source_code.common import call, plain_line, source
+from budgetfit.integrations.source_code.common import (
+    call_source,
+    escape_line,
+    to_source,
+)
 
 if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter
@@ -33,13 +37,13 @@ _TASKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A function ``load_model()`` as source, and what it needs to be imported.
+    """A function ``load_model()`` as source, with its imports.
 
     Attributes:
         constants: Lines that come first.
         code: Functions.
-        modules: Imported by ``import``.
-        names: Imported by ``from``: module and name.
+        modules: For ``import``.
+        names: For ``from`` imports: module and name.
         from_hub: Whether a constant ``MODEL`` names weights and tokenizer.
     """
 
@@ -51,10 +55,10 @@ class Loading:
 
 
 def load_model_text(plan: Plan) -> Loading:
-    """Return a function that loads the model of a plan, adapters and all.
+    """Return source of a function that loads the model of a plan, with adapters.
 
-    A model of transformers is loaded by its class; a factory is called; any other is
-    left to be filled in.
+    A transformers model is loaded by its class; a factory is called; for any other
+    model there is a placeholder.
     """
     text = (plan.provenance.get("asked") or {}).get("model") or ""
     adapter = plan.adapter
@@ -64,10 +68,10 @@ def load_model_text(plan: Plan) -> Loading:
     a_name = class_name.isidentifier() and not keyword.iskeyword(class_name)
     from_hub = a_name and not is_factory_text(text)
     if from_hub:
-        constants, builder = f"MODEL = {source(weights_of(plan))}\n", ""
+        constants, builder = f"MODEL = {to_source(weights_of(plan))}\n", ""
         names.append(("transformers", class_name))
         loader, arguments = f"{class_name}.from_pretrained", _loading_arguments(plan)
-        loaded = call(loader, arguments, 4, len("model = "))
+        loaded = call_source(loader, arguments, 4, len("model = "))
         said = "Load the model as it was planned."
     else:
         constants, (builder, needed) = "", _own_builder(plan, text)
@@ -84,10 +88,10 @@ def load_model_text(plan: Plan) -> Loading:
 
 
 def weights_of(plan: Plan) -> str:
-    """Return the hub id or folder that a plan was made from, or what to put there."""
+    """Return the hub id or folder that a plan was made from, or a placeholder."""
     text = (plan.provenance.get("asked") or {}).get("model") or ""
     if not text or is_factory_text(text):
-        return f"REPLACE by the hub id or folder of {plain_line(plan.model.name)}"
+        return f"REPLACE by the hub id or folder of {escape_line(plan.model.name)}"
     path = Path(text).expanduser()
     if is_local_path(text) and path.suffix == ".json":
         return str(path.parent)
@@ -95,7 +99,7 @@ def weights_of(plan: Plan) -> str:
 
 
 def adapter_imports(adapter: Adapter) -> list[tuple[str, str]]:
-    """Return the modules and names that ``adapter_lines`` and the loading need."""
+    """Return the imports of ``adapter_lines`` and of loading."""
     names = [("peft", "LoraConfig"), ("peft", "get_peft_model")]
     if adapter.prepared:
         names.append(("peft", "prepare_model_for_kbit_training"))
@@ -110,13 +114,14 @@ def adapter_lines(
     class_name: str = "",
     indent: int = 0,
 ) -> list[str]:
-    """Return the statements that turn a loaded ``model`` into the one that is trained.
+    """Return statements that add adapters to a loaded ``model``.
 
     Args:
-        adapter: What is added; nothing is done without.
-        precision: Under ``bf16`` the matrices are in 16 bits, which peft must be told.
-        class_name: Of the model, which tells peft's task.
-        indent: Of the statements, whose first lines are not indented.
+        adapter: The adapter; no statements for None.
+        precision: Under ``bf16`` the LoRA matrices are in 16 bits, which peft needs as
+            an argument.
+        class_name: Of the model, which determines peft's task type.
+        indent: Of the statements, without their first lines.
     """
     if adapter is None:
         return []
@@ -127,7 +132,7 @@ def adapter_lines(
     arguments = ["model", lora_config(adapter, class_name, indent + 4)]
     if find_precision(precision).weights == "bf16":
         arguments.append("autocast_adapter_dtype=False")
-    adapted = call("get_peft_model", arguments, indent, len("model = "))
+    adapted = call_source("get_peft_model", arguments, indent, len("model = "))
     return [*lines, f"model = {adapted}"]
 
 
@@ -141,28 +146,28 @@ def lora_config(adapter: Adapter, class_name: str = "", indent: int = 0) -> str:
     ]
     task = task_of(class_name)
     if task is not None:
-        arguments.append(f"task_type={source(task)}")
-    return call("LoraConfig", arguments, indent)
+        arguments.append(f"task_type={to_source(task)}")
+    return call_source("LoraConfig", arguments, indent)
 
 
 def quantization_config(adapter: Adapter, indent: int = 0) -> str:
-    """Return ``BitsAndBytesConfig(...)`` as source; empty for a base left as it is."""
+    """Return ``BitsAndBytesConfig(...)`` as source; empty without quantization."""
     before = len("quantization_config=")
     if adapter.quantization == "int8":
-        return call("BitsAndBytesConfig", ["load_in_8bit=True"], indent, before)
+        return call_source("BitsAndBytesConfig", ["load_in_8bit=True"], indent, before)
     if adapter.quantization is None:
         return ""
     arguments = [
         "load_in_4bit=True",
-        f"bnb_4bit_quant_type={source(adapter.quantization)}",
+        f"bnb_4bit_quant_type={to_source(adapter.quantization)}",
         f"bnb_4bit_use_double_quant={adapter.double_quantization}",
         f"bnb_4bit_compute_dtype=torch.{_DTYPES[adapter.compute_dtype]}",
     ]
-    return call("BitsAndBytesConfig", arguments, indent, before)
+    return call_source("BitsAndBytesConfig", arguments, indent, before)
 
 
 def task_of(class_name: str) -> str | None:
-    """Return peft's task type by the class: a classifier's new head is trained too."""
+    """Return peft's task type by the class: a classifier's new head is trained, too."""
     for end, task in _TASKS:
         if class_name.endswith(end):
             return task
@@ -172,8 +177,8 @@ def task_of(class_name: str) -> str | None:
 def dtype_of(plan: Plan) -> str:
     """Return the ``dtype`` argument of ``from_pretrained``, as source.
 
-    Weights that are trained are loaded in the dtype that they are trained in. Under
-    autocast a frozen base stays as its config says.
+    Trained weights are loaded in the dtype of training. Under autocast a frozen base
+    keeps the dtype of its config.
     """
     policy = find_precision(plan.recipe.precision)
     frozen = plan.adapter is not None and policy.autocast is not None
@@ -183,7 +188,7 @@ def dtype_of(plan: Plan) -> str:
 
 
 def has_fp32_copies(plan: Plan) -> bool:
-    """Whether a quantised base's embeddings, norms and head were planned in fp32."""
+    """Whether a quantized base's embeddings, norms and head are planned in fp32."""
     pure = find_precision(plan.recipe.precision).weights == "bf16"
     return plan.adapter is not None and plan.adapter.prepared and not pure
 
@@ -197,13 +202,13 @@ def _loading_arguments(plan: Plan) -> list[str]:
 
 
 def _cast(plan: Plan) -> str:
-    """Return what casts a built model; a frozen base under autocast stays as it is."""
+    """Return source that casts a built model; not a frozen base under autocast."""
     dtype = dtype_of(plan)
     return f".to({dtype})" if dtype.startswith("torch.") else ""
 
 
 def _own_builder(plan: Plan, text: str) -> tuple[str, set[str]]:
-    """Return ``build_model`` of a factory or to be filled in, and its imports."""
+    """Return ``build_model`` of a factory, or a placeholder, and its imports."""
     from budgetfit.integrations.source_code import plain_torch  # noqa: PLC0415 - needs torch
 
     part = plain_torch.own_model(plan, text)
@@ -213,5 +218,5 @@ def _own_builder(plan: Plan, text: str) -> tuple[str, set[str]]:
 
 def _names(targets: str | tuple[str, ...]) -> str:
     if isinstance(targets, str):
-        return source(targets)
-    return f"[{', '.join(source(name) for name in targets)}]"
+        return to_source(targets)
+    return f"[{', '.join(to_source(name) for name in targets)}]"

@@ -1,6 +1,6 @@
-"""A plan as a training script of its own: plain torch and transformers, no budgetfit.
+"""Export a plan as a stand-alone training script: torch and transformers only.
 
-What a user must still do is marked with FILL IN (the model, where the plan was made
+Placeholders for the user are marked with FILL IN (the model, where the plan was made
 from one in memory) and REPLACE (the data).
 """
 
@@ -30,7 +30,7 @@ from budgetfit.integrations.source_code.plain_torch_loop import (
     source_text,
 )
 from budgetfit.integrations.source_code.plain_torch_templates import Part
-from budgetfit.reporting.phrases import blocks_text
+from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -40,18 +40,17 @@ if TYPE_CHECKING:
 def torch_script(plan: Plan) -> str:
     """Return a Python script that trains by the plan's recipe.
 
-    It builds the model, checkpoints the chosen blocks without reentrant autograd, runs
-    autocast, loss scaling (unscaled before clipping) and accumulation as the recipe
-    says, and saves the states of model, optimizer and scaler.
+    It builds the model, checkpoints the chosen blocks (non-reentrant), runs autocast,
+    loss scaling (unscaled before clipping) and accumulation, and saves the states of
+    model, optimizer and scaler.
 
     Args:
         plan: Made from a transformers model or config, a config file, a hub id or a
-            factory, the script builds the model itself; else one function is left to
-            be filled in.
+            factory, the script builds the model itself; else it has a placeholder
+            function.
 
     Raises:
-        InputError: If a block or the loss is treated in a way that takes more than a
-            page of code, or adapters are trained, which peft makes.
+        InputError: If the plan offloads, chunks the loss, or trains adapters.
     """
     if plan.adapter is not None:
         raise InputError(
@@ -74,7 +73,7 @@ def torch_script(plan: Plan) -> str:
 
 
 def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
-    """Return the script; it needs no plan."""
+    """Return the script for ``budgetfit export --to torch``."""
     return torch_script(plan)
 
 
@@ -95,7 +94,7 @@ def _docstring(plan: Plan) -> str:
         "",
         "Made by budgetfit, which it does not need. Look for FILL IN and REPLACE.",
     ]
-    # Names come from users: nothing in them may end the docstring.
+    # Names come from users and must not end the docstring.
     text = "\n".join(lines).replace("\\", "/").replace('"', "'")
     return f'"""{text}\n"""\n'
 
@@ -126,7 +125,7 @@ def _constants(plan: Plan) -> str:
 
 
 def _model(plan: Plan) -> Part:
-    """How the script gets its model: from what the plan was made from."""
+    """Source that builds the model, by the plan's model source."""
     text = (plan.provenance.get("asked") or {}).get("model") or ""
     if is_factory_text(text):
         return _from_factory(text)
@@ -145,7 +144,7 @@ def _model(plan: Plan) -> Part:
 
 
 def own_model(plan: Plan, text: str) -> Part:
-    """Return ``build_model`` of a factory's text, or one that is left to fill in."""
+    """Return ``build_model`` of a factory, or a placeholder."""
     if is_factory_text(text):
         return _from_factory(text)
     message = (
@@ -169,28 +168,28 @@ def _from_factory(text: str) -> Part:
 
 
 def planned_model(plan: Plan, text: str) -> object:
-    """The model that was planned, as long as that takes no weights; None elsewhere."""
+    """The planned model on meta; None if it cannot be built without weights."""
     live = getattr(plan.source, "model", None)
     if live is not None:
         return live
-    materialise = getattr(plan.source, "materialise", None)
-    if materialise is not None:
-        return materialise("meta")
-    # A plan that was saved knows the config file that it was made from.
+    materialize = getattr(plan.source, "materialize", None)
+    if materialize is not None:
+        return materialize("meta")
+    # A saved plan records the config file that it was made from.
     return resolve_model(text).model if text else None
 
 
 def _config(model: Any) -> dict[str, Any]:  # noqa: ANN401 - a PreTrainedModel
-    """The model's config as plain values, without the defaults of its class."""
+    """The model's config as plain values, without defaults."""
     known: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=True))
     attention = getattr(model.config, "_attn_implementation", None)
-    if attention is not None:  # decides the memory, and is not in the JSON
+    if attention is not None:  # determines the memory, and is not in the JSON
         known["attn_implementation"] = attention
     return known
 
 
 def _literal(value: object) -> str:
-    """The value as Python source; infinities and the like need json to be read."""
+    """The value as Python source; infinities need ``json.loads``."""
     text = pprint.pformat(value, sort_dicts=False, width=84)
     try:
         if ast.literal_eval(text) == value:

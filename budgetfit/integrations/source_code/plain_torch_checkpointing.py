@@ -1,4 +1,4 @@
-"""What an exported training script does about the blocks that are not simply kept."""
+"""Checkpointing code of the exported training script."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def recompute_parts(recipe: Recipe) -> list[Part]:
-    """Return what recomputes the recipe's segments, and what that needs.
+    """Return the source that checkpoints the recipe's segments, and its imports.
 
     Raises:
-        InputError: If a segment waits in host memory, or the loss is made in chunks:
-            that takes more than a page of code, so the script would not say it.
+        InputError: If a segment is offloaded or the loss is chunked: not exported, as
+            that takes more than a page of code.
     """
     _refuse_what_is_not_exported(recipe)
     if not recipe.segments:
@@ -36,7 +36,7 @@ def recompute_parts(recipe: Recipe) -> list[Part]:
 
 
 def segment_constants(recipe: Recipe) -> list[str]:
-    """Return the lines that name the segments, for the head of the script."""
+    """Return the constants with the segments' blocks, for the head of the script."""
     if not recipe.segments:
         return []
     ordinary = [each for each in recipe.segments if each.mode == "recompute"]
@@ -62,7 +62,7 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
     on_host = [
         f"{' to '.join(dict.fromkeys((each.blocks[0], each.blocks[-1])))} ({what})"
         for each in recipe.segments
-        if (what := _waits_on_host(each))
+        if (what := _offload_mode(each))
     ]
     if recipe.loss_chunks > 1:
         on_host.append(f"the loss in {recipe.loss_chunks} chunks")
@@ -76,14 +76,14 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
         )
 
 
-def _waits_on_host(segment: Segment) -> str:
+def _offload_mode(segment: Segment) -> str:
     if segment.mode == "offload":
         return "offload"
     return "input_on_host" if segment.input_on_host else ""
 
 
 def _tuple(names: Sequence[str], indent: int = 4) -> str:
-    """Return a tuple of texts as source; one name per line where it is long."""
+    """Format a tuple of strings as source, one per line where it is long."""
     words = [source_text(name) for name in names]
     line = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
     if len(line) < 80:  # noqa: PLR2004, with its indentation below 88

@@ -1,13 +1,13 @@
-"""The exported script's data, loss and training loop."""
+"""Data, loss and training loop of the exported training script."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.batches.sample_count import batch_of_shapes, dimensions_of
+from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
 from budgetfit.core.precision import find_precision
-from budgetfit.core.sample_dims import FIRST, SampleDims
+from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code import plain_torch_templates as parts
 from budgetfit.integrations.source_code.plain_torch_templates import Part
@@ -24,27 +24,27 @@ _FLOATS: Final = ("float", "bfloat", "half", "double")
 
 
 def source_text(text: str) -> str:
-    """Return a text as Python source, in double quotes."""
-    # JSON's escapes are Python's, except for characters above 16 bits.
+    """Format a string as Python source, in double quotes."""
+    # JSON escapes are valid in Python, except for characters above 16 bits.
     return json.dumps(text, ensure_ascii=False)
 
 
 def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
-    """Return random batches of the planned shape, one line for each tensor.
+    """Return source of random batches of the planned shape, one line per tensor.
 
     Args:
-        batch: What was planned.
-        dims: In which dimension it counts samples; the first, if that is not known.
+        batch: The planned batch.
+        dims: Its sample dimensions; the first, if unknown.
 
     Raises:
-        InputError: If a dtype is none.
+        InputError: For an unknown dtype.
     """
-    counted = dimensions_of(batch_of_shapes(batch), dims or FIRST)
+    counted = sample_dimensions(batch_from_shapes(batch), dims or FIRST_DIM)
     lines, needs_tokens = [], False
     made: dict[tuple[tuple[int, ...], str], str] = {}
     for number, (name, (shape, dtype)) in enumerate(batch.items()):
         kind = dtype.removeprefix("torch.")
-        if not kind.isidentifier():  # a plan file is data: it must not write code
+        if not kind.isidentifier():  # a plan file is untrusted: no code injection
             raise InputError(
                 f"The saved plan is damaged: {dtype!r} is not a dtype. Save it again: "
                 "budgetfit plan MODEL --save plan.json"
@@ -69,7 +69,7 @@ def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
 
 
 def _shape(shape: tuple[int, ...], dim: int | None) -> str:
-    """The dimension that counts samples follows BATCH_SIZE; others stay."""
+    """Format a shape with BATCH_SIZE as its sample dimension."""
     words = [str(size) for size in shape]
     if dim is not None:
         words[dim] = "BATCH_SIZE"
@@ -91,11 +91,11 @@ def _random(name: str, shape: str, dtype: str) -> str:
 
 
 def loss_part(batch: Batch, *, own: bool) -> Part:
-    """Return the loss.
+    """Return the source of the loss.
 
     Args:
         batch: With labels, a transformers model returns its loss.
-        own: Whether this is one.
+        own: Whether the model is one of transformers.
     """
     if own and "labels" in batch:
         return Part(parts.OWN_LOSS)
@@ -105,10 +105,10 @@ def loss_part(batch: Batch, *, own: bool) -> Part:
 
 
 def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
-    """Return the training loop, with what the precision needs and nothing else.
+    """Return the source of the training loop, with only what the precision needs.
 
     Args:
-        recipe: Decides autocast, scaling and recomputation.
+        recipe: Determines autocast, loss scaling and recomputation.
         pretrained: Whether ``build_model`` can load weights.
     """
     precision = find_precision(recipe.precision)

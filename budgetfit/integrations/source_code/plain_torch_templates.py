@@ -1,7 +1,7 @@
-"""The pieces of an exported training script, as source text.
+"""Templates of the exported training script, as source text.
 
-Each is plain PyTorch and works without budgetfit. ``torch_script`` picks the ones that
-a recipe needs; their tests run the scripts.
+Plain PyTorch without budgetfit. ``torch_script`` selects the ones that a recipe needs;
+tests run the scripts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from budgetfit.applying.optimizers import torch_only
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Source text and the import lines that it needs."""
+    """Source text and its imports."""
 
     code: str
     imports: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
-"""The chain of blocks as the solver sees it: bytes and times of each option.
+"""Profile the chain of blocks for the solvers: bytes and times of each option.
 
-In come traces; out come ``ChainProfile`` and the formula of a recipe's peak. Open
-``profile.py`` first.
+Input: traces. Output: a ``ChainProfile``, and the peak memory of a recipe on it. Start
+with ``profile.py``.
 """

@@ -1,4 +1,4 @@
-"""A trace at one batch size as the bytes that are alive after each of its events."""
+"""Live bytes after each event of a trace, at one batch size."""
 
 from __future__ import annotations
 
@@ -14,57 +14,63 @@ from budgetfit.memory.replay import block_bytes, storage_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import Phase
-    from budgetfit.memory.kernel_rules.workspaces import KernelCard
+    from budgetfit.memory.kernel_rules.workspaces import DeviceProperties
 
 NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class LiveCurve:
-    """A trace at one batch size as live bytes after every event.
+class LiveBytes:
+    """Live bytes of a trace at one batch size.
 
-    ``after[i]`` is what is alive once ``i`` events have happened.
+    Attributes:
+        trace: The trace.
+        batch_size: Samples per micro-batch.
+        sizes: Bytes of each storage.
+        after: ``after[i]``: bytes alive after ``i`` events.
+        alloc_event: Event that allocates each storage.
+        free_event: Event that frees each storage; ``NEVER`` if none does.
     """
 
     trace: StepTrace
     batch_size: int
     sizes: NDArray[np.int64]
     after: NDArray[np.int64]
-    birth: NDArray[np.int64]
-    death: NDArray[np.int64]
+    alloc_event: NDArray[np.int64]
+    free_event: NDArray[np.int64]
 
     @classmethod
     def of(
         cls,
         trace: StepTrace,
         batch_size: int,
-        card: KernelCard,
+        device: DeviceProperties,
         *,
         expandable_segments: bool = False,
-        tails: bool = True,
-    ) -> LiveCurve:
-        """Scale the trace to ``batch_size`` and add it up.
+        exact_blocks: bool = True,
+    ) -> LiveBytes:
+        """Scale the trace to ``batch_size`` and add up its live bytes.
 
-        Without ``tails`` sizes are only rounded to 512 bytes: 20 times as fast, and up
-        to 1.5 % less where tensors are of a few MiB, because the allocator does not
-        split small tails off.
+        Without ``exact_blocks`` sizes are only rounded to 512 bytes. That is 20 times
+        as fast, and up to 1.5 % too low where tensors are of a few MiB, because the
+        allocator does not split small remainders off.
         """
-        if tails:
+        if exact_blocks:
             sizes = block_bytes(
-                trace, batch_size, card, expandable_segments=expandable_segments
+                trace, batch_size, device, expandable_segments=expandable_segments
             )
         else:
-            sizes = (storage_bytes(trace, batch_size, card) + 511) & -512
-        lives = _lives(trace)
-        after = np.concatenate([[0], np.cumsum(lives.signs * sizes[lives.storage])])
-        return cls(trace, batch_size, sizes, after, lives.birth, lives.death)
+            sizes = (storage_bytes(trace, batch_size, device) + 511) & -512
+        life = _lifetimes(trace)
+        after = np.concatenate([[0], np.cumsum(life.signs * sizes[life.storage])])
+        return cls(trace, batch_size, sizes, after, life.alloc_event, life.free_event)
 
-    def most(self, start: int, end: int) -> int:
+    def peak(self, start: int, end: int) -> int:
         """Return the most bytes alive from event ``start`` up to ``end``."""
         return int(self.after[start : end + 1].max())
 
     def phase(self, name: str, step: int, micro_step: int) -> Phase:
-        """Return one stretch of the program."""
+        """Return a phase of the trace."""
         return next(
             row
             for row in self.trace.phases
@@ -72,28 +78,28 @@ class LiveCurve:
         )
 
     def after_of(self, which: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return ``after`` of some of the storages alone."""
-        lives = _lives(self.trace)
+        """Return ``after`` for the selected storages only."""
+        life = _lifetimes(self.trace)
         sizes = np.where(which, self.sizes, 0)
-        return np.concatenate([[0], np.cumsum(lives.signs * sizes[lives.storage])])
+        return np.concatenate([[0], np.cumsum(life.signs * sizes[life.storage])])
 
 
-class _Lives(NamedTuple):
-    """The storage and the sign of each event, and when each storage comes and goes."""
+class _Lifetimes(NamedTuple):
+    """Storage and sign of each event, and the first and last event of each storage."""
 
     storage: NDArray[np.int64]
     signs: NDArray[np.int64]
-    birth: NDArray[np.int64]
-    death: NDArray[np.int64]
+    alloc_event: NDArray[np.int64]
+    free_event: NDArray[np.int64]
 
 
 @lru_cache(maxsize=16)
-def _lives(trace: StepTrace) -> _Lives:
+def _lifetimes(trace: StepTrace) -> _Lifetimes:
     events = trace.events.astype(np.int64)
     storage = np.abs(events) - 1
-    birth = np.full(trace.fixed_bytes.size, NEVER)
-    death = np.full(trace.fixed_bytes.size, NEVER)
+    allocs = np.full(trace.fixed_bytes.size, NEVER)
+    frees = np.full(trace.fixed_bytes.size, NEVER)
     positions = np.arange(len(events))
-    birth[storage[events > 0]] = positions[events > 0]
-    death[storage[events < 0]] = positions[events < 0]
-    return _Lives(storage, np.sign(events), birth, death)
+    allocs[storage[events > 0]] = positions[events > 0]
+    frees[storage[events < 0]] = positions[events < 0]
+    return _Lifetimes(storage, np.sign(events), allocs, frees)

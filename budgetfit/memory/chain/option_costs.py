@@ -1,4 +1,4 @@
-"""What an option changed on the block that tried it, added to others of its type."""
+"""Cost of a block option, extrapolated from one block to all blocks of its type."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from budgetfit.core.recipe import Segment
-    from budgetfit.memory.chain.measured_trace import Measured, Probe
+    from budgetfit.memory.chain.stages import MeasuredChain, OptionTrace
 
 
-class OptionChange(NamedTuple):
-    """What an option changes on a block against keeping or recomputing it.
+class OptionDelta(NamedTuple):
+    """Difference between an option and its baseline (keep or recompute) on a block.
 
-    ``alive`` is S + b; ``host`` is what the option itself copies to pinned host memory;
-    the other bytes are those of ``StationBytes``.
+    ``alive`` is the difference of saved + backward bytes, ``host`` the pinned host
+    memory of the option; the other bytes are those of ``StageBytes``.
     """
 
     segment: Segment
@@ -31,13 +31,13 @@ class OptionChange(NamedTuple):
 
     @classmethod
     def measured(
-        cls, segment: Segment, base: Measured, tried: Measured
-    ) -> OptionChange:
-        """Compare the one block of ``segment`` in two traces."""
+        cls, segment: Segment, base: MeasuredChain, tried: MeasuredChain
+    ) -> OptionDelta:
+        """Compare the only block of ``segment`` in two traces."""
         name = segment.blocks[0]
         row, before = tried.rows[name], base.rows[name]
-        station = next(each for each in tried.chain if each.name == name)
-        curve = tried.curve
+        stage = next(each for each in tried.chain if each.name == name)
+        live = tried.live
         return cls(
             segment,
             saved=row.saved - before.saved,
@@ -45,20 +45,22 @@ class OptionChange(NamedTuple):
             forward=row.forward - before.forward,
             alive=row.saved + row.backward - before.saved - before.backward,
             extra_ns=sum(tried.times[name]) - sum(base.times[name]),
-            host=host_copy_bytes(curve.trace, curve.batch_size, *station.forward),
+            host=host_copy_bytes(live.trace, live.batch_size, *stage.forward),
         )
 
-    def on(self, name: str, plain: Measured, again: Measured) -> BlockOption | None:
-        """Return the option for another block of the same type, if it can be wrapped.
+    def on(
+        self, name: str, plain: MeasuredChain, rerun: MeasuredChain
+    ) -> BlockOption | None:
+        """Return the option's costs on another block of the type, if it can be wrapped.
 
         Args:
             name: The block.
-            plain: A trace with nothing recomputed.
-            again: One with every block recomputed.
+            plain: The trace with nothing recomputed.
+            rerun: The trace with every block recomputed.
         """
-        if name not in again.rows:
+        if name not in rerun.rows:
             return None
-        base = _base(self.segment, plain, again)
+        base = _base(self.segment, plain, rerun)
         row = base.rows[name]
         saved = max(0, row.saved + self.saved)
         base_ns = sum(base.times[name]) - sum(plain.times[name])
@@ -75,23 +77,23 @@ class OptionChange(NamedTuple):
         )
 
 
-def changes_by_type(
-    plain: Measured,
-    again: Measured,
-    tried: Sequence[tuple[Probe, Measured]],
+def option_deltas(
+    plain: MeasuredChain,
+    rerun: MeasuredChain,
+    tried: Sequence[tuple[OptionTrace, MeasuredChain]],
     types: Mapping[str, int],
-) -> dict[int, list[OptionChange]]:
-    """Return what each tried option changes, once for each type of block.
+) -> dict[int, list[OptionDelta]]:
+    """Return the differences of all measured options, by block type.
 
     Args:
-        plain: A trace with nothing recomputed.
-        again: One with every block recomputed.
-        tried: Those that try further options.
-        types: Each block's type; -1 stands for a block without one.
+        plain: The trace with nothing recomputed.
+        rerun: The trace with every block recomputed.
+        tried: Traces with further options.
+        types: Each block's type; a block without one has -1.
     """
-    found: dict[int, dict[tuple[object, ...], OptionChange]] = {}
-    for probe, measured in tried:
-        for segment in probe.segments:
+    found: dict[int, dict[tuple[object, ...], OptionDelta]] = {}
+    for option_trace, measured in tried:
+        for segment in option_trace.segments:
             name = segment.blocks[0]
             is_plain = segment.mode == "recompute" and not segment.input_on_host
             if is_plain or name not in measured.rows:
@@ -99,11 +101,13 @@ def changes_by_type(
             options = found.setdefault(types.get(name, -1), {})
             key = segment.mode, segment.saved_ops, segment.input_on_host
             if key not in options:
-                base = _base(segment, plain, again)
-                options[key] = OptionChange.measured(segment, base, measured)
-    return {kind: list(changes.values()) for kind, changes in found.items()}
+                base = _base(segment, plain, rerun)
+                options[key] = OptionDelta.measured(segment, base, measured)
+    return {kind: list(deltas.values()) for kind, deltas in found.items()}
 
 
-def _base(segment: Segment, plain: Measured, again: Measured) -> Measured:
-    """Return what an option is compared with: what is offloaded was kept."""
-    return plain if segment.mode == "offload" else again
+def _base(
+    segment: Segment, plain: MeasuredChain, rerun: MeasuredChain
+) -> MeasuredChain:
+    """Return the baseline of an option: keep for offloading, else recompute."""
+    return plain if segment.mode == "offload" else rerun

@@ -1,15 +1,16 @@
-"""The chain formula: how many bytes are alive at each point of a training step.
+"""Peak memory and time of a recipe on a chain profile: live bytes at each point.
 
-Memory-model rule C with the corrections of solver-facts 4.2. It is for the search; the
-number that a user sees comes from ``memory.replay``.
+For the search only; the figures that a user sees come from ``memory.replay``. While a
+block runs its forward, alive are: static bytes + what earlier blocks saved and cached +
+its ``forward_bytes``. In its backward: static bytes + what it and earlier blocks saved
++ the incoming gradient + the weight gradients of later blocks + its ``backward_bytes``.
 
-A plan cuts the chain into steps. A step is one block with one of its options, or a
-segment of several blocks: that saves only the first block's input, and runs forward
-again in the backward pass. Everything is kept then or, in a nested segment, each
-block's input, and each block runs forward a third time. An input that waited on the
-host is brought back for it. Checkpointing is non-reentrant: the gradient that comes
-into a segment is alive while the segment is recomputed and its last block runs
-backward, and is freed there.
+A plan cuts the chain into steps: one block with one of its options, or a checkpointed
+segment of several blocks. A segment saves only the first block's input, and runs
+forward again in the backward pass. It keeps everything then or, if nested, each block's
+input, so that each block runs forward a third time. An offloaded input is copied back
+first. Checkpointing is non-reentrant: the gradient that enters a segment stays alive
+while the segment is recomputed and its last block runs backward, and is freed there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,23 +22,25 @@ from budgetfit.errors import InputError
 
 
 class ChainPoint(NamedTuple):
-    """One moment of a training step: what runs, and the bytes alive then."""
+    """A point of a training step: what runs, and the bytes alive then."""
 
     label: str
     bytes: int
 
 
-def whole_forward_ns(block: BlockProfile, again: BlockOption, *, nested: bool) -> int:
-    """Return what a block takes longer inside a segment than recomputed alone."""
+def extra_in_segment_ns(
+    block: BlockProfile, again: BlockOption, *, nested: bool
+) -> int:
+    """Return the extra time of a block inside a segment, against recomputed alone."""
     return block.forward_ns if nested else max(0, block.forward_ns - again.extra_ns)
 
 
 class _Step(NamedTuple):
-    """Neighbouring blocks from number ``start`` on, each with its option.
+    """Consecutive blocks from index ``start`` on, each with its option.
 
-    In a segment of several blocks that is each block's ``recompute`` option: the one
-    with its input on the host for the first, where that is the segment's. ``again`` are
-    the options by which they run forward again, with the input back on the device.
+    In a segment of several blocks that is each block's ``recompute`` option, for the
+    first one with its input on the host if the segment's is. ``again`` are the options
+    of the recomputation, with the input back on the device.
     """
 
     start: int
@@ -48,28 +51,28 @@ class _Step(NamedTuple):
 
     @property
     def saved_bytes(self) -> int:
-        """S: what it leaves between its forward and its backward (rule C2)."""
+        """Bytes that live from the end of its forward to its backward."""
         return self.options[0].saved_bytes
 
     @property
     def extra_ns(self) -> int:
-        """Time above the plain forward and backward.
+        """Time on top of the plain forward and backward.
 
-        A recomputation ends with the last tensor that is waited for (early stop). In a
+        A recomputation stops after the last tensor that is needed (early stop). In a
         segment that is in its last block: the others run in full. A nested segment runs
         them once more, for the last one's input.
         """
         extra_ns = sum(option.extra_ns for option in self.options)
         for block, option in zip(self.blocks[:-1], self.again, strict=False):
-            extra_ns += whole_forward_ns(block, option, nested=self.nested)
+            extra_ns += extra_in_segment_ns(block, option, nested=self.nested)
         return extra_ns
 
     @property
     def held_bytes(self) -> list[int]:
-        """S of each block when the backward pass reaches the step's last block.
+        """Saved bytes of each block when the backward reaches the step's last block.
 
         A segment's input is counted once, with its first block. If that block saves
-        less than the input, it cannot be holding it; then the checkpoint does.
+        less than the input, the checkpoint holds it in addition.
         """
         if len(self.blocks) == 1:
             return [self.saved_bytes]
@@ -83,9 +86,9 @@ class _Step(NamedTuple):
     def backward_bytes(self) -> list[int]:
         """Most bytes alive above ``held_bytes`` in each block's backward.
 
-        Inside a segment a block runs as if kept, or with less: recomputed tensors can
-        be freed a moment earlier than kept ones. Recomputed alone, or once more in a
-        nested segment, it was measured.
+        Measured for a block that is recomputed alone or once more in a nested segment.
+        In any other segment a block runs as if kept, or with less: recomputed tensors
+        can be freed a moment earlier than kept ones.
         """
         if len(self.blocks) == 1:
             return [self.options[0].backward_bytes]
@@ -108,12 +111,12 @@ def chain_points(
 
     Args:
         chain: What each block costs, in bytes, at one batch size.
-        segments: What is not simply kept; in any order.
+        segments: The blocks that are not kept, in any order.
 
     Raises:
-        InputError: A segment names a block that the chain does not have, blocks that
-            are not neighbours or do not hand their output straight on, a block without
-            the segment's option, or one that another segment has too.
+        InputError: A segment has an unknown block, blocks that are not consecutive or
+            do not pass their output on directly, a block without the segment's option,
+            or a block of another segment.
     """
     steps = _steps(chain, segments)
     forward, live = _forward(chain.static_bytes, steps)
@@ -145,7 +148,7 @@ def chain_time_ns(chain: ChainProfile, segments: Sequence[Segment]) -> int:
 
 
 def optimizer_step_bytes(chain: ChainProfile) -> int:
-    """Return the most bytes alive in an optimizer step, which no plan changes."""
+    """Return the peak of the optimizer step, the same for every plan."""
     gradients = sum(block.gradient_bytes for block in chain.blocks)
     return chain.static_bytes + gradients + chain.optimizer_bytes
 
@@ -163,11 +166,11 @@ def chain_host_bytes(chain: ChainProfile, segments: Sequence[Segment]) -> int:
 def _forward(live: int, steps: Sequence[_Step]) -> tuple[list[ChainPoint], int]:
     """Return the points of the forward pass, and the bytes alive after it."""
     points = []
-    # Autocast's copies of weights stay until the whole forward ends, whether or not a
-    # block of that step saved them (cuda-memory M50).
+    # Autocast's weight cache lives until the whole forward ends, whether or not a block
+    # of that step saved the copies.
     cached = 0
     for step in steps:
-        input_bytes = 0  # the first block's f holds its own input
+        input_bytes = 0  # the first block's forward_bytes include its input
         for block, option in zip(step.blocks, step.options, strict=True):
             used = cached + input_bytes + option.forward_bytes
             points.append(ChainPoint(f"forward {block.name}", live + used))
@@ -184,7 +187,7 @@ def _backward(
     points: list[ChainPoint] = []
     incoming = 0  # the chain's last block makes the loss: no gradient tensor comes in
     for step in reversed(steps):
-        live -= step.saved_bytes  # from here on it is counted block by block
+        live -= step.saved_bytes  # counted block by block from here on
         if len(step.blocks) > 1:
             points += _recomputation(step, live + incoming)
         live += sum(step.held_bytes)
@@ -200,9 +203,9 @@ def _backward(
 def _recomputation(step: _Step, live: int) -> Iterator[ChainPoint]:
     """Yield the points at which a segment of several blocks runs forward again.
 
-    Checkpointing enters autocast anew for it, so that copies of weights which nothing
-    saves stay until the recomputation ends; those which are saved are part of S.
-    Nested, it ends when the last block has its input.
+    Checkpointing enters autocast anew, so that weight copies that nothing saves live
+    until the recomputation ends; the others count as saved. A nested one ends when the
+    last block has its input.
     """
     ran = step.again if step.nested else [block.keep for block in step.blocks]
     rows = list(zip(step.blocks, ran, step.held_bytes, strict=True))
@@ -235,7 +238,7 @@ def _steps(chain: ChainProfile, segments: Sequence[Segment]) -> list[_Step]:
 
 
 def _step(chain: ChainProfile, start: int, segment: Segment | None) -> _Step:
-    """Return the step that starts at a block; without a segment that one is kept."""
+    """Return the step that starts at a block, which is kept without a segment."""
     if segment is None:
         kept = chain.blocks[start]
         return _Step(start, (kept,), (kept.keep,), (), nested=False)
@@ -254,7 +257,7 @@ def _step(chain: ChainProfile, start: int, segment: Segment | None) -> _Step:
 def _check_segment(
     chain: ChainProfile, index: dict[str, int], segment: Segment
 ) -> None:
-    """Refuse a segment that this chain cannot run."""
+    """Raise InputError for a segment that this chain cannot run."""
     for name in segment.blocks:
         if name not in index:
             known = ", ".join(block.name for block in chain.blocks[:3])
@@ -276,7 +279,7 @@ def _check_segment(
 
 
 def _check_option(block: BlockProfile, segment: Segment) -> None:
-    """Refuse a segment with a block that has no such option."""
+    """Raise InputError for a block without the segment's option."""
     plain = block.option("recompute") is not None
     if block.option_in(segment) is not None and (plain or len(segment.blocks) == 1):
         return

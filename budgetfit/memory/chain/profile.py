@@ -1,13 +1,12 @@
-"""StepTraces -> what each block costs under each option (rule C).
+"""Build a ChainProfile: bytes and times of each block under each option, from traces.
 
-The numbers are read off the curves of live bytes: of a trace with everything kept, of
-one with every block recomputed, and of probes, in which blocks have other options. What
-runs outside the blocks can only be kept.
+The bytes are measured on the live bytes of a trace with everything kept, of one with
+every block recomputed, and of traces in which blocks have other options. What runs
+outside the blocks can only be kept.
 
-A probe need not try every option on every block: blocks of one type, which run the same
-ops on the same sizes, differ from each other by their places alone. So a block's option
-is what it costs kept (or recomputed), plus what that option changed on a block of its
-type.
+Not every block needs a trace of every option: blocks of one type run the same ops on
+the same sizes and differ only in their position. The cost of an option is what the
+block costs kept (or recomputed), plus what the option changed on a block of its type.
 """
 
 from __future__ import annotations
@@ -16,75 +15,76 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-from budgetfit.memory.chain.live_bytes import LiveCurve
-from budgetfit.memory.chain.measured_trace import Measured, Probe
-from budgetfit.memory.chain.option_costs import changes_by_type
-from budgetfit.memory.chain.stage_bytes import worst
-from budgetfit.memory.chain.stages import steady_moment
+from budgetfit.memory.chain.live_bytes import LiveBytes
+from budgetfit.memory.chain.option_costs import option_deltas
+from budgetfit.memory.chain.stages import (
+    MeasuredChain,
+    OptionTrace,
+    max_stage_bytes,
+    steady_micro_step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from budgetfit.core.block_profile import Mode
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.memory.chain.measured_trace import TimesOf
-    from budgetfit.memory.chain.option_costs import OptionChange
-    from budgetfit.memory.chain.stage_bytes import StationBytes
-    from budgetfit.memory.chain.stages import Station
-    from budgetfit.memory.kernel_rules.workspaces import KernelCard
+    from budgetfit.memory.chain.option_costs import OptionDelta
+    from budgetfit.memory.chain.stages import Stage, StageBytes, TimesOf
+    from budgetfit.memory.kernel_rules.workspaces import DeviceProperties
 
 
 def chain_profile(  # noqa: PLR0913 - one value each, all needed
     kept: StepTrace,
-    recomputed: Probe | None,
+    recomputed: OptionTrace | None,
     batch_size: int,
-    card: KernelCard,
+    device: DeviceProperties,
     times_of: TimesOf | None = None,
     *,
-    probes: Sequence[Probe] = (),
+    option_traces: Sequence[OptionTrace] = (),
     types: Mapping[str, int] | None = None,
     optimizer_ns: int = 0,
     expandable_segments: bool = False,
-    tails: bool = True,
+    exact_blocks: bool = True,
 ) -> ChainProfile:
-    """Return the chain at ``batch_size``: sizes from the traces, times as given.
+    """Return the profile of the chain at ``batch_size``.
 
     Args:
         kept: A trace with nothing recomputed.
-        recomputed: A trace with every block recomputed by itself; None for a chain that
-            can only be kept.
+        recomputed: A trace with every block recomputed by itself; None if blocks can
+            only be kept.
         batch_size: Samples per micro-batch.
-        card: Sizes the kernels' scratch memory.
-        times_of: Says how long each station's forward and backward take in a trace, in
+        device: Sizes the kernels' scratch memory.
+        times_of: Returns the times of each stage's forward and backward in a trace, in
             nanoseconds (``timing``); None for no times.
-        probes: Traces that try further options on some blocks, the rest recomputed.
-        types: Each block's type, as ``block_types`` tells; needed with ``probes``.
+        option_traces: Traces with further options on some blocks, the rest recomputed.
+        types: Each block's type, from ``block_types``; needed with ``option_traces``.
         optimizer_ns: Time of one optimizer step.
-        expandable_segments: The allocator setting, which decides on block tails.
-        tails: See ``LiveCurve.of``.
+        expandable_segments: The allocator setting, which affects unsplit remainders.
+        exact_blocks: See ``LiveBytes.of``.
     """
 
-    def measured(probe: Probe) -> Measured:
-        curve = LiveCurve.of(
-            probe.trace,
+    def measured(option_trace: OptionTrace) -> MeasuredChain:
+        live = LiveBytes.of(
+            option_trace.trace,
             batch_size,
-            card,
+            device,
             expandable_segments=expandable_segments,
-            tails=tails,
+            exact_blocks=exact_blocks,
         )
-        return Measured.of(probe, curve, times_of)
+        return MeasuredChain.of(option_trace, live, times_of)
 
     types = types or {}
-    plain = measured(Probe(kept, ()))
-    again = None if recomputed is None else measured(recomputed)
-    tried = [(probe, measured(probe)) for probe in probes]
-    everything = [plain, *([again] if again else []), *(each for _, each in tried)]
-    rows = plain.rows | _worst_outside_blocks(plain.chain, everything)
-    changes = changes_by_type(plain, again, tried, types) if again else {}
+    plain = measured(OptionTrace(kept, ()))
+    rerun = None if recomputed is None else measured(recomputed)
+    tried = [(option_trace, measured(option_trace)) for option_trace in option_traces]
+    everything = [plain, *([rerun] if rerun else []), *(each for _, each in tried)]
+    rows = plain.rows | _max_outside_blocks(plain.chain, everything)
+    deltas = option_deltas(plain, rerun, tried, types) if rerun else {}
 
-    def block(station: Station) -> BlockProfile:
-        allowed = changes.get(types.get(station.name, -1), ())
-        return _block_profile(station, rows[station.name], plain, again, allowed)
+    def block(stage: Stage) -> BlockProfile:
+        allowed = deltas.get(types.get(stage.name, -1), ())
+        return _block_profile(stage, rows[stage.name], plain, rerun, allowed)
 
     static = max(each.static for each in everything)
     gradients = sum(row.gradient for row in rows.values())
@@ -94,36 +94,40 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         input_bytes=0,
         optimizer_bytes=max(0, plain.optimizer_peak - static - gradients),
         optimizer_ns=optimizer_ns,
-        blocks=tuple(block(station) for station in plain.chain),
+        blocks=tuple(block(stage) for stage in plain.chain),
     )
 
 
-def with_other_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
+def with_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
     chain: ChainProfile,
-    before: Probe,
-    after: Probe,
+    before: OptionTrace,
+    after: OptionTrace,
     batch_size: int,
-    card: KernelCard,
+    device: DeviceProperties,
     times_of: TimesOf | None = None,
     *,
-    tails: bool = True,
+    exact_blocks: bool = True,
 ) -> ChainProfile:
-    """Return the chain with what comes behind the blocks changed: a loss in parts.
+    """Return the chain with another epilogue: a chunked loss.
 
     Args:
-        chain: The chain of programs like ``before``.
+        chain: The profile of programs like ``before``.
         before: A trace of such a program.
-        after: One that differs from it behind the blocks only.
-        batch_size: As in ``chain_profile``, like what follows.
-        card: Sizes the kernels' scratch memory.
-        times_of: Says how long each station takes.
-        tails: See ``LiveCurve.of``.
+        after: A trace that differs from it after the blocks only.
+        batch_size: As in ``chain_profile``, like the other arguments.
+        device: Sizes the kernels' scratch memory.
+        times_of: Returns the times of each stage.
+        exact_blocks: See ``LiveBytes.of``.
     """
     old, new = (
-        Measured.of(
-            probe, LiveCurve.of(probe.trace, batch_size, card, tails=tails), times_of
+        MeasuredChain.of(
+            option_trace,
+            LiveBytes.of(
+                option_trace.trace, batch_size, device, exact_blocks=exact_blocks
+            ),
+            times_of,
         )
-        for probe in (before, after)
+        for option_trace in (before, after)
     )
     last = chain.blocks[-1]
     one, other = old.rows[last.name], new.rows[last.name]
@@ -154,11 +158,11 @@ def with_other_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this ord
 
 
 def block_types(kept: StepTrace) -> dict[str, int]:
-    """Return a number for each block: equal for blocks that run the same ops.
+    """Return a number for each block, equal for blocks of the same type.
 
-    The same ops on the same sizes in the forward of the last traced micro-batch.
+    Those run the same ops on the same sizes in the last traced forward.
     """
-    step, micro_step = steady_moment(kept)
+    step, micro_step = steady_micro_step(kept)
     ops = kept.ops
     types: dict[tuple[bytes, ...], int] = {}
     found = {}
@@ -176,54 +180,54 @@ def block_types(kept: StepTrace) -> dict[str, int]:
     return found
 
 
-def _worst_outside_blocks(
-    chain: Sequence[Station], everything: Sequence[Measured]
-) -> dict[str, StationBytes]:
-    """Return the most that a station between blocks costs, where all traces have it."""
+def _max_outside_blocks(
+    chain: Sequence[Stage], everything: Sequence[MeasuredChain]
+) -> dict[str, StageBytes]:
+    """Return the maximal costs of the stages outside blocks that all traces have."""
     return {
-        station.name: worst([each.rows[station.name] for each in everything])
-        for station in chain
-        if station.block < 0 and all(station.name in each.rows for each in everything)
+        stage.name: max_stage_bytes([each.rows[stage.name] for each in everything])
+        for stage in chain
+        if stage.block < 0 and all(stage.name in each.rows for each in everything)
     }
 
 
 def _block_profile(
-    station: Station,
-    kept: StationBytes,
-    plain: Measured,
-    again: Measured | None,
-    changes: Sequence[OptionChange],
+    stage: Stage,
+    kept: StageBytes,
+    plain: MeasuredChain,
+    rerun: MeasuredChain | None,
+    deltas: Sequence[OptionDelta],
 ) -> BlockProfile:
-    """Return what a station costs kept, recomputed, and with its type's options."""
-    name = station.name
-    others = [change.on(name, plain, again) for change in changes if again is not None]
+    """Return a stage's costs kept, recomputed, and with the options of its type."""
+    name = stage.name
+    others = [delta.on(name, plain, rerun) for delta in deltas if rerun is not None]
     forward_ns, backward_ns = plain.times[name]
     return BlockProfile(
         name=name,
         options=(
             _option("keep", kept, 0),
-            *_recompute(station, plain, again),
+            *_recompute(stage, plain, rerun),
             *(option for option in others if option is not None),
         ),
         gradient_bytes=kept.gradient,
-        output_bytes=station.output_bytes,
+        output_bytes=stage.output_bytes,
         forward_ns=forward_ns,
         backward_ns=backward_ns,
-        joins_next=station.joins_next,
+        joins_next=stage.joins_next,
     )
 
 
 def _recompute(
-    station: Station, plain: Measured, again: Measured | None
+    stage: Stage, plain: MeasuredChain, rerun: MeasuredChain | None
 ) -> tuple[BlockOption, ...]:
-    """Return the option to run the block again, if it was tried."""
-    if station.block < 0 or again is None or station.name not in again.rows:
+    """Return the option to recompute the block, if it was traced."""
+    if stage.block < 0 or rerun is None or stage.name not in rerun.rows:
         return ()
-    extra_ns = sum(again.times[station.name]) - sum(plain.times[station.name])
-    return (_option("recompute", again.rows[station.name], max(0, extra_ns)),)
+    extra_ns = sum(rerun.times[stage.name]) - sum(plain.times[stage.name])
+    return (_option("recompute", rerun.rows[stage.name], max(0, extra_ns)),)
 
 
-def _option(mode: Mode, row: StationBytes, extra_ns: int) -> BlockOption:
+def _option(mode: Mode, row: StageBytes, extra_ns: int) -> BlockOption:
     return BlockOption(
         mode=mode,
         saved_bytes=row.saved,

@@ -1,22 +1,27 @@
-"""The steady micro-step cut into the chain's stretches, in execution order.
+"""Stages of the chain: what each one allocates and saves in a traced micro-step.
 
-What runs before, between and after the blocks becomes stations of its own, so that a
-chain covers the whole step.
+The steady micro-step is cut at its blocks. What runs before, between and after them
+becomes a stage of its own, so that the chain covers the whole step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from budgetfit.memory.chain.live_bytes import LiveBytes
+
 if TYPE_CHECKING:
+    from budgetfit.core.recipe import Segment
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
-    from budgetfit.memory.chain.live_bytes import LiveCurve
 
 PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
 
 
-class Station(NamedTuple):
-    """A stretch of the chain: where its forward and its backward lie in the events."""
+class Stage(NamedTuple):
+    """One stage: a block or what runs around it, with its event ranges."""
 
     name: str
     block: int
@@ -27,16 +32,89 @@ class Station(NamedTuple):
     joins_next: bool
 
 
-def steady_moment(trace: StepTrace) -> tuple[int, int]:
-    """Return (step, micro_step) of the last traced micro-batch: the steady one."""
+class StageBytes(NamedTuple):
+    """Bytes of one stage in one trace, which add up to the bytes alive in a step.
+
+    In its forward: static + saved and cached of the earlier stages + ``forward``. In
+    its backward: static + saved of the earlier stages and its own + the gradient that
+    comes in + gradients of the later stages + ``backward``.
+
+    Attributes:
+        saved: Live from the end of its forward to its backward.
+        cached: Live from its forward to the end of the whole forward only.
+        forward: Most bytes live in its forward, above the sum above.
+        backward: Most bytes live in its backward, above the sum above.
+        gradient: Weight gradients that it leaves behind.
+    """
+
+    saved: int
+    cached: int
+    forward: int
+    backward: int
+    gradient: int
+
+
+PassTimes = tuple[int, int]  # nanoseconds of a stage's forward and backward
+
+
+class OptionTrace(NamedTuple):
+    """A trace in which blocks have options of their own: one block per segment."""
+
+    trace: StepTrace
+    segments: tuple[Segment, ...]
+
+
+TimesOf = Callable[[OptionTrace, Sequence[Stage]], Sequence[PassTimes]]
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredChain:
+    """The stages of one trace with their bytes and times, by name."""
+
+    live: LiveBytes
+    chain: tuple[Stage, ...]
+    static: int
+    rows: dict[str, StageBytes]
+    times: dict[str, PassTimes]
+
+    @classmethod
+    def of(
+        cls, option_trace: OptionTrace, live: LiveBytes, times_of: TimesOf | None
+    ) -> MeasuredChain:
+        """Cut a trace into stages and measure what each one costs."""
+        chain = stages(live)
+        static, rows = stage_bytes(live, chain)
+        times = times_of(option_trace, chain) if times_of else [(0, 0)] * len(chain)
+        names = [stage.name for stage in chain]
+        return cls(
+            live,
+            chain,
+            static,
+            dict(zip(names, rows, strict=True)),
+            dict(zip(names, times, strict=True)),
+        )
+
+    @cached_property
+    def optimizer_peak(self) -> int:
+        """The most bytes alive in an optimizer step."""
+        peaks = [
+            self.live.peak(row.start, row.end)
+            for row in self.live.trace.phases
+            if row.name == "optimizer"
+        ]
+        return max(peaks, default=0)
+
+
+def steady_micro_step(trace: StepTrace) -> tuple[int, int]:
+    """Return (step, micro_step) of the last traced micro-batch: the steady state."""
     last = [row for row in trace.phases if row.name == "backward"][-1]
     return last.step, last.micro_step
 
 
-def stations(curve: LiveCurve) -> tuple[Station, ...]:
-    """Cut the steady micro-step into the chain's stretches, in execution order."""
-    step = _SteadyStep.of(curve)
-    found: list[Station] = []
+def stages(live: LiveBytes) -> tuple[Stage, ...]:
+    """Cut the steady micro-step into the stages of the chain, in execution order."""
+    step = _SteadyStep.of(live)
+    found: list[Stage] = []
     # Forwards are cut from the front, and their backwards from the end.
     position, back = step.forward.start, step.backward.end
     for index, row in enumerate(step.passes):
@@ -52,35 +130,35 @@ def stations(curve: LiveCurve) -> tuple[Station, ...]:
 class _SteadyStep(NamedTuple):
     """The micro-step that is cut: its phases, and the passes of its blocks.
 
-    ``passes`` are the forward ones; ``backwards`` the other ones, by block.
+    ``passes`` are the forward passes; ``backwards`` the backward ones, by block.
     """
 
-    curve: LiveCurve
+    live: LiveBytes
     forward: Phase
     backward: Phase
     passes: tuple[BlockPass, ...]
     backwards: dict[int, BlockPass]
 
     @classmethod
-    def of(cls, curve: LiveCurve) -> _SteadyStep:
-        moment = steady_moment(curve.trace)
+    def of(cls, live: LiveBytes) -> _SteadyStep:
+        moment = steady_micro_step(live.trace)
         rows = [
-            row for row in curve.trace.passes if (row.step, row.micro_step) == moment
+            row for row in live.trace.passes if (row.step, row.micro_step) == moment
         ]
         return cls(
-            curve,
-            curve.phase("forward", *moment),
-            curve.phase("backward", *moment),
+            live,
+            live.phase("forward", *moment),
+            live.phase("backward", *moment),
             tuple(row for row in rows if row.direction == "forward"),
             {row.block: row for row in rows if row.direction == "backward"},
         )
 
-    def before_block(self, index: int, position: int, back: int) -> Station:
-        """Return what runs from ``position`` to a block; backward, until ``back``."""
+    def before_block(self, index: int, position: int, back: int) -> Stage:
+        """Return the stage from ``position`` to a block, with its backward."""
         row = self.passes[index]
         # Its backward comes after the block's own.
         found = self.backwards.get(row.block)
-        return Station(
+        return Stage(
             PROLOGUE if index == 0 else f"{BETWEEN}{index}",
             -1,
             (position, row.start),
@@ -90,15 +168,15 @@ class _SteadyStep(NamedTuple):
             joins_next=False,
         )
 
-    def block(self, index: int, back: int) -> Station:
-        """Return a block's station; its backward is empty where nothing needs one."""
-        trace, row = self.curve.trace, self.passes[index]
+    def block(self, index: int, back: int) -> Stage:
+        """Return a block's stage; its backward is empty if it needs no gradient."""
+        trace, row = self.live.trace, self.passes[index]
         found = self.backwards.get(row.block)
         is_last = index + 1 == len(self.passes)
         following = row.end if is_last else self.passes[index + 1].start
-        # Where only frees happen before the next block, they end this one.
+        # If only frees happen before the next block, they belong to this one.
         stop = row.end if _allocates(trace, row.end, following) else following
-        return Station(
+        return Stage(
             trace.block_names[row.block],
             row.block,
             (row.start, stop),
@@ -108,9 +186,9 @@ class _SteadyStep(NamedTuple):
             joins_next=not is_last and trace.joined[index] and stop == following,
         )
 
-    def epilogue(self, position: int, back: int) -> Station:
-        """Return what follows the blocks: the head and the loss."""
-        return Station(
+    def epilogue(self, position: int, back: int) -> Stage:
+        """Return the stage after the blocks: the head and the loss."""
+        return Stage(
             EPILOGUE,
             -1,
             (position, self.forward.end),
@@ -121,8 +199,93 @@ class _SteadyStep(NamedTuple):
         )
 
     def _output_bytes(self, storage: int) -> int:
-        return int(self.curve.sizes[storage]) if storage >= 0 else 0
+        return int(self.live.sizes[storage]) if storage >= 0 else 0
 
 
 def _allocates(trace: StepTrace, start: int, end: int) -> bool:
     return bool((trace.events[start:end] > 0).any())
+
+
+def stage_bytes(
+    live: LiveBytes, chain: Sequence[Stage]
+) -> tuple[int, tuple[StageBytes, ...]]:
+    """Return the static bytes of a trace and the bytes of each stage."""
+    step, micro_step = steady_micro_step(live.trace)
+    forward = live.phase("forward", step, micro_step)
+    backward = live.phase("backward", step, micro_step)
+    static = int(live.after[forward.start])
+    in_forward = live.alloc_event >= forward.start
+    # Freed before the backward: what of it is alive at a stage's end is cached.
+    transient = live.after_of(in_forward & (live.free_event < backward.start))
+    # Allocated in the backward and still alive after it: weight gradients.
+    lasting = (live.alloc_event >= backward.start) & (live.free_event >= backward.end)
+    gradients = live.after_of(lasting)
+    prefix = cached = 0
+    measured = []
+    for stage in chain:
+        start, end = stage.forward
+        begin, stop = stage.backward
+        # The output is not cached: it is counted with the stage that takes it.
+        new_cached = int(transient[end]) - _transient_output(
+            live, stage, forward, backward
+        )
+        total = int(live.after[end]) - static - stage.output_bytes
+        new_prefix = total - new_cached
+        measured.append(
+            StageBytes(
+                saved=new_prefix - prefix,
+                cached=new_cached - cached,
+                forward=live.peak(start, end) - static - prefix - cached,
+                backward=live.peak(begin, stop) - static - new_prefix
+                if stop > begin
+                else 0,
+                gradient=int(gradients[stop] - gradients[begin]),
+            )
+        )
+        prefix, cached = new_prefix, new_cached
+    return static, _backward_above_gradients(chain, measured)
+
+
+def _transient_output(
+    live: LiveBytes, stage: Stage, forward: Phase, backward: Phase
+) -> int:
+    """Return the bytes of an output that later stages take and nothing saves."""
+    output, end = stage.output_storage, stage.forward[1]
+    if output < 0:
+        return 0
+    is_made_here = forward.start <= live.alloc_event[output] < end
+    is_freed_before_backward = end <= live.free_event[output] < backward.start
+    return stage.output_bytes if is_made_here and is_freed_before_backward else 0
+
+
+def _backward_above_gradients(
+    chain: Sequence[Stage], measured: Sequence[StageBytes]
+) -> tuple[StageBytes, ...]:
+    """Subtract from ``backward`` the incoming gradient and those of later stages."""
+    later = 0
+    result: list[StageBytes] = []
+    for index in range(len(chain) - 1, -1, -1):
+        row = measured[index]
+        incoming = chain[index].output_bytes if index + 1 < len(chain) else 0
+        backward = row.backward - incoming - later if row.backward else 0
+        result.append(row._replace(backward=backward))
+        later += row.gradient
+    return tuple(reversed(result))
+
+
+def max_stage_bytes(rows: Sequence[StageBytes]) -> StageBytes:
+    """Return the most that a stage outside the blocks costs in any of the traces.
+
+    It cannot be wrapped, and may still cost more once something else is recomputed: an
+    encoder's output lives on as the input of every recomputed decoder block, and not at
+    all where the decoder saves a low-precision copy. The maximum is valid for every
+    plan.
+    """
+    saved = max(row.saved for row in rows)
+    return StageBytes(
+        saved=saved,
+        cached=max(row.saved + row.cached for row in rows) - saved,
+        forward=max(row.forward for row in rows),
+        backward=max(row.backward for row in rows),
+        gradient=max(row.gradient for row in rows),
+    )

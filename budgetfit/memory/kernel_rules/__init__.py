@@ -1,5 +1,5 @@
-"""Sizes of what CUDA kernels allocate for themselves, by rule, GPU and shape.
+"""Rules for the scratch memory that CUDA kernels allocate, by GPU and shape.
 
-In come a rule's name and arguments from a trace; out come byte counts. Open
-``workspaces.py`` first.
+Input: a rule's name and arguments from a trace. Output: byte counts. Start with
+``workspaces.py``.
 """

@@ -4,7 +4,7 @@
 Sources: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` and
 ``flash_attn/flash_api.cpp``; installed with the wheel, ``mem_eff_attention/
 kernel_backward.h`` (``Params::workspace_size``) and ``kernels/cutlassB.h`` (which
-kernels exist); PyTorch 2.13. Rules M26 and M27 of cuda-memory.md.
+kernels exist); PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from budgetfit.memory.kernel_rules.registry import (
-    KernelCard,
+    DeviceProperties,
     ceil_div,
     round_up,
     rule,
@@ -22,25 +22,25 @@ from budgetfit.memory.kernel_rules.registry import (
 
 SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # 99 KiB for one block
 SEED_BYTES = 16
-MOST_SPLITS = 128  # of the keys, in flash attention
+MAX_SPLITS = 128  # of the keys, in flash attention
 LOCK_BYTES = 16  # before each tile of the dq accumulator
 SPLIT_BLOCKS = 200  # keys are split into about this many blocks, over all heads
 
 
 @rule("flash_attention_forward", parts=3)
-def flash_forward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+def flash_forward(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
     """Return [logsumexp of the splits, outputs of the splits, random state] in bytes.
 
-    Few rows over many keys are split among the idle SMs; not with dropout, which keeps
-    a second random state. Arguments: batch x heads, queries, keys, head dimension, 1
-    with dropout.
+    Few rows over many keys are split over the idle SMs (split-KV); not with dropout,
+    which keeps a second random state. Arguments: batch x heads, queries, keys, head
+    dimension, 1 with dropout.
     """
     rows, queries, keys, head_dim, dropout = arguments
     if dropout:
         return [0, 0, SEED_BYTES]
     block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
     splits = flash_splits(
-        rows * ceil_div(queries, 64), 2 * card.sm_count, ceil_div(keys, block)
+        rows * ceil_div(queries, 64), 2 * device.sm_count, ceil_div(keys, block)
     )
     if splits <= 1:
         return [0, 0, 0]
@@ -50,14 +50,14 @@ def flash_forward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
 
 
 def flash_splits(blocks: int, slots: int, key_blocks: int) -> int:
-    """Return how many parts the keys are split into (``num_splits_heuristic``).
+    """Return into how many parts the keys are split (``num_splits_heuristic``).
 
-    ``blocks`` run without a split, ``slots`` can run at once.
+    ``blocks``: thread blocks without a split; ``slots``: how many run at once.
     """
     if blocks >= np.float32(0.8) * np.float32(slots):
         return 1
     efficiency: dict[int, np.float32] = {}
-    for splits in range(1, min(MOST_SPLITS, slots, key_blocks) + 1):
+    for splits in range(1, min(MAX_SPLITS, slots, key_blocks) + 1):
         size = ceil_div(key_blocks, splits)
         if splits == 1 or size != ceil_div(key_blocks, splits - 1):
             waves = np.float32(blocks * splits) / np.float32(slots)
@@ -67,7 +67,7 @@ def flash_splits(blocks: int, slots: int, key_blocks: int) -> int:
 
 
 @rule("flash_attention_backward", parts=4)
-def flash_backward(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+def flash_backward(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
     """Return [softmax_d, dq accumulator, expanded dk, expanded dv] in bytes.
 
     Arguments: batch x query heads, queries, keys, head dimension, bytes per element,
@@ -81,10 +81,9 @@ def flash_backward(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
 
 
 class EfficientTile(NamedTuple):
-    """The block of one memory-efficient backward kernel.
+    """The tile of one memory-efficient backward kernel.
 
-    ``in_registers``: dk and dv stay there until they are written, else they need a
-    buffer.
+    ``in_registers``: dk and dv are accumulated there, else in a buffer.
     """
 
     queries: int
@@ -93,14 +92,14 @@ class EfficientTile(NamedTuple):
 
 
 def efficient_tile(
-    card: KernelCard, *, single: bool, dropout: bool, head_dim: int
+    device: DeviceProperties, *, single: bool, dropout: bool, head_dim: int
 ) -> EfficientTile:
-    """Return the tile of the first kernel that takes these inputs and fits the card.
+    """Return the tile of the first kernel for these inputs that fits the GPU.
 
     ``single``: fp32 inputs. ``head_dim``: of keys or of values, the larger.
     """
-    small = card.compute_capability in SMALL_SHARED_MEMORY
-    turing = card.compute_capability < (8, 0)
+    small = device.compute_capability in SMALL_SHARED_MEMORY
+    turing = device.compute_capability < (8, 0)
     if single:
         wide = head_dim > 64 and not small and not turing
         return EfficientTile(128 if wide else 64, 64, in_registers=True)
@@ -108,7 +107,7 @@ def efficient_tile(
         return EfficientTile(64, 64, in_registers=True)
     if turing:
         return EfficientTile(128, 64, in_registers=head_dim <= 128)
-    if card.compute_capability in ((8, 6), (8, 9)) and head_dim <= 96 and not dropout:
+    if device.compute_capability in ((8, 6), (8, 9)) and head_dim <= 96 and not dropout:
         return EfficientTile(128, 64, in_registers=True)
     if head_dim <= 128:
         side = 64 if small else 128
@@ -117,7 +116,9 @@ def efficient_tile(
 
 
 @rule("efficient_attention_backward", parts=1)
-def efficient_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+def efficient_backward(
+    device: DeviceProperties, arguments: tuple[int, ...]
+) -> list[int]:
     """Return [workspace] in bytes.
 
     Arguments: batch x heads, queries, keys, head dimension of keys, of values, 1 for
@@ -125,7 +126,7 @@ def efficient_backward(card: KernelCard, arguments: tuple[int, ...]) -> list[int
     """
     rows, queries, keys, head_dim, value_dim, single, dropout = arguments
     tile = efficient_tile(
-        card,
+        device,
         single=bool(single),
         dropout=bool(dropout),
         head_dim=max(head_dim, value_dim),

@@ -1,12 +1,12 @@
-"""Scratch memory of sorts, scans and scattered gradients, CUB's storage included.
+"""Scratch memory of sorts, scans and scattered gradients, with CUB's temporary storage.
 
-Sizes of CUB's temporary storage depend on the tile of the kernel, tuned by architecture
-and type. The tiles were read off the 2.13.0 binary; those of reference cards that CUB
-tunes alike (8.6 and 8.9; 9.0, 10.0 and 12.0) are shared. Not represented: keys of 1 or
-2 bytes before 9.0, whose kernel asks for the occupancy of the real card.
+CUB's temporary storage depends on the kernel's tile, which is tuned by architecture and
+type. The tiles were read off the 2.13.0 binary; GPUs that CUB tunes alike (8.6 and 8.9;
+9.0, 10.0 and 12.0) share them. Not represented: keys of 1 or 2 bytes before 9.0, whose
+kernel queries the occupancy of the real GPU.
 
 Sources: ``aten/src/ATen/native/cuda/`` ``Indexing.cu``, ``Sort.cu``,
-``EmbeddingBackwardKernel.cu``; rules M35 and M39 of cuda-memory.md.
+``EmbeddingBackwardKernel.cu``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from budgetfit.memory.kernel_rules.registry import (
-    KernelCard,
+    DeviceProperties,
     ceil_div,
     round_up,
     rule,
@@ -32,26 +32,27 @@ ONE_TILE_SORT = {8: 2304, 4: 4864}  # most keys, by size, that one thread block 
 SMALL_SORT = 4096  # longest row that one thread block of Sort.cu sorts
 
 
-class Tiles(NamedTuple):
-    """Items per tile by key size: sorts of pairs, and picking the first of equal keys.
+class CubTiles(NamedTuple):
+    """CUB's items per tile by key size, for ``SortPairs`` and ``UniqueByKey``.
 
-    ``with_same`` are values of the size of 4-byte keys; all others are 8 bytes wide.
+    ``four_byte_pairs``: for sorts of 4-byte keys with 4-byte values; all other values
+    have 8 bytes.
     """
 
     sort: dict[int, int]
-    with_same: int
+    four_byte_pairs: int
     unique: dict[int, int]
 
 
-TURING = Tiles({4: 2816, 8: 2816}, 11744, {4: 704, 8: 320})
-AMPERE = Tiles({4: 3072, 8: 3840}, 6528, {4: 2816, 8: 1344})
-ADA = Tiles({4: 3072, 8: 3840}, 6528, {4: 704, 8: 320})
-HOPPER = Tiles({1: 5632, 2: 5632, 4: 5376, 8: 4608}, 6528, {4: 7008, 8: 4928})
+TURING = CubTiles({4: 2816, 8: 2816}, 11744, {4: 704, 8: 320})
+AMPERE = CubTiles({4: 3072, 8: 3840}, 6528, {4: 2816, 8: 1344})
+ADA = CubTiles({4: 3072, 8: 3840}, 6528, {4: 704, 8: 320})
+HOPPER = CubTiles({1: 5632, 2: 5632, 4: 5376, 8: 4608}, 6528, {4: 7008, 8: 4928})
 
 
-def tiles_of(card: KernelCard) -> Tiles:
-    """Return the tuning of a card."""
-    capability = card.compute_capability
+def tiles_of(device: DeviceProperties) -> CubTiles:
+    """Return CUB's tuning for a GPU."""
+    capability = device.compute_capability
     if capability < (8, 0):
         return TURING
     if capability == (8, 0):
@@ -60,14 +61,14 @@ def tiles_of(card: KernelCard) -> Tiles:
 
 
 def scan_bytes(items: int, element_bytes: int) -> int:
-    """Return the temporary storage of a running sum."""
+    """Return the temporary storage of ``DeviceScan``."""
     tile, state = (896, 16) if element_bytes > SINGLE_BYTES else (1920, 8)
     return _descriptors(ceil_div(items, tile), state)
 
 
-def unique_bytes(card: KernelCard, items: int, key_bytes: int) -> int:
-    """Return the temporary storage of picking the first of equal neighbours."""
-    return _descriptors(ceil_div(items, tiles_of(card).unique[key_bytes]), 16)
+def unique_bytes(device: DeviceProperties, items: int, key_bytes: int) -> int:
+    """Return the temporary storage of ``UniqueByKey``."""
+    return _descriptors(ceil_div(items, tiles_of(device).unique[key_bytes]), 16)
 
 
 def _descriptors(tiles: int, state_bytes: int) -> int:
@@ -75,15 +76,15 @@ def _descriptors(tiles: int, state_bytes: int) -> int:
 
 
 def radix_sort_bytes(
-    card: KernelCard, items: int, key_bytes: int, value_bytes: int, bits: int
+    device: DeviceProperties, items: int, key_bytes: int, value_bytes: int, bits: int
 ) -> int:
-    """Return the temporary storage of sorting pairs by the lowest ``bits`` of a key."""
+    """Return the temporary storage of ``SortPairs`` by the lowest ``bits`` of a key."""
     if value_bytes == key_bytes and items <= ONE_TILE_SORT.get(key_bytes, 0):
         return 1
-    tiles = tiles_of(card)
+    tiles = tiles_of(device)
     tile = tiles.sort.get(key_bytes)
     if value_bytes == SINGLE_BYTES:
-        tile = tiles.with_same
+        tile = tiles.four_byte_pairs
     passes = ceil_div(bits, DIGIT_BITS)
     buffers = [round_up(items * size, ALIGNMENT) for size in (key_bytes, value_bytes)]
     size = sum(buffers) if passes > 1 else 0
@@ -94,14 +95,14 @@ def radix_sort_bytes(
 
 
 @rule("scan", parts=1)
-def scan(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of a running sum. Arguments: items, bytes per item."""
+def scan(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return [scan storage] in bytes. Arguments: items, bytes per item."""
     return [scan_bytes(*arguments)]
 
 
 @rule("sort", parts=5)
-def sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return [places, storage] or, for several long rows, [..., row and place, keys].
+def sort(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return [indices, storage] or, for several long rows, [..., row and index, keys].
 
     Arguments: rows, their length, bytes per key.
     """
@@ -109,68 +110,72 @@ def sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     items = rows * length
     if length <= SMALL_SORT:
         return [length * INDEX_BYTES, 0, 0, 0, 0]
-    storage = radix_sort_bytes(card, items, key, INDEX_BYTES, key * 8)
+    storage = radix_sort_bytes(device, items, key, INDEX_BYTES, key * 8)
     if rows == 1:
         return [items * INDEX_BYTES, storage, 0, 0, 0]
     return [0, storage, items * INDEX_BYTES, items * INDEX_BYTES, items * key]
 
 
 @rule("index_put_sort", parts=1)
-def index_put_sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of sorting flat indices with their places.
+def index_put_sort(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of sorting flat indices with their positions.
 
-    Arguments: indices, positions that they choose from.
+    Arguments: indices, size of the dimension that they index.
     """
     indices, positions = arguments
     bits = max(1, (positions - 1).bit_length())
-    return [radix_sort_bytes(card, indices, INDEX_BYTES, INDEX_BYTES, bits)]
+    return [radix_sort_bytes(device, indices, INDEX_BYTES, INDEX_BYTES, bits)]
 
 
 @rule("masked_scatter", parts=2)
-def masked_scatter(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return [running count of the mask, storage]. Argument: elements."""
+def masked_scatter(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return [prefix sum of the mask, scan storage]. Argument: elements."""
     return [arguments[0] * INDEX_BYTES, scan_bytes(arguments[0], INDEX_BYTES)]
 
 
-FEW_INDICES = 3072  # up to here an embedding backward needs no sort
+FEW_INDICES = 3072  # up to here embedding_dense_backward does not sort
 PARTIAL_ROWS = 10  # rows that one partial sum covers
-FULL_PARTIALS = 4  # more partials than so many per row: they are added atomically
+FULL_PARTIALS = 4  # above so many partials per row they are added atomically
 
 
 def _segments(indices: int, rows: int) -> int:
-    """Return the most rows of the table that are asked for."""
+    """Return the most rows of the table that occur among the indices."""
     return min(indices, rows)
 
 
 @rule("embedding_indices", parts=1)
-def embedding_indices(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return one row of indices, or 0 for few. Arguments: indices, bytes per index."""
+def embedding_indices(
+    _device: DeviceProperties, arguments: tuple[int, ...]
+) -> list[int]:
+    """Return [copied indices], or 0 for few. Arguments: indices, bytes per index."""
     indices, index = arguments
     return [indices * index if indices > FEW_INDICES else 0]
 
 
 @rule("embedding_sort", parts=1)
-def embedding_sort(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of sorting indices with their places.
+def embedding_sort(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of sorting indices with their positions.
 
     Arguments: indices, rows of the table, bytes per index.
     """
     indices, rows, index = arguments
     if indices <= FEW_INDICES:
         return [0]
-    return [radix_sort_bytes(card, indices, index, index, rows.bit_length())]
+    return [radix_sort_bytes(device, indices, index, index, rows.bit_length())]
 
 
 @rule("embedding_unique", parts=1)
-def embedding_unique(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of finding segments. Arguments: indices, bytes per index."""
+def embedding_unique(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of ``UniqueByKey``. Arguments: indices, bytes per index."""
     indices, index = arguments
-    return [unique_bytes(card, indices, index) if indices > FEW_INDICES else 0]
+    return [unique_bytes(device, indices, index) if indices > FEW_INDICES else 0]
 
 
 @rule("embedding_segments", parts=1)
-def embedding_segments(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return a number for each segment: one row's share of the sorted indices.
+def embedding_segments(
+    _device: DeviceProperties, arguments: tuple[int, ...]
+) -> list[int]:
+    """Return an index for each segment: the sorted indices of one row of the table.
 
     Arguments: indices, rows of the table, bytes per index.
     """
@@ -179,8 +184,8 @@ def embedding_segments(_card: KernelCard, arguments: tuple[int, ...]) -> list[in
 
 
 @rule("embedding_scan", parts=1)
-def embedding_scan(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of a running sum over the segments.
+def embedding_scan(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return the storage of a scan over the segments.
 
     Arguments: indices, rows of the table, bytes per index.
     """
@@ -190,14 +195,16 @@ def embedding_scan(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
 
 
 @rule("embedding_count", parts=1)
-def embedding_count(_card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return one number, or nothing for few indices. Arguments: indices, its bytes."""
+def embedding_count(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return one count, or 0 for few indices. Arguments: indices, bytes of a count."""
     indices, number = arguments
     return [number if indices > FEW_INDICES else 0]
 
 
 @rule("embedding_partials", parts=3)
-def embedding_partials(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
+def embedding_partials(
+    device: DeviceProperties, arguments: tuple[int, ...]
+) -> list[int]:
     """Return [first index of each partial, sums of the partials, gradient in fp32].
 
     A segment is summed in fp32 by parts of 10. Where many indices share few rows the
@@ -212,7 +219,7 @@ def embedding_partials(card: KernelCard, arguments: tuple[int, ...]) -> list[int
     segments = _segments(indices, rows)
     partials = indices // PARTIAL_ROWS + segments
     each = partials * index
-    if segments < 4 * card.sm_count and partials > FULL_PARTIALS * segments:
+    if segments < 4 * device.sm_count and partials > FULL_PARTIALS * segments:
         single = rows * columns * SINGLE_BYTES if element < SINGLE_BYTES else 0
         return [each, each, single]
     return [each, partials * columns * SINGLE_BYTES, 0]

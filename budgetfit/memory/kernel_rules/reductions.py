@@ -1,9 +1,9 @@
-"""How much scratch memory a CUDA reduction takes: sum, mean, norm, max, variance, ...
+"""Scratch memory of CUDA reductions: sum, mean, norm, max, variance, ...
 
 A reduction with few outputs is split over many thread blocks. Their partial results go
-through a buffer, and a counter per output tile tells which block comes last. Both come
-from the caching allocator and may be far larger than the result: 138 MB for a 6 KB bias
-gradient on an H100 (rules M31-M33 of cuda-memory.md).
+through a staging buffer, with a semaphore per output tile. Both come from the caching
+allocator and may be far larger than the result: 138 MB for a 6 KB bias gradient on an
+H100.
 
 Source: ``setReduceConfig`` and ``ReduceConfig`` in ``ATen/native/cuda/Reduce.cuh``, the
 order of dimensions in ``aten/src/ATen/TensorIterator.cpp``; PyTorch 2.13.
@@ -16,9 +16,9 @@ from functools import lru_cache
 from math import prod
 
 from budgetfit.memory.kernel_rules.registry import (
-    KernelCard,
-    block_bytes,
+    DeviceProperties,
     ceil_div,
+    rounded_bytes,
     rule,
 )
 
@@ -27,17 +27,19 @@ WARP = 32
 MIN_VALUES_PER_THREAD = 16  # a split leaves at least this many to each thread
 MAX_VALUES_PER_THREAD = 256  # from this many on, a split is worth it
 MAX_OUTPUT_VECTOR = 4
-LEAST_VECTORIZED = 128  # inputs of one output, below which loads are not vectorized
-LARGEST_INDEX = 2**31 - 1  # of a kernel with 32-bit indices, in bytes as in elements
+MIN_VECTORIZED_INPUTS = (
+    128  # inputs of one output, below which loads are not vectorized
+)
+MAX_INDEX = 2**31 - 1  # of a kernel with 32-bit indices, in bytes as in elements
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class ReductionDtypes:
     """The dtypes of a reduction, as far as its scratch memory depends on them.
 
-    ``input_vector`` is how many neighbouring inputs one load takes.
+    ``input_vector``: consecutive inputs per load (``input_vec_size``).
     ``private_accumulator``: partial results do not fit the output's dtype, so a tensor
-    above 2 GiB, which is reduced piece by piece, needs an accumulator of its own.
+    above 2 GiB, which is reduced in pieces, needs a separate accumulator.
     """
 
     element_bytes: int
@@ -47,8 +49,8 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """The reduction as a loop nest: reduced dimensions first, the fastest first.
+class LoopNest:
+    """A reduction as a loop nest: reduced dimensions first, the fastest one first.
 
     ``strides`` are the input's and ``output_strides`` the output's (0 where reduced),
     both in elements; ``offset`` is the input's first element in its storage.
@@ -61,23 +63,23 @@ class Loop:
 
     @property
     def reduced(self) -> int:
-        """How many dimensions are reduced; they come first."""
+        """Number of reduced dimensions; they come first."""
         return self.output_strides.count(0)
 
     @property
     def outputs(self) -> int:
-        """How many numbers come out."""
+        """Number of outputs."""
         return prod(self.sizes[self.reduced :])
 
     @property
     def inputs(self) -> int:
-        """How many numbers go into each of them."""
+        """Number of inputs per output."""
         return prod(self.sizes) // self.outputs
 
 
 @rule("reduction", parts=3)
-def reduction(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
-    """Return [accumulator, partial results, counters] of one reduction, in bytes.
+def reduction(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+    """Return [accumulator, staging buffer, semaphores] of one reduction, in bytes.
 
     Arguments: element bytes, accumulator bytes, input vector, private accumulator (0
     or 1), reduced dimensions as bits (bit k: dimension k), storage offset, then the
@@ -88,20 +90,22 @@ def reduction(card: KernelCard, arguments: tuple[int, ...]) -> list[int]:
     sizes, strides = tuple(layout[:ndim]), tuple(layout[ndim:])
     if prod(sizes) == 0:
         return [0, 0, 0]
-    numbers = Numbers(element, accumulate, vector, bool(private))
-    return _of_loop(card, numbers, loop_nest(sizes, strides, mask, offset))
+    numbers = ReductionDtypes(element, accumulate, vector, bool(private))
+    return _of_loop(device, numbers, loop_nest(sizes, strides, mask, offset))
 
 
 def reduce_rows(
-    card: KernelCard, rows: int, columns: int, numbers: Numbers
+    device: DeviceProperties, rows: int, columns: int, numbers: ReductionDtypes
 ) -> list[int]:
     """Return the scratch of summing a contiguous matrix over its rows."""
     nest = loop_nest((rows, columns), (columns, 1), 1, 0)
-    return _of_loop(card, numbers, nest)
+    return _of_loop(device, numbers, nest)
 
 
 @lru_cache(maxsize=4096)
-def _of_loop(card: KernelCard, numbers: Numbers, nest: Loop) -> list[int]:
+def _of_loop(
+    device: DeviceProperties, numbers: ReductionDtypes, nest: LoopNest
+) -> list[int]:
     pieces = _pieces(nest, numbers.element_bytes)
     accumulator = 0
     if len(pieces) > 1 and numbers.private_accumulator:
@@ -111,16 +115,16 @@ def _of_loop(card: KernelCard, numbers: Numbers, nest: Loop) -> list[int]:
         accumulator = max(extent, 1) * numbers.accumulate_bytes
     # The pieces run one after the other: only the largest buffers count.
     buffers = max(
-        (_buffers(card, numbers, piece) for piece in pieces),
-        key=lambda pair: block_bytes(*pair),
+        (_buffers(device, numbers, piece) for piece in pieces),
+        key=lambda pair: rounded_bytes(*pair),
     )
     return [accumulator, *buffers]
 
 
 def loop_nest(
     sizes: tuple[int, ...], strides: tuple[int, ...], mask: int, offset: int
-) -> Loop:
-    """Return the order in which the kernel walks, neighbouring dimensions merged."""
+) -> LoopNest:
+    """Return the kernel's loop order, dimensions coalesced (``TensorIterator``)."""
     output_strides = _output_strides(sizes, mask)
     order = _order(sizes, strides, output_strides)
     merged: list[list[int]] = []
@@ -133,7 +137,7 @@ def loop_nest(
             last[0] *= row[0]
         else:
             merged.append(row)
-    return Loop(
+    return LoopNest(
         tuple(row[0] for row in merged),
         tuple(row[1] for row in merged),
         tuple(row[2] for row in merged),
@@ -152,7 +156,7 @@ def _output_strides(sizes: tuple[int, ...], mask: int) -> tuple[int, ...]:
 
 
 def _merges(inner: list[int], outer: list[int]) -> bool:
-    """Say whether two dimensions are one: stepping past the first lands on the next."""
+    """Return whether two dimensions can be coalesced into one."""
     if inner[0] == 1 or outer[0] == 1:
         return True
     return all(inner[0] * inner[k] == outer[k] for k in (1, 2))
@@ -198,8 +202,8 @@ def _compare(
     return 0
 
 
-def _pieces(nest: Loop, element_bytes: int) -> list[Loop]:
-    """Split the loop until each piece can be indexed with 32 bits."""
+def _pieces(nest: LoopNest, element_bytes: int) -> list[LoopNest]:
+    """Split the loop until each piece has 32-bit indices (``with_32bit_indexing``)."""
     extents = [
         (size - 1) * max(abs(stride), abs(output))
         for size, stride, output in zip(
@@ -210,22 +214,22 @@ def _pieces(nest: Loop, element_bytes: int) -> list[Loop]:
         sum((n - 1) * s for n, s in zip(nest.sizes, operand, strict=True))
         for operand in (nest.strides, nest.output_strides)
     )
-    if prod(nest.sizes) <= LARGEST_INDEX and 1 + reach * element_bytes <= LARGEST_INDEX:
+    if prod(nest.sizes) <= MAX_INDEX and 1 + reach * element_bytes <= MAX_INDEX:
         return [nest]
-    # The widest dimension is halved; of equal ones the outermost.
+    # The dimension with the widest extent is halved; of equal ones the outermost.
     dim = max(reversed(range(len(extents))), key=extents.__getitem__)
     half = nest.sizes[dim] // 2
     result = []
     for start, size in ((0, half), (half, nest.sizes[dim] - half)):
         sizes = (*nest.sizes[:dim], size, *nest.sizes[dim + 1 :])
         offset = nest.offset + start * nest.strides[dim]
-        piece = Loop(sizes, nest.strides, nest.output_strides, offset)
+        piece = LoopNest(sizes, nest.strides, nest.output_strides, offset)
         result += _pieces(piece, element_bytes)
     return result
 
 
-def _output_vector(nest: Loop) -> int:
-    """Return how many neighbouring outputs one thread computes."""
+def _output_vector(nest: LoopNest) -> int:
+    """Return how many consecutive outputs a thread computes (``output_vec_size``)."""
     vector = MAX_OUTPUT_VECTOR
     others = [s for k, s in enumerate(nest.strides) if k != nest.reduced]
     for number in (nest.offset, nest.sizes[nest.reduced], *others):
@@ -240,10 +244,10 @@ def _last_power_of_two(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _ThreadBlock:
-    """The threads that work together, ``width`` of them along the fastest dimension.
+    """Thread block of a reduction, ``width`` threads along the fastest dimension.
 
-    ``along_reduced``: that dimension is a reduced one, so that they share an output.
-    ``vector``: how many neighbouring outputs each of them computes.
+    ``along_reduced``: that dimension is reduced, so that the threads share an output.
+    ``vector``: consecutive outputs per thread.
     """
 
     width: int
@@ -252,8 +256,8 @@ class _ThreadBlock:
     vector: int
 
     @classmethod
-    def of(cls, numbers: Numbers, nest: Loop) -> _ThreadBlock:
-        """Return the shape for a loop: powers of two, a warp wide if possible."""
+    def of(cls, numbers: ReductionDtypes, nest: LoopNest) -> _ThreadBlock:
+        """Return the block for a loop: powers of two, a warp wide if possible."""
         reduced, inputs, outputs = nest.reduced, nest.inputs, nest.outputs
         along_reduced = (
             reduced == len(nest.sizes) or nest.strides[0] < nest.strides[reduced]
@@ -265,7 +269,7 @@ class _ThreadBlock:
             if not along_reduced:
                 vector = _output_vector(nest)
                 dim0 //= vector
-            elif dim0 >= LEAST_VECTORIZED and reduced == 1:
+            elif dim0 >= MIN_VECTORIZED_INPUTS and reduced == 1:
                 dim0 //= numbers.input_vector
         most = MAX_THREADS // vector
         dim0 = min(_last_power_of_two(dim0), most)
@@ -274,8 +278,10 @@ class _ThreadBlock:
         return cls(min(dim0, most // height), height, along_reduced, vector)
 
 
-def _buffers(card: KernelCard, numbers: Numbers, nest: Loop) -> tuple[int, int]:
-    """Return the bytes of the partial results and of the counters (0: no split)."""
+def _buffers(
+    device: DeviceProperties, numbers: ReductionDtypes, nest: LoopNest
+) -> tuple[int, int]:
+    """Return the bytes of staging buffer and semaphores (0: not split)."""
     if not nest.sizes:
         return 0, 0
     threads = _ThreadBlock.of(numbers, nest)
@@ -285,11 +291,11 @@ def _buffers(card: KernelCard, numbers: Numbers, nest: Loop) -> tuple[int, int]:
     per_thread = ceil_div(nest.inputs, step_input)
     least = min(threads.height * MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD)
     if per_thread < least:
-        return 0, 0  # threads of a block that work on different outputs: no split
+        return 0, 0  # the threads of a block work on different outputs: not split
     per_thread = ceil_div(nest.inputs, step_input * threads.height)
 
-    # Spread one output over several blocks while the card has idle SMs.
-    target = card.sm_count * (card.threads_per_sm // (width * threads.height))
+    # Spread an output over several thread blocks while the GPU has idle SMs.
+    target = device.sm_count * (device.threads_per_sm // (width * threads.height))
     grid = ceil_div(nest.outputs // threads.vector, step_output)
     if per_thread < MAX_VALUES_PER_THREAD or grid > target:
         return 0, 0

@@ -1,8 +1,8 @@
-"""The registry of kernel scratch rules, and the card they ask about.
+"""Registry of rules for the scratch memory of CUDA kernels.
 
-A rule says how much memory a CUDA kernel takes from the caching allocator for itself.
-It is a function of the card and of whole numbers that are affine in the batch size
-(element counts, rows, columns), so one trace serves every card and batch size.
+A rule returns how much memory a kernel takes from the caching allocator. It depends on
+the GPU and on integers that are affine in the batch size (element counts, rows,
+columns), so that one trace serves every GPU and batch size.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Rule = Callable[["KernelCard", tuple[int, ...]], list[int]]
+Rule = Callable[["DeviceProperties", tuple[int, ...]], list[int]]
 
 RULES: dict[str, Rule] = {}
 PARTS: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class KernelCard:
-    """What a launch configuration asks of a card.
+class DeviceProperties:
+    """Properties of a GPU that kernel launch configurations depend on.
 
-    ``compute_capability`` is (major, minor), ``threads_per_sm`` the most threads that
-    one streaming multiprocessor holds (``maxThreadsPerMultiProcessor``).
+    As ``cudaDeviceProp``: ``compute_capability`` is (major, minor), ``sm_count``
+    ``multiProcessorCount``, ``threads_per_sm`` ``maxThreadsPerMultiProcessor``.
     """
 
     compute_capability: tuple[int, int]
@@ -32,7 +32,7 @@ class KernelCard:
 def rule(name: str, *, parts: int) -> Callable[[Rule], Rule]:
     """Register a rule that returns ``parts`` sizes in bytes, whatever its arguments.
 
-    A part that is not allocated is 0: traces at two batch sizes then have the same
+    A part that is not allocated is 0, so that traces at two batch sizes have the same
     events.
 
     Raises:
@@ -50,29 +50,15 @@ def rule(name: str, *, parts: int) -> Callable[[Rule], Rule]:
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
-    """Return the quotient, rounded up."""
+    """Return the quotient rounded up."""
     return -(-numerator // denominator)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Return the next multiple that is not below ``number``."""
+    """Return ``number`` rounded up to a multiple."""
     return ceil_div(number, multiple) * multiple
 
 
-def block_bytes(*sizes_bytes: int) -> int:
-    """Return what the allocator counts for these requests (memory-model B1)."""
+def rounded_bytes(*sizes_bytes: int) -> int:
+    """Return the sum of requests, each rounded up to the allocator's 512 bytes."""
     return sum(round_up(size, 512) for size in sizes_bytes)
-
-
-def larger(*alternatives: list[int]) -> list[int]:
-    """Return the parts that are alive at the worst of several moments of one kernel.
-
-    Moments that follow each other share no memory at the peak, so only the largest
-    counts; the parts of the others become 0.
-    """
-    worst = max(range(len(alternatives)), key=lambda k: block_bytes(*alternatives[k]))
-    return [
-        size if k == worst else 0
-        for k, moment in enumerate(alternatives)
-        for size in moment
-    ]

@@ -1,5 +1,5 @@
-"""The caching allocator written for clarity, with expandable segments.
+"""Reference implementation of the CUDA caching allocator, with expandable segments.
 
-Its requests and answers are those of ``memory.caching_allocator``, which is faster and
-which tests compare with it. Open ``allocator.py`` first.
+Written for clarity; tests compare the faster ``memory.caching_allocator`` with it.
+Start with ``allocator.py``.
 """

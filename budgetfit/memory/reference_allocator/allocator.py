@@ -1,15 +1,15 @@
-"""PyTorch's CUDA caching allocator, byte for byte, without a GPU.
+"""Reference implementation of PyTorch's CUDA caching allocator, byte for byte.
 
 After each call, ``allocated_bytes`` and ``reserved_bytes`` equal what
 ``torch.cuda.memory_allocated()`` and ``memory_reserved()`` report after the same
 calls on a device of ``total_bytes``. Reserved bytes depend on the order of all mallocs
-and frees (memory-model A2), so there is no shorter way to them than this replay.
+and frees, so they cannot be computed without simulating them.
 
 Source: ``malloc``, ``get_free_block``, ``alloc_block``, ``should_split``,
 ``get_allocation_size``, ``release_available_cached_blocks`` and
 ``release_cached_blocks`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 2.13, and
-``c10/core/AllocatorConfig.h``; rules M6 to M13 of cuda-memory.md. Checked against the
-binary: ``tests/memory/record_allocator_fuzz.py``.
+``c10/core/AllocatorConfig.h``. Checked against the binary:
+``tests/memory/record_allocator_fuzz.py``.
 
 Not modelled: ``garbage_collection_threshold``, ``roundup_power2_divisions``, private
 pools (CUDA graphs, ``MemPool``), and frees that wait for another stream
@@ -45,17 +45,17 @@ __all__ = [
     "SMALL_REQUEST_BYTES",
     "SMALL_SEGMENT_BYTES",
     "Block",
-    "CachingAllocator",
     "OutOfMemory",
+    "ReferenceAllocator",
     "round_bytes",
     "segment_bytes",
 ]
 
 MIN_BLOCK_BYTES: Final = 512  # kMinBlockSize: blocks are multiples of this
-SMALL_REQUEST_BYTES: Final = 1 << 20  # kSmallSize: up to here from the small pool
-SMALL_SEGMENT_BYTES: Final = 2 << 20  # kSmallBuffer: every segment of that pool
-LARGE_SEGMENT_BYTES: Final = 20 << 20  # large_segment_size: shared by requests below
-OWN_SEGMENT_FROM_BYTES: Final = 10 << 20  # kMinLargeAlloc: from here one segment each
+SMALL_REQUEST_BYTES: Final = 1 << 20  # kSmallSize: largest request of the small pool
+SMALL_SEGMENT_BYTES: Final = 2 << 20  # kSmallBuffer: segment size of that pool
+LARGE_SEGMENT_BYTES: Final = 20 << 20  # large_segment_size: requests below 10 MiB
+OWN_SEGMENT_FROM_BYTES: Final = 10 << 20  # kMinLargeAlloc: one segment each from here
 OWN_SEGMENT_STEP_BYTES: Final = 2 << 20  # kRoundLarge: such segments are multiples
 MAX_NON_SPLIT_ROUNDING_BYTES: Final = 20 << 20  # max_non_split_rounding_size
 
@@ -63,9 +63,9 @@ _UNLIMITED_BYTES: Final = 1 << 62
 
 
 class OutOfMemory(Exception):  # noqa: N818 - PyTorch's word for it
-    """The device is full even after the cache was emptied.
+    """Out of memory: the device is full even after the cache was emptied.
 
-    Fields, in bytes: ``requested_bytes`` as asked for, ``allocated_bytes`` and
+    Fields, in bytes: ``requested_bytes`` unrounded, ``allocated_bytes`` and
     ``reserved_bytes`` at the failure, and the device's ``total_bytes``.
     """
 
@@ -91,7 +91,7 @@ class OutOfMemory(Exception):  # noqa: N818 - PyTorch's word for it
 
 
 def round_bytes(size_bytes: int) -> int:
-    """Size of the block that a request needs: a multiple of 512, 0 for 0 (B1).
+    """Return the block size of a request: a multiple of 512, 0 for 0.
 
     >>> round_bytes(1), round_bytes(512), round_bytes(513)
     (512, 512, 1024)
@@ -99,11 +99,11 @@ def round_bytes(size_bytes: int) -> int:
     return (size_bytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
 
 
-class CachingAllocator:
-    """The allocator of one device of ``total_bytes``.
+class ReferenceAllocator:
+    """The caching allocator of a device of ``total_bytes``.
 
-    ``expandable_segments`` and ``max_split_bytes`` (``max_split_size_mb``; ``None`` is
-    no limit) are the settings in ``PYTORCH_CUDA_ALLOC_CONF``. Streams are any ints.
+    ``expandable_segments`` and ``max_split_bytes`` (``max_split_size_mb``; ``None``: no
+    limit) are settings of ``PYTORCH_CUDA_ALLOC_CONF``. Streams are any ints.
 
     Attributes, in bytes but for the last: ``allocated_bytes``, ``reserved_bytes``,
     ``peak_allocated_bytes``, ``peak_reserved_bytes``, and ``retries``: how often the
@@ -112,7 +112,7 @@ class CachingAllocator:
     Raises:
         ValueError: ``max_split_bytes`` is below 20 MiB, which PyTorch refuses too.
 
-    >>> allocator = CachingAllocator(8 << 30)
+    >>> allocator = ReferenceAllocator(8 << 30)
     >>> block = allocator.malloc(3_000_000)
     >>> allocator.allocated_bytes, allocator.reserved_bytes
     (3000320, 20971520)
@@ -143,27 +143,27 @@ class CachingAllocator:
         self._expandable = expandable_segments
         self._max_split_bytes = max_split_bytes or _UNLIMITED_BYTES
         self._best_fit_is_plain = not expandable_segments and max_split_bytes is None
-        # should_split. Large native blocks keep a rest of up to 1 MiB, and those for
-        # requests of max_split_size keep any.
+        # should_split: large native blocks keep a remainder of up to 1 MiB, and those
+        # for requests of max_split_size any remainder.
         self._split_below_bytes = (
             _UNLIMITED_BYTES if expandable_segments else self._max_split_bytes
         )
-        least_large_rest_bytes = (
+        least_large_remainder_bytes = (
             MIN_BLOCK_BYTES if expandable_segments else SMALL_REQUEST_BYTES + 1
         )
         self._small = defaultdict[int, BlockPool](
             partial(BlockPool, SMALL_SEGMENT_BYTES, MIN_BLOCK_BYTES)
         )
         self._large = defaultdict[int, BlockPool](
-            partial(BlockPool, LARGE_SEGMENT_BYTES, least_large_rest_bytes)
+            partial(BlockPool, LARGE_SEGMENT_BYTES, least_large_remainder_bytes)
         )
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block | None:
-        """Allocate ``size_bytes`` on a stream; 0 bytes take nothing: ``None``.
+        """Allocate ``size_bytes`` on a stream; return ``None`` for 0 bytes.
 
         Raises:
-            OutOfMemory: the device is full. The cache has then been emptied, as it is
-                by PyTorch; what is allocated stays valid.
+            OutOfMemory: The device is full. The cache has then been emptied, as in
+                PyTorch; allocated blocks stay valid.
             ValueError: ``size_bytes`` is negative.
         """
         if size_bytes <= 0:
@@ -183,21 +183,21 @@ class CachingAllocator:
             block = self._from_device(pool, needed_bytes, size_bytes)
         block.state = IN_USE
         if (
-            block.size_bytes - needed_bytes >= pool.least_rest_bytes
+            block.size_bytes - needed_bytes >= pool.least_remainder_bytes
             and needed_bytes < self._split_below_bytes
         ):
             pool.add(split(block, needed_bytes))
-        # A rest that was not split off counts as allocated (B1).
+        # A remainder that is not split off counts as allocated.
         self.allocated_bytes += block.size_bytes
         if self.allocated_bytes > self.peak_allocated_bytes:  # noqa: PLR1730 - faster
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def free(self, block: Block | None) -> None:
-        """Return a block to the cache. ``None``, from a malloc of 0 bytes, is nothing.
+        """Return a block to the cache; ``None``, from a malloc of 0 bytes, is ignored.
 
         Raises:
-            ValueError: the block is free already.
+            ValueError: The block is free already.
         """
         if block is None:
             return
@@ -207,7 +207,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give every wholly free segment, or expandable page, back to the device."""
+        """Release every wholly free segment, or expandable page, to the device."""
         for pool in (*self._large.values(), *self._small.values()):
             for block in tuple(pool.blocks.values()):
                 if self._expandable:
@@ -216,14 +216,14 @@ class CachingAllocator:
                     self._release(block)
 
     def reset_peaks(self) -> None:
-        """Start the peaks anew from the present values."""
+        """Reset the peaks to the current values."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
     def _best_fit(self, pool: BlockPool, index: int, needed_bytes: int) -> int:
-        """The place of the free block to use, from the first that is large enough on.
+        """Return the index of the free block to use; ``len(pool.keys)``: none.
 
-        ``len(pool.keys)`` where none may be used.
+        ``index`` is that of the first block that is large enough.
         """
         none = len(pool.keys)
         if index == none:
@@ -233,9 +233,9 @@ class CachingAllocator:
         found_bytes = pool.keys[index] >> ADDRESS_BITS
         limit_bytes = self._max_split_bytes
         if needed_bytes < limit_bytes:
-            # An oversized block is never broken up ...
+            # An oversized block is never split ...
             return index if found_bytes < limit_bytes else none
-        # ... nor spent on a request that is much smaller.
+        # ... nor used for a much smaller request.
         spare_bytes = found_bytes - needed_bytes
         return index if spare_bytes < MAX_NON_SPLIT_ROUNDING_BYTES else none
 
@@ -259,19 +259,19 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: BlockPool, needed_bytes: int) -> Block | None:
-        """A new block from the device; ``None`` where the device is full."""
-        room_bytes = self.total_bytes - self.reserved_bytes
+        """Allocate a new block on the device; return ``None`` if it is full."""
+        available_bytes = self.total_bytes - self.reserved_bytes
         if self._expandable:
             # PyTorch reserves addresses for 9/8 of the device.
             block, grown_bytes = map_block(
                 pool,
                 needed_bytes,
-                room_bytes=room_bytes,
+                available_bytes=available_bytes,
                 range_bytes=self.total_bytes + self.total_bytes // 8,
             )
         else:
             grown_bytes = segment_bytes(needed_bytes)
-            if grown_bytes > room_bytes:
+            if grown_bytes > available_bytes:
                 return None
             block = Block(grown_bytes, pool.next_address, pool, IN_USE)
             pool.next_address += grown_bytes
@@ -280,15 +280,15 @@ class CachingAllocator:
         return block
 
     def _release(self, block: Block) -> None:
-        """Give a segment that is one free block back to the device."""
+        """Release a segment that is one free block to the device."""
         block.pool.remove(block)
         self.reserved_bytes -= block.size_bytes
 
     def _release_oversized(self, pool: BlockPool, needed_bytes: int) -> bool:
-        """Give back cached oversized blocks, if that makes ``needed_bytes`` of room.
+        """Release cached oversized blocks; return whether ``needed_bytes`` were freed.
 
-        Oversized are blocks from ``max_split_bytes`` on. Those are never split, so each
-        is a segment. Without such a limit, and in expandable segments, there are none.
+        Blocks from ``max_split_bytes`` on are oversized. They are never split, so each
+        is a segment. Without that limit, and with expandable segments, there are none.
         """
         if self._best_fit_is_plain or self._expandable:
             return False
@@ -308,7 +308,7 @@ class CachingAllocator:
 
 
 def segment_bytes(needed_bytes: int) -> int:
-    """Size of a native segment for a rounded request (``get_allocation_size``)."""
+    """Return the native segment size of a rounded request (``get_allocation_size``)."""
     if needed_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if needed_bytes < OWN_SEGMENT_FROM_BYTES:

@@ -1,7 +1,7 @@
-"""Blocks of device memory, and the free ones of a pool in best-fit order.
+"""Blocks of device memory, and pools of free blocks in best-fit order.
 
 Source: ``Block`` and ``BlockPool`` in ``c10/cuda/CUDACachingAllocator.cpp`` of
-PyTorch 2.13; rules M9 and M12 of cuda-memory.md. Sizes and addresses are in bytes.
+PyTorch 2.13. Sizes and addresses are in bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 FREE: Final = 0
 IN_USE: Final = 1
-UNMAPPED: Final = 2  # addresses without memory: only in expandable segments
+UNMAPPED: Final = 2  # reserved addresses, in expandable segments only
 
 # The sort key of a free block is its size, then its address, in one int: ints
 # compare faster than tuples.
@@ -22,10 +22,10 @@ _by_address = attrgetter("address")
 
 
 class Block:
-    """A stretch of one segment: handed out, free, or addresses without memory.
+    """A block of one segment: allocated, free or unmapped.
 
-    ``size_bytes`` is what a block that is handed out counts for: the rounded request
-    and a rest that was too small to split off. The other fields are the allocator's.
+    ``size_bytes`` of an allocated block is the rounded request and a remainder that was
+    too small to split off. The other fields are internal.
     """
 
     __slots__ = ("above", "address", "below", "pool", "size_bytes", "state")
@@ -42,32 +42,33 @@ class Block:
 
 
 class BlockPool:
-    """The free blocks for small, or for large, requests on one stream.
+    """Pool of free blocks for small, or for large, requests on one stream.
 
-    PyTorch sorts the free blocks of all streams into one set, by stream first. No
-    search crosses a stream, so a pool for each stream gives the same answers.
+    PyTorch keeps the free blocks of all streams in one set, sorted by stream first. No
+    search crosses streams, so a pool for each stream is equivalent.
     """
 
     __slots__ = (
         "blocks",
         "keys",
-        "least_rest_bytes",
+        "least_remainder_bytes",
         "next_address",
         "page_bytes",
         "unmapped",
     )
 
-    def __init__(self, page_bytes: int, least_rest_bytes: int) -> None:
-        self.page_bytes = page_bytes  # what expandable segments map at a time
-        self.least_rest_bytes = least_rest_bytes  # a smaller rest is not split off
+    def __init__(self, page_bytes: int, least_remainder_bytes: int) -> None:
+        self.page_bytes = page_bytes  # granularity of expandable segments
+        # Smaller remainders are not split off.
+        self.least_remainder_bytes = least_remainder_bytes
         self.keys: list[int] = []  # of the free blocks, ascending
         self.blocks: dict[int, Block] = {}  # the free blocks by key
         self.unmapped: list[Block] = []  # by address
-        # Only the order of addresses matters: it decides between equal sizes (M12).
+        # Only the order of addresses matters: it decides between equal sizes.
         self.next_address = 0
 
     def add(self, block: Block) -> None:
-        """Enter a block as free, joined with free neighbours."""
+        """Add a free block, merged with free neighbours."""
         neighbour = block.below
         if neighbour is not None and neighbour.state == FREE:
             self.remove(neighbour)
@@ -82,13 +83,13 @@ class BlockPool:
         self.blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        """Take this free block out."""
+        """Remove this free block."""
         key = block.size_bytes << ADDRESS_BITS | block.address
         del self.blocks[key]
         del self.keys[bisect_left(self.keys, key)]
 
     def add_unmapped(self, block: Block) -> None:
-        """Enter a block as unmapped, joined with unmapped neighbours."""
+        """Add an unmapped block, merged with unmapped neighbours."""
         neighbour = block.below
         if neighbour is not None and neighbour.state == UNMAPPED:
             self.unmapped.remove(neighbour)
@@ -102,23 +103,23 @@ class BlockPool:
 
 
 def split(block: Block, size_bytes: int) -> Block:
-    """Shorten a block that is in no pool to ``size_bytes``; return the rest above it.
+    """Shorten a block that is in no pool to ``size_bytes``; return the remainder.
 
-    The rest has the state of the block.
+    The remainder has the state of the block.
     """
-    rest = Block(
+    remainder = Block(
         block.size_bytes - size_bytes,
         block.address + size_bytes,
         block.pool,
         block.state,
     )
-    rest.below = block
-    rest.above = above = block.above
+    remainder.below = block
+    remainder.above = above = block.above
     if above is not None:
-        above.below = rest
-    block.above = rest
+        above.below = remainder
+    block.above = remainder
     block.size_bytes = size_bytes
-    return rest
+    return remainder
 
 
 def _absorb_below(block: Block, below: Block) -> None:

@@ -1,10 +1,10 @@
-"""Expandable segments: address ranges that are mapped to memory page by page.
+"""Expandable segments: virtual address ranges that are mapped page by page.
 
 Source: ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_block`` and
-``unmap_block`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 2.13; rule M9 of
-cuda-memory.md. Sizes and addresses are in bytes.
+``unmap_block`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 2.13. Sizes
+and addresses are in bytes.
 
-A range is far larger than its memory will ever be, and begins on a page boundary. So
+A range is far larger than its memory will ever be. It begins on a page boundary, and so
 do its unmapped blocks, which are whole pages.
 """
 
@@ -21,10 +21,10 @@ from budgetfit.memory.reference_allocator.block_pool import (
 
 
 def least_expandable(pool: BlockPool, index: int) -> int:
-    """Among the free blocks from ``index`` on, that of the one to hand out.
+    """Return the index of the free block to allocate, searching from ``index`` on.
 
-    A block in front of unmapped addresses counts with what it could grow to, so that
-    it is kept for requests that nothing else can serve.
+    A block before unmapped addresses counts with the size that it could grow to, so
+    that it is kept for requests that no other block can serve.
     """
     keys, blocks = pool.keys, pool.blocks
     reach = _reach_bytes(blocks[keys[index]])
@@ -44,13 +44,13 @@ def _reach_bytes(block: Block) -> int:
 
 
 def map_block(
-    pool: BlockPool, size_bytes: int, *, room_bytes: int, range_bytes: int
+    pool: BlockPool, size_bytes: int, *, available_bytes: int, range_bytes: int
 ) -> tuple[Block | None, int]:
-    """A block of at least ``size_bytes``, and how many bytes were mapped for it.
+    """Return a block of at least ``size_bytes``, and the bytes mapped for it.
 
-    The block is in no pool. It is ``None`` where ``room_bytes`` of the device do not
+    The block is in no pool. It is ``None`` if the device's ``available_bytes`` do not
     suffice; what was mapped by then stays mapped. ``range_bytes`` is the length of a
-    new range, should none have room.
+    new address range, should none have space.
     """
     block = _lowest_run(pool, size_bytes) or _new_range(pool, range_bytes)
     mapped_bytes = 0
@@ -58,11 +58,11 @@ def map_block(
         missing_bytes = size_bytes
         if block.state == FREE:
             missing_bytes -= block.size_bytes
-            # Free neighbours are joined: what follows in a run is unmapped.
+            # Free neighbours are merged: what follows in a run is unmapped.
             assert block.above is not None  # noqa: S101 - the run was long enough
             block = block.above
         pages_bytes = _pages_bytes(pool, min(missing_bytes, block.size_bytes))
-        if mapped_bytes + pages_bytes > room_bytes:
+        if mapped_bytes + pages_bytes > available_bytes:
             return None, mapped_bytes
         mapped_bytes += pages_bytes
         _map_pages(block, pages_bytes)
@@ -71,7 +71,7 @@ def map_block(
 
 
 def _lowest_run(pool: BlockPool, size_bytes: int) -> Block | None:
-    """First of the lowest free and unmapped neighbours that together suffice."""
+    """Return the first of the lowest free and unmapped neighbours that suffice."""
     for unmapped in pool.unmapped:
         first = unmapped
         if unmapped.below is not None and unmapped.below.state == FREE:
@@ -99,18 +99,18 @@ def _pages_bytes(pool: BlockPool, size_bytes: int) -> int:
 
 
 def _map_pages(block: Block, pages_bytes: int) -> None:
-    """Back the low end of an unmapped block with memory; it becomes a free block."""
+    """Map the low end of an unmapped block, which becomes a free block."""
     pool = block.pool
     pool.unmapped.remove(block)
     if pages_bytes < block.size_bytes:
-        rest = split(block, pages_bytes)
+        remainder = split(block, pages_bytes)
         block.state = FREE
-        pool.add_unmapped(rest)
+        pool.add_unmapped(remainder)
     pool.add(block)
 
 
 def unmap_block(block: Block) -> int:
-    """Unmap the whole pages inside a free block; return how many bytes those are."""
+    """Unmap the whole pages inside a free block; return their bytes."""
     pool = block.pool
     end = block.address + block.size_bytes
     pages_start = _pages_bytes(pool, block.address)
@@ -121,12 +121,12 @@ def unmap_block(block: Block) -> int:
     pages = block
     if pages_start > block.address:
         pages = split(block, pages_start - block.address)
-    pages.state = UNMAPPED  # before its neighbours are filed: they must not join it
+    pages.state = UNMAPPED  # set before its neighbours are added: they must not merge
     if pages is not block:
         pool.add(block)
     if pages_end < end:
         pool.add(split(pages, pages_end - pages_start))
     pool.add_unmapped(pages)
     if pages.below is None and pages.above is None:
-        pool.unmapped.remove(pages)  # nothing of the range is left: give it up
+        pool.unmapped.remove(pages)  # nothing of the range is mapped: release it
     return pages_end - pages_start

@@ -1,4 +1,4 @@
-"""The rows beside a plan: usual practices, other objectives, and levers."""
+"""Alternatives to a plan: baselines, other objectives and changes of training."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from budgetfit.core.plan import Alternative
-from budgetfit.planning.alternatives.training_changes import lever_rows
-from budgetfit.planning.profiling.block_chain import Chains
+from budgetfit.planning.alternatives.training_changes import training_change_rows
+from budgetfit.planning.profiling.block_chain import BlockChain
 from budgetfit.planning.search.baselines import (
+    BASELINES,
     EVERY_NTH,
-    PRACTICES,
-    best,
-    best_of_policy,
+    best_fitting,
+    best_with_policy,
 )
-from budgetfit.planning.search.every_nth_block import SOLVED, ordinal, which_nth
+from budgetfit.planning.search.every_nth_block import (
+    EVERY_N_POLICY,
+    every_n_of_segments,
+    ordinal,
+)
 from budgetfit.planning.search.loss_chunking import (
-    search_with_loss_parts,
+    search_with_loss_chunks,
 )
-from budgetfit.planning.search.lowest_peak import smallest
+from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.search import Request, search
 
 if TYPE_CHECKING:
@@ -36,77 +40,67 @@ OBJECTIVES: tuple[tuple[str, Objective], ...] = (
 OBJECTIVE_ROUNDS = 2  # recipes that are judged for each other objective
 
 
-def alternatives(
-    chains: Chains, request: Request, budget: Budget, plan: Estimate
+def deciding_baselines(
+    block_chain: BlockChain, request: Request, budget: Budget
 ) -> tuple[Alternative, ...]:
-    """Return the usual practices, the other objectives, and levers on training.
+    """Return the baselines that may be better than the solver's proposal.
 
-    Each is at its own best batch, judged like the plan.
+    Each is at its own best batch size, judged like the plan. Chen's segments never
+    recompute less than the solver's, so they can only win in memory.
     """
-    first = decisive_rows(chains, request, budget)
-    return (*first, *further_rows(chains, request, budget, plan, first))
+    shown = BASELINES if request.objective != "throughput" else BASELINES[:-1]
+    return _baselines(block_chain, request, budget, shown)
 
 
-def decisive_rows(
-    chains: Chains, request: Request, budget: Budget
-) -> tuple[Alternative, ...]:
-    """Return the usual practices that may come out ahead of what the solver proposes.
-
-    Chen's segments never recompute less than the solver's, so they can win memory only.
-    """
-    shown = PRACTICES if request.objective != "throughput" else PRACTICES[:-1]
-    return _practices(chains, request, budget, shown)
-
-
-def further_rows(
-    chains: Chains,
+def remaining_alternatives(
+    block_chain: BlockChain,
     request: Request,
     budget: Budget,
     plan: Estimate,
     first: tuple[Alternative, ...],
 ) -> tuple[Alternative, ...]:
-    """Return the alternatives that decide nothing; ``first`` are those that did."""
+    """Return the alternatives that cannot become the plan, after the rows ``first``."""
     shown = [row.label for row in first]
     # Where nothing has to be recomputed, every n-th block need not be either.
-    usual = (*PRACTICES, EVERY_NTH) if plan.recipe.segments else PRACTICES
+    usual = (*BASELINES, EVERY_NTH) if plan.recipe.segments else BASELINES
     others = tuple(pair for pair in usual if pair[0] not in shown)
-    rest = _practices(chains, request, budget, others)
+    rest = _baselines(block_chain, request, budget, others)
     return (
         *rest,
-        *_without_host(chains, request, budget, plan),
-        *_other_objectives(chains, request, budget, [*first, *rest]),
-        *lever_rows(chains, request, budget, plan),
+        *_without_host(block_chain, request, budget, plan),
+        *_other_objectives(block_chain, request, budget, [*first, *rest]),
+        *training_change_rows(block_chain, request, budget, plan),
     )
 
 
 def _without_host(
-    chains: Chains, request: Request, budget: Budget, plan: Estimate
+    block_chain: BlockChain, request: Request, budget: Budget, plan: Estimate
 ) -> tuple[Alternative, ...]:
-    """Return the best plan that leaves host memory alone, where the plan does not."""
+    """Return the best plan without offload to host memory, where the plan offloads."""
     if not plan.host_bytes:
         return ()
-    setting = replace(chains.setting, loss_chunks=1, host_ram_bytes=0)
-    on_device = Chains(chains.traces, setting)
-    own_chain, found = search_with_loss_parts(on_device, request, budget)
-    estimate = found.estimate or smallest(own_chain, request, budget)
+    settings = replace(block_chain.settings, loss_chunks=1, host_ram_bytes=0)
+    on_device = BlockChain(block_chain.traces, settings)
+    found_on, found = search_with_loss_chunks(on_device, request, budget)
+    estimate = found.estimate or lowest_judged(found_on, request, budget)
     label = "without host memory"
     return (Alternative(label=label, estimate=estimate, fits=bool(estimate.fits)),)
 
 
-def _practices(
-    chains: Chains,
+def _baselines(
+    block_chain: BlockChain,
     request: Request,
     budget: Budget,
     shown: tuple[tuple[str, str], ...],
 ) -> tuple[Alternative, ...]:
-    blocks = chains.traces.subject.blocks
+    blocks = block_chain.traces.workload.blocks
     rows = []
     for label, policy in shown:
         if policy != "none" and not blocks:
             continue
-        found = best_of_policy(chains, policy, request, budget)
-        n = which_nth(found.recipe.segments, blocks)
-        if policy == SOLVED and not (found.fits and n):
+        found = best_with_policy(block_chain, policy, request, budget)
+        n = every_n_of_segments(found.recipe.segments, blocks)
+        if policy == EVERY_N_POLICY and not (found.fits and n):
             continue
         named = label.replace("n-th", ordinal(n or 0))
         rows.append(Alternative(label=named, estimate=found, fits=bool(found.fits)))
@@ -114,12 +108,15 @@ def _practices(
 
 
 def _other_objectives(
-    chains: Chains, request: Request, budget: Budget, practices: Sequence[Alternative]
+    block_chain: BlockChain,
+    request: Request,
+    budget: Budget,
+    baselines: Sequence[Alternative],
 ) -> list[Alternative]:
-    """Return what is best for the other objectives.
+    """Return the best recipes for the other objectives.
 
-    What is compared with comes first: it costs little, and what the solver proposes is
-    only traced where it can be better.
+    Baselines come first: they cost little, and the solver's proposals are only traced
+    where they can be better.
     """
     rows = []
     for label, objective in OBJECTIVES:
@@ -128,14 +125,14 @@ def _other_objectives(
             continue
         asked = replace(request, objective=objective)
         tried = []
-        if request.checkpointing == "auto" and chains.traces.subject.blocks:
-            full = best_of_policy(chains, "full", asked, budget)
-            judged_before = [full, *(row.estimate for row in practices)]
+        if request.checkpointing == "auto" and block_chain.traces.workload.blocks:
+            full = best_with_policy(block_chain, "full", asked, budget)
+            judged_before = [full, *(row.estimate for row in baselines)]
             tried = [each for each in judged_before if each.fits]
         solved = search(
-            chains, asked, budget, most_rounds=OBJECTIVE_ROUNDS, known=tried
+            block_chain, asked, budget, max_rounds=OBJECTIVE_ROUNDS, known=tried
         ).estimate
-        found = best([*tried, *([solved] if solved is not None else [])], asked)
+        found = best_fitting([*tried, *([solved] if solved is not None else [])], asked)
         if found is not None:
             rows.append(Alternative(label=label, estimate=found, fits=True))
     return rows

@@ -1,8 +1,8 @@
-"""The alternatives of a plan, worked out when somebody looks at them.
+"""Lazily evaluated alternatives of a plan.
 
-They decide nothing, and take longer than the answer. By the time they are asked for the
-model may be another: checkpointed, trained, moved. So what is traced then is a copy
-without weights, made while planning.
+They do not affect the plan and take longer than it. By the time they are read the model
+may have been checkpointed, trained or moved. So a meta copy, made while planning, is
+traced then.
 """
 
 from __future__ import annotations
@@ -11,64 +11,71 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from budgetfit.applying.meta_copy import weightless_copy
+from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.pytree import map_tensors
-from budgetfit.core.plan import LaterRows
+from budgetfit.core.plan import LazyAlternatives
 from budgetfit.errors import TraceError
-from budgetfit.planning.alternatives.alternatives import further_rows
-from budgetfit.traces.gc_freeze import old_objects_left_alone
+from budgetfit.planning.alternatives.alternatives import remaining_alternatives
+from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.traces.swap_modules import modules_in
-from budgetfit.tracing.isolation.torch_state import undisturbed
+from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Alternative, Estimate
-    from budgetfit.planning.profiling.block_chain import Chains
+    from budgetfit.planning.profiling.block_chain import BlockChain
     from budgetfit.planning.search.search import Request
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
 
 
-def later_rows(
-    chains: Chains,
+def lazy_alternatives(
+    block_chain: BlockChain,
     request: Request,
     budget: Budget,
     plan: Estimate,
     first: tuple[Alternative, ...],
-) -> LaterRows:
-    """Return the rows of a plan's table, all but ``first`` still to be worked out.
+) -> LazyAlternatives:
+    """Return a plan's alternatives; all but ``first`` are evaluated on first access.
 
-    Where the model cannot be kept as it is now, all are worked out at once.
+    Where the model cannot be copied to meta, all are evaluated at once.
     """
 
-    @functools.cache  # a plan and its changed copies share them
-    @undisturbed()
-    @old_objects_left_alone()
+    @functools.cache  # shared by the plan and its changed copies
+    @neutral_torch_state()
+    @freeze_gc()
     def find() -> tuple[Alternative, ...]:
-        chains.traces.progress("judging the alternatives")
-        return (*first, *further_rows(chains, request, budget, plan, first))
+        block_chain.traces.progress("judging the alternatives")
+        return (
+            *first,
+            *remaining_alternatives(block_chain, request, budget, plan, first),
+        )
 
-    kept = None if chains.traces.real_values else kept_subject(chains.traces.subject)
+    kept = (
+        None
+        if block_chain.traces.real_values
+        else meta_workload(block_chain.traces.workload)
+    )
     if kept is None:
         find()
     else:
-        chains.traces.go_on_with(kept)
-    return LaterRows(first=first, find=find)
+        block_chain.traces.use_workload(kept)
+    return LazyAlternatives(known=first, evaluate=find)
 
 
-def kept_subject(subject: Subject) -> Subject | None:
-    """Return the subject with a copy of its model without weights, and of its batch.
+def meta_workload(workload: Workload) -> Workload | None:
+    """Return the workload with a meta copy of its model and a copy of its batch.
 
-    None if the model cannot be copied, or if the loss runs modules: they may be parts
-    of the model, or change as it does.
+    None if the model cannot be copied, or if the loss uses modules: they may belong to
+    the model, or change as it does.
     """
-    if modules_in(subject.loss):
+    if modules_in(workload.loss):
         return None
     try:
-        model = weightless_copy(subject.model, small_values=True)
+        model = copy_to_meta(workload.model, keep_small_integers=True)
     except TraceError:
         return None
-    # On the CPU: what is on the card is the training's.
+    # On the CPU: GPU memory is needed for training.
     batch = map_tensors(
-        subject.batch, lambda x: x.clone() if x.is_meta else x.to("cpu", copy=True)
+        workload.batch, lambda x: x.clone() if x.is_meta else x.to("cpu", copy=True)
     )
-    return replace(subject, model=model, batch=batch)
+    return replace(workload, model=model, batch=batch)

@@ -1,4 +1,4 @@
-"""The longest samples that fit, found with as few plans as possible."""
+"""The longest sequence length that fits, found with as few plans as possible."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.errors import DoesNotFitError, InputError
-from budgetfit.example_batches.make_batch import most_positions
+from budgetfit.example_batches.make_batch import max_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.core.plan import Estimate, Plan
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
 
-FIRST: Final = 1024  # tokens that are tried first: what a made batch has unasked
-# Up to each length in multiples of its step; longer ones in multiples of the last.
-STEPS: Final = ((128, 8), (1024, 16))
-LAST_STEP: Final = 128
-WORTH_TELLING: Final = 0.01
-_GROWTH: Final = 4  # from try to try, where nothing says how far there is to go
-_GUESSES: Final = 8  # after so many what is needed is no guide: the rest goes by halves
+FIRST_LENGTH: Final = 1024  # tokens, tried first: the default of a made batch
+# (length, step): multiples of the step up to the length; beyond, of the last step.
+LENGTH_STEPS: Final = ((128, 8), (1024, 16))
+LAST_LENGTH_STEP: Final = 128
+MIN_RELATIVE_DISTANCE: Final = 0.01
+_GROWTH: Final = 4  # from try to try, while there is no estimate of the limit
+_GUESSES: Final = 8  # after so many tries interpolation gives way to bisection
+
+# Where neither the model nor the user names a limit.
+DEFAULT_LONGEST: Final = 2**17
 
 
-# Where neither the model nor the user names a limit; few look for more.
-NO_LIMIT: Final = 2**17
+class MemoryNeed(NamedTuple):
+    """The lowest peak at a length, and the ``limit_bytes`` that are usable.
 
-
-class Need(NamedTuple):
-    """What a length needs, at least; ``limit_bytes`` are usable.
-
-    ``fits`` says it where bytes alone do not: the allocator may have had to retry.
-    ``estimate`` is of what needs so much, where one was made.
+    ``fits`` may be False below the limit too: the allocator may have had to retry.
+    ``estimate`` is of the lowest peak, where one was made.
     """
 
     needed_bytes: int
@@ -43,94 +42,93 @@ class Need(NamedTuple):
     estimate: Estimate | None = None
 
 
-def lengths_up_to(longest: int) -> list[int]:
-    """Return the lengths that are looked at: multiples of 128, finer ones below 1024.
+def candidate_lengths(longest: int) -> list[int]:
+    """Return the lengths to try: multiples of 128, finer ones below 1024.
 
     ``longest`` is always among them.
     """
     found: list[int] = []
     below = 0
-    for last, step in (*STEPS, (longest, LAST_STEP)):
+    for last, step in (*LENGTH_STEPS, (longest, LAST_LENGTH_STEP)):
         found += range(below + step, min(last, longest) + 1, step)
         below = max(below, last)
     return found if found and found[-1] == longest else [*found, longest]
 
 
-def at_distances(lengths: Sequence[int]) -> list[int]:
-    """Return the lengths that are worth telling apart, in ascending order.
+def thinned_lengths(lengths: Sequence[int]) -> list[int]:
+    """Return ascending lengths that differ by at least 1 %.
 
     >>> at_distances([1024, 1152, 131072, 131200, 133248])
     [1024, 1152, 131072, 133248]
     """
     found: list[int] = []
     for length in lengths:
-        if not found or length >= found[-1] * (1 + WORTH_TELLING):
+        if not found or length >= found[-1] * (1 + MIN_RELATIVE_DISTANCE):
             found.append(length)
     return found
 
 
-def lengths_of(subject: Subject, longest: int | None = None) -> list[int]:
-    """Return the lengths of samples that a subject can be trained on.
+def trainable_lengths(workload: Workload, longest: int | None = None) -> list[int]:
+    """Return the sequence lengths that a workload can be trained on.
 
-    Of a model that reads images too, those that leave room for one.
+    Of a multimodal model, those that leave room for an image.
 
     Args:
-        subject: Its batch is a made one, of a usual length.
-        longest: Of interest; None for the positions that the model has.
+        workload: Its batch is a made one, of the default length.
+        longest: The longest to return; None for the model's position limit.
 
     Raises:
-        InputError: If ``max_length`` decides nothing about its batch.
+        InputError: If ``max_length`` does not affect its batch.
     """
     if longest is None:
-        longest = most_positions(subject.model) or NO_LIMIT
-    lengths = lengths_up_to(longest)
-    usual = describe_batch(subject.batch)
+        longest = max_positions(workload.model) or DEFAULT_LONGEST
+    lengths = candidate_lengths(longest)
+    usual = describe_batch(workload.batch)
 
     def shapes(length: int) -> dict[str, tuple[tuple[int, ...], str]]:
         try:
-            return describe_batch(subject.at_length(length).batch)
-        except InputError:  # it has no room for an image of the size asked for
+            return describe_batch(workload.at_length(length).batch)
+        except InputError:  # no room for an image of the requested size
             return {}
 
     def is_whole(length: int) -> bool:
-        """Whether a row of so many tokens holds all that the usual one does."""
+        """Whether the batch has the default one's inputs, and this many tokens."""
         there = shapes(length)
         return there.keys() == usual.keys() and any(
             length in shape for shape, _ in there.values()
         )
 
-    if subject.remake is None or (len(lengths) > 1 and shapes(lengths[0]) == usual):
+    if workload.remake is None or (len(lengths) > 1 and shapes(lengths[0]) == usual):
         raise InputError(
-            f"No length decides about the samples of {subject.name}: its batch was "
+            f"No length decides about the samples of {workload.name}: its batch was "
             'given or holds no text. Use another objective, for example "throughput".'
         )
     return lengths[bisect_left(lengths, x=True, key=is_whole) :] or lengths
 
 
 def longest_that_fits(
-    need_at: Callable[[int], Need],
+    need_at: Callable[[int], MemoryNeed],
     lengths: Sequence[int],
     *,
-    known: Sequence[tuple[int, Need]] = (),
+    known: Sequence[tuple[int, MemoryNeed]] = (),
 ) -> int | None:
     """Return the longest of ``lengths`` that fits; the next one does not.
 
-    Memory grows about linearly or quadratically with the length, so what is needed at
-    the lengths that were tried says where the limit is met: about four tries, where a
-    search by halves takes ten.
+    Memory grows about linearly or quadratically with the length, so that interpolation
+    of the needs finds the limit in about four tries, where bisection takes ten.
 
     Args:
-        need_at: What a length needs; called once for each length that is tried.
+        need_at: The need at a length; called once for each length that is tried.
         lengths: In ascending order.
-        known: What other lengths need, which need not be among ``lengths``. Without
-            any, the usual length is tried first.
+        known: Needs at other lengths, which need not be among ``lengths``. Without any,
+            the default length is tried first.
 
     Returns:
         None where not even the shortest fits.
     """
     low, high = -1, len(lengths)  # the longest that fits, the shortest that does not
     points = list(known)
-    at = _guess(points, lengths) if points else _at_most(lengths, FIRST)
+    at = _guess(points, lengths) if points else _at_most(lengths, FIRST_LENGTH)
     at = min(max(at, 0), high - 1)
     while high - low > 1:
         need = need_at(lengths[at])
@@ -148,18 +146,18 @@ def longest_that_fits(
     return lengths[low] if low >= 0 else None
 
 
-def _further(points: list[tuple[int, Need]], lengths: Sequence[int]) -> int:
-    """Return where to look when all that was tried fits."""
+def _further(points: list[tuple[int, MemoryNeed]], lengths: Sequence[int]) -> int:
+    """Return the index to try next when all tried lengths fit."""
     wanted = _crossing(points[-2:])
     if wanted is None:
         return _at_most(lengths, _GROWTH * points[-1][0])
-    return _at_most(lengths, wanted) + 1  # it should fail: then the end is known
+    return _at_most(lengths, wanted) + 1  # should not fit: an upper bound
 
 
-def _guess(points: list[tuple[int, Need]], lengths: Sequence[int]) -> int:
-    """Return where the limit is met, as the nearest points say; the lowest where none.
+def _guess(points: list[tuple[int, MemoryNeed]], lengths: Sequence[int]) -> int:
+    """Return the index where the nearest points meet the limit; 0 if they do not.
 
-    Three points make a curve; two, or three that bend back, a line.
+    Three points give a parabola; two, or three that are not monotonic, a line.
     """
     nearest = sorted(points, key=lambda point: abs(_excess(point)))[:3]
     for count in (3, 2):
@@ -169,8 +167,8 @@ def _guess(points: list[tuple[int, Need]], lengths: Sequence[int]) -> int:
     return 0
 
 
-def _crossing(points: Sequence[tuple[int, Need]]) -> float | None:
-    """Return at which length the excess is 0, on the line or parabola through points.
+def _crossing(points: Sequence[tuple[int, MemoryNeed]]) -> float | None:
+    """Return the length of zero excess, on the line or parabola through points.
 
     None where the excess does not grow from point to point.
     """
@@ -191,34 +189,34 @@ def _crossing(points: Sequence[tuple[int, Need]]) -> float | None:
     return lengths[0] - 2 * excess[0] / (slope + math.sqrt(root))
 
 
-def _excess(point: tuple[int, Need]) -> int:
+def _excess(point: tuple[int, MemoryNeed]) -> int:
     return point[1].needed_bytes - point[1].limit_bytes
 
 
 def _at_most(lengths: Sequence[int], length: float) -> int:
-    """Return the place of the longest of ``lengths`` that is not above ``length``."""
+    """Return the index of the longest of ``lengths`` that is not above ``length``."""
     return bisect_right(lengths, length) - 1
 
 
 def longest_plan(
     plan_at: Callable[[int], Plan],
-    need_at: Callable[[int], Need],
+    need_at: Callable[[int], MemoryNeed],
     lengths: Sequence[int],
 ) -> tuple[int, Plan]:
     """Return the longest of ``lengths`` that fits, and the plan for it.
 
     Args:
-        plan_at: A whole plan for samples of a length; called once, unless what was
-            needed at least turns out not to be enough.
+        plan_at: A whole plan at a length; called once, unless the plan needs more than
+            ``need_at`` has found.
         need_at: As for ``longest_that_fits``.
         lengths: In ascending order.
 
     Raises:
-        DoesNotFitError: Not even the shortest fits; as ``plan_at`` tells it.
+        DoesNotFitError: Not even the shortest fits; raised by ``plan_at``.
     """
-    known: dict[int, Need] = {}
+    known: dict[int, MemoryNeed] = {}
 
-    def need(length: int) -> Need:
+    def need(length: int) -> MemoryNeed:
         if length not in known:
             known[length] = need_at(length)
         return known[length]

@@ -1,4 +1,4 @@
-"""What a model with LoRA adapters would be, without weights and without peft.
+"""LoRA estimate: a meta copy of the model with LoRA layers, made without peft.
 
 As peft 0.21 makes it with ``target_modules="all-linear"``, rank 16, no dropout: the
 base is frozen, every linear layer inside the blocks gets two small fp32 matrices, and
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from budgetfit.applying.meta_copy import weightless_copy
+from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.pytree import map_tensors
 
 if TYPE_CHECKING:
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
 
-RANK: Final = 16
+LORA_RANK: Final = 16
 
 
 class LoraLinear(nn.Module):
@@ -28,43 +28,45 @@ class LoraLinear(nn.Module):
 
     Args:
         base: The layer.
-        inputs: Width of what comes in.
-        outputs: Width of what goes out.
+        inputs: Input features.
+        outputs: Output features.
     """
 
     def __init__(self, base: nn.Module, inputs: int, outputs: int) -> None:
         super().__init__()
         self.base_layer = base
         with torch.device("meta"):
-            self.lora_A = nn.Linear(inputs, RANK, bias=False)
-            self.lora_B = nn.Linear(RANK, outputs, bias=False)
+            self.lora_A = nn.Linear(inputs, LORA_RANK, bias=False)
+            self.lora_B = nn.Linear(LORA_RANK, outputs, bias=False)
         self.scaling = 1.0
 
     @property
     def weight(self) -> object:
-        """The base's: models ask for its dtype."""
+        """The base layer's: models read its dtype."""
         return self.base_layer.weight
 
     @property
     def bias(self) -> object:
-        """The base's."""
+        """The base layer's."""
         return self.base_layer.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add the adapter to what the base makes."""
+        """Add the adapter's output to the base layer's."""
         out: torch.Tensor = self.base_layer(x)
-        # Names keep tensors alive: in one expression, as the library has it.
+        # Local names keep tensors alive: one expression, as in peft.
         x = x.to(self.lora_A.weight.dtype)
         return (out + self.lora_B(self.lora_A(x)) * self.scaling).to(out.dtype)
 
 
-def lora_twin(subject: Subject, base_dtype: torch.dtype | None) -> Subject | None:
-    """Return the subject with adapters instead of its weights.
+def lora_workload(
+    workload: Workload, base_dtype: torch.dtype | None
+) -> Workload | None:
+    """Return the workload with a frozen base model and LoRA adapters.
 
     Args:
-        subject: It is not changed, and its weights are not copied.
-        base_dtype: What the frozen weights and the batch's floats are converted to;
-            None leaves them.
+        workload: Not changed; its weights are not copied.
+        base_dtype: Dtype for the frozen weights and floating-point inputs; None leaves
+            them.
 
     Returns:
         None where no block has a linear layer.
@@ -72,30 +74,32 @@ def lora_twin(subject: Subject, base_dtype: torch.dtype | None) -> Subject | Non
     Raises:
         TraceError: If the model cannot be copied.
     """
-    twin = weightless_copy(subject.model, dtype=base_dtype, frozen=True)
+    adapted_model = copy_to_meta(workload.model, dtype=base_dtype, frozen=True)
     adapted = 0
-    for block in subject.blocks:
-        for name, module in list(twin.get_submodule(block).named_modules()):
+    for block in workload.blocks:
+        for name, module in list(adapted_model.get_submodule(block).named_modules()):
             widths = _widths(module)
             if widths is None:
                 continue
             path = f"{block}.{name}" if name else block
             parent, _, child = path.rpartition(".")
             setattr(
-                twin.get_submodule(parent) if parent else twin,
+                adapted_model.get_submodule(parent) if parent else adapted_model,
                 child,
                 LoraLinear(module, *widths),
             )
             adapted += 1
     if not adapted:
         return None
-    return replace(subject, model=twin, batch=_converted(subject.batch, base_dtype))
+    return replace(
+        workload, model=adapted_model, batch=_converted(workload.batch, base_dtype)
+    )
 
 
 def _widths(module: nn.Module) -> tuple[int, int] | None:
-    """Return what goes in and out of a linear layer; None for every other module.
+    """Return in and out features of a linear layer; None for every other module.
 
-    Exactly these classes, as subclasses may use their weight in another way.
+    Exactly these classes, as subclasses may use their weight differently.
     """
     if type(module) is nn.Linear:
         return module.in_features, module.out_features
@@ -110,7 +114,7 @@ def _converted(batch: object, dtype: torch.dtype | None) -> object:
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor
-        # Not on the card, which is the training's; what is on meta stays there.
+        # On the CPU, as GPU memory is needed for training; meta tensors stay on meta.
         return tensor.to(tensor.device if tensor.is_meta else "cpu", dtype)
 
     return batch if dtype is None else map_tensors(batch, convert)

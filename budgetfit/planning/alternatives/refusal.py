@@ -1,4 +1,4 @@
-"""The refusal of a plan: what the lowest peak is, and what else would fit."""
+"""``DoesNotFitError`` of a plan: its lowest peak and suggestions that would fit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
 from budgetfit.errors import DoesNotFitError, InputError, Suggestion, TraceError
 from budgetfit.planning.alternatives.training_changes import (
-    EIGHT_BIT,
-    HALF,
-    has_half,
-    levers,
+    ADAMW_8BIT,
+    PURE_BF16,
+    can_use_pure_bf16,
+    training_changes,
 )
-from budgetfit.planning.profiling.block_chain import Chains
-from budgetfit.planning.search.lowest_peak import something_that_fits
+from budgetfit.planning.profiling.block_chain import BlockChain
+from budgetfit.planning.search.lowest_peak import fitting_or_lowest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,74 +23,74 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate
     from budgetfit.planning.search.search import Request
 
-OPTIMIZERS: Final = (EIGHT_BIT, OFFLOADED, "adafactor", "sgd")
-# What a change of an argument can free at most.
-FREES: Final = {
+OPTIMIZERS: Final = (ADAMW_8BIT, OFFLOADED, "adafactor", "sgd")
+# The category of memory that a changed argument can free at most.
+FREED_CATEGORY: Final = {
     "optimizer": "optimizer_state",
     "optimizer_in_backward": "gradients",
 }
 
 
-def does_not_fit(
-    chains: Chains,
+def does_not_fit_error(
+    block_chain: BlockChain,
     request: Request,
     least: Estimate,
     budget: Budget,
     floor_bytes: int,
 ) -> DoesNotFitError:
-    """Return the error: what is needed, what is largest and what would help.
+    """Return the ``DoesNotFitError`` with the need, largest category and suggestions.
 
     Args:
-        chains: What the lowest peak was found on.
-        request: As it was asked for.
+        block_chain: Of the lowest peak.
+        request: As requested.
         least: The lowest peak.
         budget: What it had to fit into.
-        floor_bytes: As in the error: the least optimizer step of all that was tried.
+        floor_bytes: As in the error: the smallest optimizer step of all tried.
     """
     return DoesNotFitError(
         needed_bytes=least.reserved_bytes,
         usable_bytes=budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
         floor_bytes=floor_bytes,
-        suggestions=tuple(suggestions(chains, request, budget, least)),
-        notes=chains.traces.subject.notes,
+        suggestions=tuple(suggestions(block_chain, request, budget, least)),
+        notes=block_chain.traces.workload.notes,
     )
 
 
-class Change(NamedTuple):
-    """What a user may do otherwise: ``arguments`` of ``plan``, and what they mean."""
+class ArgumentChange(NamedTuple):
+    """Changed ``arguments`` of ``plan``, with their chain, request and budget."""
 
     arguments: dict[str, object]
-    chains: Chains
+    block_chain: BlockChain
     request: Request
     budget: Budget
 
 
 def suggestions(
-    chains: Chains, request: Request, budget: Budget, least: Estimate
+    block_chain: BlockChain, request: Request, budget: Budget, least: Estimate
 ) -> Iterator[Suggestion]:
-    """Yield what would fit of what was not allowed, each solved for itself.
+    """Yield changed arguments that would fit, each solved for itself.
 
-    What frees less than ``least`` is too large by is not tried.
+    Changes that free less than the excess of ``least`` are not tried.
     """
     missing = least.reserved_bytes - budget.usable_bytes
-    for change in _changes(chains, request, budget):
-        frees = FREES.get(next(iter(change.arguments)))
+    for change in _changes(block_chain, request, budget):
+        frees = FREED_CATEGORY.get(next(iter(change.arguments)))
         if frees is not None and least.at_peak_bytes.get(frees, 0) < missing:
             continue
         try:
-            found = something_that_fits(
-                change.chains, change.request, change.budget
+            found = fitting_or_lowest(
+                change.block_chain, change.request, change.budget
             ).estimate
         except (InputError, TraceError) as error:
-            chains.traces.log.append(f"{change.arguments} is no advice: {error}")
+            block_chain.traces.log.append(f"{change.arguments} is no advice: {error}")
             continue
         if found is not None and found.fits:
             yield suggestion(change.arguments, found)
 
 
 def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
-    """Return a change that fits as what a user is told."""
+    """Return the ``Suggestion`` of changed arguments that fit."""
     if "host_ram" in arguments:
         arguments = {"host_ram": f"{-(-found.host_bytes // 2**30)}GiB"}
     keeps = {"checkpointing", "batch_size", "host_ram", "optimizer_in_backward"}
@@ -104,12 +104,14 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
     )
 
 
-def _changes(chains: Chains, request: Request, budget: Budget) -> Iterator[Change]:
-    setting = replace(chains.setting, loss_chunks=1)
+def _changes(
+    block_chain: BlockChain, request: Request, budget: Budget
+) -> Iterator[ArgumentChange]:
+    settings = replace(block_chain.settings, loss_chunks=1)
 
-    def change(arguments: dict[str, object], **fields: Any) -> Change:  # noqa: ANN401
-        changed = Chains(chains.traces, replace(setting, **fields))
-        return Change(arguments, changed, request, budget)
+    def change(arguments: dict[str, object], **fields: Any) -> ArgumentChange:  # noqa: ANN401
+        changed = BlockChain(block_chain.traces, replace(settings, **fields))
+        return ArgumentChange(arguments, changed, request, budget)
 
     if request.batch_size is not None and request.batch_size > 1:
         one = replace(request, batch_size=1)
@@ -117,19 +119,19 @@ def _changes(chains: Chains, request: Request, budget: Budget) -> Iterator[Chang
     if request.checkpointing != "auto":
         auto = replace(request, checkpointing="auto")
         yield change({"checkpointing": "auto"})._replace(request=auto)
-    elif setting.host_ram_bytes is not None:
+    elif settings.host_ram_bytes is not None:
         unlimited = replace(budget, host_ram_bytes=None)
         more = change({"host_ram": None}, host_ram_bytes=None)
         yield more._replace(budget=unlimited)
-    pulled = []
-    for lever in levers(chains):
-        changed = lever.chains()
+    used = []
+    for training_change in training_changes(block_chain):
+        changed = training_change.block_chain()
         if changed is not None:
-            pulled.append(lever.arguments)
-            yield Change(lever.arguments, changed, request, budget)
-    further = [{"optimizer": name} for name in OPTIMIZERS if name != setting.optimizer]
-    if has_half(chains):
-        further += [{"precision": HALF}, {"precision": HALF, **further[0]}]
+            used.append(training_change.arguments)
+            yield ArgumentChange(training_change.arguments, changed, request, budget)
+    further = [{"optimizer": name} for name in OPTIMIZERS if name != settings.optimizer]
+    if can_use_pure_bf16(block_chain):
+        further += [{"precision": PURE_BF16}, {"precision": PURE_BF16, **further[0]}]
     for arguments in further:
-        if arguments not in pulled:
+        if arguments not in used:
             yield change({**arguments}, **arguments)

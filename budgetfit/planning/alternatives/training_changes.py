@@ -1,6 +1,6 @@
-"""Levers that are only suggested, with what each would give.
+"""Changes of training to suggest: 8-bit Adam, pure bf16, LoRA, optimizer in backward.
 
-They change what is trained, or take away what a training loop may want.
+They change the results of training, or restrict the training loop.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
 from budgetfit.core.plan import Alternative
 from budgetfit.core.precision import PRECISIONS, find_precision
 from budgetfit.errors import InputError, TraceError
-from budgetfit.planning.alternatives.lora_estimate import RANK, lora_twin
-from budgetfit.planning.profiling.block_chain import Chains
-from budgetfit.planning.search.baselines import best, best_of_policy
-from budgetfit.planning.search.loss_chunking import search_with_loss_parts
-from budgetfit.planning.search.search import judged, search
-from budgetfit.traces.session import Traces
+from budgetfit.planning.alternatives.lora_estimate import LORA_RANK, lora_workload
+from budgetfit.planning.profiling.block_chain import BlockChain
+from budgetfit.planning.search.baselines import best_fitting, best_with_policy
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.search import judge_recipe, search
+from budgetfit.traces.session import TraceSession
 from budgetfit.workload.model_check import trainable_count
 
 if TYPE_CHECKING:
@@ -30,151 +30,153 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Recipe
-    from budgetfit.planning.profiling.block_chain import Setting
-    from budgetfit.planning.profiling.option_probes import Lever as Option
+    from budgetfit.planning.profiling.block_chain import TrainingSettings
+    from budgetfit.planning.profiling.option_recipes import OptionKind
     from budgetfit.planning.search.search import Request
 
-EIGHT_BIT = "adamw_bnb_8bit"
-HALF = "bf16"
+ADAMW_8BIT = "adamw_bnb_8bit"
+PURE_BF16 = "bf16"
 ADAMW = ("adamw_torch", "adamw_torch_fused")
-LEVER_ROUNDS: Final = 3  # recipes that are judged for each
-WORTH_A_ROW = 0.01  # of the plan's speed or memory
+MAX_ROUNDS_PER_CHANGE: Final = 3  # recipes judged for each
+MIN_GAIN = 0.01  # of the plan's speed or memory
 FEW_SAMPLES: Final = 8  # with fewer, one more is more than 12 % of the batch
 
 
-class Lever(NamedTuple):
-    """A change that only the user can decide on: ``arguments`` of ``plan``.
+class TrainingChange(NamedTuple):
+    """A change of training that the user decides on: ``arguments`` of ``plan``.
 
-    ``chains`` makes the chains with it, and returns None where the model has no place
-    for it.
+    ``block_chain`` makes the block chain with it, and returns None where it does not
+    apply to the model.
     """
 
     label: str
     arguments: dict[str, object]
-    chains: Callable[[], Chains | None]
+    block_chain: Callable[[], BlockChain | None]
     note: str
     changes_training: bool = True
 
 
-def lever_rows(
-    chains: Chains, request: Request, budget: Budget, plan: Estimate
+def training_change_rows(
+    block_chain: BlockChain, request: Request, budget: Budget, plan: Estimate
 ) -> tuple[Alternative, ...]:
-    """Return what each lever would give, at its own best batch and checkpointing.
+    """Return each training change at its own best batch size and checkpointing.
 
-    A lever that is no faster there is shown at the plan's batch size, for the memory
-    that it saves. Left out: levers that make the plan neither faster nor smaller by
+    A change that is no faster there is shown at the plan's batch size, for the memory
+    that it saves. Left out: changes that make the plan neither faster nor smaller by
     1 %, with which nothing fits, or with which the model cannot run.
     """
     rows = []
-    for lever in levers(chains):
+    for change in training_changes(block_chain):
         try:
-            found = _best(lever, request, budget, plan)
+            found = _best(change, request, budget, plan)
         except (InputError, TraceError) as error:
-            chains.traces.log.append(f"{lever.label} is not shown: {error}")
+            block_chain.traces.log.append(f"{change.label} is not shown: {error}")
             continue
         if found is not None:
             rows.append(
                 Alternative(
-                    label=lever.label,
+                    label=change.label,
                     estimate=found,
                     fits=bool(found.fits),
-                    changes_training=lever.changes_training,
-                    note=lever.note,
+                    changes_training=change.changes_training,
+                    note=change.note,
                 )
             )
     return tuple(rows)
 
 
-def levers(chains: Chains) -> Iterator[Lever]:
-    """Yield the levers that are not pulled yet and that the card has hardware for."""
-    setting = replace(chains.setting, loss_chunks=1)
-    subject = chains.traces.subject
-    if _can_step_in_backward(setting):
-        yield Lever(
+def training_changes(block_chain: BlockChain) -> Iterator[TrainingChange]:
+    """Yield training changes that are not in use yet and that the GPU supports."""
+    settings = replace(block_chain.settings, loss_chunks=1)
+    workload = block_chain.traces.workload
+    if _can_step_in_backward(settings):
+        yield TrainingChange(
             "optimizer in backward",
             {"optimizer_in_backward": True},
-            lambda: Chains(chains.traces, _stepping(setting)),
+            lambda: BlockChain(block_chain.traces, _stepping(settings)),
             "the same updates, each weight's as soon as its gradient is complete: "
             "optimizer_in_backward=True; no accumulation, no clipping, no GradScaler",
             changes_training=False,
         )
-    if setting.optimizer in ADAMW:
-        eight_bit = replace(setting, optimizer=EIGHT_BIT)
-        yield Lever(
+    if settings.optimizer in ADAMW:
+        eight_bit = replace(settings, optimizer=ADAMW_8BIT)
+        yield TrainingChange(
             "with 8-bit optimizer",
-            {"optimizer": EIGHT_BIT},
-            lambda: Chains(chains.traces, eight_bit),
-            f'optimizer="{EIGHT_BIT}"',
+            {"optimizer": ADAMW_8BIT},
+            lambda: BlockChain(block_chain.traces, eight_bit),
+            f'optimizer="{ADAMW_8BIT}"',
         )
-    if has_half(chains) and setting.precision != "as-is":
-        pure = replace(setting, precision=HALF)
-        yield Lever(
+    if can_use_pure_bf16(block_chain) and settings.precision != "as-is":
+        pure = replace(settings, precision=PURE_BF16)
+        yield TrainingChange(
             "with pure bf16",
-            {"precision": HALF},
-            lambda: Chains(chains.traces, pure),
-            f'precision="{HALF}"',
+            {"precision": PURE_BF16},
+            lambda: BlockChain(block_chain.traces, pure),
+            f'precision="{PURE_BF16}"',
         )
-    if _is_mostly_trained(subject.model):
-        yield Lever(
-            f"with LoRA r={RANK}",
+    if _is_mostly_trained(workload.model):
+        yield TrainingChange(
+            f"with LoRA r={LORA_RANK}",
             {"method": "lora"},
-            lambda: _with_lora(chains),
+            lambda: _with_lora(block_chain),
             'method="lora" (needs peft): frozen base, adapters on every linear layer '
             "of the blocks",
         )
 
 
 def _is_mostly_trained(model: nn.Module) -> bool:
-    """Whether a model is no adapter's: some keep a table of positions fixed."""
+    """Whether most parameters train, which is not so with adapters."""
     total = sum(parameter.numel() for parameter in model.parameters())
     return trainable_count(model) > total / 2
 
 
-def has_half(chains: Chains) -> bool:
-    """Whether the card computes in bf16, and the weights are not planned in it yet."""
-    capability = chains.traces.subject.gpu.compute_capability
-    able = capability >= PRECISIONS[HALF].needs_capability
-    return able and chains.setting.precision != HALF
+def can_use_pure_bf16(block_chain: BlockChain) -> bool:
+    """Whether the GPU supports bf16 and the weights are not in bf16 yet."""
+    capability = block_chain.traces.workload.gpu.compute_capability
+    able = capability >= PRECISIONS[PURE_BF16].needs_capability
+    return able and block_chain.settings.precision != PURE_BF16
 
 
-def _stepping(setting: Setting) -> Setting:
-    """Return the setting with the optimizer's step in the backward pass."""
-    return replace(setting, optimizer_in_backward=True, accumulation=None)
+def _stepping(settings: TrainingSettings) -> TrainingSettings:
+    """Return the settings with the optimizer step in the backward pass."""
+    return replace(settings, optimizer_in_backward=True, accumulation=None)
 
 
-def _can_step_in_backward(setting: Setting) -> bool:
-    """Whether nothing that was asked for needs the gradients of all weights at once."""
+def _can_step_in_backward(settings: TrainingSettings) -> bool:
+    """Whether nothing requested needs all gradients at once (accumulation, scaler)."""
     return (
-        not setting.optimizer_in_backward
-        and setting.effective_batch_size is None
-        and setting.optimizer != OFFLOADED
-        and not find_precision(setting.precision).grad_scaler
+        not settings.optimizer_in_backward
+        and settings.effective_batch_size is None
+        and settings.optimizer != OFFLOADED
+        and not find_precision(settings.precision).grad_scaler
     )
 
 
-def _with_lora(chains: Chains) -> Chains | None:
-    """Return chains of the model with adapters, its base in 16 bits unless in fp32.
+def _with_lora(block_chain: BlockChain) -> BlockChain | None:
+    """Return the block chain with LoRA adapters, its base in 16 bits unless in fp32.
 
-    Frozen weights need no fp32 copy, so a base under autocast is loaded in 16 bits.
+    Frozen weights need no fp32 copy, so that a base under autocast is in 16 bits.
     """
-    subject = chains.traces.subject
-    policy = find_precision(chains.setting.precision)
-    half = policy.autocast is not None or policy.weights == HALF
+    workload = block_chain.traces.workload
+    policy = find_precision(block_chain.settings.precision)
+    half = policy.autocast is not None or policy.weights == PURE_BF16
     base = None
     if half:
-        capable = subject.gpu.compute_capability >= PRECISIONS[HALF].needs_capability
+        capable = (
+            workload.gpu.compute_capability >= PRECISIONS[PURE_BF16].needs_capability
+        )
         base = torch.bfloat16 if capable else torch.float16
-    twin = lora_twin(subject, base)
-    if twin is None:
+    adapted = lora_workload(workload, base)
+    if adapted is None:
         return None
-    traces = Traces(twin, chains.traces.progress)
-    traces.log = chains.traces.log
-    return Chains(traces, replace(chains.setting, loss_chunks=1))
+    traces = TraceSession(adapted, block_chain.traces.progress)
+    traces.log = block_chain.traces.log
+    return BlockChain(traces, replace(block_chain.settings, loss_chunks=1))
 
 
-def options_of(recipe: Recipe) -> frozenset[Option]:
-    """Return which further options of blocks a recipe uses."""
-    used: set[Option] = set()
+def option_kinds_of(recipe: Recipe) -> frozenset[OptionKind]:
+    """Return the kinds of block options that a recipe uses."""
+    used: set[OptionKind] = set()
     for segment in recipe.segments:
         if segment.mode == "selective":
             used.add("selective")
@@ -184,46 +186,50 @@ def options_of(recipe: Recipe) -> frozenset[Option]:
 
 
 def _best(
-    lever: Lever, request: Request, budget: Budget, plan: Estimate
+    change: TrainingChange, request: Request, budget: Budget, plan: Estimate
 ) -> Estimate | None:
-    """Return the lever at its best batch, solved for on its own chain."""
-    changed = lever.chains()
+    """Return a training change at its best batch size, solved on its own chain."""
+    changed = change.block_chain()
     if changed is None:
         return None
-    fastest = best(_solved(changed, request, budget, plan.recipe), request)
+    fastest = best_fitting(_solved(changed, request, budget, plan.recipe), request)
     if fastest is None:
         return None
-    if fastest.samples_per_s > plan.samples_per_s * (1 + WORTH_A_ROW):
+    if fastest.samples_per_s > plan.samples_per_s * (1 + MIN_GAIN):
         return fastest
-    setting = replace(changed.setting, loss_chunks=fastest.recipe.loss_chunks)
+    settings = replace(changed.settings, loss_chunks=fastest.recipe.loss_chunks)
     size = plan.recipe.batch_size
-    same = judged(changed, setting.recipe(size, fastest.recipe.segments), budget)
-    smaller = same.reserved_bytes < plan.reserved_bytes * (1 - WORTH_A_ROW)
+    same = judge_recipe(changed, settings.recipe(size, fastest.recipe.segments), budget)
+    smaller = same.reserved_bytes < plan.reserved_bytes * (1 - MIN_GAIN)
     return same if same.fits and smaller else None
 
 
 def _solved(
-    chains: Chains, request: Request, budget: Budget, plan: Recipe
+    block_chain: BlockChain, request: Request, budget: Budget, plan: Recipe
 ) -> list[Estimate]:
-    """Return what may be fastest; each option that the plan has no use for is left out.
+    """Return candidates for the fastest, with the option kinds that the plan uses.
 
-    A plan that keeps every block does so with more room as well, but for what is left
-    over where one more sample is much.
+    A plan that keeps every block also does so with more memory, except where one more
+    sample is a large share of the batch.
     """
     if request.checkpointing != "auto":
-        return [best_of_policy(chains, request.checkpointing, request, budget)]
+        return [best_with_policy(block_chain, request.checkpointing, request, budget)]
     tried = []
     if not plan.segments and plan.loss_chunks == 1:
-        tried = [best_of_policy(chains, "none", request, budget)]
+        tried = [best_with_policy(block_chain, "none", request, budget)]
         if tried[0].fits and tried[0].recipe.batch_size >= FEW_SAMPLES:
             return tried
-    chains = Chains(chains.traces, chains.setting, options_of(plan))
+    block_chain = BlockChain(
+        block_chain.traces, block_chain.settings, option_kinds_of(plan)
+    )
     if plan.loss_chunks > 1:
-        _, found = search_with_loss_parts(chains, request, budget, LEVER_ROUNDS)
+        _, found = search_with_loss_chunks(
+            block_chain, request, budget, MAX_ROUNDS_PER_CHANGE
+        )
     else:
-        found = search(chains, request, budget, most_rounds=LEVER_ROUNDS)
+        found = search(block_chain, request, budget, max_rounds=MAX_ROUNDS_PER_CHANGE)
     if found.estimate is not None:
         tried.append(found.estimate)
-    if plan.segments and chains.traces.subject.blocks:
-        tried.append(best_of_policy(chains, "full", request, budget))
+    if plan.segments and block_chain.traces.workload.blocks:
+        tried.append(best_with_policy(block_chain, "full", request, budget))
     return tried

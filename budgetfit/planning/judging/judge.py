@@ -1,4 +1,4 @@
-"""From a trace to the numbers a user sees: replay, roofline, notes."""
+"""The judge: an ``Estimate`` from a trace by allocator replay and roofline times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import selective_blocks
 from budgetfit.memory.host_copies import step_host_bytes
-from budgetfit.memory.replay import ENDLESS_BYTES, replay
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.planning.judging.unverified_ops import unverified_op_notes
 from budgetfit.timing.roofline import op_times_ns, step_time_ns
 
@@ -32,17 +32,17 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     context_bytes: int,
     notes: tuple[str, ...] = (),
 ) -> Estimate:
-    """Replay ``trace`` at the recipe's batch size and say what it takes and if it fits.
+    """Replay ``trace`` at the recipe's batch size: memory, time and whether it fits.
 
     It fits when training within the budget's usable bytes never empties the allocator's
-    cache nor runs out of memory (memory-model A4): when no more is reserved without a
-    limit. The numbers are those of a device without one.
+    cache nor runs out of memory: when the replay without a limit reserves no more. The
+    numbers are those of the replay without a limit.
     """
     timeline = replay(
         trace,
         recipe.batch_size,
         gpu,
-        limit_bytes=ENDLESS_BYTES,
+        limit_bytes=UNLIMITED_BYTES,
         micro_steps=recipe.gradient_accumulation_steps,
     )
     host_bytes = step_host_bytes(trace, recipe.batch_size)
@@ -80,7 +80,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
 def process_range_bytes(
     reserved_bytes: int, budget: Budget | None
 ) -> tuple[int, int] | None:
-    """Return between what the process is expected; None where nothing says it."""
+    """Return the range of expected process memory; None without a CUDA context."""
     context = budget.context if budget is not None else None
     if context is None:
         return None
@@ -88,7 +88,7 @@ def process_range_bytes(
 
 
 def context_notes(budget: Budget | None) -> tuple[str, ...]:
-    """Say where the CUDA context is from, as it is no part of the replay."""
+    """Return a note on the source of the CUDA context size, which is not replayed."""
     context = budget.context if budget is not None else None
     if context is None:
         return ()

@@ -1,10 +1,10 @@
-"""What the last, smaller batch of an epoch does to reserved memory."""
+"""The partial last batch of an epoch: its effect on reserved memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.memory.replay import ENDLESS_BYTES, replay
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 def last_batch_warnings(
     trace: StepTrace | None, recipe: Recipe, gpu: Gpu, budget: Budget
 ) -> tuple[str, ...]:
-    """Warn where a smaller batch on the way makes a plan that fits too large.
+    """Warn where a partial last batch makes a plan that fits too large.
 
-    Smaller tensors split cached blocks that full ones then no longer find, so the
-    allocator may reserve more after a smaller step than before it. One sample is the
-    smallest that a last batch can be.
+    Its smaller tensors split cached blocks, so that the allocator may reserve more in
+    the next full step (fragmentation). Replayed with the smallest last batch, one
+    sample.
 
     Args:
-        trace: None where none was made that holds at several batch sizes: tracing again
-            for a warning is not worth the seconds.
-        recipe: What was planned.
+        trace: Valid at several batch sizes; None where there is no such trace: a
+            warning is not worth tracing again.
+        recipe: The plan's.
         gpu: The card.
         budget: What the allocator may reserve of it.
     """
@@ -36,7 +36,7 @@ def last_batch_warnings(
         trace,
         recipe.batch_size,
         gpu,
-        limit_bytes=ENDLESS_BYTES,
+        limit_bytes=UNLIMITED_BYTES,
         then_batch_sizes=(1, recipe.batch_size),
         micro_steps=recipe.gradient_accumulation_steps,
     ).reserved_bytes

@@ -1,4 +1,4 @@
-"""What a prediction rests on without proof: ops without a verified memory rule."""
+"""Notes on ops without a verified memory rule that hold much of the peak."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from budgetfit.memory.kernel_rules.registry import round_up
-from budgetfit.memory.replay import kernel_card, storage_bytes
+from budgetfit.memory.replay import device_properties, storage_bytes
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.gpus.table import Gpu
 
-WORTH_A_NOTE: Final = 0.01  # of the peak
-BLOCK_BYTES: Final = 512  # the allocator's rounding (memory-model B1)
+MIN_PEAK_SHARE: Final = 0.01  # of the peak
+ALLOCATOR_BLOCK_BYTES: Final = 512  # the allocator's rounding
 
 
 def unverified_op_notes(
@@ -23,13 +23,13 @@ def unverified_op_notes(
 ) -> tuple[str, ...]:
     """Name the ops that held more than 1 % of the peak without a verified rule.
 
-    An op counts with the most that all its outputs and scratch memory took at one time.
-    The largest comes first; () if there is none.
+    An op counts with the largest sum of its live outputs and workspaces. The largest
+    comes first; () if there is none.
     """
     held = {
         name: size
         for name, size in held_bytes(trace, batch_size, gpu).items()
-        if size > WORTH_A_NOTE * peak_bytes
+        if size > MIN_PEAK_SHARE * peak_bytes
     }
     if not held:
         return ()
@@ -41,11 +41,13 @@ def unverified_op_notes(
 
 
 def held_bytes(trace: StepTrace, batch_size: int, gpu: Gpu) -> dict[str, int]:
-    """Return the most bytes that each unverified op's storages took at one time."""
+    """Return the peak bytes of each unverified op's storages."""
     if not trace.unverified_ops:
         return {}
-    sizes = storage_bytes(trace, batch_size, kernel_card(gpu))
-    blocks = np.array([round_up(size, BLOCK_BYTES) for size in sizes.tolist()])
+    sizes = storage_bytes(trace, batch_size, device_properties(gpu))
+    blocks = np.array(
+        [round_up(size, ALLOCATOR_BLOCK_BYTES) for size in sizes.tolist()]
+    )
     storage = np.abs(trace.events) - 1
     change = np.sign(trace.events) * blocks[storage]
     result = {}

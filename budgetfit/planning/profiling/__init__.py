@@ -1,5 +1,5 @@
-"""What each option of each block costs, from traces of the model.
+"""Measure what each option of each block costs, from traces of the model.
 
-In comes a model's first trace; out come ``Chains``: profiles at any batch size. Open
+In comes a ``Workload``; out comes a ``BlockChain``: its profile at any batch size. Open
 ``block_chain.py`` first.
 """

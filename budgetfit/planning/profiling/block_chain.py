@@ -1,4 +1,4 @@
-"""The chain of one subject under one precision and optimizer, at any batch size."""
+"""``BlockChain``: block profiles of a workload at any batch size, traced on demand."""
 
 from __future__ import annotations
 
@@ -10,43 +10,46 @@ from typing import TYPE_CHECKING
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment, selective_blocks
 from budgetfit.errors import InputError, TraceError
-from budgetfit.memory.chain.measured_trace import Probe
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import (
     block_types,
     chain_profile,
-    with_other_epilogue,
+    with_epilogue,
 )
+from budgetfit.memory.chain.stages import OptionTrace
 from budgetfit.memory.host_copies import setup_host_bytes
-from budgetfit.memory.replay import ENDLESS_BYTES, kernel_card, replay
-from budgetfit.planning.profiling.option_probes import ALL_LEVERS, probe_segments
+from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, replay
+from budgetfit.planning.profiling.option_recipes import (
+    ALL_OPTION_KINDS,
+    option_segments,
+)
 from budgetfit.planning.profiling.selective_op_sets import op_sets_by_type
-from budgetfit.solvers.problem import Problem, Same
+from budgetfit.solvers.problem import IdentityKey, Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
-from budgetfit.timing.roofline import op_times_ns, step_time_ns, stretch_ns
+from budgetfit.timing.roofline import interval_ns, op_times_ns, step_time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.memory.chain.stages import Station
-    from budgetfit.planning.profiling.option_probes import Lever
+    from budgetfit.memory.chain.stages import Stage
+    from budgetfit.planning.profiling.option_recipes import OptionKind
     from budgetfit.timing.roofline import Nanoseconds
-    from budgetfit.traces.session import Traces
+    from budgetfit.traces.session import TraceSession
 
-# What an op's output weighs against its time hardly depends on the batch once kernels
-# are busy; sets are chosen once, here.
+# The ratio of an op's output bytes to its time hardly depends on the batch size once
+# kernels are busy, so that op sets are chosen at one size.
 REFERENCE_BATCH_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What is fixed while segments and batch size are solved for.
+class TrainingSettings:
+    """Settings that stay fixed while segments and batch size are solved for.
 
     ``effective_batch_size`` None leaves the number of micro-batches to
-    ``accumulation``: one where that is None. ``host_ram_bytes`` is the most pinned host
-    memory there is for training, None for no limit.
+    ``accumulation``: one where that is None. ``host_ram_bytes`` limits pinned
+    host memory, None for no limit.
     """
 
     precision: str
@@ -76,65 +79,70 @@ class Setting:
         )
 
 
-def every_block(blocks: tuple[str, ...]) -> tuple[Segment, ...]:
+def checkpoint_every_block(blocks: tuple[str, ...]) -> tuple[Segment, ...]:
     """Return ordinary checkpointing: each block recomputed by itself."""
     return tuple(Segment((name,)) for name in blocks)
 
 
-class Chains:
-    """Profiles of a subject's chain; traces only when a program is first asked for."""
+class BlockChain:
+    """The blocks of a workload under given settings: profiles at any batch size.
+
+    Each program (kept, recomputed, one per set of options) is traced on first use.
+    """
 
     def __init__(
         self,
-        traces: Traces,
-        setting: Setting,
-        levers: frozenset[Lever] = ALL_LEVERS,
-        whole_loss: Chains | None = None,
+        traces: TraceSession,
+        settings: TrainingSettings,
+        option_kinds: frozenset[OptionKind] = ALL_OPTION_KINDS,
+        unchunked: BlockChain | None = None,
     ) -> None:
         self.traces = traces
-        self.setting = setting
-        self.levers = levers
-        self._whole_loss = whole_loss
+        self.settings = settings
+        self.option_kinds = option_kinds
+        self._unchunked = unchunked
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
-        self._probe_segments: list[tuple[Segment, ...]] | None = None
-        self._accumulated: Chains | None = None
-        self._in_parts: dict[int, Chains] = {}
-        self._least: dict[Same, int] = {}
+        self._option_segments: list[tuple[Segment, ...]] | None = None
+        self._accumulating_chain: BlockChain | None = None
+        self._chunked: dict[int, BlockChain] = {}
+        self._lower_bounds: dict[IdentityKey, int] = {}
 
-    def kept(self, batch_size: int) -> StepTrace:
-        """Return the trace with everything kept."""
-        return self.traces.of(self.setting.recipe(batch_size))
+    def all_kept(self, batch_size: int) -> StepTrace:
+        """Return the trace with no block recomputed."""
+        return self.traces.affine(self.settings.recipe(batch_size))
 
     def op_count(self, batch_size: int) -> int:
-        """Return how many ops a step has with everything kept and the whole loss."""
-        chains = self._whole_loss or self
-        return len(chains.kept(batch_size).ops.event)
+        """Return the number of ops of a step without recomputation or loss chunks."""
+        unchunked = self._unchunked or self
+        return len(unchunked.all_kept(batch_size).ops.event)
 
-    def recomputed(self, batch_size: int) -> Probe | None:
+    def all_recomputed(self, batch_size: int) -> OptionTrace | None:
         """Return the trace with every block recomputed; None without blocks."""
-        segments = every_block(self.traces.subject.blocks)
+        segments = checkpoint_every_block(self.traces.workload.blocks)
         if not segments:
             return None
-        return Probe(
-            self.traces.of(self.setting.recipe(batch_size, segments)), segments
+        return OptionTrace(
+            self.traces.affine(self.settings.recipe(batch_size, segments)), segments
         )
 
-    def probes(self, batch_size: int) -> list[Probe]:
-        """Return traces that try the further options, each on a block of each type.
+    def option_traces(self, batch_size: int) -> list[OptionTrace]:
+        """Return traces that try selective checkpointing and offload on each type.
 
         An option that the model cannot run (torch refuses to save what is overwritten
         later) is left out, and the log says so.
         """
-        if self._probe_segments is None:
-            self._probe_segments = self._tried(batch_size)
+        if self._option_segments is None:
+            self._option_segments = self._segments_to_trace(batch_size)
         return [
-            Probe(self.traces.of(self.setting.recipe(batch_size, segments)), segments)
-            for segments in self._probe_segments
+            OptionTrace(
+                self.traces.affine(self.settings.recipe(batch_size, segments)), segments
+            )
+            for segments in self._option_segments
         ]
 
-    def _tried(self, batch_size: int) -> list[tuple[Segment, ...]]:
-        kept, recomputed = self.kept(batch_size), self.recomputed(batch_size)
-        if recomputed is None or not self.levers:
+    def _segments_to_trace(self, batch_size: int) -> list[tuple[Segment, ...]]:
+        kept, recomputed = self.all_kept(batch_size), self.all_recomputed(batch_size)
+        if recomputed is None or not self.option_kinds:
             return []
         size = REFERENCE_BATCH_SIZE if len(kept.batch_sizes) > 1 else batch_size
         op_sets = (
@@ -144,14 +152,14 @@ class Chains:
                 size,
                 partial(self._op_times_ns, batch_size=size),
             )
-            if "selective" in self.levers
+            if "selective" in self.option_kinds
             else {}
         )
         while True:
-            tried = probe_segments(block_types(kept), op_sets, self.levers)
+            tried = option_segments(block_types(kept), op_sets, self.option_kinds)
             try:
                 for segments in tried:
-                    self.traces.of(self.setting.recipe(batch_size, segments))
+                    self.traces.affine(self.settings.recipe(batch_size, segments))
             except (InputError, TraceError) as error:
                 if not op_sets:
                     self.traces.log.append(f"no further options: {error}")
@@ -161,150 +169,155 @@ class Chains:
             else:
                 return tried
 
-    def with_loss_chunks(self, loss_chunks: int) -> Chains:
-        """Return the chains of the same programs with the loss in so many parts."""
-        if loss_chunks not in self._in_parts:
-            setting = replace(self.setting, loss_chunks=loss_chunks)
-            self._in_parts[loss_chunks] = Chains(
-                self.traces, setting, self.levers, whole_loss=self
+    def with_loss_chunks(self, loss_chunks: int) -> BlockChain:
+        """Return the block chain with a chunked loss, which shares these traces."""
+        if loss_chunks not in self._chunked:
+            settings = replace(self.settings, loss_chunks=loss_chunks)
+            self._chunked[loss_chunks] = BlockChain(
+                self.traces, settings, self.option_kinds, unchunked=self
             )
-        return self._in_parts[loss_chunks]
+        return self._chunked[loss_chunks]
 
-    def at(self, batch_size: int, *, tails: bool = True) -> ChainProfile:
-        """Return the chain at a batch size; ``tails`` as in ``LiveCurve.of``."""
-        key = batch_size, tails
+    def profile_at(self, batch_size: int, *, exact_blocks: bool = True) -> ChainProfile:
+        """Return the chain profile; ``exact_blocks`` as in ``LiveBytes.of``."""
+        key = batch_size, exact_blocks
         if key not in self._profiles:
-            make = self._profile if self._whole_loss is None else self._other_loss
-            profile = make(batch_size, tails=tails)
+            make = self._profile if self._unchunked is None else self._chunked_profile
+            profile = make(batch_size, exact_blocks=exact_blocks)
             self._profiles[key] = replace(
                 profile, host_limit_bytes=self._host_limit(batch_size)
             )
         return self._profiles[key]
 
     def _host_limit(self, batch_size: int) -> int | None:
-        """Return what an offloaded optimizer leaves of the host memory."""
-        host_ram = self.setting.host_ram_bytes
+        """Return the host memory that an offloaded optimizer leaves to blocks."""
+        host_ram = self.settings.host_ram_bytes
         if host_ram is None:
             return None
-        program = self.recomputed(batch_size)
-        trace = program.trace if program is not None else self.kept(batch_size)
+        program = self.all_recomputed(batch_size)
+        trace = program.trace if program is not None else self.all_kept(batch_size)
         return max(0, host_ram - setup_host_bytes(trace, batch_size))
 
-    def within(
-        self, limit_bytes: int, *, tails: bool = True
+    def profiles_within(
+        self, limit_bytes: int, *, exact_blocks: bool = True
     ) -> Callable[[int], ChainProfile]:
-        """Return ``at`` for a search under a limit.
+        """Return ``profile_at`` for a search under a limit.
 
-        The whole effective batch at once is a program of its own (gradients come and
-        go), which is worth its traces only if it has a chance to fit.
+        Without accumulation (one micro-batch of the effective size) gradients are
+        freed within the step: another program, traced only if it may fit.
         """
-        effective = self.setting.effective_batch_size
+        effective = self.settings.effective_batch_size
         accumulating = self._accumulating()
 
         def profile_at(batch_size: int) -> ChainProfile:
             if batch_size == effective and batch_size > 1:
-                chain = accumulating.at(batch_size, tails=tails)
-                if self._least_bytes(chain) > limit_bytes:
+                chain = accumulating.profile_at(batch_size, exact_blocks=exact_blocks)
+                if self._peak_lower_bound(chain) > limit_bytes:
                     return chain
-            return self.at(batch_size, tails=tails)
+            return self.profile_at(batch_size, exact_blocks=exact_blocks)
 
         return profile_at
 
-    def _accumulating(self) -> Chains:
-        if self._accumulated is None:
-            setting = replace(self.setting, effective_batch_size=None, accumulation=2)
-            whole = self._whole_loss and self._whole_loss._accumulating()  # noqa: SLF001
-            self._accumulated = Chains(self.traces, setting, self.levers, whole)
-        return self._accumulated
+    def _accumulating(self) -> BlockChain:
+        if self._accumulating_chain is None:
+            settings = replace(self.settings, effective_batch_size=None, accumulation=2)
+            whole = self._unchunked and self._unchunked._accumulating()  # noqa: SLF001
+            self._accumulating_chain = BlockChain(
+                self.traces, settings, self.option_kinds, whole
+            )
+        return self._accumulating_chain
 
-    def _least_bytes(self, chain: ChainProfile) -> int:
-        """Return a peak that no plan is below, were the gradients not there at all."""
-        key = Same(chain)
-        if key not in self._least:
+    def _peak_lower_bound(self, chain: ChainProfile) -> int:
+        """Return a lower bound of any plan's peak, without gradients."""
+        key = IdentityKey(chain)
+        if key not in self._lower_bounds:
             problem = Problem(chain=chain, budget_bytes=sys.maxsize)
-            parameters = self.traces.subject.model.parameters()
+            parameters = self.traces.workload.model.parameters()
             gradients = sum(4 * p.numel() for p in parameters if p.requires_grad)
             peak_bytes = chain_peak_bytes(chain, best_uniform_segments(problem))
-            self._least[key] = peak_bytes - gradients
-        return self._least[key]
+            self._lower_bounds[key] = peak_bytes - gradients
+        return self._lower_bounds[key]
 
-    def _other_loss(self, batch_size: int, *, tails: bool) -> ChainProfile:
-        """Return the chain of the whole loss with what is behind the blocks changed.
+    def _chunked_profile(self, batch_size: int, *, exact_blocks: bool) -> ChainProfile:
+        """Return the profile with a chunked loss: only the epilogue differs.
 
-        One program tells, with every block recomputed: blocks do not depend on it.
+        Measured from one trace, with every block recomputed.
         """
-        assert self._whole_loss is not None  # noqa: S101 - asked for by ``at`` only
-        whole = self._whole_loss.at(batch_size, tails=tails)
+        assert self._unchunked is not None  # noqa: S101 - see ``profile_at``
+        whole = self._unchunked.profile_at(batch_size, exact_blocks=exact_blocks)
         before, after = (
-            chains.recomputed(batch_size) or Probe(chains.kept(batch_size), ())
-            for chains in (self._whole_loss, self)
+            each.all_recomputed(batch_size)
+            or OptionTrace(each.all_kept(batch_size), ())
+            for each in (self._unchunked, self)
         )
-        return with_other_epilogue(
+        return with_epilogue(
             whole,
             before,
             after,
             batch_size,
-            kernel_card(self.traces.subject.gpu),
+            device_properties(self.traces.workload.gpu),
             partial(self._times_of, batch_size),
-            tails=tails,
+            exact_blocks=exact_blocks,
         )
 
-    def _profile(self, batch_size: int, *, tails: bool) -> ChainProfile:
-        kept = self.kept(batch_size)
-        recomputed = self.recomputed(batch_size)
+    def _profile(self, batch_size: int, *, exact_blocks: bool) -> ChainProfile:
+        kept = self.all_kept(batch_size)
+        recomputed = self.all_recomputed(batch_size)
         return chain_profile(
             kept,
             recomputed,
             batch_size,
-            kernel_card(self.traces.subject.gpu),
+            device_properties(self.traces.workload.gpu),
             partial(self._times_of, batch_size),
-            probes=self.probes(batch_size) if recomputed is not None else (),
+            option_traces=self.option_traces(batch_size)
+            if recomputed is not None
+            else (),
             types=block_types(kept),
             optimizer_ns=step_time_ns(
-                kept, self._op_times_ns(Probe(kept, ()), batch_size)
+                kept, self._op_times_ns(OptionTrace(kept, ()), batch_size)
             ).optimizer_ns,
-            tails=tails,
+            exact_blocks=exact_blocks,
         )
 
-    def _op_times_ns(self, probe: Probe, batch_size: int) -> Nanoseconds:
+    def _op_times_ns(self, option_trace: OptionTrace, batch_size: int) -> Nanoseconds:
         return op_times_ns(
-            probe.trace,
+            option_trace.trace,
             batch_size,
-            self.traces.subject.gpu,
-            tf32=find_precision(self.setting.precision).tf32,
-            selective_blocks=selective_blocks(probe.segments),
+            self.traces.workload.gpu,
+            tf32=find_precision(self.settings.precision).tf32,
+            selective_blocks=selective_blocks(option_trace.segments),
         )
 
     def _times_of(
-        self, batch_size: int, probe: Probe, chain: Sequence[Station]
+        self, batch_size: int, option_trace: OptionTrace, chain: Sequence[Stage]
     ) -> list[tuple[int, int]]:
-        times_ns = self._op_times_ns(probe, batch_size)
+        times_ns = self._op_times_ns(option_trace, batch_size)
         return [
             (
-                stretch_ns(probe.trace, times_ns, *station.forward),
-                stretch_ns(probe.trace, times_ns, *station.backward),
+                interval_ns(option_trace.trace, times_ns, *stage.forward),
+                interval_ns(option_trace.trace, times_ns, *stage.backward),
             )
-            for station in chain
+            for stage in chain
         ]
 
     def reserve_bytes(self, batch_size: int) -> int:
-        """Return how much more the allocator reserves than is live, as a first guess.
+        """Return an estimate of reserved minus allocated bytes.
 
-        The solver bounds live bytes, the judge what is reserved. The gap of the two
-        traced programs at this batch is a fair guess for the programs between them.
+        The solver bounds live bytes, the judge bounds reserved bytes. The smaller gap
+        of the two traced programs is the estimate for the programs between them.
         """
         gaps = []
-        recomputed = self.recomputed(batch_size)
+        recomputed = self.all_recomputed(batch_size)
         traces = [recomputed.trace] if recomputed else []
-        if self._whole_loss is None:
-            traces.append(self.kept(batch_size))
-        for trace in traces or [self.kept(batch_size)]:
+        if self._unchunked is None:
+            traces.append(self.all_kept(batch_size))
+        for trace in traces or [self.all_kept(batch_size)]:
             line = replay(
                 trace,
                 batch_size,
-                self.traces.subject.gpu,
-                limit_bytes=ENDLESS_BYTES,
-                what_is_alive=False,
+                self.traces.workload.gpu,
+                limit_bytes=UNLIMITED_BYTES,
+                breakdown=False,
             )
             gaps.append(line.reserved_bytes - line.allocated_bytes)
         return min(gaps)

@@ -1,152 +1,210 @@
-"""The first trace of a model: whether it runs, and which blocks can be wrapped."""
+"""The first trace of a model: does it run, and which blocks can be checkpointed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.applying.loss.call_model import model_arguments
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
-from budgetfit.batches.sample_count import dimensions_of
+from budgetfit.batches.sample_count import sample_dimensions
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError, TraceError
-from budgetfit.planning.profiling.block_chain import Chains, Setting
-from budgetfit.planning.profiling.overwritten_blocks import without_overwriting_blocks
-from budgetfit.planning.profiling.precision_fallback import made_or_instead
-from budgetfit.traces.session import TRACED_BATCH_SIZES, Traces
+from budgetfit.planning.profiling.block_chain import (
+    BlockChain,
+    TrainingSettings,
+    checkpoint_every_block,
+)
+from budgetfit.planning.profiling.precision_fallback import with_precision_fallback
+from budgetfit.traces.session import TRACED_BATCH_SIZES, TraceSession
+from budgetfit.tracing.recording.inplace_inputs import blocks_mutating_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import nn
+
     from budgetfit.core.recipe import Recipe
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
+
+_INPLACE_ERROR: Final = "modified by an inplace operation"  # torch's RuntimeError
 
 
-def chains_of_each(
-    subject: Subject,
+def block_chain_per_precision(
+    workload: Workload,
     precisions: Sequence[str],
-    setting: Setting,
-    instead: str | None,
+    settings: TrainingSettings,
+    fallback_precision: str | None,
     progress: Callable[[str], None] | None,
-) -> list[Chains]:
-    """Return the model's chains in each precision, all with the same traces.
+) -> list[BlockChain]:
+    """Return the model's block chain in each precision, all with the same traces.
 
     Args:
-        subject: What is planned for.
-        precisions: The first of them tells whether the model runs and which blocks can
-            be wrapped.
-        setting: The rest of a recipe; its precision is the first.
-        instead: The one precision for a model that does not run in the first.
+        workload: What to plan for.
+        precisions: The first of them decides whether the model runs and which blocks
+            can be checkpointed.
+        settings: The rest of a recipe; its precision is the first.
+        fallback_precision: For a model that does not run in the first precision.
         progress: As in ``plan``.
 
     Raises:
         TraceError: If the model cannot be traced.
     """
 
-    def run_in(subject: Subject, setting: Setting) -> Chains:
-        return Chains(settled(Traces(subject, progress), setting), setting)
+    def run_in(workload: Workload, settings: TrainingSettings) -> BlockChain:
+        return BlockChain(
+            with_checkpointable_blocks(TraceSession(workload, progress), settings),
+            settings,
+        )
 
-    first = made_or_instead(run_in, subject, setting, instead)
-    if first.setting.precision != setting.precision:
+    first = with_precision_fallback(run_in, workload, settings, fallback_precision)
+    if first.settings.precision != settings.precision:
         return [first]
     return [
-        Chains(first.traces, replace(setting, precision=precision))
+        BlockChain(first.traces, replace(settings, precision=precision))
         for precision in precisions
     ]
 
 
-def settled(traces: Traces, setting: Setting) -> Traces:
-    """Return traces whose blocks really run once per forward, in that order.
+def with_checkpointable_blocks(
+    traces: TraceSession, settings: TrainingSettings
+) -> TraceSession:
+    """Return traces of the blocks that run exactly once per forward, in that order.
 
-    Blocks that never run, or several times (shared layers), cannot be wrapped. The
-    program is one that the search will ask for in any case.
+    Blocks that never run, or several times (shared layers), cannot be checkpointed. The
+    search needs this trace anyway.
 
     Raises:
-        InputError: If nothing in it grows with the batch.
+        InputError: If no tensor grows with the batch size.
     """
-    subject = traces.subject
-    trace = traces.of(setting.recipe(TRACED_BATCH_SIZES[0]))
-    _check_that_it_grows(trace, subject)
+    workload = traces.workload
+    trace = traces.affine(settings.recipe(TRACED_BATCH_SIZES[0]))
+    _check_scales(trace, workload)
     ran = trace.blocks
     once = tuple(name for name in ran if ran.count(name) == 1)
-    if once == subject.blocks:
-        return without_overwriting_blocks(traces, setting)
-    notes = subject.notes
-    left_out = len(subject.blocks) - len(once)
+    if once == workload.blocks:
+        return without_inplace_blocks(traces, settings)
+    notes = workload.notes
+    left_out = len(workload.blocks) - len(once)
     if left_out:
         notes = (
             *notes,
             (
-                f"{left_out} of {len(subject.blocks)} blocks do not run exactly once "
+                f"{left_out} of {len(workload.blocks)} blocks do not run exactly once "
                 "per forward and are always kept"
             ),
         )
-    traces = Traces(replace(subject, blocks=once, notes=notes), traces.progress)
-    return without_overwriting_blocks(traces, setting)
+    traces = TraceSession(replace(workload, blocks=once, notes=notes), traces.progress)
+    return without_inplace_blocks(traces, settings)
 
 
-def _check_that_it_grows(trace: StepTrace, subject: Subject) -> None:
-    """Refuse a batch of which other parts than samples were resized.
+def without_inplace_blocks(
+    traces: TraceSession, settings: TrainingSettings
+) -> TraceSession:
+    """Return traces without blocks that mutate their input in place, with a note.
 
-    Any batch size would fit then, and be said to be fast.
+    Such blocks cannot be recomputed. The model is examined only if the trace with every
+    block recomputed fails for this reason; the search needs that trace anyway and
+    handles its other failures.
+    """
+    workload = traces.workload
+    if not workload.blocks:
+        return traces
+    try:
+        size = TRACED_BATCH_SIZES[0]
+        traces.affine(settings.recipe(size, checkpoint_every_block(workload.blocks)))
+    except TraceError as error:
+        if _INPLACE_ERROR not in f"{error} {error.__cause__}":
+            return traces
+    else:
+        return traces
+
+    def call(model: nn.Module, batch: Any) -> object:  # noqa: ANN401
+        args, kwargs = model_arguments(model, batch, for_loss=workload.loss is not None)
+        return model(*args, **kwargs)
+
+    found = blocks_mutating_inputs(
+        workload.model, workload.batch, workload.blocks, call
+    )
+    if not found:
+        return traces
+    note = (
+        f"{len(found)} of {len(workload.blocks)} blocks change their input in place "
+        "and are always kept"
+    )
+    kept = tuple(name for name in workload.blocks if name not in found)
+    others = replace(workload, blocks=kept, notes=(*workload.notes, note))
+    return TraceSession(others, traces.progress)
+
+
+def _check_scales(trace: StepTrace, workload: Workload) -> None:
+    """Check that activations grow with the batch size.
+
+    They do not where a dimension other than samples was resized: any batch size would
+    seem to fit.
     """
     made = trace.bytes_per_sample[trace.category != CATEGORIES.index("batch")]
     if len(trace.batch_sizes) == 1 or (made > 0).any():
         return
-    raise _does_not_grow(subject)
+    raise _does_not_grow(workload)
 
 
-def check_estimate_grows(
-    traces: Traces, trace: StepTrace, recipe: Recipe, *, keep_own_checkpointing: bool
+def check_estimate_scales(
+    traces: TraceSession,
+    trace: StepTrace,
+    recipe: Recipe,
+    *,
+    keep_own_checkpointing: bool,
 ) -> None:
-    """Refuse for an estimate what ``settled`` refuses for a plan.
+    """Check for an estimate that activations grow with the batch size.
 
-    That takes a trace at the example's own size, so it is looked at only where a given
-    batch was resized and some of its tensors stayed as they were.
+    This takes a second trace, at the example's own size, and is done only where a given
+    batch was resized and some of its tensors kept their shape.
 
     Args:
-        traces: Of the subject.
+        traces: Of the workload.
         trace: Of the recipe.
         recipe: What is estimated.
         keep_own_checkpointing: As for the trace.
 
     Raises:
-        InputError: If nothing in the step grows with the batch.
+        InputError: If no tensor grows with the batch size.
     """
-    subject = traces.subject
+    workload = traces.workload
     if len(trace.batch_sizes) > 1:
-        _check_that_it_grows(trace, subject)
+        _check_scales(trace, workload)
         return
-    given = batch_size_of(subject.batch, dims=subject.batch_dims)
-    found = dimensions_of(subject.batch, subject.batch_dims)
+    given = batch_size_of(workload.batch, dims=workload.batch_dims)
+    found = sample_dimensions(workload.batch, workload.batch_dims)
     stayed = [
         name
         for name, dim in found.items()
-        if dim is None and not subject.batch_dims.is_named(name)
+        if dim is None and not workload.batch_dims.is_named(name)
     ]
-    if subject.remake is not None or recipe.batch_size == given or not stayed:
+    if workload.remake is not None or recipe.batch_size == given or not stayed:
         return
     as_given = replace(recipe, batch_size=given)
     try:
-        other = traces.once(as_given, keep_own_checkpointing=keep_own_checkpointing)
+        other = traces.exact(as_given, keep_own_checkpointing=keep_own_checkpointing)
     except TraceError:
-        return  # it is no word about the size that was asked about
+        return  # says nothing about the requested size
     if _made_bytes(trace, recipe.batch_size) == _made_bytes(other, given):
-        raise _does_not_grow(subject)
+        raise _does_not_grow(workload)
 
 
 def _made_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the bytes of all that a step makes but its batch."""
+    """Return the bytes of all storages of a step except its batch."""
     made = trace.category != CATEGORIES.index("batch")
     sizes = trace.fixed_bytes + trace.bytes_per_sample * batch_size
     return int(sizes[made].sum())
 
 
-def _does_not_grow(subject: Subject) -> InputError:
-    batch = describe_batch(subject.batch)
+def _does_not_grow(workload: Workload) -> InputError:
+    batch = describe_batch(workload.batch)
     shapes = ", ".join(f"{name} {list(shape)}" for name, (shape, _) in batch.items())
-    samples = batch_size_of(subject.batch, dims=subject.batch_dims)
-    found = dimensions_of(subject.batch, subject.batch_dims)
+    samples = batch_size_of(workload.batch, dims=workload.batch_dims)
+    found = sample_dimensions(workload.batch, workload.batch_dims)
     name = next((name for name, dim in found.items() if dim is None), next(iter(batch)))
     return InputError(
         f"The model makes the same from any batch size: of this batch ({shapes}) the "

@@ -1,4 +1,7 @@
-"""Another precision for models that cannot run in 16 bits (decision 0026)."""
+"""Fall back to fp32 for models that cannot run in 16 bits.
+
+See docs/decisions/0026-auto-precision-falls-back.md.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from budgetfit.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from budgetfit.planning.profiling.block_chain import Setting
-    from budgetfit.workload.workload import Subject
+    from budgetfit.planning.profiling.block_chain import TrainingSettings
+    from budgetfit.workload.workload import Workload
 
 Made = TypeVar("Made")
 
 
-def fallback(precision: str | Sequence[str]) -> str | None:
-    """Return what may stand in for a precision; None for one that somebody chose.
+def fallback_for(precision: str | Sequence[str]) -> str | None:
+    """Return the fallback of a requested precision; None if the user chose one.
 
     >>> fallback("auto"), fallback("bf16-mixed")
     ('fp32', None)
@@ -25,27 +28,28 @@ def fallback(precision: str | Sequence[str]) -> str | None:
     return "fp32" if precision == "auto" else None
 
 
-def made_or_instead(
-    make: Callable[[Subject, Setting], Made],
-    subject: Subject,
-    setting: Setting,
-    instead: str | None,
+def with_precision_fallback(
+    make: Callable[[Workload, TrainingSettings], Made],
+    workload: Workload,
+    settings: TrainingSettings,
+    fallback_precision: str | None,
 ) -> Made:
-    """Return ``make(subject, setting)``, in ``instead`` if that cannot be traced.
+    """Return ``make(workload, settings)``, retried in ``fallback_precision``.
 
-    The subject then has a note that says so.
+    The retry happens if the first precision cannot be traced; the workload then has a
+    note that says so.
 
     Raises:
-        TraceError: The first one, where ``instead`` does not help or is None.
+        TraceError: The first one, if there is no fallback or it fails as well.
     """
     try:
-        return make(subject, setting)
+        return make(workload, settings)
     except TraceError as error:
-        if instead is None or instead == setting.precision:
+        if fallback_precision is None or fallback_precision == settings.precision:
             raise
-        note = f"{instead} instead of {setting.precision}, because: {error}"
-        noted = replace(subject, notes=(*subject.notes, note))
+        note = f"{fallback_precision} instead of {settings.precision}, because: {error}"
+        noted = replace(workload, notes=(*workload.notes, note))
         try:
-            return make(noted, replace(setting, precision=instead))
+            return make(noted, replace(settings, precision=fallback_precision))
         except TraceError:
             raise error from None

@@ -1,9 +1,9 @@
-"""Which op outputs a block could save selectively: a few good sets for each type.
+"""Op sets for selective activation checkpointing: a few good ones per block type.
 
 Under torch's selective checkpointing every op that is not saved runs again, up to the
-last one that backward waits for, whether or not something needs it. So times and bytes
-of saved ops add up, and the best sets are those of a knapsack. What a set really costs
-is measured by a probe (``planning.probes``).
+last one that backward waits for, needed or not. So times and bytes of saved ops add up,
+and the best sets solve a knapsack. What a set really costs is then traced
+(``option_recipes``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.memory.chain.measured_trace import Probe
 from budgetfit.memory.chain.profile import block_types
-from budgetfit.memory.chain.stages import steady_moment
+from budgetfit.memory.chain.stages import OptionTrace, steady_micro_step
 from budgetfit.memory.reference_allocator.allocator import round_bytes
 from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
 
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import Direction, StepTrace
     from budgetfit.timing.roofline import Nanoseconds
 
-MOST_SETS: Final = 3  # for each type of block; each is one more option to trace
-# Copies to another dtype: autocast keeps those of weights, so that the same call need
-# not come in the recomputation (pytorch#141896, solver-facts P10).
+MAX_OP_SETS: Final = 3  # for each type of block; each is one more option to trace
+# Casts: autocast caches those of weights, so that the recomputation may lack the call
+# (pytorch#141896).
 _CASTS: Final = ("aten._to_copy.default",)
 _IN_PLACE: Final = re.compile(r"\w+\.\w*[^_]_\.")
-# What a graph is built from is an activation, in the backward pass too: recomputed.
+# Recomputed tensors are activations too, although the backward pass makes them.
 _ACTIVATION: Final = CATEGORIES.index("activations")
-_FEW: Final = 8  # ops of the backward pass that may come before the recomputation
+_MAX_LEADING_OPS: Final = 8  # of the backward pass, before the recomputation
 
 
 class _Op(NamedTuple):
-    """One call in a block: its name and number, what it makes and how long it takes."""
+    """An op call in a block: name, call number, output bytes and time."""
 
     name: str
     call: int
@@ -51,18 +50,18 @@ def op_sets_by_type(
     kept: StepTrace,
     recomputed: StepTrace,
     batch_size: int,
-    op_times_ns: Callable[[Probe], Nanoseconds],
+    op_times_ns: Callable[[OptionTrace], Nanoseconds],
 ) -> dict[int, list[tuple[str, ...]]]:
-    """Return, for each type of block, what it could save, least bytes first.
+    """Return op sets to save for each block type, fewest bytes first.
 
     Args:
-        kept: A trace with nothing recomputed, whose blocks give the types.
-        recomputed: One with every block recomputed: its backward tells what runs again.
-        batch_size: Where sizes and times are compared.
-        op_times_ns: How long each op of a trace takes.
+        kept: A trace without recomputation, whose blocks give the types.
+        recomputed: A trace with every block recomputed: gives the ops that run again.
+        batch_size: At which sizes and times are compared.
+        op_times_ns: Returns the time of each op of a trace.
     """
     types = block_types(kept)
-    times_ns = op_times_ns(Probe(recomputed, ()))
+    times_ns = op_times_ns(OptionTrace(recomputed, ()))
     found: dict[int, list[tuple[str, ...]]] = {}
     for kind in sorted(set(types.values())):
         names = [name for name in types if types[name] == kind]
@@ -97,10 +96,10 @@ def _below_keeping(
     whole_ns: float,
     kept_bytes: int,
 ) -> list[tuple[int, ...]]:
-    """Return the sets that no mix of a smaller one with kept blocks beats.
+    """Drop op sets above the convex hull that includes keeping the whole block.
 
-    What is kept costs no time at all. So a set has to lie below the line from the one
-    before to that point.
+    A kept block costs no recomputation time. So a set must lie below the line from the
+    set before it to that point.
     """
     found = []
     last_bytes, last_ns = 0, whole_ns
@@ -111,7 +110,7 @@ def _below_keeping(
             break
         share = (held - last_bytes) / (kept_bytes - last_bytes)
         if left_ns >= last_ns * (1 - share):
-            break  # on a convex front all that follow are above the line too
+            break  # on a convex front all following sets are above it too
         found.append(chosen)
         last_bytes, last_ns = held, left_ns
     return found
@@ -120,9 +119,11 @@ def _below_keeping(
 def _spread(
     sets: Sequence[tuple[int, ...]], items: Sequence[OpItem]
 ) -> list[tuple[int, ...]]:
-    """Return at most ``MOST_SETS``, as far apart as the time that they save allows."""
+    """Return at most ``MAX_OP_SETS`` sets, evenly spread in saved time."""
     saved = [sum(items[at].saved_ns for at in chosen) for chosen in sets]
-    wanted = [saved[-1] * (n + 1) / MOST_SETS for n in range(MOST_SETS)] if sets else []
+    wanted = (
+        [saved[-1] * (n + 1) / MAX_OP_SETS for n in range(MAX_OP_SETS)] if sets else []
+    )
     nearest = (
         min(range(len(sets)), key=lambda at: (abs(saved[at] - time_ns), at))
         for time_ns in wanted
@@ -132,20 +133,20 @@ def _spread(
 
 @functools.cache
 def is_random(name: str) -> bool:
-    """Whether an op draws random numbers, or may; the name is as in ``op_names``."""
+    """Whether an op may draw random numbers; the name is as in ``op_names``."""
     namespace, packet, overload = name.split(".")
     op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _can_be_saved(ops: Sequence[_Op], at: int) -> bool:
-    """Whether an op makes something that stays as it is."""
+    """Whether an op makes an output that is not overwritten in place."""
     follower = ops[at + 1].name if at + 1 < len(ops) else ""
     return (
         ops[at].made_bytes > 0
         and ops[at].name not in _CASTS
         and _IN_PLACE.match(ops[at].name) is None
-        # It would overwrite what was saved, which torch refuses (solver-facts P9).
+        # It would overwrite the saved output, which torch refuses.
         and _IN_PLACE.match(follower) is None
     )
 
@@ -153,7 +154,7 @@ def _can_be_saved(ops: Sequence[_Op], at: int) -> bool:
 def _run_again(
     trace: StepTrace, block: str, batch_size: int, times_ns: Nanoseconds
 ) -> list[_Op]:
-    """Return the calls of a block's forward that run again in its backward."""
+    """Return the op calls of a block's forward that are recomputed in its backward."""
     forward = _rows(trace, block, "forward")
     backward = _rows(trace, block, "backward")
     names = [trace.op_names[trace.ops.name[row]] for row in forward]
@@ -163,14 +164,14 @@ def _run_again(
         pairs = zip(names, again[offset:], strict=False)
         return next((n for n, (a, b) in enumerate(pairs) if a != b), len(again))
 
-    offset = max(range(min(_FEW, len(again))), key=alike, default=0)
+    offset = max(range(min(_MAX_LEADING_OPS, len(again))), key=alike, default=0)
     length = min(alike(offset), len(names), len(again) - offset)
     calls: Counter[str] = Counter()
     ops = []
     for name, row in zip(names[:length], backward[offset:], strict=False):
         made = _made(trace, row)
         if any(trace.category[storage] != _ACTIVATION for storage in made):
-            break  # a first op of the backward that is called like the next forward one
+            break  # the backward's first op has the name of the next forward op
         size = sum(_size(trace, storage, batch_size) for storage in made)
         ops.append(_Op(name, calls[name], size, float(times_ns[row])))
         calls[name] += 1
@@ -178,8 +179,8 @@ def _run_again(
 
 
 def _kept_bytes(kept: StepTrace, block: str, batch_size: int) -> int:
-    """Return the bytes that a kept block makes and holds until its backward."""
-    step, micro_step = steady_moment(kept)
+    """Return the activation bytes that a kept block holds until its backward."""
+    step, micro_step = steady_micro_step(kept)
     forward = next(
         row
         for row in kept.passes
@@ -201,8 +202,8 @@ def _size(trace: StepTrace, storage: int, batch_size: int) -> int:
 
 
 def _rows(trace: StepTrace, block: str, direction: Direction) -> range:
-    """Return the numbers of the ops of one block's pass in the steady micro-step."""
-    step, micro_step = steady_moment(trace)
+    """Return the op numbers of one block's pass in the steady micro-step."""
+    step, micro_step = steady_micro_step(trace)
     for row in trace.passes:
         if (
             trace.block_names[row.block] == block
@@ -217,7 +218,7 @@ def _rows(trace: StepTrace, block: str, direction: Direction) -> range:
 
 
 def _made(trace: StepTrace, row: int) -> list[int]:
-    """Return the storages that an op makes and leaves behind."""
+    """Return the storages that an op allocates and does not free."""
     start = int(trace.ops.event[row - 1]) if row else 0
     events = trace.events[start : trace.ops.event[row]].tolist()
     return [event - 1 for event in events if event > 0 and -event not in events]

@@ -1,4 +1,4 @@
-"""Tables about a model or a plan: why a block is treated so, and every layer.
+"""Report tables: options of each block, and memory of each layer.
 
-In come a plan or a model; out come rows without words. Open ``block_report.py`` first.
+In come a plan or a model; out come rows of numbers. Open ``block_report.py`` first.
 """

@@ -1,6 +1,7 @@
-"""Why each block is treated as it is: its options, and the plan with each of them.
+"""The block report: each block's options, and the plan's peak and time with each.
 
-All numbers are the chain formula's, which decided; the judge's are for whole plans.
+All numbers are the chain formula's, which the solver used; the judge's are for whole
+plans.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ NS_PER_MS = 1e6
 def block_table(
     chain: ChainProfile, estimate: Estimate, budget: Budget
 ) -> tuple[BlockRow, ...]:
-    """Return the table of a judged plan.
+    """Return the block table of a judged plan.
 
-    The limit on live bytes is what is usable less what the judge saw reserved beyond
-    them.
+    The limit on live bytes is the usable bytes less what the replay reserved beyond
+    live bytes.
 
     Args:
         chain: At the plan's batch size.
         estimate: The judged plan.
-        budget: What it was made for.
+        budget: That of the plan.
     """
     segments = estimate.recipe.segments
     beyond = estimate.reserved_bytes - chain_peak_bytes(chain, segments)
@@ -46,9 +47,9 @@ def block_rows(
     """Return a row for each block that has a choice, in execution order.
 
     Args:
-        chain: What each block costs, at one batch size.
+        chain: The block profiles, at one batch size.
         segments: The plan.
-        budget_bytes: Most live bytes that the plan may have at any moment.
+        budget_bytes: The limit on live bytes.
 
     Raises:
         InputError: If the chain does not have the segments.
@@ -97,7 +98,7 @@ def _choice(
     block: BlockProfile,
     option: BlockOption,
 ) -> BlockChoice:
-    """Return what the plan is if one block alone is treated another way."""
+    """Return peak and time of the plan with another option for one block."""
     changed = list(segments)
     if option != _option_of(block, segment):
         changed = [each for each in segments if each is not segment]
@@ -126,7 +127,7 @@ def _choice(
 
 
 def _rest_of(segment: Segment | None, name: str) -> list[Segment]:
-    """Return what a segment becomes when one of its blocks leaves it."""
+    """Return the remaining segments when one block is removed from a segment."""
     if segment is None:
         return []
     at = segment.blocks.index(name)

@@ -1,4 +1,4 @@
-"""What each layer takes under each dtype policy: the rows of ``budgetfit layers``."""
+"""The layer table of ``budgetfit layers``: memory of each layer by precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from budgetfit.core.plan import Layer, LayerMemory
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.memory.chain.stages import steady_moment
+from budgetfit.memory.chain.stages import steady_micro_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _PARAMETERS = CATEGORIES.index("parameters")
 
 
 def layer_rows(model: nn.Module, blocks: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the modules that get a row: the blocks, and what lies beside them."""
+    """Return the modules that get a row: the blocks, and modules outside of them."""
     modules = dict(model.named_modules())
     above = {
         name.rsplit(".", depth)[0]
@@ -49,9 +49,9 @@ def _inside(name: str, rows: Mapping[str, object]) -> bool:
 def layer_table(
     model: nn.Module, blocks: Sequence[str], traces: Mapping[str, StepTrace]
 ) -> tuple[Layer, ...]:
-    """Return one ``Layer`` per row, from a kept trace under each policy.
+    """Return one ``Layer`` per row, from a trace without recomputation per precision.
 
-    Saved bytes are those that the layer's forward leaves behind for the backward pass.
+    Saved bytes are those that a layer's forward keeps for the backward pass.
     """
     rows = layer_rows(model, blocks)
     saved = {name: _saved(trace, rows) for name, trace in traces.items()}
@@ -87,7 +87,7 @@ def layer_table(
 
 
 def _row_of(trace: StepTrace, rows: Mapping[str, object]) -> list[str | None]:
-    """Return, for each traced layer, the row that it is or is inside."""
+    """Return, for each traced layer, the row that contains it."""
     found: list[str | None] = []
     for layer in trace.layers:
         parts = layer.split(".")
@@ -97,8 +97,8 @@ def _row_of(trace: StepTrace, rows: Mapping[str, object]) -> list[str | None]:
 
 
 def _saved(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, tuple[int, int]]:
-    """Return (fixed, per sample) bytes that each row's forward leaves alive."""
-    step, micro_step = steady_moment(trace)
+    """Return the (fixed, per sample) bytes saved by each row's forward."""
+    step, micro_step = steady_micro_step(trace)
     phase = next(
         p
         for p in trace.phases
@@ -123,7 +123,7 @@ def _saved(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, tuple[int,
 
 def _flops(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, float]:
     """Return FLOPs per sample of each row's forward."""
-    step, micro_step = steady_moment(trace)
+    step, micro_step = steady_micro_step(trace)
     phase = next(
         p
         for p in trace.phases

@@ -1,5 +1,5 @@
-"""The search: which batch size, which solver, which candidates are judged.
+"""Search for the best recipe that fits: solver, batch size, baselines.
 
-In come profiles, a budget and a request; out comes the fastest recipe that fits. Open
+In come profiles, a budget and a request; out comes the best judged recipe. Open
 ``search.py`` first.
 """

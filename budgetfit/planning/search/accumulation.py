@@ -1,9 +1,9 @@
-"""Plans that hold however many micro-batches a user accumulates.
+"""Gradient accumulation: plans that fit for any number of micro-batches.
 
-Gradients that outlive a micro-batch take memory through the whole of the next one.
-Where no effective batch size is given, a plan is therefore chosen by what two
-micro-batches per step take, and recommended with one. From the third on the allocator
-may place tensors otherwise: what four take is looked at before anything is promised.
+Accumulated gradients stay allocated during the next micro-batch. Without an effective
+batch size a plan is therefore chosen by the memory of two micro-batches per step, and
+recommended with one. From the third on the allocator may place tensors differently, so
+that four are replayed as well.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.plan import ACCUMULATING, Alternative
-from budgetfit.planning.profiling.block_chain import Chains
-from budgetfit.planning.search.search import judged
+from budgetfit.planning.profiling.block_chain import BlockChain
+from budgetfit.planning.search.search import judge_recipe
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
 
-_MANY: Final = 4  # from there on every micro-batch finds what the one before found
+_MANY: Final = 4  # from there on every micro-batch allocates as the one before
 
 
-def accumulation_to_plan_for(
+def planned_accumulation(
     effective_batch_size: int | None, *, optimizer_in_backward: bool
 ) -> int | None:
-    """Return the micro-batches per step whose memory decides; None: as asked for.
+    """Return the micro-batches per step to plan for; None: as requested.
 
     With two, gradients outlive a micro-batch, as with any larger number.
     """
@@ -36,26 +36,28 @@ def accumulation_to_plan_for(
     return None if asked else 2
 
 
-def without_accumulation(
-    chains: Chains, estimate: Estimate, budget: Budget
+def recommend_one_micro_batch(
+    block_chain: BlockChain, estimate: Estimate, budget: Budget
 ) -> tuple[Estimate, tuple[Alternative, ...], tuple[str, ...]]:
-    """Return a plan for accumulation with one micro-batch, and what to say of it.
+    """Return the plan with one micro-batch per step, if more fit as well.
 
     Returns:
         The estimate of one micro-batch per step, the row of several, and a note; the
-        estimate as it is where accumulation was asked for or is out of the question.
+        unchanged estimate where accumulation was requested or is impossible.
     """
-    setting, recipe = chains.setting, estimate.recipe
-    if setting.effective_batch_size is not None or recipe.optimizer_in_backward:
+    settings, recipe = block_chain.settings, estimate.recipe
+    if settings.effective_batch_size is not None or recipe.optimizer_in_backward:
         return estimate, (), ()
-    if setting.accumulation is None:
+    if settings.accumulation is None:
         note = (
             "gradient_accumulation_steps has to stay 1: with gradients that outlive a "
             "micro-batch it would not fit, or cannot be traced"
         )
         return estimate, (), (note,)
-    once = judged(chains, replace(recipe, gradient_accumulation_steps=1), budget)
-    if not once.fits:  # gradients that come and go can leave more gaps
+    once = judge_recipe(
+        block_chain, replace(recipe, gradient_accumulation_steps=1), budget
+    )
+    if not once.fits:  # gradients freed in each step may fragment more
         note = (
             f"planned with {recipe.gradient_accumulation_steps} micro-batches per "
             f"step: with one, {format_bytes(once.reserved_bytes)} would be reserved"
@@ -63,7 +65,7 @@ def without_accumulation(
         return estimate, (), (note,)
     row = Alternative(label=ACCUMULATING, estimate=estimate, fits=True)
     more = replace(recipe, gradient_accumulation_steps=_MANY)
-    many = judged(chains, more, budget)
+    many = judge_recipe(block_chain, more, budget)
     reserved = format_bytes(max(estimate.reserved_bytes, many.reserved_bytes))
     if many.fits:
         note = (
@@ -78,9 +80,9 @@ def without_accumulation(
     return once, (row,), (note,)
 
 
-def one_micro_batch(candidates: Sequence[Chains]) -> list[Chains]:
-    """Return chains without accumulation: gradients come and go, which leaves room."""
+def without_accumulation(candidates: Sequence[BlockChain]) -> list[BlockChain]:
+    """Return the chains with one micro-batch, whose gradients are freed each step."""
     return [
-        Chains(each.traces, replace(each.setting, accumulation=None))
+        BlockChain(each.traces, replace(each.settings, accumulation=None))
         for each in candidates
     ]

@@ -1,9 +1,9 @@
-"""The largest batch that can be evaluated between training steps.
+"""The largest evaluation batch size that fits between training steps.
 
-Evaluation holds no graph, so its batch may be several times the training's; but its
-logits are there in full, labels make a loss of them, accelerate returns them in fp32
-where it trains in mixed precision, and an ordinary loop, ``outputs = model(**batch)``,
-holds those of the batch before until the next ones are made.
+Evaluation saves no activations, so its batch may be several times the training's; but
+it holds the full logits and their loss, accelerate converts them to fp32 in mixed
+precision, and an ordinary loop, ``outputs = model(**batch)``, keeps the outputs of the
+previous batch until the next ones are assigned.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from budgetfit.applying.loss.call_model import evaluated
+from budgetfit.applying.loss.call_model import evaluate_batch
 from budgetfit.applying.precision import cast_batch
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
-from budgetfit.memory.replay import AfterTraining
-from budgetfit.planning.search.largest_batch import largest_up_to
-from budgetfit.traces.errors import quiet_fakes
+from budgetfit.memory.replay import ReplayAfterTraining
+from budgetfit.planning.search.largest_batch import largest_fitting
 from budgetfit.traces.loss_modules import FakedLoss
-from budgetfit.tracing.recording.evaluation import evaluation_after, inputs_of
-from budgetfit.tracing.recording.step_tracer import trace_once
+from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
+from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
+from budgetfit.tracing.recording.step_tracer import trace_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,28 +34,29 @@ if TYPE_CHECKING:
     from budgetfit.applying.loss.call_model import Loss
     from budgetfit.core.budget import Budget
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.traces.session import Traces
+    from budgetfit.traces.session import TraceSession
     from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.raw_trace import RawTrace
 
-LARGEST = 1 << 20  # where memory does not grow with the batch
-BATCHES = 2  # evaluated one after the other
+MAX_EVALUATION_BATCH = 1 << 20  # where memory does not grow with the batch size
+EVALUATED_BATCHES = 2  # one after the other
 
 
-def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int | None:
-    """Return the largest batch whose evaluation fits while ``recipe`` trains.
+def evaluation_batch_size(
+    traces: TraceSession, recipe: Recipe, budget: Budget
+) -> int | None:
+    """Return the largest evaluation batch size that fits between steps of ``recipe``.
 
-    Evaluation means: the model in evaluation mode, no gradients kept, the recipe's
-    autocast, labels, two batches one after the other; weights and optimizer states
-    stay, gradients are None, and the update's micro-batches are held: transformers'
-    Trainer moves all of them to the device at once and evaluates beside them. It fits
-    when the replay of training steps and then of
-    evaluations ends within the budget. The allocator may empty its cache once,
-    when evaluation begins, but not at every batch.
+    Evaluation means: ``model.eval()``, ``torch.no_grad()``, the recipe's autocast,
+    labels, two batches one after the other. Weights and optimizer states stay,
+    gradients are None, and all micro-batches of the update are on the device, as with
+    transformers' Trainer. It fits when the replay of training steps followed by
+    evaluations stays within the budget. The allocator may empty its cache once, when
+    evaluation begins, but not at every batch.
 
     Returns:
-        Samples; 0 where not even one fits, None where it cannot be told: the model does
-        not run so, sizes are on no line, or the training itself does not fit.
+        Samples; 0 if not even one fits; None if unknown: the model fails in evaluation
+        mode, sizes are not affine in the batch size, or training itself does not fit.
     """
     try:
         evaluation = evaluation_trace(traces, recipe.precision)
@@ -64,12 +65,15 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
         traces.log.append(f"evaluation is not traced: {type(error).__name__}: {text}")
         return None
     trained = traces.exact(recipe)
-    held = inputs_of(trained, recipe.batch_size) * recipe.gradient_accumulation_steps
-    trace = evaluation_after(trained, evaluation, held)
-    training = AfterTraining(
+    held = (
+        batch_tensor_bytes(trained, recipe.batch_size)
+        * recipe.gradient_accumulation_steps
+    )
+    trace = append_evaluation(trained, evaluation, held)
+    training = ReplayAfterTraining(
         trace,
         recipe.batch_size,
-        traces.subject.gpu,
+        traces.workload.gpu,
         limit_bytes=budget.usable_bytes,
         micro_steps=recipe.gradient_accumulation_steps,
     )
@@ -80,31 +84,31 @@ def evaluation_batch_size(traces: Traces, recipe: Recipe, budget: Budget) -> int
 
     if not fits():
         return None
-    return largest_up_to(
+    return largest_fitting(
         lambda samples: fits(samples, samples),
         _upper_bound(trace, recipe, budget.usable_bytes),
     )
 
 
 class _Evaluation:
-    """Evaluates batch after batch, in the order of an ordinary loop."""
+    """An evaluation loop over ``EVALUATED_BATCHES`` batches, as the tracer runs it."""
 
     def __init__(self, run: Run, loss: Loss | None) -> None:
         self.optimizer = run.optimizer
         self._run = run
         self._loss = loss
         self._outputs: Any = None
-        self._left = BATCHES
+        self._left = EVALUATED_BATCHES
 
     def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
-        """Evaluate one batch; the outputs of the last one are there meanwhile."""
+        """Evaluate one batch while the outputs of the previous one are still alive."""
         run = self._run
         policy = find_precision(run.recipe.precision)
         moved = cast_batch(batch, policy, run.device)
         run.model.eval()
         with torch.no_grad():
             with run.autocast():
-                outputs = evaluated(run.model, moved, self._loss)
+                outputs = evaluate_batch(run.model, moved, self._loss)
             if policy.autocast is not None:  # as accelerate's ConvertOutputsToFp32
                 outputs = map_tensors(outputs, _in_fp32)
             self._outputs = outputs
@@ -118,15 +122,15 @@ def _in_fp32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if is_half else tensor
 
 
-def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
-    """Return the trace of evaluations under a precision, for any batch size.
+def evaluation_trace(traces: TraceSession, precision: str) -> StepTrace:
+    """Return the trace of an evaluation loop under a precision, for any batch size.
 
     Raises:
-        NotAffineError: If sizes are on no line.
+        NotAffineError: If sizes are not affine in the batch size.
         Exception: What the model raises in evaluation mode.
     """
-    subject = traces.subject
-    loss = FakedLoss(subject.loss, subject.model)
+    workload = traces.workload
+    loss = FakedLoss(workload.loss, workload.model)
 
     def program(model: nn.Module, on_phase: Callable[[str], None]) -> _Evaluation:
         recipe = Recipe(batch_size=2, precision=precision, optimizer="sgd")
@@ -134,27 +138,27 @@ def evaluation_trace(traces: Traces, precision: str) -> StepTrace:
         return _Evaluation(run, loss.loss)
 
     def tracer(batch_size: int, short: Shortening | None) -> RawTrace:
-        with quiet_fakes():
-            return trace_once(
-                subject.model,
+        with silence_fake_tensor_log():
+            return trace_step(
+                workload.model,
                 program,
-                subject.batch,
+                workload.batch,
                 batch_size=batch_size,
-                dims=subject.batch_dims,
-                blocks=subject.blocks if short is None else short.twin_blocks,
-                target=subject.target,
-                micro_steps=BATCHES,
+                dims=workload.batch_dims,
+                blocks=workload.blocks if short is None else short.short_blocks,
+                target=workload.target,
+                micro_steps=EVALUATED_BATCHES,
                 short=short,
-                beside=loss.fake,
+                copy_modules=loss.fake,
                 real_values=traces.real_values,
-                one_device=traces.one_device,
+                redirect_cuda=traces.redirect_cuda,
             )
 
     return traces.evaluation(precision, tracer)
 
 
 def _upper_bound(trace: StepTrace, recipe: Recipe, limit_bytes: int) -> int:
-    """Return the batch at which live bytes alone would fill the device."""
+    """Return the batch size at which live bytes alone would fill the device."""
     phase = trace.phases[-1]
     before, during = trace.events[: phase.start], trace.events[phase.start : phase.end]
     sizes = trace.fixed_bytes + trace.bytes_per_sample * recipe.batch_size
@@ -163,11 +167,11 @@ def _upper_bound(trace: StepTrace, recipe: Recipe, limit_bytes: int) -> int:
     slope = np.cumsum(_signed(trace.bytes_per_sample, during))
     grows = slope > 0
     if not grows.any():
-        return LARGEST
+        return MAX_EVALUATION_BATCH
     room = (limit_bytes - kept - fixed[grows]) // slope[grows]
-    return int(min(LARGEST, max(0, room.min())))
+    return int(min(MAX_EVALUATION_BATCH, max(0, room.min())))
 
 
 def _signed(sizes: np.ndarray, events: np.ndarray) -> np.ndarray:
-    """Return what each event adds to the live bytes."""
+    """Return each event's change of the live bytes."""
     return np.sign(events).astype(np.int64) * sizes[np.abs(events) - 1]

@@ -1,4 +1,4 @@
-"""Every n-th block recomputed: what transformers' ``every_n_layers`` can be told.
+"""Checkpoint every n-th block: transformers' ``every_n_layers``.
 
 ``PreTrainedModel.activation_checkpointing_enable(every_n_layers=n)`` (transformers
 5.23, modeling_utils.py) recomputes the layers whose number, from 0, n divides.
@@ -16,7 +16,7 @@ from budgetfit.solvers.problem import Problem, Solution
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SOLVED: Final = "every-n"  # the policy whose n is looked for
+EVERY_N_POLICY: Final = "every-n"  # the policy for which n is searched
 _NAMED: Final = re.compile(r"every-([1-9]\d{0,4})")
 _ENDINGS: Final = {1: "st", 2: "nd", 3: "rd"}
 
@@ -26,18 +26,20 @@ def every_nth(blocks: Sequence[str], n: int) -> tuple[Segment, ...]:
     return tuple(Segment((name,)) for name in blocks[::n])
 
 
-def number_of(policy: str) -> int | None:
-    """Return the n of ``every-2``; None for another policy."""
+def parse_every_n(policy: str) -> int | None:
+    """Parse the n of a policy such as ``every-2``; None for another policy."""
     found = _NAMED.fullmatch(policy)
     return int(found[1]) if found else None
 
 
-def which_nth(segments: Sequence[Segment], blocks: Sequence[str]) -> int | None:
+def every_n_of_segments(
+    segments: Sequence[Segment], blocks: Sequence[str]
+) -> int | None:
     """Return the n of ordinary checkpointing of every n-th block.
 
     Returns:
-        0 where nothing is recomputed, 1 for every block, and None for anything that no
-        number says.
+        0 where nothing is recomputed, 1 for every block, and None for segments of no
+        such form.
     """
     if not segments:
         return 0
@@ -48,7 +50,7 @@ def which_nth(segments: Sequence[Segment], blocks: Sequence[str]) -> int | None:
 
 
 def ordinal(n: int) -> str:
-    """Write a place in a row.
+    """Return an ordinal number as text.
 
     >>> [ordinal(n) for n in (2, 3, 4, 11, 22)]
     ['2nd', '3rd', '4th', '11th', '22nd']
@@ -58,9 +60,9 @@ def ordinal(n: int) -> str:
 
 
 def fastest_every_nth(problem: Problem) -> Solution:
-    """Return the fastest plan of the form, from every second block on.
+    """Return the fastest plan that checkpoints every n-th block, n at least 2.
 
-    Nothing where none is within the budget.
+    Without segments where none is within the budget.
     """
     names = [
         block.name
@@ -80,7 +82,7 @@ def fastest_every_nth(problem: Problem) -> Solution:
 
 
 def _plans(names: Sequence[str]) -> Iterator[tuple[Segment, ...]]:
-    """Yield one plan for each number of recomputed blocks, from two on."""
+    """Yield one plan for each number of recomputed blocks, n from 2 on."""
     seen = set()
     for n in range(2, len(names)):
         plan = every_nth(names, n)

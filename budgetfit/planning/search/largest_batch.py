@@ -1,23 +1,23 @@
-"""The largest batch that fits, with few questions to the judge."""
+"""The largest batch size that fits, found with few replays."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.memory.chain.live_bytes import LiveCurve
+from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.solvers.batch_size_grid import bisect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.memory.kernel_rules.workspaces import KernelCard
+    from budgetfit.memory.kernel_rules.workspaces import DeviceProperties
 
 
-def largest_up_to(fits: Callable[[int], bool], bound: int) -> int:
-    """Return the largest number up to ``bound`` that fits; nearly always close to it.
+def largest_fitting(fits: Callable[[int], bool], bound: int) -> int:
+    """Return the largest number up to ``bound`` that fits; usually close to it.
 
-    Goes down from the bound in steps that double, then halves the last one.
+    Goes down from the bound in doubling steps, then bisects the last one.
     """
     too_many, step, enough = bound + 1, 1, bound
     while enough > 0 and not fits(enough):
@@ -26,17 +26,17 @@ def largest_up_to(fits: Callable[[int], bool], bound: int) -> int:
     return bisect(fits, enough, too_many)
 
 
-def live_bound(
-    trace: StepTrace, card: KernelCard, limit_bytes: int, most: int = 1 << 16
+def largest_by_live_bytes(
+    trace: StepTrace, card: DeviceProperties, limit_bytes: int, most: int = 1 << 16
 ) -> int:
-    """Return the largest batch whose live bytes alone are within a limit; 0 for none.
+    """Return the largest batch size whose live bytes are within a limit; 0 for none.
 
-    What is reserved is never less, so no larger batch fits. The trace must hold for all
-    batch sizes.
+    Reserved bytes are never less, so no larger batch fits. The trace must be valid for
+    all batch sizes.
     """
 
     def fits(batch_size: int) -> bool:
-        curve = LiveCurve.of(trace, batch_size, card, tails=False)
+        curve = LiveBytes.of(trace, batch_size, card, exact_blocks=False)
         return int(curve.after.max()) <= limit_bytes
 
     fitting, failing = 0, 1

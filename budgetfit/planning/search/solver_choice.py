@@ -1,4 +1,4 @@
-"""Which solver decides, with which options: simple forms before involved ones."""
+"""Choose the solver and its options: simple forms of plans before complex ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size import Bounds
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.host_limit import within_host_limit
-from budgetfit.solvers.lagrangian_bounds import NEVER, relaxation
-from budgetfit.solvers.problem import Problem, Same, Solution, describe
+from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
+from budgetfit.solvers.problem import IdentityKey, Problem, Solution, describe
 from budgetfit.solvers.uniform_segments import fastest_uniform
 
 if TYPE_CHECKING:
@@ -19,62 +19,62 @@ if TYPE_CHECKING:
 
     from budgetfit.core.block_profile import BlockOption, ChainProfile
 
-LONGEST_SEGMENT: Final = 8  # longer ones gain nothing on chains up to 126 blocks
-HOST_GAIN: Final = 0.02  # of a step's time
+MAX_SEGMENT: Final = 8  # blocks; longer segments gain nothing up to 126 blocks
+MIN_HOST_GAIN: Final = 0.02  # of a step's time
 
 
-def fastest(problem: Problem) -> Solution:
-    """The fastest plan, in the simplest form that is as fast.
+def fastest_plan(problem: Problem) -> Solution:
+    """Return the fastest plan, in the simplest form that is as fast.
 
     Segments of one block are preferred to longer ones where they are as fast: they are
     a flag on the block, longer ones replace its forward. Host memory is used where that
-    gains two per cent and more: the bus is shared, and machines differ in it. Two
-    levels of recomputation are for budgets that nothing else meets.
-
-    What it said of the last problems is remembered.
+    gains two per cent or more: the bus is shared, and machines differ in it. Nested
+    recomputation is for budgets that nothing else meets. Results are cached.
     """
-    return _remembered(Same(problem.chain), problem.budget_bytes)
+    return _cached_fastest_plan(IdentityKey(problem.chain), problem.budget_bytes)
 
 
 @lru_cache(maxsize=128)
-def _remembered(same: Same, budget_bytes: int) -> Solution:
-    problem = Problem(chain=same.chain, budget_bytes=budget_bytes)
+def _cached_fastest_plan(key: IdentityKey, budget_bytes: int) -> Solution:
+    problem = Problem(chain=key.chain, budget_bytes=budget_bytes)
     if _keeps_all(problem):
         return Solution(
             segments=(),
             proven_optimal=True,
             explanation=f"{describe(problem.chain, ())}, which nothing is faster than.",
-            least_time_ns=chain_time_ns(problem.chain, ()),
+            lower_bound_ns=chain_time_ns(problem.chain, ()),
         )
-    on_device = replace(problem, chain=without_host(problem.chain))
+    on_device = replace(problem, chain=without_host_options(problem.chain))
     best = _simplest(on_device)
     if on_device.chain is not problem.chain and _loses(problem, best):
         with_host = within_host_limit(problem, _simplest, _time_in(problem.chain))
-        if _gain(problem.chain, best, with_host) > HOST_GAIN:
+        if _gain(problem.chain, best, with_host) > MIN_HOST_GAIN:
             best = with_host
     if best.segments is None:
-        nested = replace(problem, max_segment=LONGEST_SEGMENT, nested=True)
+        nested = replace(problem, max_segment=MAX_SEGMENT, nested=True)
         best = within_host_limit(nested, _solved, _time_in(problem.chain))
     return best
 
 
-def bounds_of_fastest(problem: Problem) -> Bounds:
-    """Return bounds on what ``fastest`` answers, which take a tenth of the time."""
+def fastest_plan_bounds(problem: Problem) -> Bounds:
+    """Return bounds on the time of ``fastest_plan``, in a tenth of its run time."""
     plain_ns = chain_time_ns(problem.chain, ())
     if _keeps_all(problem):
         return Bounds(plain_ns, plain_ns)
-    longer = replace(problem, max_segment=LONGEST_SEGMENT)
-    device = relaxation(replace(longer, chain=without_host(problem.chain)))
-    if device.most_ns >= NEVER:
-        # Perhaps only two levels fit: their bound holds for one as well.
+    longer = replace(problem, max_segment=MAX_SEGMENT)
+    device = lagrangian_bounds(
+        replace(longer, chain=without_host_options(problem.chain))
+    )
+    if device.upper_ns >= INFEASIBLE_NS:
+        # Perhaps only nested plans fit: their bound holds for the others as well.
         longer = replace(longer, nested=True)
-    found = relaxation(longer)
-    if found.least_ns >= NEVER:
+    found = lagrangian_bounds(longer)
+    if found.lower_ns >= INFEASIBLE_NS:
         return Bounds(None, None)
-    least_ns, most_ns = plain_ns + found.least_ns, plain_ns + device.most_ns
-    if device.most_ns < NEVER and least_ns >= (1 - HOST_GAIN) * most_ns:
-        least_ns = plain_ns + device.least_ns  # host memory gains too little
-    return Bounds(least_ns, most_ns if device.most_ns < NEVER else None)
+    lower_ns, upper_ns = plain_ns + found.lower_ns, plain_ns + device.upper_ns
+    if device.upper_ns < INFEASIBLE_NS and lower_ns >= (1 - MIN_HOST_GAIN) * upper_ns:
+        lower_ns = plain_ns + device.lower_ns  # host memory gains too little
+    return Bounds(lower_ns, upper_ns if device.upper_ns < INFEASIBLE_NS else None)
 
 
 def _keeps_all(problem: Problem) -> bool:
@@ -82,22 +82,22 @@ def _keeps_all(problem: Problem) -> bool:
 
 
 def _loses(problem: Problem, best: Solution) -> bool:
-    """Whether a plan loses more than what host memory has to gain."""
+    """Whether offloading could save more than ``MIN_HOST_GAIN`` of a plan's time."""
     if best.segments is None:
         return True
-    bound = relaxation(replace(problem, max_segment=LONGEST_SEGMENT))
-    least_ns = chain_time_ns(problem.chain, ()) + bound.least_ns
-    return 1 - least_ns / chain_time_ns(problem.chain, best.segments) > HOST_GAIN
+    bound = lagrangian_bounds(replace(problem, max_segment=MAX_SEGMENT))
+    lower_ns = chain_time_ns(problem.chain, ()) + bound.lower_ns
+    return 1 - lower_ns / chain_time_ns(problem.chain, best.segments) > MIN_HOST_GAIN
 
 
 def _simplest(problem: Problem) -> Solution:
     """Return one-block segments unless longer ones are faster."""
-    longer = _solved(replace(problem, max_segment=LONGEST_SEGMENT))
+    longer = _solved(replace(problem, max_segment=MAX_SEGMENT))
     if longer.segments is None or all(len(row.blocks) == 1 for row in longer.segments):
         return longer
     alone = replace(problem, max_segment=1)
-    least_ns = chain_time_ns(problem.chain, ()) + relaxation(alone).least_ns
-    if least_ns > chain_time_ns(problem.chain, longer.segments):
+    lower_ns = chain_time_ns(problem.chain, ()) + lagrangian_bounds(alone).lower_ns
+    if lower_ns > chain_time_ns(problem.chain, longer.segments):
         return longer
     single = chain_dp(alone)
     return longer if _gain(problem.chain, single, longer) > 0 else single
@@ -125,14 +125,14 @@ def _time_in(chain: ChainProfile) -> Callable[[Solution], float]:
     return lambda solution: chain_time_ns(chain, solution.segments or ())
 
 
-def without_host(chain: ChainProfile) -> ChainProfile:
-    """Return the chain without the options that use host memory."""
-    return _without_host(Same(chain))
+def without_host_options(chain: ChainProfile) -> ChainProfile:
+    """Return the chain without options that use host memory (offload)."""
+    return _without_host(IdentityKey(chain))
 
 
 @lru_cache(maxsize=64)
-def _without_host(same: Same) -> ChainProfile:
-    chain = same.chain
+def _without_host(key: IdentityKey) -> ChainProfile:
+    chain = key.chain
 
     def stays(option: BlockOption) -> bool:
         return option.mode != "offload" and not option.input_on_host
@@ -146,11 +146,11 @@ def _without_host(same: Same) -> ChainProfile:
     return replace(chain, blocks=tuple(blocks))
 
 
-def lowest_of_all(problem: Problem) -> Solution:
-    """Return the lowest peak there is, two levels of recomputation included."""
+def lowest_peak_nested(problem: Problem) -> Solution:
+    """Return the plan of lowest peak, nested recomputation included."""
 
     def peak_bytes(solution: Solution) -> float:
         return chain_peak_bytes(problem.chain, solution.segments or ())
 
-    nested = replace(problem, max_segment=LONGEST_SEGMENT, nested=True)
+    nested = replace(problem, max_segment=MAX_SEGMENT, nested=True)
     return within_host_limit(nested, lowest_peak, peak_bytes)

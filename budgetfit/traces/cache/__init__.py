@@ -1,5 +1,5 @@
-"""Traces on disk, under a key made of everything that they depend on.
+"""The trace cache on disk, keyed by a hash of everything that a trace depends on.
 
-In comes a program (model, batch, code, versions); out comes its trace, or nothing. Open
-``cache.py`` and ``key.py`` first.
+In come model, batch, code, settings and versions; out comes the trace, or nothing.
+Start with ``cache.py`` and ``key.py``.
 """

@@ -1,9 +1,8 @@
-"""Traces on disk: what was traced once is read the next time.
+"""TraceCache: traces on disk, evicted least recently used.
 
-A trace depends on nothing but what ``trace_key`` hashes, so a key never means two
-traces and nothing here ever goes stale. Files are plain arrays and JSON (``npz``
-without pickle). No trouble with them may break a plan: what cannot be read is a miss,
-and what cannot be written is not kept.
+A key hashes everything that a trace depends on, so entries never become stale. Files
+are plain arrays and JSON (``npz`` without pickle). I/O errors never break a plan: an
+unreadable file is a miss, and a trace that cannot be written is not cached.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ _OFF: Final = frozenset({"off", "no", "false", "0"})
 # 2 to 4 MB hold a trace of a hundred blocks; a plan makes about ten.
 LIMIT_BYTES: Final = 512 * 2**20
 _LARGEST_FILE_BYTES: Final = LIMIT_BYTES // 4
-# A writer that died leaves its file behind; no living one takes an hour.
+# A killed writer leaves its temporary file behind; no writer takes an hour.
 _ABANDONED_S: Final = 3600
-_OURS: Final = re.compile(r"[0-9a-f]{64}\.npz")
+_FINISHED: Final = re.compile(r"[0-9a-f]{64}\.npz")
 _UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.\w+\.new")
 
 
 class CacheSize(NamedTuple):
-    """How much there is, or was."""
+    """Number of files and their total bytes."""
 
     files: int
     bytes: int
 
 
 def cache_folder() -> Path | None:
-    """Return where traces are kept; None where they are not.
+    """Return the folder of the trace cache; None if caching is off.
 
-    ``BUDGETFIT_CACHE`` names another folder, from its root, or is ``off``.
+    ``BUDGETFIT_CACHE`` is another folder, as an absolute path, or ``off``.
     """
     chosen = os.environ.get(CACHE_VARIABLE, "")
     if chosen.lower() in _OFF:
@@ -59,16 +58,16 @@ def cache_folder() -> Path | None:
         )
     except RuntimeError:
         return None
-    # Without a home, "~" stays as it is and would become a folder right here.
+    # Without a home "~" is not expanded, and would be a folder in the current one.
     return folder if folder.is_absolute() else None
 
 
 class TraceCache:
-    """A folder of traces, the least recently used of which leave when it is full.
+    """A folder of traces with a size limit and least-recently-used eviction.
 
     Attributes:
-        folder: Where; None keeps nothing.
-        trouble: What the user can mend, in a sentence; empty where all is well.
+        folder: None caches nothing.
+        trouble: A problem that the user can fix, in a sentence; empty if none.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class TraceCache:
         self._limit_bytes = limit_bytes
 
     def load(self, key: str | None) -> StepTrace | None:
-        """Return the trace that was stored under ``key``; None if there is none."""
+        """Return the trace stored under ``key``; None if there is none."""
         path = self._path(key)
         if path is None:
             return None
@@ -91,18 +90,18 @@ class TraceCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._say("read from", error)
+            self._note_trouble("read from", error)
             return None
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is a miss
+        except Exception:  # noqa: BLE001 - any damage is a miss
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # it was used now
+            os.utime(path)  # for the eviction order
         return trace
 
     def store(self, key: str | None, trace: StepTrace) -> None:
-        """Keep ``trace`` under ``key``, if that can be done.
+        """Store ``trace`` under ``key``, if possible.
 
-        A reader sees a whole file or none, and of two writers the last one wins.
+        Files are replaced atomically; of two writers the last one wins.
         """
         path = self._path(key)
         if path is None or self.trouble:
@@ -118,23 +117,23 @@ class TraceCache:
                 Path(name).replace(path)
             finally:
                 Path(name).unlink(missing_ok=True)
-            self._make_room()
+            self._evict()
         except OSError as error:
-            self._say("kept in", error)
+            self._note_trouble("kept in", error)
 
     def size(self) -> CacheSize:
-        """Return how many traces are kept and what they take."""
+        """Return the number of cached traces and their bytes."""
         sizes = [size for _, _, size in self._files()]
         return CacheSize(len(sizes), sum(sizes))
 
     def clear(self) -> CacheSize:
-        """Remove all traces and return how many there were; touch nothing else."""
+        """Delete all cached traces, and nothing else; return their number and bytes."""
         removed = [
             size for path, _, size in self._files(unfinished=True) if _removed(path)
         ]
         return CacheSize(len(removed), sum(removed))
 
-    def _say(self, what: str, error: OSError) -> None:
+    def _note_trouble(self, what: str, error: OSError) -> None:
         reason = error.strerror or type(error).__name__
         self.trouble = (
             f"traces cannot be {what} {self.folder} ({reason}), so that every plan "
@@ -148,10 +147,12 @@ class TraceCache:
         path = self.folder / f"{key}.npz"
         # A key is a hash; anything else could name a file elsewhere.
         return (
-            path if _OURS.fullmatch(path.name) and path.parent == self.folder else None
+            path
+            if _FINISHED.fullmatch(path.name) and path.parent == self.folder
+            else None
         )
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         for path, used_s, _ in self._files(unfinished=True):
             if path.suffix == ".new" and time.time() - used_s > _ABANDONED_S:
                 _removed(path)
@@ -164,7 +165,7 @@ class TraceCache:
                 too_much -= size
 
     def _files(self, *, unfinished: bool = False) -> Iterator[tuple[Path, float, int]]:
-        """Yield path, time of last use and bytes of each file of ours."""
+        """Yield path, time of last use and bytes of each file of the cache."""
         if self.folder is None:
             return
         try:
@@ -172,7 +173,7 @@ class TraceCache:
         except OSError:
             return
         for entry in entries:
-            if _OURS.fullmatch(entry.name) or (
+            if _FINISHED.fullmatch(entry.name) or (
                 unfinished and _UNFINISHED.fullmatch(entry.name)
             ):
                 with contextlib.suppress(OSError):  # another process removed it

@@ -1,10 +1,10 @@
-"""What code does, as something to hash: functions, classes and all that they reach.
+"""Hash code: functions, classes and everything that they refer to.
 
-Two kinds of code are told apart. A *library* (the standard library, torch, whatever is
-installed in site-packages) is what its version and source files say, unless somebody
-replaced parts of it in this process, so what its classes hold is looked at one level
-deep. *User code* is followed through every function, class and constant that it names,
-and all loaded modules of its package are hashed as files.
+A *library* (the standard library, torch, anything in site-packages) is hashed by its
+version and source files; parts of it may be patched in this process, so the members of
+its classes are hashed as well, one level deep. *User code* is followed through every
+function, class and constant that it refers to, and all loaded modules of its package
+are hashed as files.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from budgetfit.utils.user_code import is_installed, is_library, names_in
+from budgetfit.utils.user_code import is_installed, is_library, referenced_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Too many files to read; what is not in the version is in their classes' own files.
+# Too many files to read: the version and the files of the classes used must do.
 _WHOLE_VERSIONS: Final = frozenset({"torch", "budgetfit", *sys.stdlib_module_names})
-# In a class's namespace, but no part of what it does.
+# Entries of a class's namespace that do not change its behaviour.
 _NO_BEHAVIOUR: Final = frozenset(
     {
         "__abstractmethods__",
@@ -42,24 +42,24 @@ _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
 class NotCacheableError(Exception):
-    """Something whose effect on a trace cannot be told; the text names it."""
+    """A value whose effect on a trace is unknown; the message names it."""
 
 
-class Adds(Protocol):
-    """What collects descriptions: ``planning.fingerprint.Fingerprint``."""
+class Hasher(Protocol):
+    """The hash that values are added to: ``value_hash.ValueHash``."""
 
     def add(self, *values: Any) -> None:  # noqa: ANN401
-        """Take values in."""
+        """Add values to the hash."""
 
-    def first(self, token: str) -> bool:
+    def first_seen(self, token: str) -> bool:
         """Whether ``token`` was not asked for before."""
 
 
-def add_function(found: Adds, function: types.FunctionType) -> None:
-    """Describe a function: its code, defaults, closure and the globals it names."""
-    found.add(function.__module__ or "", function.__qualname__)
-    found.add(code_digest(function.__code__))
-    found.add(function.__defaults__, function.__kwdefaults__)
+def add_function(hasher: Hasher, function: types.FunctionType) -> None:
+    """Hash a function: its code, defaults, closure and the globals it uses."""
+    hasher.add(function.__module__ or "", function.__qualname__)
+    hasher.add(code_digest(function.__code__))
+    hasher.add(function.__defaults__, function.__kwdefaults__)
     for name, cell in zip(
         function.__code__.co_freevars, function.__closure__ or (), strict=True
     ):
@@ -67,102 +67,104 @@ def add_function(found: Adds, function: types.FunctionType) -> None:
             content = cell.cell_contents
         except ValueError:  # not bound yet
             continue
-        if name == "__class__":  # of super(); the class is on its way already
+        if name == "__class__":  # of super(); the class is being hashed
             continue
-        found.add(name, content)
+        hasher.add(name, content)
     home = function.__module__ or ""
     if is_library(home):
         return
-    add_loaded_modules(found, home)
+    add_loaded_modules(hasher, home)
     _check_imports(function)
-    found.add(dict(vars(function)))
-    names = set(names_in(function.__code__))
+    hasher.add(dict(vars(function)))
+    names = set(referenced_names(function.__code__))
     for name in sorted(names & function.__globals__.keys()):
         value = function.__globals__[name]
-        found.add(name)
+        hasher.add(name)
         if isinstance(value, types.ModuleType):
-            _add_module_parts(found, value, names)
+            _add_module_parts(hasher, value, names)
         else:
-            found.add(value)
+            hasher.add(value)
 
 
-def _add_module_parts(found: Adds, module: types.ModuleType, names: set[str]) -> None:
-    """Describe what code can reach as ``module.name``."""
-    found.add(module.__name__)
+def _add_module_parts(
+    hasher: Hasher, module: types.ModuleType, names: set[str]
+) -> None:
+    """Hash what code can reach as ``module.name``."""
+    hasher.add(module.__name__)
     if is_library(module.__name__):
         return
-    add_loaded_modules(found, module.__name__)
+    add_loaded_modules(hasher, module.__name__)
     for name in sorted(names & vars(module).keys()):
         value = vars(module)[name]
-        found.add(
+        hasher.add(
             name, value.__name__ if isinstance(value, types.ModuleType) else value
         )
 
 
-def add_class(found: Adds, cls: type) -> None:
-    """Describe a class and those that it inherits from."""
+def add_class(hasher: Hasher, cls: type) -> None:
+    """Hash a class and its base classes."""
     for base in cls.__mro__:
-        found.add(base.__module__, base.__qualname__)
-        if base.__module__ == "builtins" or not found.first(f"class {id(base)}"):
+        hasher.add(base.__module__, base.__qualname__)
+        if base.__module__ == "builtins" or not hasher.first_seen(f"class {id(base)}"):
             continue
         if is_library(base.__module__):
-            _add_library_class(found, base)
+            _add_library_class(hasher, base)
         else:
-            _add_user_class(found, base)
+            _add_user_class(hasher, base)
 
 
-def _add_user_class(found: Adds, cls: type) -> None:
-    add_loaded_modules(found, cls.__module__)
+def _add_user_class(hasher: Hasher, cls: type) -> None:
+    add_loaded_modules(hasher, cls.__module__)
     for name, value in vars(cls).items():
         if name not in _NO_BEHAVIOUR and not isinstance(
             value, (types.GetSetDescriptorType, types.MemberDescriptorType)
         ):
-            found.add(name, value)
+            hasher.add(name, value)
 
 
-def _add_library_class(found: Adds, cls: type) -> None:
-    """Describe a library's class so that replaced methods and helpers are seen."""
+def _add_library_class(hasher: Hasher, cls: type) -> None:
+    """Hash a library's class, with patched methods and helpers."""
     module = sys.modules.get(cls.__module__)
-    found.add(file_digest(getattr(module, "__file__", None)))
+    hasher.add(file_digest(getattr(module, "__file__", None)))
     root = sys.modules.get(cls.__module__.partition(".")[0])
-    found.add(str(getattr(root, "__version__", "")))
-    add_loaded_modules(found, cls.__module__)  # of a working copy
+    hasher.add(str(getattr(root, "__version__", "")))
+    add_loaded_modules(hasher, cls.__module__)  # of a working copy
     for name, value in vars(cls).items():
         for function in _functions_in(value):
             if not is_library(function.__module__ or ""):
-                found.add(name, function)
+                hasher.add(name, function)
                 continue
-            found.add(name, function.__module__ or "", function.__qualname__)
-            found.add(code_digest(function.__code__))
+            hasher.add(name, function.__module__ or "", function.__qualname__)
+            hasher.add(code_digest(function.__code__))
         if isinstance(value, _PLAIN) and name not in _NO_BEHAVIOUR:
-            found.add(name, value)
+            hasher.add(name, value)
     if (
         module is not None
-        and found.first(f"replaced {module.__name__}")
+        and hasher.first_seen(f"replaced {module.__name__}")
         and cls.__module__.partition(".")[0]
         not in (
             "torch",
             *sys.stdlib_module_names,
         )
     ):
-        _add_replaced(found, module)
+        _add_replaced(hasher, module)
 
 
-def _add_replaced(found: Adds, module: types.ModuleType) -> None:
-    """Name every function, class and constant that a library's module uses.
+def _add_replaced(hasher: Hasher, module: types.ModuleType) -> None:
+    """Hash every function, class and constant of a library's module.
 
-    Kernels libraries put their own functions in the place of a model's helpers.
+    Kernel libraries (Liger) replace a model's helpers with their own functions.
     """
     for name, value in vars(module).items():
         if isinstance(value, (bool, int, float, type(None))):
-            found.add(name, value)  # and no text: paths and session numbers
+            hasher.add(name, value)  # not strings: paths and session numbers
         elif isinstance(value, types.FunctionType):
             if is_library(value.__module__ or ""):
-                found.add(name, value.__module__ or "", code_digest(value.__code__))
+                hasher.add(name, value.__module__ or "", code_digest(value.__code__))
             else:
-                found.add(name, value)
+                hasher.add(name, value)
         elif isinstance(value, type):
-            found.add(name, value.__module__, value.__qualname__)
+            hasher.add(name, value.__module__, value.__qualname__)
 
 
 def _functions_in(value: Any) -> Iterator[types.FunctionType]:  # noqa: ANN401
@@ -175,23 +177,23 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:  # noqa: ANN401
             yield from _functions_in(part)
 
 
-def add_loaded_modules(found: Adds, module: str) -> None:
+def add_loaded_modules(hasher: Hasher, module: str) -> None:
     """Hash the files of all loaded modules of a module's package.
 
-    What a function imports when it runs is among them.
+    These include modules that a function imports when it runs.
     """
     root = module.partition(".")[0]
-    if root in _WHOLE_VERSIONS or not found.first(f"modules {root}"):
+    if root in _WHOLE_VERSIONS or not hasher.first_seen(f"modules {root}"):
         return
     for name, loaded in sorted(sys.modules.items()):
         if name == root or name.startswith(f"{root}."):
             file = getattr(loaded, "__file__", None)
             if file is not None and not is_installed(file):
-                found.add(name, file_digest(file))
+                hasher.add(name, file_digest(file))
 
 
 def _check_imports(function: types.FunctionType) -> None:
-    """Refuse imports within a function of modules that nobody has loaded yet."""
+    """Raise for imports inside a function of modules that are not loaded yet."""
     package = function.__globals__.get("__package__") or ""
     for name in _imports(function.__code__):
         known = is_library(name) or name in sys.modules
@@ -216,8 +218,8 @@ def _imports(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.cache
 def code_digest(code: types.CodeType) -> bytes:
-    """Return a hash of bytecode, names and constants; where it stood does not count."""
-    found = hashlib.sha256(code.co_code)
+    """Return a hash of bytecode, names and constants, without file and lines."""
+    hasher = hashlib.sha256(code.co_code)
     parts: list[object] = [
         code.co_names,
         code.co_varnames,
@@ -227,8 +229,8 @@ def code_digest(code: types.CodeType) -> bytes:
         getattr(code, "co_exceptiontable", b""),
     ]
     parts += map(_constant, code.co_consts)
-    found.update(repr(parts).encode("utf-8", "backslashreplace"))
-    return found.digest()
+    hasher.update(repr(parts).encode("utf-8", "backslashreplace"))
+    return hasher.digest()
 
 
 def _constant(value: object) -> object:
@@ -240,14 +242,14 @@ def _constant(value: object) -> object:
 
 
 def file_digest(path: str | None) -> bytes:
-    """Return a hash of a source file as it is now; empty where there is none."""
+    """Return a hash of a source file's current content; empty if there is none."""
     if path is None or not path.endswith(".py"):
         return b""
     try:
-        found = Path(path).stat()
+        stat = Path(path).stat()
     except OSError:
         return b""
-    return _digest_of_file(path, found.st_mtime_ns, found.st_size)
+    return _digest_of_file(path, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.cache
@@ -259,7 +261,7 @@ def _digest_of_file(path: str, _mtime_ns: int, _size_bytes: int) -> bytes:
 
 
 def is_builtin(value: object) -> bool:
-    """Whether a callable has no Python code of its own, and a name that says all."""
+    """Whether a callable is implemented in C, and identified by its name."""
     return isinstance(
         value,
         (
@@ -271,8 +273,8 @@ def is_builtin(value: object) -> bool:
     )
 
 
-def wrapped(value: object) -> Callable[..., Any] | None:
-    """Return what ``functools.cache`` and its kin wrap."""
+def cached_function(value: object) -> Callable[..., Any] | None:
+    """Return the function wrapped by ``functools.cache`` or ``lru_cache``."""
     if isinstance(value, type(is_installed)):
         return getattr(value, "__wrapped__", None)
     return None

@@ -1,4 +1,4 @@
-"""A StepTrace as one file: its arrays, and the rest as JSON; never pickle."""
+"""Read and write a StepTrace as one npz file: arrays and a JSON header, no pickle."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = "budgetfit trace 1"
-# Repetition, which a trace is full of, is found at this level, too; higher ones take
-# several times as long.
+# Traces are repetitive, so this level suffices; higher ones take several times as long.
 _COMPRESSION: Final = 1
 _LARGEST_BYTES: Final = 2**31  # of one array, unpacked
 _HEAD: Final = "head"
@@ -32,7 +31,7 @@ _OPS: Final = "ops."
 
 
 def write_trace(file: IO[bytes], key: str, trace: StepTrace) -> None:
-    """Write a trace and the key that it belongs to."""
+    """Write a trace with its key."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     plain: dict[str, Any] = {}
     for item in fields(StepTrace):
@@ -44,7 +43,7 @@ def write_trace(file: IO[bytes], key: str, trace: StepTrace) -> None:
             arrays[item.name] = content
         else:
             plain[item.name] = content
-    # Thousands of scratch rows are a handful of different ones.
+    # Thousands of scratch rows have only a few distinct values.
     rows = {row: n for n, row in enumerate(dict.fromkeys(trace.scratch))}
     plain["scratch"] = list(rows)
     arrays["scratch_rows"] = np.array([rows[row] for row in trace.scratch], np.int64)
@@ -59,10 +58,10 @@ def write_trace(file: IO[bytes], key: str, trace: StepTrace) -> None:
 
 
 def read_trace(path: Path, key: str) -> StepTrace:
-    """Read what ``write_trace`` wrote under ``key``.
+    """Read a trace that ``write_trace`` wrote with ``key``.
 
     Raises:
-        Exception: Of any kind, where the file is damaged, foreign or another key's.
+        Exception: Of any kind, if the file is damaged, foreign or of another key.
     """
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     with zipfile.ZipFile(path) as archive:
@@ -73,7 +72,7 @@ def read_trace(path: Path, key: str) -> StepTrace:
                 arrays[entry.filename.removesuffix(".npy")] = np.lib.format.read_array(
                     member, allow_pickle=False
                 )
-                if member.read(1):  # to the end, where the checksum is compared
+                if member.read(1):  # at the end zipfile compares the checksum
                     raise ValueError(entry.filename)
     head = json.loads(arrays.pop(_HEAD).tobytes())
     if (head["format"], head["key"]) != (FORMAT, key):

@@ -1,8 +1,8 @@
-"""What a trace depends on, as one hash: the name that it is cached under.
+"""Cache key of a trace: a hash of everything that the trace depends on.
 
-The same key means the same trace, on every machine and in every process. Where that
-cannot be told (hooks, tensor subclasses, code that is nowhere to be read) there is no
-key, and nothing is cached.
+Equal keys mean equal traces, on every machine and in every process. If that cannot be
+guaranteed (hooks, tensor subclasses, code without source) there is no key, and nothing
+is cached.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import checkpoint
 
 from budgetfit.traces.cache.code_hash import NotCacheableError
-from budgetfit.traces.cache.value_hash import Fingerprint
-from budgetfit.tracing.values.concrete_execution import is_asked_about
+from budgetfit.traces.cache.value_hash import ValueHash
+from budgetfit.tracing.values.concrete_execution import is_small_integer_buffer
 from budgetfit.utils.user_code import is_library
 
 if TYPE_CHECKING:
-    from budgetfit.workload.workload import Subject
+    from budgetfit.workload.workload import Workload
 
 _STARTED_S: Final = time.time()
-# Registries of transformers that models look functions up in by name.
+# Registries of transformers in which models look up functions by name.
 _REGISTRIES: Final = (
     ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
     ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
@@ -42,68 +42,61 @@ _GLOBAL_HOOKS: Final = (
 )
 
 
-def cache_key(subject: Subject, program: object) -> str | None:
-    """Return the key of a trace of ``subject``; None where it must not be cached.
+def trace_key(workload: str | None, settings: object) -> str | None:
+    """Return the cache key of a trace; None if the trace must not be cached.
 
     Args:
-        subject: Model, batch, loss, optimizer, blocks and card.
-        program: What else the trace depends on: the recipe's part, whether the model's
-            own checkpointing stays, the traced batch sizes. Plain values, tuples and
-            dataclasses.
+        workload: What ``workload_key`` returned.
+        settings: What else the trace depends on (``TracedSettings``, batch size): plain
+            values, tuples and dataclasses.
     """
-    return program_key(subject_key(subject), program)
-
-
-def program_key(subject: str | None, program: object) -> str | None:
-    """Return ``cache_key``, from what ``subject_key`` returned."""
-    if subject is None:
+    if workload is None:
         return None
-    found = Fingerprint()
+    hasher = ValueHash()
     try:
-        found.add(subject, program)
+        hasher.add(workload, settings)
     except NotCacheableError:
         return None
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
-def subject_key(subject: Subject) -> str | None:
-    """Return the part of the key that all traces of a subject share.
+def workload_key(workload: Workload) -> str | None:
+    """Return the part of the key that all traces of a workload share; None if none.
 
-    It looks at every module and parameter, so it is worth keeping while neither model
-    nor settings change.
+    It visits every module and parameter, so reuse it while model and settings stay.
     """
     try:
-        return _subject_key(subject)
+        return _workload_key(workload)
     except Exception:  # noqa: BLE001 - a model's own __repr__ may fail in any way
         return None
 
 
-def why_not_cacheable(subject: Subject) -> str:
-    """Return what keeps a subject from having a key; empty if it has one."""
+def why_not_cacheable(workload: Workload) -> str:
+    """Return why a workload has no key; empty if it has one."""
     try:
-        _subject_key(subject)
-    except Exception as error:  # noqa: BLE001 - as subject_key
+        _workload_key(workload)
+    except Exception as error:  # noqa: BLE001 - as workload_key
         return str(error) or type(error).__name__
     return ""
 
 
-def _subject_key(subject: Subject) -> str:
+def _workload_key(workload: Workload) -> str:
     if any(getattr(module_hooks, name, None) for name in _GLOBAL_HOOKS):
         raise NotCacheableError("hooks of all modules")
-    found = Fingerprint()
-    found.add(_versions(), own_sources(), _settings(), _registered())
-    found.add(subject.target.compute_capability, subject.target.torch_version)
-    found.add(subject.target.cudnn, subject.blocks)
-    found.add(subject.batch_dims.default, subject.batch_dims.named)
-    # The model becomes fake and loses its values, but for those of small buffers; the
-    # batch keeps its whole numbers.
-    with found.counting("none"):
-        found.add(subject.model)
-    with found.counting("whole"):
-        found.add([x for x in subject.model.buffers() if is_asked_about(x)])
-        found.add(subject.batch)
-    found.add(subject.loss, subject.optimizer)
-    return found.hexdigest()
+    hasher = ValueHash()
+    hasher.add(_versions(), package_hash(), _settings(), _registered())
+    hasher.add(workload.target.compute_capability, workload.target.torch_version)
+    hasher.add(workload.target.cudnn, workload.blocks)
+    hasher.add(workload.batch_dims.default, workload.batch_dims.named)
+    # The fake model has no values except those of small buffers; the batch keeps its
+    # integers.
+    with hasher.hashing("none"):
+        hasher.add(workload.model)
+    with hasher.hashing("integers"):
+        hasher.add([x for x in workload.model.buffers() if is_small_integer_buffer(x)])
+        hasher.add(workload.batch)
+    hasher.add(workload.loss, workload.optimizer)
+    return hasher.hexdigest()
 
 
 def _versions() -> tuple[str, ...]:
@@ -117,7 +110,7 @@ def _versions() -> tuple[str, ...]:
 
 
 def _settings() -> list[Any]:
-    """Return torch's switches that decide which ops run."""
+    """Return torch's global settings that decide which ops run."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return [
         cuda.flash_sdp_enabled(),
@@ -145,7 +138,7 @@ def _settings() -> list[Any]:
 
 
 def _registered() -> list[Any]:
-    """Return what was added to transformers' registries, or put into torch itself."""
+    """Return functions added to transformers' registries or patched into torch."""
     added: list[Any] = []
     for module, name in _REGISTRIES:
         registry = getattr(sys.modules.get(module), name, None)
@@ -165,26 +158,26 @@ def _registered() -> list[Any]:
     return added
 
 
-def own_sources() -> str:
-    """Return a hash of this package's own files.
+def package_hash() -> str:
+    """Return a hash of budgetfit's source files.
 
     Raises:
-        NotCacheableError: If they are nowhere to be read, or were edited after this
-            process began: it may still run what they were before.
+        NotCacheableError: If they are not readable, or were edited after this process
+            started, which may still run the old code.
     """
     folder = Path(__file__).parents[2]
     files = sorted((*folder.rglob("*.py"), *folder.rglob("*.toml")))
     stats = [path.stat() for path in files]
-    if not files or max(found.st_mtime for found in stats) > _STARTED_S:
+    if not files or max(stat.st_mtime for stat in stats) > _STARTED_S:
         raise NotCacheableError("budgetfit's own files, which have just changed")
-    return _digest(tuple(map(str, files)), tuple(found.st_mtime_ns for found in stats))
+    return _digest(tuple(map(str, files)), tuple(stat.st_mtime_ns for stat in stats))
 
 
 @functools.cache
 def _digest(files: tuple[str, ...], _mtimes_ns: tuple[int, ...]) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for file in files:
         content = Path(file).read_bytes()
-        found.update(f"{Path(file).name} {len(content)}:".encode())
-        found.update(content)
-    return found.hexdigest()
+        hasher.update(f"{Path(file).name} {len(content)}:".encode())
+        hasher.update(content)
+    return hasher.hexdigest()

@@ -1,7 +1,7 @@
-"""A hash of values that follows everything in them which can change a trace.
+"""ValueHash: hash Python objects with everything in them that can change a trace.
 
-What is not understood raises, so that equal hashes mean equal traces. Different hashes
-of equal things cost one trace more.
+Objects of unknown kinds raise, so that equal hashes mean equal traces. Different hashes
+of equal objects only cost one more trace.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from budgetfit.traces.cache.code_hash import (
     NotCacheableError,
     add_class,
     add_function,
+    cached_function,
     is_builtin,
-    wrapped,
 )
 from budgetfit.utils.user_code import is_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Values: TypeAlias = Literal["none", "whole", "all"]
-# Written out as they are: text that tells them from all others of their type.
+ValuePolicy: TypeAlias = Literal["none", "integers", "all"]
+# Hashed by their ``repr``, which identifies a value among those of its type.
 _SCALARS: Final = (
     bool,
     int,
@@ -55,7 +55,7 @@ _SCALARS: Final = (
     re.Pattern,
     PurePath,
 )
-# What wraps functions, by what is in it.
+# Types that are hashed by the attributes named here.
 _PARTS: Final = (
     (types.MethodType, "__func__"),
     (types.MethodType, "__self__"),
@@ -78,7 +78,7 @@ _TENSORS: Final = (torch.Tensor, nn.Parameter, nn.Buffer)
 _MOST_VALUE_BYTES: Final = 2**26
 _POINTER_BYTES: Final = 8
 _HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
-# Not what a module is, but how it is kept or saved.
+# Attributes of a module that are hashed separately, or only concern its state dict.
 _BOOKKEEPING: Final = frozenset(
     {
         "_parameters",
@@ -91,26 +91,26 @@ _BOOKKEEPING: Final = frozenset(
         "_load_state_dict_post_hooks",
     }
 )
-# Of transformers' GenerationConfig: a hash of text, another one in every process.
+# Of transformers' GenerationConfig: a string hash, different in every process.
 _PER_PROCESS: Final = frozenset({"_original_object_hash"})
 _HOOKS: Final = re.compile(r"_(forward|backward)(_pre)?_hooks")
 
 
-class Fingerprint:
-    """Collects values into one hash.
+class ValueHash:
+    """A hash of all values that are added.
 
     Attributes:
-        values: Which tensors' values count, and not only what they are: those of whole
-            numbers where a batch becomes fake, all where real tensors are computed with
-            (what a function has in its closure).
+        values: Which tensors are hashed with their values and not only their metadata:
+            integers in a batch (floats become fake), all in a function's closure (they
+            stay real).
     """
 
-    def __init__(self, values: Values = "all") -> None:
+    def __init__(self, values: ValuePolicy = "all") -> None:
         self.values = values
         self._hash = hashlib.sha256()
         self._value_bytes = 0
         self._tokens: set[str] = set()
-        self._seen: dict[tuple[int, Values], int] = {}
+        self._seen: dict[tuple[int, ValuePolicy], int] = {}
         self._storages: dict[int, int] = {}
         self._alive: list[object] = []  # an id is reused once its object is gone
 
@@ -119,10 +119,10 @@ class Fingerprint:
         return self._hash.hexdigest()
 
     def add(self, *values: Any) -> None:  # noqa: ANN401
-        """Take values in.
+        """Add values to the hash.
 
         Raises:
-            NotCacheableError: If a value, or something in it, is not understood.
+            NotCacheableError: If a value, or something in it, is of an unknown kind.
         """
         for value in values:
             try:
@@ -137,33 +137,33 @@ class Fingerprint:
     def _add(self, value: Any) -> None:  # noqa: ANN401
         if isinstance(value, enum.Enum):
             self._write("enum", f"{type(value).__qualname__}.{value.name}".encode())
-            self.once(type(value), add_class)
+            self.add_once(type(value), add_class)
         elif isinstance(value, _SCALARS):
             text = repr(value).encode("utf-8", "backslashreplace")
             self._write(type(value).__qualname__, text)
         elif isinstance(value, torch.Tensor):
-            self.once(value, Fingerprint._add_tensor)
+            self.add_once(value, ValueHash._add_tensor)
         elif isinstance(value, tuple):
             self._add_container(value)
         elif isinstance(value, (list, Mapping)):
-            self.once(value, Fingerprint._add_container)
+            self.add_once(value, ValueHash._add_container)
         elif isinstance(value, (set, frozenset)):
             self._add_set(value)
         elif isinstance(value, (np.ndarray, np.generic)):
             self._add_array(np.asarray(value))
         elif isinstance(value, nn.Module):
-            self.once(value, Fingerprint._add_module)
+            self.add_once(value, ValueHash._add_module)
         else:
             self._add_code_or_object(value)
 
-    def first(self, token: str) -> bool:
+    def first_seen(self, token: str) -> bool:
         """Whether ``token`` was not asked for before."""
         new = token not in self._tokens
         self._tokens.add(token)
         return new
 
-    def once(self, value: Any, add: Callable[[Any, Any], None]) -> None:  # noqa: ANN401
-        """Describe an object where it first occurs; later it is a number."""
+    def add_once(self, value: Any, add: Callable[[Any, Any], None]) -> None:  # noqa: ANN401
+        """Hash an object at its first occurrence, and a number at later ones."""
         key = (id(value), self.values)
         number = self._seen.get(key)
         if number is not None:
@@ -179,7 +179,7 @@ class Fingerprint:
         self._write("container", f"{kind.__module__}.{kind.__qualname__}".encode())
         self._write("length", str(len(value)).encode())
         if not is_library(kind.__module__):
-            self.once(kind, add_class)
+            self.add_once(kind, add_class)
         if isinstance(value, Mapping):
             for key, content in value.items():
                 self.add(key, content)
@@ -189,12 +189,12 @@ class Fingerprint:
             self.add(*value)
 
     def _add_set(self, value: Any) -> None:  # noqa: ANN401
-        """A set's order changes from process to process."""
+        """Hash a set in sorted order: its own differs between processes."""
         digests = []
         for content in value:
             if not isinstance(content, (*_SCALARS, tuple, frozenset, type)):
                 raise NotCacheableError(f"a set of {type(content).__qualname__}")
-            one = Fingerprint()
+            one = ValueHash()
             one.add(content)
             digests.append(one.hexdigest())
         self._write("set", repr(sorted(digests)).encode())
@@ -210,7 +210,7 @@ class Fingerprint:
     def _add_tensor(self, tensor: torch.Tensor) -> None:
         if type(tensor) not in _TENSORS or tensor.layout != torch.strided:
             raise NotCacheableError(f"a {type(tensor).__qualname__}")
-        if tensor._backward_hooks or getattr(  # noqa: SLF001 - they have no public name
+        if tensor._backward_hooks or getattr(  # noqa: SLF001 - no public name
             tensor, "_post_accumulate_grad_hooks", None
         ):
             raise NotCacheableError("a tensor with hooks")
@@ -218,7 +218,7 @@ class Fingerprint:
         self._alive.append(storage)
         shared = self._storages.setdefault(storage._cdata, len(self._storages))  # noqa: SLF001
         on_meta = tensor.device.type == "meta"
-        facts = (
+        metadata = (
             type(tensor).__name__,
             tuple(tensor.shape),
             tensor.stride(),
@@ -229,10 +229,12 @@ class Fingerprint:
             on_meta,
             shared,
         )
-        self._write("tensor", repr(facts).encode())
-        # Whole numbers are followed through a trace (tracing T8); others are shapes.
-        whole = not tensor.is_floating_point() and not tensor.is_complex()
-        if not on_meta and (self.values == "all" or (self.values == "whole" and whole)):
+        self._write("tensor", repr(metadata).encode())
+        # Traces propagate the values of integers; of other tensors they use no values.
+        is_integer = not tensor.is_floating_point() and not tensor.is_complex()
+        if not on_meta and (
+            self.values == "all" or (self.values == "integers" and is_integer)
+        ):
             self._count(tensor.nbytes)
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             self._write("values", flat.view(torch.uint8).numpy().tobytes())
@@ -243,7 +245,7 @@ class Fingerprint:
             raise NotCacheableError(f"values of {self._value_bytes} bytes")
 
     def _add_module(self, module: nn.Module) -> None:
-        """Describe a module, its children, attributes, parameters and buffers."""
+        """Hash a module, its children, attributes, parameters and buffers."""
         self.add(type(module))
         for name, content in vars(module).items():
             if _HOOKS.fullmatch(name):
@@ -256,15 +258,15 @@ class Fingerprint:
 
     def _add_code_or_object(self, value: Any) -> None:  # noqa: ANN401
         if isinstance(value, type):
-            self.once(value, add_class)
+            self.add_once(value, add_class)
         elif isinstance(value, types.FunctionType):
-            self.once(value, _add_function)
+            self.add_once(value, _add_function)
         elif isinstance(value, _MADE_OF_PARTS):
             self.add("parts", type(value).__name__)
             names = (name for kind, name in _PARTS if isinstance(value, kind))
             self.add(*(getattr(value, name) for name in names))
-        elif wrapped(value) is not None:
-            self.add("cached", wrapped(value))
+        elif cached_function(value) is not None:
+            self.add("cached", cached_function(value))
         elif is_builtin(value):
             self.add("builtin", str(getattr(value, "__module__", "")))
             self.add(value.__qualname__)
@@ -275,10 +277,10 @@ class Fingerprint:
         elif isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):  # noqa: SLF001
             self.add("op", str(value))
         else:
-            self.once(value, Fingerprint._add_object)
+            self.add_once(value, ValueHash._add_object)
 
     def _add_object(self, value: Any) -> None:  # noqa: ANN401
-        """Describe an instance of a Python class by its class and its attributes."""
+        """Hash an instance of a Python class by its class and its attributes."""
         cls = type(value)
         for base in cls.__mro__[:-1]:
             if not base.__flags__ & _HEAP_TYPE or base.__basicsize__ > _plain_size(
@@ -298,8 +300,8 @@ class Fingerprint:
             self.add(name, getattr(value, name, None))
 
     @contextlib.contextmanager
-    def counting(self, values: Values) -> Iterator[None]:
-        """Change which tensors' values count."""
+    def hashing(self, values: ValuePolicy) -> Iterator[None]:
+        """Change which tensors are hashed with their values."""
         before, self.values = self.values, values
         try:
             yield
@@ -307,14 +309,14 @@ class Fingerprint:
             self.values = before
 
 
-def _add_function(found: Fingerprint, function: types.FunctionType) -> None:
-    """A function is not copied into fake tensors, so what it holds stays real."""
-    with found.counting("all"):
-        add_function(found, function)
+def _add_function(hasher: ValueHash, function: types.FunctionType) -> None:
+    """Hash a function with all values in its closure: these stay real in a trace."""
+    with hasher.hashing("all"):
+        add_function(hasher, function)
 
 
 def _plain_size(cls: type) -> int:
-    """Return the size of an instance that has no state outside of Python's reach."""
+    """Return the instance size of a class without state in C."""
     return object.__basicsize__ + _POINTER_BYTES * (2 + len(_slots(cls)))
 
 

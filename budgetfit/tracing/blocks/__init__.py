@@ -1,5 +1,5 @@
-"""Find the repeated blocks of a model, and which of them do the same.
+"""Find the repeated blocks of a model, and runs of structurally equal ones.
 
-In comes a module; out come paths of blocks and runs of equal ones. Open
-``find_blocks.py`` first.
+In comes a module; out come paths of blocks and runs of equal blocks. Start with
+``find_blocks.py``.
 """

@@ -1,9 +1,9 @@
-"""What two blocks must share to leave the same events: a signature of their structure.
+"""Structural signature of a block: blocks with equal ones have equal traces.
 
-Compared are the classes and paths of all modules in a block, shapes, strides, dtypes
-and gradients of its tensors, training flags, hooks, and every plain attribute. What is
-no plain value must be the very same object. A number that grows by one from block to
-block is its place in the row and tells nothing (``layer_idx``).
+It covers the classes and paths of all modules in a block, shapes, strides, dtypes and
+``requires_grad`` of its tensors, training flags, hooks, and every attribute. Objects
+that are not understood are compared by identity. An integer that grows by one from
+block to block is an index and is ignored (``layer_idx``).
 """
 
 from __future__ import annotations
@@ -23,64 +23,67 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_HELD_APART = ("_modules", "_parameters", "_buffers")
-_DEEPEST = 5  # objects in objects; below that only the same object is the same
+_COMPARED_SEPARATELY = ("_modules", "_parameters", "_buffers")
+_MAX_DEPTH = 5  # of nested objects; deeper ones are compared by identity
 
 
-class Place(NamedTuple):
-    """Where a block stands: the path of its list, and which child of that it is."""
+class BlockPosition(NamedTuple):
+    """A block's position: the path of its container, and its index in that."""
 
     container: str
     position: int
 
 
-class Block(NamedTuple):
-    """A block that may be one of many: where it stands and what it is."""
+class PlacedBlock(NamedTuple):
+    """A block in a container: its position and its signature."""
 
-    place: Place
-    kind: Hashable
+    place: BlockPosition
+    signature: Hashable
 
 
-def block_kinds(model: nn.Module, blocks: Sequence[str]) -> dict[str, Block]:
-    """Return the blocks that stand in a list and own their tensors, with their kinds.
+def block_signatures(model: nn.Module, blocks: Sequence[str]) -> dict[str, PlacedBlock]:
+    """Return the signatures of blocks that are in a container and share no tensors.
 
-    Two blocks of one list with the same kind differ in nothing that can be seen.
+    Two blocks of one container with equal signatures differ in nothing observable.
     """
     modules = dict(model.named_modules())
-    lists = [(path, values) for path, _, values in lists_outside(model, blocks)]
+    lists = [(path, values) for path, _, values in config_lists(model, blocks)]
     rows: dict[str, dict[str, Any]] = {}
-    places: dict[str, Place] = {}
+    places: dict[str, BlockPosition] = {}
     for name in _blocks_without_shared_tensors(model, modules, blocks):
         container, _, key = name.rpartition(".")
         parent = modules[container]
         if not isinstance(parent, CONTAINERS):
             continue
-        place = places[name] = Place(container, list(parent._modules).index(key))
-        rows[name] = dict(_facts(modules[name]))
-        for path, values in lists:  # what a loop asks about its next block
+        place = places[name] = BlockPosition(
+            container, list(parent._modules).index(key)
+        )
+        rows[name] = dict(_attributes(modules[name]))
+        for path, values in lists:  # what a loop reads for each block
             if len(values) == len(parent):
                 rows[name][f"[{path}]"] = values[place.position]
-    counted = _places_in_the_row(rows, places)
+    indices = _index_attributes(rows, places)
     numbers: dict[Hashable, int] = {}
     result = {}
     for name, row in rows.items():
-        kind = tuple(
+        signature = tuple(
             (key, "place", places[name].position - value)
-            if (places[name].container, key) in counted
+            if (places[name].container, key) in indices
             else (key, value)
             for key, value in row.items()
         )
-        result[name] = Block(places[name], numbers.setdefault(kind, len(numbers)))
+        number = numbers.setdefault(signature, len(numbers))
+        result[name] = PlacedBlock(places[name], number)
     return result
 
 
-def lists_outside(
+def config_lists(
     model: nn.Module, blocks: Sequence[str]
 ) -> Iterator[tuple[str, tuple[object, str], list[Any] | tuple[Any, ...]]]:
     """Yield path, (holder, attribute) and values of lists of plain values.
 
-    They are those of modules outside ``blocks`` and of their configurations, such as
-    ``config.layer_types``, which may hold an entry for each block.
+    They are attributes of modules outside ``blocks`` and of their configurations
+    (``config.layer_types``), and may have an entry for each block.
     """
     inside = tuple(f"{name}." for name in blocks)
     seen: set[int] = set()
@@ -102,7 +105,7 @@ def lists_outside(
 
 
 def _settings_of(module: nn.Module) -> Iterator[object]:
-    """Yield the module and what it is configured by."""
+    """Yield the module and its configurations."""
     yield module
     for name, value in vars(module).items():
         if name.endswith("config") and hasattr(value, "__dict__"):
@@ -138,10 +141,10 @@ def _blocks_without_shared_tensors(
     return result
 
 
-def _places_in_the_row(
-    rows: dict[str, dict[str, Any]], places: dict[str, Place]
+def _index_attributes(
+    rows: dict[str, dict[str, Any]], places: dict[str, BlockPosition]
 ) -> set[tuple[str, str]]:
-    """Return the attributes, by container, that only say where a block stands."""
+    """Return the attributes, by container, that only hold a block's index."""
     offsets: dict[tuple[str, str], list[int | None]] = defaultdict(list)
     for name, row in rows.items():
         container, position = places[name]
@@ -155,8 +158,8 @@ def _places_in_the_row(
     }
 
 
-def _facts(block: nn.Module) -> Iterator[tuple[str, Hashable]]:
-    """Yield everything about a block that can be compared, by path and name."""
+def _attributes(block: nn.Module) -> Iterator[tuple[str, Hashable]]:
+    """Yield everything comparable of a block, by path and name."""
     inside = {id(module): path for path, module in block.named_modules()}
     for path, module in block.named_modules():
         yield f"{path}:", (type(module), tuple(module._modules))
@@ -164,11 +167,11 @@ def _facts(block: nn.Module) -> Iterator[tuple[str, Hashable]]:
         for name, tensor in tensors:
             yield f"{path}:{name}", None if tensor is None else _tensor(tensor)
         for name, value in vars(module).items():
-            if name in _HELD_APART:
+            if name in _COMPARED_SEPARATELY:
                 continue
             if isinstance(value, dict) and name.endswith(("hooks", "kwargs")):
-                value = list(value.values())  # noqa: PLW2901 - keys count up everywhere
-            yield f"{path}.{name}", _fact(value, inside, ())
+                value = list(value.values())  # noqa: PLW2901 - keys are process-wide counters
+            yield f"{path}.{name}", _comparable(value, inside, ())
 
 
 def _tensor(tensor: torch.Tensor) -> Hashable:
@@ -182,17 +185,19 @@ def _tensor(tensor: torch.Tensor) -> Hashable:
     )
 
 
-def _fact(value: object, inside: dict[int, str], above: tuple[int, ...]) -> Hashable:  # noqa: PLR0911 - one kind of value each
-    """Return what to compare of any value; ``above`` are the objects that hold it."""
+def _comparable(  # noqa: PLR0911 - one kind of value each
+    value: object, inside: dict[int, str], above: tuple[int, ...]
+) -> Hashable:
+    """Return a hashable to compare a value by; ``above``: ids of its holders."""
     if type(value) is int:
         return value
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, nn.Module):
         return "module", inside.get(id(value), id(value))
-    if id(value) in above or len(above) > _DEEPEST:
+    if id(value) in above or len(above) > _MAX_DEPTH:
         return "object", id(value)
-    look = functools.partial(_fact, inside=inside, above=(*above, id(value)))
+    look = functools.partial(_comparable, inside=inside, above=(*above, id(value)))
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, enum.Enum):
@@ -221,5 +226,5 @@ def _object(value: object, look: functools.partial[Hashable]) -> Hashable:
 
 
 def _is_shared(value: object) -> bool:
-    """A configuration is one object for all blocks; to look into it takes long."""
+    """Whether a value is a configuration: shared by all blocks, slow to compare."""
     return hasattr(value, "to_dict")

@@ -1,9 +1,9 @@
-"""The repeated blocks of a model: what a plan keeps or recomputes (tracing T7).
+"""Find the repeated blocks of a model: the units of activation checkpointing.
 
-A block is a module that takes and returns a hidden state and stands in a row with
-others of its class. transformers marks its own with ``GradientCheckpointingLayer``;
-elsewhere the children of a ``ModuleList`` or ``Sequential`` are looked at, outermost
-first. A model without repetition has its direct children as blocks.
+A block takes and returns a hidden state and is one of several of its class.
+transformers marks its own with ``GradientCheckpointingLayer``; otherwise blocks are the
+children of the outermost ``ModuleList`` or ``Sequential``. A model without repetition
+has its direct children as blocks.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
-FEWEST = 2  # one block is no chain
+MIN_BLOCKS = 2  # one block is no chain
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
     """Return the module paths of the model's blocks, in registration order.
 
-    Execution order, and whether each runs exactly once, is only known from a trace.
+    Only a trace shows the execution order, and whether each runs exactly once.
     """
     marked = _marked_layers(model)
-    if len(marked) >= FEWEST:
+    if len(marked) >= MIN_BLOCKS:
         return marked
     for search in (_repeated_children, _cells):
         found = search(model)
-        if len(found) >= FEWEST:
+        if len(found) >= MIN_BLOCKS:
             return found
     children = tuple(_direct_children(model))
-    return children if len(children) >= FEWEST else ()
+    return children if len(children) >= MIN_BLOCKS else ()
 
 
 def _marked_layers(model: nn.Module) -> tuple[str, ...]:
-    """Transformers' own blocks, outermost ones only."""
+    """Return transformers' own blocks, outermost ones only."""
     layers = sys.modules.get("transformers.modeling_layers")
-    if layers is None:  # slow to import, and not there: no such block
+    if layers is None:  # not imported, so the model has no such block
         return ()
     names: list[str] = []
     for name, module in model.named_modules():
@@ -55,18 +55,18 @@ def _marked_layers(model: nn.Module) -> tuple[str, ...]:
 
 
 def _repeated_children(model: nn.Module) -> tuple[str, ...]:
-    """Children of containers that hold one class with parameters twice or more."""
+    """Return children of containers with several children of one class."""
     names: list[str] = []
     for path, module in model.named_modules():
         if not isinstance(module, CONTAINERS) or _inside(path, names):
             continue
         children = [(n, c) for n, c in module.named_children() if _has_parameters(c)]
         classes = Counter(type(child) for _, child in children)
-        # Several Linear layers in a row are one block's inside, not a chain of blocks.
+        # Consecutive Linear layers are the inside of one block, not a chain of blocks.
         repeated = {
             cls
             for cls, count in classes.items()
-            if count >= FEWEST and any(True for c in children if _composite(c[1]))
+            if count >= MIN_BLOCKS and any(True for c in children if _composite(c[1]))
         }
         names += [
             f"{path}.{name}" if path else name
@@ -77,9 +77,9 @@ def _repeated_children(model: nn.Module) -> tuple[str, ...]:
 
 
 def _cells(model: nn.Module) -> tuple[str, ...]:
-    """The children of the outermost ``nn.Sequential`` with at least two of them."""
+    """Return the children of the outermost ``nn.Sequential`` with at least two."""
     for path, module in model.named_modules():
-        if isinstance(module, nn.Sequential) and len(module) >= FEWEST:
+        if isinstance(module, nn.Sequential) and len(module) >= MIN_BLOCKS:
             return tuple(
                 f"{path}.{name}" if path else name
                 for name, _ in module.named_children()
@@ -88,7 +88,7 @@ def _cells(model: nn.Module) -> tuple[str, ...]:
 
 
 def _direct_children(model: nn.Module) -> Iterator[str]:
-    """Yield the children with parameters; a list or dictionary does not run itself."""
+    """Yield children with parameters; for a ModuleList or ModuleDict, its own."""
     for name, child in model.named_children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from (f"{name}.{path}" for path in _direct_children(child))

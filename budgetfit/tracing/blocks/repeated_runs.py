@@ -1,8 +1,8 @@
-"""Rows of blocks that do the same, found under a recipe (tracing T9).
+"""Find runs of repeated blocks under a recipe, for depth extrapolation.
 
-Blocks are grouped into units as the recipe treats them: a segment of several blocks is
-one unit, every other block is one. Units that repeat, one by one or in a pattern of a
-few, are a run; of a run a shortened twin keeps the first two and the last two periods.
+A unit is a checkpointed segment of several blocks, or a single block. Units that
+repeat, singly or in a pattern of a few, are a run of periods; a shortened model keeps
+the first two and the last two periods of each run.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from budgetfit.core.recipe import Segment
-    from budgetfit.tracing.blocks.block_signature import Block, Place
+    from budgetfit.tracing.blocks.block_signature import BlockPosition, PlacedBlock
 
 KEPT_PERIODS = 4  # the edges, and two in the middle that must be alike
-LONGEST_PERIOD = 6
-FEWEST_PERIODS = 5  # one more than is kept
+MAX_PERIOD_UNITS = 6
+MIN_PERIODS = 5  # one more than is kept
 
 
 class NotRepeatedError(Exception):
-    """The middle of a run does not repeat: the whole model must be traced."""
+    """The middle of a run does not repeat: the full model must be traced."""
 
 
 class BlockRun(NamedTuple):
-    """Periods that do the same: the paths of the blocks of each, in order."""
+    """Equal periods of repeated blocks: the block paths of each, in order."""
 
     container: str
     periods: tuple[tuple[str, ...], ...]
 
     def kept(self, count: int) -> tuple[int, ...]:
-        """Return which ``count`` periods a twin keeps: the last two and the first."""
+        """Return the ``count`` periods that are kept: the last two and the first."""
         total = len(self.periods)
         return (*range(count - 2), total - 2, total - 1)
 
     def left_out(self, count: int) -> tuple[str, ...]:
-        """Return the blocks that a twin of ``count`` periods does without."""
+        """Return the blocks that a model of ``count`` periods leaves out."""
         kept = set(self.kept(count))
         return tuple(
             name
@@ -49,20 +49,22 @@ class BlockRun(NamedTuple):
 
 class _Unit(NamedTuple):
     blocks: tuple[str, ...]
-    first: Place | None
-    key: Hashable  # None: like no other
+    first: BlockPosition | None
+    key: Hashable  # None: equal to no other
 
 
 def find_runs(
-    blocks: Sequence[str], kinds: Mapping[str, Block], segments: Sequence[Segment]
+    blocks: Sequence[str],
+    signatures: Mapping[str, PlacedBlock],
+    segments: Sequence[Segment],
 ) -> tuple[BlockRun, ...]:
     """Return the runs of a model under a recipe, from its first block to its last."""
-    units = _units(blocks, kinds, segments)
+    units = _units(blocks, signatures, segments)
     runs: list[BlockRun] = []
     start = 0
     while start < len(units):
         saved, length, count = max(
-            _saved(units, start, length) for length in range(1, LONGEST_PERIOD + 1)
+            _saved(units, start, length) for length in range(1, MAX_PERIOD_UNITS + 1)
         )
         if saved <= 0:
             start += 1
@@ -84,18 +86,20 @@ def find_runs(
 
 
 def _units(
-    blocks: Sequence[str], kinds: Mapping[str, Block], segments: Sequence[Segment]
+    blocks: Sequence[str],
+    signatures: Mapping[str, PlacedBlock],
+    segments: Sequence[Segment],
 ) -> list[_Unit]:
-    """Group the blocks as the recipe treats them; none if it jumps between them."""
-    treated = {name: segment for segment in segments for name in segment.blocks}
+    """Group the blocks into units; none if a segment's blocks are not consecutive."""
+    segment_of = {name: segment for segment in segments for name in segment.blocks}
     units: list[_Unit] = []
     position = 0
     while position < len(blocks):
-        segment = treated.get(blocks[position])
+        segment = segment_of.get(blocks[position])
         names = (blocks[position],) if segment is None else segment.blocks
         if tuple(blocks[position : position + len(names)]) != names:
             return []
-        how = (
+        treatment = (
             None
             if segment is None
             else (
@@ -105,34 +109,35 @@ def _units(
                 segment.input_on_host,
             )
         )
-        members = [kinds[name] for name in names if name in kinds]
+        members = [signatures[name] for name in names if name in signatures]
         key = None
-        if len(members) == len(names) and _in_a_row([m.place for m in members]):
-            key = (members[0].place.container, tuple(m.kind for m in members), how)
+        if len(members) == len(names) and _consecutive([m.place for m in members]):
+            container = members[0].place.container
+            key = (container, tuple(m.signature for m in members), treatment)
         units.append(_Unit(names, members[0].place if key else None, key))
         position += len(names)
     return units
 
 
 def _saved(units: Sequence[_Unit], start: int, length: int) -> tuple[int, int, int]:
-    """Return (blocks saved, -length, periods) of a repetition that begins here."""
+    """Return (blocks saved, -length, periods) of the repetition from ``start``."""
     end = start + length
     while end < len(units) and _repeats(units, end, length):
         end += 1
     count = (end - start) // length
-    if count < FEWEST_PERIODS or not _repeats(units, start + length, length):
+    if count < MIN_PERIODS or not _repeats(units, start + length, length):
         return 0, -length, 0
     size = sum(len(unit.blocks) for unit in units[start : start + length])
     return (count - KEPT_PERIODS) * size, -length, count
 
 
 def _repeats(units: Sequence[_Unit], index: int, length: int) -> bool:
-    """Whether a unit is the one a period before, and follows the unit before it."""
+    """Whether a unit equals the one a period before, and is next to its predecessor."""
     unit, before = units[index], units[index - 1]
     if unit.key is None or unit.key != units[index - length].key:
         return False
     assert unit.first is not None  # noqa: S101 - it has a key
-    return before.first is not None and _in_a_row(
+    return before.first is not None and _consecutive(
         [
             before.first._replace(
                 position=before.first.position + len(before.blocks) - 1
@@ -142,7 +147,7 @@ def _repeats(units: Sequence[_Unit], index: int, length: int) -> bool:
     )
 
 
-def _in_a_row(places: Sequence[Place]) -> bool:
+def _consecutive(places: Sequence[BlockPosition]) -> bool:
     return all(
         (one.container, one.position + 1) == other
         for one, other in itertools.pairwise(places)

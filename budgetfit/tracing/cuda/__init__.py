@@ -1,5 +1,5 @@
-"""What CUDA would do where a trace on fake CPU tensors does not.
+"""CUDA semantics for a trace on fake CPU tensors: dispatch, outputs, kernel memory.
 
-In come aten ops on fake CPU tensors; out come CUDA's results, and the memory that its
-kernels allocate beside them. Open ``semantics/context.py`` first.
+Input: aten ops on fake CPU tensors. Output: the outputs that CUDA would return, and the
+scratch memory of its kernels. Start with ``semantics/context.py``.
 """

@@ -1,4 +1,4 @@
-"""CudaTarget: the card and the PyTorch that a trace stands for."""
+"""CudaTarget: the GPU and the PyTorch version that a trace is for."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 
 def installed_torch_version() -> tuple[int, int]:
-    """Return (major, minor) of the torch that is running."""
+    """Return (major, minor) of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaTarget:
-    """What decides which kernels run. How much they take is for the replay to say.
+    """What decides which CUDA kernels run; the replay sizes their memory.
 
     Attributes:
-        compute_capability: Of the card.
+        compute_capability: (major, minor) of the GPU.
         torch_version: (major, minor) of the PyTorch that will train.
-        cudnn: Whether cuDNN is switched on, as it is by default.
+        cudnn: Whether cuDNN is enabled, as it is by default.
     """
 
     compute_capability: tuple[int, int]

@@ -1,5 +1,5 @@
-"""The trace of a deep model from those of a shallow one, proven before it is used.
+"""Extrapolate the trace of a shortened model to the full number of layers, validated.
 
 In come traces of a model with four and five of its repeated blocks; out comes that of
-the whole. Open ``extrapolate.py`` first.
+the full model. Start with ``extrapolate.py``.
 """

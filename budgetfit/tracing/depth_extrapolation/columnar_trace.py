@@ -1,13 +1,12 @@
-"""FlatTrace: a StepTrace taken apart into arrays, its layers those of the whole model.
+"""ColumnarTrace: a StepTrace as columns, with layer indices of the full model.
 
-Indices into layers and blocks are those of the whole model even where a twin with fewer
-blocks was traced; that is what lets traces of different twins be compared, and one be
-made longer.
+The indices are those of the full model even if a shortened one was traced, so that
+traces of different depths can be compared and extrapolated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,47 +20,51 @@ from budgetfit.core.step_trace import (
     StepTrace,
     UnverifiedOp,
 )
-from budgetfit.tracing.recording.tensor_owners import only, op_shares, storage_owners
+from budgetfit.tracing.recording.tensor_owners import (
+    bytes_by_layer,
+    single_owner,
+    storage_owners,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from budgetfit.tracing.recording.raw_trace import RawTrace
 
-Ints = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
-class Names(NamedTuple):
-    """The module paths of a whole model, and of its candidate blocks."""
+class ModulePaths(NamedTuple):
+    """The module paths of the full model, and of its candidate blocks."""
 
     layers: tuple[str, ...]
     blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FlatTrace:
-    """A trace as arrays: storages, events, ops, and where phases and passes lie.
+class ColumnarTrace:
+    """A trace in columns: storages, events, ops, phases and block passes.
 
     Attributes:
         batch_sizes, notes, op_names, phases, passes: As in ``StepTrace``.
-        blocks, joined: The blocks that ran, as indices, and whether they are joined.
-        storages: One row per ``STORAGE`` fact, one column per storage.
+        blocks, joined: Indices of the blocks that ran, and whether they are joined.
+        storages: Columns of per-storage values.
         scratch, unverified: What the columns ``scratch`` and ``unverified`` index.
         events: As in ``StepTrace``.
-        ops: One row per fact of ``OpTable``, plus ``owner``: the layer whose tensors an
-            op works on where no module runs.
-        shares: Rows of (op, layer, bytes) that ops on lists move of each layer's
-            tensors.
+        ops: The columns of ``OpTable``, plus ``owner``: the layer whose tensors an op
+            outside modules works on.
+        shares: Rows of (op, layer, bytes moved) for ops on tensor lists of several
+            layers (``_foreach``).
     """
 
     batch_sizes: tuple[int, ...]
-    storages: dict[str, Ints]
+    storages: dict[str, IntArray]
     scratch: tuple[KernelScratch, ...]
     unverified: tuple[str, ...]
-    events: Ints
+    events: IntArray
     ops: dict[str, NDArray[Any]]
     op_names: tuple[str, ...]
-    shares: Ints
+    shares: IntArray
     phases: tuple[Phase, ...]
     passes: tuple[BlockPass, ...]
     blocks: tuple[int, ...]
@@ -70,28 +73,28 @@ class FlatTrace:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls, trace: StepTrace, raw: RawTrace, layers: Sequence[int], blocks: Ints
-    ) -> FlatTrace:
-        """Take a trace apart that was made of ``raw``.
+    def from_step_trace(
+        cls, trace: StepTrace, raw: RawTrace, layers: Sequence[int], blocks: IntArray
+    ) -> ColumnarTrace:
+        """Convert a trace that was made from ``raw``.
 
-        ``layers`` and ``blocks`` say where the twin's own are in the whole model.
+        ``layers`` and ``blocks`` map the traced model's indices to the full model's.
         """
-        place = np.array([*layers, -1], np.int64)  # -1 stays -1
+        layer_map = np.array([*layers, -1], np.int64)  # -1 stays -1
         owners = storage_owners(raw.log)
         unverified = np.full(len(trace.layer), -1, np.int64)
         for number, op in enumerate(trace.unverified_ops):
             unverified[list(op.storages)] = number
         block_of = dict(zip(trace.block_names, blocks.tolist(), strict=True))
-        shares = [op_shares(op, owners) for op in raw.log.ops]
+        shares = [bytes_by_layer(op, owners) for op in raw.log.ops]
         return cls(
             batch_sizes=trace.batch_sizes,
             storages={
                 "fixed": trace.fixed_bytes.astype(np.int64),
                 "slope": trace.bytes_per_sample.astype(np.int64),
                 "category": trace.category.astype(np.int64),
-                "layer": place[trace.layer],
-                "owner": place[np.array(owners, np.int64)],
+                "layer": layer_map[trace.layer],
+                "owner": layer_map[np.array(owners, np.int64)],
                 "scratch": _interned(trace),
                 "unverified": unverified,
             },
@@ -102,13 +105,15 @@ class FlatTrace:
                 **{
                     item.name: getattr(trace.ops, item.name) for item in fields(OpTable)
                 },
-                "layer": place[trace.ops.layer],
-                "owner": place[np.array([only(own) for own in shares], np.int64)],
+                "layer": layer_map[trace.ops.layer],
+                "owner": layer_map[
+                    np.array([single_owner(own) for own in shares], np.int64)
+                ],
             },
             op_names=trace.op_names,
             shares=np.array(
                 [
-                    (op, place[layer], size)
+                    (op, layer_map[layer], size)
                     for op, own in enumerate(shares)
                     if len(own) > 1
                     for layer, size in own.items()
@@ -125,8 +130,8 @@ class FlatTrace:
             notes=trace.notes,
         )
 
-    def to_trace(self, names: Names) -> StepTrace:
-        """Put it together again, for the whole model."""
+    def to_trace(self, names: ModulePaths) -> StepTrace:
+        """Return the StepTrace of the full model."""
         unverified = self.storages["unverified"]
         table = {item.name: self.ops[item.name] for item in fields(OpTable)}
         return StepTrace(
@@ -154,13 +159,9 @@ class FlatTrace:
             notes=self.notes,
         )
 
-    def replaced(self, **changes: Any) -> FlatTrace:  # noqa: ANN401 - any field
-        """Return a copy with other content."""
-        return replace(self, **changes)
 
-
-def _interned(trace: StepTrace) -> Ints:
-    """Return each storage's scratch as an index into the rows that differ."""
+def _interned(trace: StepTrace) -> IntArray:
+    """Return each storage's scratch as an index into the distinct rows."""
     numbers = {row: n for n, row in enumerate(dict.fromkeys(trace.scratch))}
     rows = np.array([*(numbers[row] for row in trace.scratch), -1], np.int64)
     return rows[trace.scratch_index]
@@ -170,8 +171,10 @@ _STORAGE_SIZES = {"fixed", "slope"}
 _OP_SIZES = {"flops_fixed", "flops_per_sample", "bytes_fixed", "bytes_per_sample"}
 
 
-def difference(one: FlatTrace, other: FlatTrace, *, sizes: bool = True) -> str:
-    """Return what differs between two traces, in words; empty if nothing.
+def first_difference(
+    one: ColumnarTrace, other: ColumnarTrace, *, sizes: bool = True
+) -> str:
+    """Return a description of the first difference of two traces; empty if equal.
 
     Without ``sizes`` they may be of different batch sizes.
     """
@@ -209,17 +212,17 @@ def difference(one: FlatTrace, other: FlatTrace, *, sizes: bool = True) -> str:
     return ""
 
 
-def _rows(flat: FlatTrace, name: str) -> list[Any]:
-    rows: tuple[Any, ...] = (*getattr(flat, name), None)
-    return [rows[index] for index in flat.storages[name].tolist()]
+def _rows(trace: ColumnarTrace, name: str) -> list[Any]:
+    rows: tuple[Any, ...] = (*getattr(trace, name), None)
+    return [rows[index] for index in trace.storages[name].tolist()]
 
 
-def _scratch(flat: FlatTrace, *, sizes: bool) -> list[Any]:
-    rows = _rows(flat, "scratch")
+def _scratch(trace: ColumnarTrace, *, sizes: bool) -> list[Any]:
+    rows = _rows(trace, "scratch")
     if sizes:
         return rows
     return [row and (row.rule, row.part, len(row.arguments)) for row in rows]
 
 
-def _op_names(flat: FlatTrace) -> list[str]:
-    return [flat.op_names[index] for index in flat.ops["name"].tolist()]
+def _op_names(trace: ColumnarTrace) -> list[str]:
+    return [trace.op_names[index] for index in trace.ops["name"].tolist()]

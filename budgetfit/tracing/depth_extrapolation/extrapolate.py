@@ -1,112 +1,123 @@
-"""From the trace of a shortened twin to that of the whole model (tracing T9).
+"""Extrapolate the trace of a shortened model to the full number of layers.
 
-Between the two middle periods of a run, which must do the same (``middle_match``), go
-as many copies as were left out. Nothing is assumed about what the first and the last
-period do; that what lies outside the periods does not depend on their number is for a
-second twin, one period longer, to show.
+Copies of the middle periods are inserted between them, as many as were left out; the
+two must match (``period_matching``). Nothing is assumed about the first and the last
+period. That nothing outside the periods depends on their number is validated with the
+trace of a model one period deeper.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.extrapolate_passes import (
-    Places,
-    repeated_blocks,
-    repeated_passes,
+    EventPositions,
+    extrapolate_blocks,
+    extrapolate_passes,
 )
 from budgetfit.tracing.depth_extrapolation.period_labels import (
-    FIRST_MIDDLE,
-    SECOND_MIDDLE,
-    items_of,
-    pairs_of,
+    label_timeline,
+    middle_spans,
 )
-from budgetfit.tracing.depth_extrapolation.period_matching import match_middle
+from budgetfit.tracing.depth_extrapolation.period_matching import match_middle_periods
+from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import FlatTrace, Ints
-    from budgetfit.tracing.depth_extrapolation.period_labels import (
-        Items,
-        Pair,
-        RunLayout,
+    from budgetfit.tracing.depth_extrapolation.columnar_trace import (
+        ColumnarTrace,
+        IntArray,
     )
-    from budgetfit.tracing.depth_extrapolation.period_matching import Match, Shifted
+    from budgetfit.tracing.depth_extrapolation.period_labels import (
+        MiddleSpans,
+        Timeline,
+    )
+    from budgetfit.tracing.depth_extrapolation.period_matching import (
+        PeriodMatch,
+        PeriodReference,
+    )
+    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
 
-def repeat_blocks(flat: FlatTrace, layout: RunLayout, extra: int) -> FlatTrace:
+def extrapolate_depth(
+    trace: ColumnarTrace, layout: RunLayout, extra: int
+) -> ColumnarTrace:
     """Return the trace with ``extra`` more periods of one run.
 
     Raises:
-        NotRepeatedError: If the middle of the run does not repeat; what differs is
-            named.
+        NotRepeatedError: If the middle of the run does not repeat; the message names
+            what differs.
     """
-    items = items_of(flat, layout)
-    pairs = pairs_of(items)
+    timeline = label_timeline(trace, layout)
+    pairs = middle_spans(timeline)
     if not pairs:
         raise NotRepeatedError("its middle blocks leave no events")
-    match = match_middle(flat, layout, items, pairs, extra)
-    row = _longer_row(items, pairs, match, extra)
-    events = _events(flat, items, match, row)
-    order = np.abs(events[events > 0]) - 1  # storages are numbered as they are born
+    match = match_middle_periods(trace, layout, timeline, pairs, extra)
+    items = _insert_copies(timeline, pairs, match, extra)
+    events = _events(trace, timeline, match, items)
+    order = np.abs(events[events > 0]) - 1  # storages are numbered in allocation order
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
     events = np.sign(events) * (number[np.abs(events) - 1] + 1)
     _check(events)
-    is_op = items.is_op[row.item]
+    is_op = timeline.is_op[items.item]
     counts = np.concatenate([[0], np.cumsum(~is_op)])
-    periods = layout.longer(extra)
-    ops = row.of(is_op)
-    shares, moved = _shares(flat, layout, items, ops, extra)
-    places = Places(items, tuple(pairs), extra, counts, match, number)
-    return flat.replaced(
-        storages=_storages(flat, layout.layers, periods, match, order),
+    periods = layout.extended(extra)
+    ops = items.of(is_op)
+    shares, moved = _shares(trace, layout, timeline, ops, extra)
+    positions = EventPositions(timeline, tuple(pairs), extra, counts, match, number)
+    return replace(
+        trace,
+        storages=_storages(trace, layout.layers, periods, match, order),
         events=events,
-        ops=_ops(flat, items, layout.layers, periods, match, ops)
+        ops=_ops(trace, timeline, layout.layers, periods, match, ops)
         | {"event": counts[:-1][is_op], "bytes_fixed": moved},
         shares=shares,
         phases=tuple(
             phase._replace(
-                start=places.moved(phase.start, starts=True),
-                end=places.moved(phase.end, starts=False),
+                start=positions.moved(phase.start, starts=True),
+                end=positions.moved(phase.end, starts=False),
             )
-            for phase in flat.phases
+            for phase in trace.phases
         ),
-        passes=repeated_passes(flat, layout, places),
-        **repeated_blocks(flat, layout, extra),
+        passes=extrapolate_passes(trace, layout, positions),
+        **extrapolate_blocks(trace, layout, extra),
     )
 
 
-class _Row(NamedTuple):
-    """The items of the longer trace, in order.
+class _Items(NamedTuple):
+    """The items of the extrapolated timeline, in order.
 
-    ``item`` is the position in the twin's row that each is or is a copy of; ``copy``
-    counts from 1, 0 for the twin's own; ``pair`` is the position in ``Match.three`` of
-    what was copied.
+    ``item`` is the original's position on the timeline; ``copy`` counts from 1, 0 for
+    the original itself; ``pair`` is the position in ``PeriodMatch.three`` of what was
+    copied.
     """
 
-    item: Ints
-    copy: Ints
-    pair: Ints
+    item: IntArray
+    copy: IntArray
+    pair: IntArray
 
-    def of(self, chosen: NDArray[np.bool_]) -> _Row:
-        """Return some of the items."""
-        return _Row(self.item[chosen], self.copy[chosen], self.pair[chosen])
+    def of(self, chosen: NDArray[np.bool_]) -> _Items:
+        """Return a selection of the items."""
+        return _Items(self.item[chosen], self.copy[chosen], self.pair[chosen])
 
 
-def _longer_row(items: Items, pairs: Sequence[Pair], match: Match, extra: int) -> _Row:
-    """Put the copies between the middle periods, wherever these stand side by side."""
-    parts: list[_Row] = []
+def _insert_copies(
+    timeline: Timeline, pairs: Sequence[MiddleSpans], match: PeriodMatch, extra: int
+) -> _Items:
+    """Insert the copies between the adjacent spans of the middle periods."""
+    parts: list[_Items] = []
 
-    def own(start: int, end: int) -> _Row:
+    def own(start: int, end: int) -> _Items:
         zeros = np.zeros(end - start, np.int64)
-        return _Row(np.arange(start, end), zeros, zeros - 1)
+        return _Items(np.arange(start, end), zeros, zeros - 1)
 
     done = offset = 0
     numbers = np.arange(1, extra + 1)
@@ -114,41 +125,47 @@ def _longer_row(items: Items, pairs: Sequence[Pair], match: Match, extra: int) -
         parts.append(own(done, pair.second))
         place = np.tile(offset + np.arange(pair.length), extra)
         order = numbers if pair.rising else numbers[::-1]
-        parts.append(_Row(match.three[place], np.repeat(order, pair.length), place))
+        parts.append(_Items(match.three[place], np.repeat(order, pair.length), place))
         done, offset = pair.second, offset + pair.length
-    parts.append(own(done, len(items.is_op)))
-    return _Row(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    parts.append(own(done, len(timeline.is_op)))
+    return _Items(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _events(flat: FlatTrace, items: Items, match: Match, row: _Row) -> Ints:
-    """Return the longer trace's events, storages not yet numbered anew."""
-    row = row.of(~items.is_op[row.item])
-    storage = match.seen_from(items.storage[row.item], items.anchor[row.item])
+def _events(
+    trace: ColumnarTrace, timeline: Timeline, match: PeriodMatch, items: _Items
+) -> IntArray:
+    """Return the extrapolated events, before storages are renumbered."""
+    items = items.of(~timeline.is_op[items.item])
+    storage = match.resolve(timeline.storage[items.item], timeline.period[items.item])
     shift, slot = np.zeros((2, len(match.three)), np.int64)
-    slot[match.born] = np.arange(match.table.shape[1])
-    shift[match.dies], slot[match.dies] = match.freed.shift, match.freed.column
-    new = row.copy > 0
-    place = row.pair[new]
-    storage[new] = match.in_copies(row.copy[new], shift[place], slot[place])
-    return np.sign(flat.events)[items.index[row.item]] * (storage + 1)
+    slot[match.allocates] = np.arange(match.table.shape[1])
+    shift[match.frees], slot[match.frees] = match.freed.shift, match.freed.column
+    new = items.copy > 0
+    place = items.pair[new]
+    storage[new] = match.storages_in_copies(items.copy[new], shift[place], slot[place])
+    return np.sign(trace.events)[timeline.index[items.item]] * (storage + 1)
 
 
 def _storages(
-    flat: FlatTrace, layers: Ints, periods: Ints, match: Match, order: Ints
-) -> dict[str, Ints]:
-    """Return the facts of all storages, in their new order.
+    trace: ColumnarTrace,
+    layers: IntArray,
+    periods: IntArray,
+    match: PeriodMatch,
+    order: IntArray,
+) -> dict[str, IntArray]:
+    """Return the columns of all storages, in their new order.
 
     Raises:
-        NotRepeatedError: If some are never born, or twice.
+        NotRepeatedError: If some are never allocated, or twice.
     """
     extra, width = len(match.table) - 2, match.table.shape[1]
     slot = np.tile(np.arange(width), extra)
     copy = np.repeat(np.arange(1, extra + 1), width)
     result = {}
-    for name, column in flat.storages.items():
+    for name, column in trace.storages.items():
         if name in {"layer", "owner"}:
-            shifted = match.layers if name == "layer" else match.owners
-            new = _layers(layers, periods, shifted, slot, copy)
+            reference = match.layers if name == "layer" else match.owners
+            new = _layers(layers, periods, reference, slot, copy)
         else:
             new = column[match.table[-1]][slot]
         result[name] = np.concatenate([column, new])
@@ -158,74 +175,89 @@ def _storages(
 
 
 def _layers(
-    layers: Ints, periods: Ints, shifted: Shifted, place: Ints, copy: Ints
-) -> Ints:
-    """Return the layers in copies that correspond to those of the middle periods."""
-    column = shifted.column[place]
-    # Where the column is -1 the period means nothing and may lie outside.
-    row = np.clip(FIRST_MIDDLE + copy + shifted.shift[place], 0, len(periods) - 1)
-    return np.where(column < 0, shifted.fixed[place], layers[periods[row], column])
+    layers: IntArray,
+    periods: IntArray,
+    reference: PeriodReference,
+    place: IntArray,
+    copy: IntArray,
+) -> IntArray:
+    """Return the layers that copies refer to, from those of the middle periods."""
+    column = reference.column[place]
+    # Where the column is -1 the period is meaningless and may be out of range.
+    row = np.clip(FIRST_MIDDLE + copy + reference.shift[place], 0, len(periods) - 1)
+    return np.where(column < 0, reference.fixed[place], layers[periods[row], column])
 
 
-def _ops(  # noqa: PLR0913, PLR0917 - what is known of both traces
-    flat: FlatTrace,
-    items: Items,
-    layers: Ints,
-    periods: Ints,
-    match: Match,
-    row: _Row,
+def _ops(  # noqa: PLR0913, PLR0917 - both traces
+    trace: ColumnarTrace,
+    timeline: Timeline,
+    layers: IntArray,
+    periods: IntArray,
+    match: PeriodMatch,
+    items: _Items,
 ) -> dict[str, NDArray[Any]]:
-    """Return the longer trace's ops, but for where they are and what they share."""
-    ops = {name: column[items.index[row.item]] for name, column in flat.ops.items()}
-    new = row.copy > 0
-    among_ops = np.cumsum(items.is_op[match.three]) - 1
-    place = among_ops[row.pair[new]]
-    for name, shifted in (("layer", match.op_layers), ("owner", match.op_owners)):
-        ops[name][new] = _layers(layers, periods, shifted, place, row.copy[new])
+    """Return the extrapolated columns of ops, except positions and shared bytes."""
+    ops = {
+        name: column[timeline.index[items.item]] for name, column in trace.ops.items()
+    }
+    new = items.copy > 0
+    among_ops = np.cumsum(timeline.is_op[match.three]) - 1
+    place = among_ops[items.pair[new]]
+    for name, reference in (("layer", match.op_layers), ("owner", match.op_owners)):
+        ops[name][new] = _layers(layers, periods, reference, place, items.copy[new])
     return ops
 
 
 def _shares(
-    flat: FlatTrace, layout: RunLayout, items: Items, row: _Row, extra: int
-) -> tuple[Ints, NDArray[np.float64]]:
-    """Let ops on lists of all layers' tensors move those of the copies too.
+    trace: ColumnarTrace,
+    layout: RunLayout,
+    timeline: Timeline,
+    items: _Items,
+    extra: int,
+) -> tuple[IntArray, NDArray[np.float64]]:
+    """Extend ops on tensor lists of all layers (``_foreach``) to the copies.
 
     Raises:
         NotRepeatedError: If they move more of one middle period than of the other.
     """
-    op, layer, size = flat.shares.T
-    unit = layout.units()[layer]
+    op, layer, size = trace.shares.T
+    period = layout.kept_period_of_layers()[layer]
     two, three = (
         np.bincount(
-            op[unit == n], weights=size[unit == n], minlength=len(flat.ops["event"])
+            op[period == n],
+            weights=size[period == n],
+            minlength=len(trace.ops["event"]),
         )
         for n in (FIRST_MIDDLE, SECOND_MIDDLE)
     )
-    if not np.array_equal(two, three) or flat.ops["bytes_per_sample"][two > 0].any():
+    if not np.array_equal(two, three) or trace.ops["bytes_per_sample"][two > 0].any():
         raise NotRepeatedError("an op on all layers treats its middle blocks apart")
-    moved = flat.ops["bytes_fixed"][items.index[row.item]]
-    own = row.copy == 0
-    moved[own] += extra * two[items.index[row.item[own]]]
+    moved = trace.ops["bytes_fixed"][timeline.index[items.item]]
+    own = items.copy == 0
+    moved[own] += extra * two[timeline.index[items.item[own]]]
     number = np.full(len(two), -1, np.int64)
-    number[items.index[row.item[own]]] = np.flatnonzero(own)
-    middle = np.flatnonzero(unit == FIRST_MIDDLE)
-    path, periods = layout.path_of_layer[layer[middle]], layout.longer(extra)
+    number[timeline.index[items.item[own]]] = np.flatnonzero(own)
+    middle = np.flatnonzero(period == FIRST_MIDDLE)
+    path, periods = layout.path_of_layer[layer[middle]], layout.extended(extra)
     copies = [
         np.stack(
             [op[middle], layout.layers[periods[FIRST_MIDDLE + n], path], size[middle]]
         )
         for n in range(1, extra + 1)
     ]
-    shares = np.concatenate([flat.shares.T, *copies], axis=1)
+    shares = np.concatenate([trace.shares.T, *copies], axis=1)
     shares[0] = number[shares[0]]
     return shares.T, moved
 
 
-def _check(events: Ints) -> None:
-    """Refuse events that free a storage twice or before it is born."""
+def _check(events: IntArray) -> None:
+    """Check that every storage is freed at most once, after its allocation."""
     position = np.arange(len(events))
-    birth = np.full(len(events) + 1, len(events))
-    birth[events[events > 0]] = position[events > 0]
-    dead = -events[events < 0]
-    if len(np.unique(dead)) != len(dead) or (birth[dead] > position[events < 0]).any():
+    allocation = np.full(len(events) + 1, len(events))
+    allocation[events[events > 0]] = position[events > 0]
+    freed = -events[events < 0]
+    if (
+        len(np.unique(freed)) != len(freed)
+        or (allocation[freed] > position[events < 0]).any()
+    ):
         raise NotRepeatedError("something would be freed twice")

@@ -1,8 +1,8 @@
-"""Which period of a run each event and op of a twin's trace belongs to.
+"""Label each event and op of a shortened model's trace with its period of a run.
 
-In forward and backward the passes of blocks tell. Elsewhere, in set-up and optimizer
-and where a phase frees what it made, the layer of what is made or freed does: sweeps
-over all layers show as items of period 2 beside items of period 3.
+In forward and backward the block passes decide. Elsewhere (set-up, optimizer, frees at
+the end of a phase) the layer of the storage does: a loop over all layers shows as items
+of period 2 next to items of period 3.
 """
 
 from __future__ import annotations
@@ -13,93 +13,48 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import Ints
+from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, NotRepeatedError
+from budgetfit.tracing.depth_extrapolation.columnar_trace import IntArray
+from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import FlatTrace
-
-FIRST_MIDDLE, SECOND_MIDDLE = 2, 3  # of a twin's four periods, counted from 1
-PERIODS = 4
+    from budgetfit.tracing.depth_extrapolation.columnar_trace import ColumnarTrace
+    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
 
 @dataclass(frozen=True, slots=True)
-class RunLayout:
-    """Where a run's periods lie among the layers and blocks of the whole model.
-
-    Attributes:
-        blocks: Indices of each period's blocks.
-        layers: For each period (row) and each path within a period (column), the
-            layer; -1 where a period has no such module.
-        period_of_layer: The period of each layer, counted from 0; -1 elsewhere. Its
-            last entry, for layer -1, is -1.
-        path_of_layer: The column of ``layers`` for each layer.
-    """
-
-    blocks: tuple[tuple[int, ...], ...]
-    layers: Ints
-    period_of_layer: Ints
-    path_of_layer: Ints
-
-    @property
-    def kept(self) -> tuple[int, int, int, int]:
-        """The periods that the twin has, counted from 0."""
-        total = len(self.blocks)
-        return 0, 1, total - 2, total - 1
-
-    def units(self) -> Ints:
-        """Return for each layer which of a twin's periods it is in, from 1; 0: none."""
-        number = np.zeros(len(self.blocks) + 1, np.int64)
-        number[list(self.kept)] = np.arange(1, PERIODS + 1)
-        return number[self.period_of_layer]
-
-    def unit_of_block(self) -> dict[int, int]:
-        """Return which of a twin's periods each block is in."""
-        return {
-            block: unit + 1
-            for unit, period in enumerate(self.kept)
-            for block in self.blocks[period]
-        }
-
-    def twin_period(self, unit: int) -> tuple[int, ...]:
-        """Return the blocks of one of the twin's periods, counted from 1."""
-        return self.blocks[self.kept[unit - 1]]
-
-    def longer(self, extra: int) -> Ints:
-        """Return the periods, from 0, of a twin with ``extra`` more; its own from 1."""
-        return np.array([-1, 0, 1, *range(2, 2 + extra), *self.kept[2:]], np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """Events and ops of a trace merged into one row, in order.
+class Timeline:
+    """Events and ops of a trace merged in order, each labelled with its period.
 
     Attributes:
         is_op: Whether an item is an op.
         index: Its number among the events or the ops.
-        of_event, of_op: Positions of events and ops in the row.
-        anchor: The period that each belongs to, 1 to 4; 0 for none.
+        of_event, of_op: Positions of events and ops on the timeline.
+        period: The period that each belongs to, 1 to 4; 0 for none.
         storage: The storage of each event; -1 for ops.
         op_event: The number of events before each op.
     """
 
     is_op: NDArray[np.bool_]
-    index: Ints
-    of_event: Ints
-    of_op: Ints
-    anchor: Ints
-    storage: Ints
-    op_event: Ints
+    index: IntArray
+    of_event: IntArray
+    of_op: IntArray
+    period: IntArray
+    storage: IntArray
+    op_event: IntArray
 
     def after(self, event: int) -> int:
-        """Return the position in the row of what follows the first ``event`` events."""
+        """Return the position after the first ``event`` events."""
         return event + int(np.searchsorted(self.op_event, event, side="right"))
 
 
-class Pair(NamedTuple):
-    """Neighbouring stretches of the row, of one middle period and of the other."""
+class MiddleSpans(NamedTuple):
+    """Adjacent spans of the timeline, of one middle period and of the other.
+
+    ``rising``: the span of the first middle period comes first.
+    """
 
     first: int
     second: int
@@ -107,13 +62,13 @@ class Pair(NamedTuple):
     rising: bool
 
 
-def items_of(flat: FlatTrace, layout: RunLayout) -> Items:
-    """Merge events and ops and say which period each belongs to.
+def label_timeline(trace: ColumnarTrace, layout: RunLayout) -> Timeline:
+    """Merge events and ops and label each with its period.
 
     Raises:
-        NotRepeatedError: If the passes of the run's blocks are in no plain order.
+        NotRepeatedError: If the run's blocks do not run in order.
     """
-    events, op_event = flat.events, flat.ops["event"]
+    events, op_event = trace.events, trace.ops["event"]
     counted = np.arange(len(events))
     of_event = counted + np.searchsorted(op_event, counted, side="right")
     of_op = op_event + np.arange(len(op_event))
@@ -124,121 +79,123 @@ def items_of(flat: FlatTrace, layout: RunLayout) -> Items:
     index[of_event], index[of_op] = counted, np.arange(len(op_event))
     storage = np.full(total, -1, np.int64)
     storage[of_event] = np.abs(events) - 1
-    anchor = np.zeros(total, np.int64)
-    items = Items(is_op, index, of_event, of_op, anchor, storage, op_event)
-    units = layout.units()
-    by_owner = units[flat.storages["owner"]]
-    by_layer = units[flat.storages["layer"]]
+    period = np.zeros(total, np.int64)
+    timeline = Timeline(is_op, index, of_event, of_op, period, storage, op_event)
+    period_of = layout.kept_period_of_layers()
+    by_owner = period_of[trace.storages["owner"]]
+    by_layer = period_of[trace.storages["layer"]]
     label = np.where(by_owner > 0, by_owner, by_layer)
-    anchor[of_event] = label[np.abs(events) - 1]
-    owned = units[flat.ops["owner"]]
-    anchor[of_op] = np.where(owned > 0, owned, units[flat.ops["layer"]])
-    stretched = np.zeros(total, bool)
-    for start, end, unit in _stretches(flat, layout, items):
+    period[of_event] = label[np.abs(events) - 1]
+    owned = period_of[trace.ops["owner"]]
+    period[of_op] = np.where(owned > 0, owned, period_of[trace.ops["layer"]])
+    in_pass = np.zeros(total, bool)
+    for start, end, number in _pass_spans(trace, layout, timeline):
         inside = np.arange(start, end)
         # An op of the optimizer may follow at once, with no event between.
-        inside = inside[~(is_op[inside] & (_owners(flat, items)[inside] >= 0))]
-        anchor[inside], stretched[inside] = unit, True
-    home = np.zeros(len(flat.storages["fixed"]), np.int64)
-    births = of_event[events > 0]
-    home[storage[births]] = anchor[births]
-    lost = ~stretched & ~is_op & (anchor == 0)
-    anchor[lost] = home[storage[lost]]
+        inside = inside[~(is_op[inside] & (_owners(trace, timeline)[inside] >= 0))]
+        period[inside], in_pass[inside] = number, True
+    allocated_in = np.zeros(len(trace.storages["fixed"]), np.int64)
+    allocations = of_event[events > 0]
+    allocated_in[storage[allocations]] = period[allocations]
+    unlabelled = ~in_pass & ~is_op & (period == 0)
+    period[unlabelled] = allocated_in[storage[unlabelled]]
     frees = np.zeros(total, bool)
     frees[of_event[events < 0]] = True
-    _place_late_frees(anchor, frees, ~stretched)
-    return items
+    _relabel_late_frees(period, frees, ~in_pass)
+    return timeline
 
 
-def _place_late_frees(
-    anchor: Ints, frees: NDArray[np.bool_], outside: NDArray[np.bool_]
+def _relabel_late_frees(
+    period: IntArray, frees: NDArray[np.bool_], outside: NDArray[np.bool_]
 ) -> None:
-    """Let what is freed amid one period's work belong to that, in place.
+    """Label frees between items of one period as that period's, in place.
 
-    An optimizer's loop lets go of one parameter's tensors while it is at the next.
+    An optimizer's loop frees one parameter's tensors while it updates the next.
     """
     working = np.flatnonzero(~frees)
     late = np.flatnonzero(frees & outside)
     after = np.searchsorted(working, late)
     inner = (after > 0) & (after < len(working))
     late, after = late[inner], after[inner]
-    before, behind = anchor[working[after - 1]], anchor[working[after]]
-    amid = (before == behind) & (before > 0)
-    anchor[late[amid]] = before[amid]
+    before, behind = period[working[after - 1]], period[working[after]]
+    between = (before == behind) & (before > 0)
+    period[late[between]] = before[between]
 
 
-def _frees(flat: FlatTrace, items: Items, position: int) -> bool:
-    return bool(not items.is_op[position] and flat.events[items.index[position]] < 0)
+def _frees(trace: ColumnarTrace, timeline: Timeline, position: int) -> bool:
+    return bool(
+        not timeline.is_op[position] and trace.events[timeline.index[position]] < 0
+    )
 
 
-def _owners(flat: FlatTrace, items: Items) -> Ints:
-    owners = np.full(len(items.is_op), -1, np.int64)
-    owners[items.of_op] = flat.ops["owner"]
+def _owners(trace: ColumnarTrace, timeline: Timeline) -> IntArray:
+    owners = np.full(len(timeline.is_op), -1, np.int64)
+    owners[timeline.of_op] = trace.ops["owner"]
     return owners
 
 
-def _stretches(
-    flat: FlatTrace, layout: RunLayout, items: Items
+def _pass_spans(
+    trace: ColumnarTrace, layout: RunLayout, timeline: Timeline
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, period) of forwards and backwards, as positions in the row."""
-    unit_of = layout.unit_of_block()
-    for phase in flat.phases:
+    """Yield (start, end, period) of forwards and backwards, as timeline positions."""
+    period_of = layout.kept_period_of_blocks()
+    for phase in trace.phases:
         rows = [
             row
-            for row in flat.passes
+            for row in trace.passes
             if (row.direction, row.step, row.micro_step)
             == (phase.name, phase.step, phase.micro_step)
         ]
-        found = {unit_of[row.block] for row in rows if row.block in unit_of}
+        found = {period_of[row.block] for row in rows if row.block in period_of}
         if not found:
             continue
-        if found != set(range(1, PERIODS + 1)):
+        if found != set(range(1, KEPT_PERIODS + 1)):
             raise NotRepeatedError("some of its blocks have no pass of their own")
         starts = [
-            min(row.start for row in rows if unit_of.get(row.block) == unit)
-            for unit in range(1, PERIODS + 1)
+            min(row.start for row in rows if period_of.get(row.block) == period)
+            for period in range(1, KEPT_PERIODS + 1)
         ]
         rising = phase.name == "forward"
-        order = range(PERIODS)[:: 1 if rising else -1]
+        order = range(KEPT_PERIODS)[:: 1 if rising else -1]
         last = order[-1] + 1
-        end = max(row.end for row in rows if unit_of.get(row.block) == last)
+        end = max(row.end for row in rows if period_of.get(row.block) == last)
         edges = [starts[n] for n in order] + [end]
         if edges != sorted(edges):
             raise NotRepeatedError("its blocks run in no plain order")
         for row in rows:
-            if row.block not in unit_of and edges[0] <= row.start < end:
+            if row.block not in period_of and edges[0] <= row.start < end:
                 raise NotRepeatedError("other blocks run between its blocks")
-        places = [items.after(edge) for edge in edges]
-        # What the last one frees once its pass is over is its own, as with the others.
-        stop = items.after(phase.end)
-        while places[-1] < stop and _frees(flat, items, places[-1]):
+        places = [timeline.after(edge) for edge in edges]
+        # Frees right after the last pass belong to its block, as with the others.
+        stop = timeline.after(phase.end)
+        while places[-1] < stop and _frees(trace, timeline, places[-1]):
             places[-1] += 1
         for n, start, stop in zip(order, places, places[1:], strict=False):
             yield start, stop, n + 1
 
 
-def pairs_of(items: Items) -> list[Pair]:
-    """Return where items of one middle period stand beside items of the other.
+def middle_spans(timeline: Timeline) -> list[MiddleSpans]:
+    """Return the adjacent spans of the two middle periods.
 
     Raises:
-        NotRepeatedError: If one stands alone.
+        NotRepeatedError: If a span of one has no counterpart next to it.
     """
-    anchor = items.anchor
-    edges = np.flatnonzero(np.diff(anchor)) + 1
+    period = timeline.period
+    edges = np.flatnonzero(np.diff(period)) + 1
     starts = [0, *edges.tolist()]
-    ends = [*edges.tolist(), len(anchor)]
+    ends = [*edges.tolist(), len(period)]
     groups = [
-        (int(anchor[start]), start, end)
+        (int(period[start]), start, end)
         for start, end in zip(starts, ends, strict=True)
-        if start < end and anchor[start] in {FIRST_MIDDLE, SECOND_MIDDLE}
+        if start < end and period[start] in {FIRST_MIDDLE, SECOND_MIDDLE}
     ]
     if len(groups) % 2:
         raise NotRepeatedError("something happens in one of its middle blocks alone")
-    return [_pair(*two) for two in zip(groups[::2], groups[1::2], strict=True)]
+    return [_adjacent(*two) for two in zip(groups[::2], groups[1::2], strict=True)]
 
 
-def _pair(one: Sequence[int], other: Sequence[int]) -> Pair:
-    (unit, start, end), (_, next_start, next_end) = one, other
+def _adjacent(one: Sequence[int], other: Sequence[int]) -> MiddleSpans:
+    (period, start, end), (_, next_start, next_end) = one, other
     if end != next_start or end - start != next_end - next_start:
         raise NotRepeatedError("its middle blocks leave different numbers of events")
-    return Pair(start, end, end - start, rising=unit == FIRST_MIDDLE)
+    return MiddleSpans(start, end, end - start, rising=period == FIRST_MIDDLE)

@@ -1,7 +1,7 @@
-"""What corresponds in the two middle periods of a twin's run (tracing T9).
+"""Match the two middle periods of a shortened model's run, item by item.
 
-They must leave the same stretches: the same events in the same order, on storages that
-correspond, of the same sizes, layers and kinds, and the same ops.
+They must have the same events in the same order, on corresponding storages of equal
+sizes, layers and categories, and the same ops.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import Ints
-from budgetfit.tracing.depth_extrapolation.period_labels import (
-    FIRST_MIDDLE,
-    SECOND_MIDDLE,
-)
+from budgetfit.tracing.depth_extrapolation.columnar_trace import IntArray
+from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import FlatTrace
+    from budgetfit.tracing.depth_extrapolation.columnar_trace import ColumnarTrace
     from budgetfit.tracing.depth_extrapolation.period_labels import (
-        Items,
-        Pair,
-        RunLayout,
+        MiddleSpans,
+        Timeline,
     )
+    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
-_STORAGE_FACTS = ("fixed", "slope", "category", "scratch", "unverified")
-_OP_FACTS = (
+_STORAGE_COLUMNS = ("fixed", "slope", "category", "scratch", "unverified")
+_OP_COLUMNS = (
     "rate",
     "name",
     "flops_fixed",
@@ -40,71 +37,74 @@ _OP_FACTS = (
 )
 
 
-class Shifted(NamedTuple):
-    """Where things of a period lie: ``shift`` periods away, at ``column`` there.
+class PeriodReference(NamedTuple):
+    """References of a period's items: ``shift`` periods away, at ``column`` there.
 
-    For storages the column is a slot of ``Match.table``, for layers one of
-    ``RunLayout.layers``. Where it is -1, ``fixed`` is meant in every copy.
+    For storages the column is a slot of ``PeriodMatch.table``, for layers one of
+    ``RunLayout.layers``. Where it is -1, every copy refers to ``fixed``.
     """
 
-    shift: Ints
-    column: Ints
-    fixed: Ints
+    shift: IntArray
+    column: IntArray
+    fixed: IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """The middle periods side by side, and the storages of the copies between them.
+class PeriodMatch:
+    """The matched items of the middle periods, and the storages of the copies.
 
     Attributes:
-        two, three: Positions of the items of both periods, in pairs.
-        born, dies: Which of the pairs are births and frees; the others are ops.
-        home: The period that each storage is born in.
+        two, three: Timeline positions of the items of both periods, in pairs.
+        allocates, frees: Which of the pairs are allocations and frees; the others are
+            ops.
+        allocated_in: The period that allocates each storage.
         slots: For each storage of a middle period its column in ``table``; else -1.
-        table: The storages that correspond, one row for each period from the first
-            middle one to the second; those of the copies are new.
+        table: Corresponding storages, one row for each period from the first middle one
+            to the second; those of the copies are new.
         layers, owners: Of each column of ``table``.
         op_layers, op_owners: Of each pair of ops.
-        freed: The storages that frees name.
+        freed: The storages that frees refer to.
     """
 
-    two: Ints
-    three: Ints
-    born: NDArray[np.bool_]
-    dies: NDArray[np.bool_]
-    home: Ints
-    slots: Ints
-    table: Ints
-    layers: Shifted
-    owners: Shifted
-    op_layers: Shifted
-    op_owners: Shifted
-    freed: Shifted
+    two: IntArray
+    three: IntArray
+    allocates: NDArray[np.bool_]
+    frees: NDArray[np.bool_]
+    allocated_in: IntArray
+    slots: IntArray
+    table: IntArray
+    layers: PeriodReference
+    owners: PeriodReference
+    op_layers: PeriodReference
+    op_owners: PeriodReference
+    freed: PeriodReference
 
-    def seen_from(self, storage: Ints, anchor: Ints) -> Ints:
-        """Return which storages periods mean, now that copies lie in the middle.
+    def resolve(self, storage: IntArray, period: IntArray) -> IntArray:
+        """Return the storages that items of a period refer to, copies inserted.
 
-        What the first middle period was to the second, the last copy is.
+        To the second middle period the last copy is what the first one was.
 
         Raises:
-            NotRepeatedError: If something outside the run names one block's storage.
+            NotRepeatedError: If something outside the run frees one block's storage.
         """
-        slot, home = self.slots[storage], self.home[storage]
+        slot, source = self.slots[storage], self.allocated_in[storage]
         middle = slot >= 0
-        if (middle & (anchor == 0)).any():
+        if (middle & (period == 0)).any():
             raise NotRepeatedError("something outside frees what one block made")
         storage = storage.copy()
-        up = middle & (anchor <= FIRST_MIDDLE) & (home == SECOND_MIDDLE)
-        down = middle & (anchor >= SECOND_MIDDLE) & (home == FIRST_MIDDLE)
+        up = middle & (period <= FIRST_MIDDLE) & (source == SECOND_MIDDLE)
+        down = middle & (period >= SECOND_MIDDLE) & (source == FIRST_MIDDLE)
         storage[up] = self.table[1, slot[up]]
         storage[down] = self.table[-2, slot[down]]
         return storage
 
-    def in_copies(self, copy: Ints, shift: Ints, slot: Ints) -> Ints:
-        """Return the storages that copies, counted from 1, mean.
+    def storages_in_copies(
+        self, copy: IntArray, shift: IntArray, slot: IntArray
+    ) -> IntArray:
+        """Return the storages that copies, counted from 1, refer to.
 
         Raises:
-            NotRepeatedError: If they lie beyond the middle periods.
+            NotRepeatedError: If these are not of the middle periods.
         """
         row = copy + shift
         if ((row < 0) | (row >= len(self.table))).any():
@@ -112,55 +112,66 @@ class Match:
         return self.table[row, slot]
 
 
-def match_middle(
-    flat: FlatTrace, layout: RunLayout, items: Items, pairs: Sequence[Pair], extra: int
-) -> Match:
-    """Compare the two middle periods item by item, and pair what corresponds.
+def match_middle_periods(
+    trace: ColumnarTrace,
+    layout: RunLayout,
+    timeline: Timeline,
+    pairs: Sequence[MiddleSpans],
+    extra: int,
+) -> PeriodMatch:
+    """Compare the two middle periods item by item, and match their storages.
 
     Raises:
-        NotRepeatedError: If they differ; the first difference is named.
+        NotRepeatedError: If they differ; the message names the first difference.
     """
     two, three = _positions(pairs)
-    _same("the order of events and ops", items.is_op[two], items.is_op[three])
-    ops = items.is_op[three]
-    op_two, op_three = items.index[two[ops]], items.index[three[ops]]
-    for name in _OP_FACTS:
-        _same(f"ops' {name}", flat.ops[name][op_two], flat.ops[name][op_three])
-    births = np.zeros(len(items.is_op), bool)
-    births[items.of_event[flat.events > 0]] = True
-    _same("allocations and frees", births[two], births[three])
-    born, dies = births[three], ~births[three] & ~ops
-    made_two, made_three = items.storage[two[born]], items.storage[three[born]]
-    for name in _STORAGE_FACTS:
-        column = flat.storages[name]
+    _same("the order of events and ops", timeline.is_op[two], timeline.is_op[three])
+    ops = timeline.is_op[three]
+    op_two, op_three = timeline.index[two[ops]], timeline.index[three[ops]]
+    for name in _OP_COLUMNS:
+        _same(f"ops' {name}", trace.ops[name][op_two], trace.ops[name][op_three])
+    is_allocation = np.zeros(len(timeline.is_op), bool)
+    is_allocation[timeline.of_event[trace.events > 0]] = True
+    _same("allocations and frees", is_allocation[two], is_allocation[three])
+    allocates, frees = is_allocation[three], ~is_allocation[three] & ~ops
+    made_two, made_three = (
+        timeline.storage[two[allocates]],
+        timeline.storage[three[allocates]],
+    )
+    for name in _STORAGE_COLUMNS:
+        column = trace.storages[name]
         _same(f"storages' {name}", column[made_two], column[made_three])
-    count = len(flat.storages["fixed"])
-    slots, home = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    count = len(trace.storages["fixed"])
+    slots, allocated_in = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     slots[made_two] = slots[made_three] = np.arange(len(made_two))
-    home[items.storage[births]] = items.anchor[births]
+    allocated_in[timeline.storage[is_allocation]] = timeline.period[is_allocation]
     copies = count + np.arange(extra * len(made_two)).reshape(extra, -1)
-    layer, owner = flat.storages["layer"], flat.storages["owner"]
-    op_layer, op_owner = flat.ops["layer"], flat.ops["owner"]
-    return Match(
+    layer, owner = trace.storages["layer"], trace.storages["owner"]
+    op_layer, op_owner = trace.ops["layer"], trace.ops["owner"]
+    return PeriodMatch(
         two=two,
         three=three,
-        born=born,
-        dies=dies,
-        home=home,
+        allocates=allocates,
+        frees=frees,
+        allocated_in=allocated_in,
         slots=slots,
         table=np.vstack([made_two, copies, made_three]),
-        layers=_shifted(layout, layer[made_two], layer[made_three]),
-        owners=_shifted(layout, owner[made_two], owner[made_three]),
-        op_layers=_shifted(layout, op_layer[op_two], op_layer[op_three]),
-        op_owners=_shifted(layout, op_owner[op_two], op_owner[op_three]),
-        freed=_freed(
-            flat, slots, home, items.storage[two[dies]], items.storage[three[dies]]
+        layers=_relative_layers(layout, layer[made_two], layer[made_three]),
+        owners=_relative_layers(layout, owner[made_two], owner[made_three]),
+        op_layers=_relative_layers(layout, op_layer[op_two], op_layer[op_three]),
+        op_owners=_relative_layers(layout, op_owner[op_two], op_owner[op_three]),
+        freed=_freed_storages(
+            trace,
+            slots,
+            allocated_in,
+            timeline.storage[two[frees]],
+            timeline.storage[three[frees]],
         ),
     )
 
 
-def _positions(pairs: Sequence[Pair]) -> tuple[Ints, Ints]:
-    """Return the positions of the first middle period's items, and of the other's."""
+def _positions(pairs: Sequence[MiddleSpans]) -> tuple[IntArray, IntArray]:
+    """Return the positions of the items of the first and the second middle period."""
     two, three = [], []
     for pair in pairs:
         first, second = (
@@ -171,42 +182,54 @@ def _positions(pairs: Sequence[Pair]) -> tuple[Ints, Ints]:
     return np.concatenate(two), np.concatenate(three)
 
 
-def _freed(flat: FlatTrace, slots: Ints, home: Ints, two: Ints, three: Ints) -> Shifted:
-    """Find for what is freed which period's it is, counted from the one that frees.
+def _freed_storages(
+    trace: ColumnarTrace,
+    slots: IntArray,
+    allocated_in: IntArray,
+    two: IntArray,
+    three: IntArray,
+) -> PeriodReference:
+    """Return the freed storages relative to the period that frees them.
 
     One of the two may be of the first or the last period, which need not correspond;
-    the other then tells.
+    then the other decides.
     """
     in_two, in_three = slots[two] >= 0, slots[three] >= 0
     if not (in_two | in_three).all():
         raise NotRepeatedError("its middle blocks free what was made far away")
-    _same("whose storages they free", home[two] + 1, home[three])
+    _same("whose storages they free", allocated_in[two] + 1, allocated_in[three])
     both = in_two & in_three
     _same("which storages they free", slots[two[both]], slots[three[both]])
     for name in ("fixed", "slope"):
-        column = flat.storages[name]
+        column = trace.storages[name]
         _same(f"{name} bytes of what they free", column[two], column[three])
-    return Shifted(
-        home[three] - SECOND_MIDDLE,
+    return PeriodReference(
+        allocated_in[three] - SECOND_MIDDLE,
         np.where(in_three, slots[three], slots[two]),
         three,
     )
 
 
-def _shifted(layout: RunLayout, two: Ints, three: Ints) -> Shifted:
-    """Say for layers that both middle periods name which period they are in.
+def _relative_layers(
+    layout: RunLayout, two: IntArray, three: IntArray
+) -> PeriodReference:
+    """Return the layers that both middle periods refer to, relative to the period.
 
     Raises:
         NotRepeatedError: If they do not correspond.
     """
-    units, path = layout.units(), layout.path_of_layer
-    unit_two, unit_three = units[two], units[three]
-    middle = (unit_two == FIRST_MIDDLE) | (unit_two == SECOND_MIDDLE)
+    period_of, path = layout.kept_period_of_layers(), layout.path_of_layer
+    period_two, period_three = period_of[two], period_of[three]
+    middle = (period_two == FIRST_MIDDLE) | (period_two == SECOND_MIDDLE)
     fixed = (two == three) & ~middle
-    inside = (unit_two > 0) & (unit_three == unit_two + 1) & (path[two] == path[three])
+    inside = (
+        (period_two > 0) & (period_three == period_two + 1) & (path[two] == path[three])
+    )
     if not (fixed | inside).all():
         raise NotRepeatedError("its middle blocks work for different layers")
-    return Shifted(unit_three - SECOND_MIDDLE, np.where(fixed, -1, path[three]), three)
+    return PeriodReference(
+        period_three - SECOND_MIDDLE, np.where(fixed, -1, path[three]), three
+    )
 
 
 def _same(what: str, one: NDArray[Any], other: NDArray[Any]) -> None:

@@ -1,100 +1,103 @@
-"""One twin for the batch's line and for the proof: a block longer, a sample larger.
+"""Fit batch scaling and validate the depth extrapolation with one second trace.
 
-A line needs a second batch size and the proof of a twin a second number of blocks
-(tracing T6, T9). One trace does for both: the first twin, made one period longer, must
-be the second but for sizes, and these must lie on lines. A size outside the blocks that
-depended on their number would look like a line that is neither constant nor in
-proportion to the batch; where one is, both are to be traced by themselves.
+The batch fit needs a second batch size, the validation a second depth. One trace serves
+both: the first trace, extrapolated by one period, must equal the second except for
+sizes, and these must be affine in the batch size. A size outside the blocks that
+depended on their number would show as neither constant nor proportional to the batch;
+if there is such a size, fit and validation need a trace each.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from budgetfit.core.step_trace import Affine, KernelScratch
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import difference
-from budgetfit.tracing.recording.batch_scaling import lines_through
+from budgetfit.tracing.depth_extrapolation.columnar_trace import first_difference
+from budgetfit.tracing.recording.batch_scaling import fit_affine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import FlatTrace, Ints
-    from budgetfit.tracing.depth_extrapolation.period_labels import RunLayout
+    from budgetfit.tracing.depth_extrapolation.columnar_trace import (
+        ColumnarTrace,
+        IntArray,
+    )
+    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
-_OP_LINES = (("flops_fixed", "flops_per_sample"), ("bytes_fixed", "bytes_per_sample"))
+_OP_FITS = (("flops_fixed", "flops_per_sample"), ("bytes_fixed", "bytes_per_sample"))
 
 
-def line_and_proof(
-    one: FlatTrace,
-    other: FlatTrace,
-    lengthen: Callable[[FlatTrace], FlatTrace],
+def fit_and_validate(
+    one: ColumnarTrace,
+    other: ColumnarTrace,
+    extend: Callable[[ColumnarTrace], ColumnarTrace],
     layouts: Sequence[RunLayout],
-) -> FlatTrace:
-    """Return ``one`` for all batch sizes, and proven not to depend on its length.
+) -> ColumnarTrace:
+    """Return ``one`` fitted for all batch sizes, after validating its extrapolation.
 
     Args:
-        one: A twin's trace at one batch size.
-        other: That of a twin one period longer, at another.
-        lengthen: Makes a trace one period longer.
-        layouts: Where the runs of the twins are.
+        one: A shortened model's trace at one batch size.
+        other: That of a model one period deeper, at another batch size.
+        extend: Extrapolates a trace by one period.
+        layouts: Of the runs in the models.
 
     Raises:
-        NotRepeatedError: If the longer twin is not the shorter one made longer.
-        NotAffineError: If its sizes are on no line.
+        NotRepeatedError: If ``one`` extrapolated is not ``other``.
+        NotAffineError: If sizes are not affine in the batch size.
     """
-    longer, storage, op = _numbered(one, lengthen)
-    found = difference(longer, other, sizes=False)
+    longer, storage, op = _extended(one, extend)
+    found = first_difference(longer, other, sizes=False)
     if found:
         raise NotRepeatedError(f"one block more makes a difference: {found}")
     sizes = one.batch_sizes[0], other.batch_sizes[0]
-    fixed, slope = lines_through(
-        longer.storages["fixed"], other.storages["fixed"], sizes
-    )
+    fixed, slope = fit_affine(longer.storages["fixed"], other.storages["fixed"], sizes)
     outside = _outside(longer, layouts)
     if (outside & (fixed > 0) & (slope > 0)).any():
         raise NotRepeatedError("what is outside the blocks may depend on their number")
     storages, ops = dict(one.storages), dict(one.ops)
-    storages["fixed"], storages["slope"] = _own(storage, fixed), _own(storage, slope)
-    for at_zero, per_sample in _OP_LINES:
-        pair = lines_through(longer.ops[at_zero], other.ops[at_zero], sizes)
-        ops[at_zero], ops[per_sample] = (_own(op, column) for column in pair)
-    # What an op on lists moves of the period that was added is for ``repeat_blocks``.
+    storages["fixed"], storages["slope"] = _fold(storage, fixed), _fold(storage, slope)
+    for at_zero, per_sample in _OP_FITS:
+        pair = fit_affine(longer.ops[at_zero], other.ops[at_zero], sizes)
+        ops[at_zero], ops[per_sample] = (_fold(op, column) for column in pair)
+    # ``extrapolate_depth`` adds what ops on tensor lists move of further periods.
     lists = np.unique(one.shares[:, 0])
     ops["bytes_fixed"][lists] = one.ops["bytes_fixed"][lists]
     rows = _scratch(longer, other, sizes)
     scratch = tuple(dict.fromkeys(row for row in rows if row is not None))
     number = {row: index for index, row in enumerate(scratch)}
     index = [-1 if row is None else number[row] for row in rows]
-    storages["scratch"] = _own(storage, np.array(index, np.int64))
-    return one.replaced(storages=storages, ops=ops, scratch=scratch, batch_sizes=sizes)
+    storages["scratch"] = _fold(storage, np.array(index, np.int64))
+    return replace(one, storages=storages, ops=ops, scratch=scratch, batch_sizes=sizes)
 
 
-def _numbered(
-    one: FlatTrace, lengthen: Callable[[FlatTrace], FlatTrace]
-) -> tuple[FlatTrace, Ints, Ints]:
-    """Make a trace longer; say which storage and op of its own each is or is like."""
+def _extended(
+    one: ColumnarTrace, extend: Callable[[ColumnarTrace], ColumnarTrace]
+) -> tuple[ColumnarTrace, IntArray, IntArray]:
+    """Extend a trace; also return the original index of each storage and op."""
     counts = len(one.storages["fixed"]), len(one.ops["event"])
-    longer = lengthen(
-        one.replaced(
+    longer = extend(
+        replace(
+            one,
             storages=one.storages | {"number": np.arange(counts[0])},
             ops=one.ops | {"number": np.arange(counts[1])},
         )
     )
     storages, ops = dict(longer.storages), dict(longer.ops)
     storage, op = storages.pop("number"), ops.pop("number")
-    return longer.replaced(storages=storages, ops=ops), storage, op
+    return replace(longer, storages=storages, ops=ops), storage, op
 
 
-def _own(number: Ints, column: NDArray[Any]) -> NDArray[Any]:
-    """Fold a column of the longer trace back to the shorter one.
+def _fold(number: IntArray, column: NDArray[Any]) -> NDArray[Any]:
+    """Fold a column of the extended trace back to the original one.
 
     Raises:
-        NotRepeatedError: If a copy differs from what it is a copy of.
+        NotRepeatedError: If a copy differs from its original.
     """
     folded = np.empty(number.max(initial=-1) + 1, column.dtype)
     folded[number] = column
@@ -103,8 +106,8 @@ def _own(number: Ints, column: NDArray[Any]) -> NDArray[Any]:
     return folded
 
 
-def _outside(flat: FlatTrace, layouts: Sequence[RunLayout]) -> NDArray[np.bool_]:
-    """Say which storages belong to no period of a run."""
+def _outside(flat: ColumnarTrace, layouts: Sequence[RunLayout]) -> NDArray[np.bool_]:
+    """Return which storages belong to no period of a run."""
     inside = np.zeros(len(flat.storages["fixed"]), bool)
     for layout in layouts:
         for name in ("owner", "layer"):
@@ -113,9 +116,9 @@ def _outside(flat: FlatTrace, layouts: Sequence[RunLayout]) -> NDArray[np.bool_]
 
 
 def _scratch(
-    longer: FlatTrace, other: FlatTrace, sizes: tuple[int, int]
+    longer: ColumnarTrace, other: ColumnarTrace, sizes: tuple[int, int]
 ) -> list[KernelScratch | None]:
-    """Return each storage's scratch, its arguments as lines."""
+    """Return each storage's scratch, with arguments affine in the batch size."""
     known: dict[tuple[int, int], KernelScratch] = {}
     rows: list[KernelScratch | None] = []
     pairs = zip(
@@ -133,7 +136,7 @@ def _scratch(
                 np.array([each.fixed for each in row.arguments], np.int64)
                 for row in (one, two)
             )
-            fixed, slope = lines_through(values, others, sizes)
+            fixed, slope = fit_affine(values, others, sizes)
             arguments = tuple(
                 Affine(int(a), int(b)) for a, b in zip(fixed, slope, strict=True)
             )

@@ -1,4 +1,4 @@
-"""Fake tensors and models: copies without memory, shortened copies, cached results.
+"""Fake copies of models, shortened copies, cached results of ops on fake tensors.
 
-In comes a real model; out comes one of fake tensors. Open ``model_copy.py`` first.
+In comes a real model; out comes one of fake tensors. Start with ``model_copy.py``.
 """

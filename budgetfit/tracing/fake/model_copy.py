@@ -1,4 +1,4 @@
-"""A copy of a model in fake tensors: same modules, no weights (tracing T2)."""
+"""Copy a model with fake tensors (FakeTensorMode): same modules, no memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.errors import TraceError
-from budgetfit.tracing.fake.shortened_model import close_up, holes
-from budgetfit.tracing.fake.tensor_factory import FakeTensors
-from budgetfit.tracing.fake.uncopyable_values import stand_ins
-from budgetfit.utils.copy_model import copied
+from budgetfit.tracing.fake.shortened_model import close_gaps, placeholder_memo
+from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory
+from budgetfit.tracing.fake.uncopyable_values import uncopyable_memo
+from budgetfit.utils.copy_model import deepcopy_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -32,8 +32,8 @@ def fake_copy(
     """Return a deep copy of ``model`` with fake parameters and buffers on the CPU.
 
     The model may live on the CPU, on CUDA or on meta; it is not changed. Tied
-    parameters stay tied and ``requires_grad`` stays. With ``short`` the copy is a
-    twin without some blocks. ``on_fake`` is called with each tensor and its fake.
+    parameters stay tied and ``requires_grad`` stays. With ``short`` the copy has fewer
+    blocks. ``on_fake`` is called with each tensor and its fake.
 
     Raises:
         TraceError: If the model cannot be copied: it holds open files or iterators,
@@ -43,19 +43,19 @@ def fake_copy(
     left_out = () if short is None else short.left_out
     fakes = _fakes_of_tensors(model, mode, left_out, on_fake)
     with _CopiesOnCpu(mode):
-        memo = (holes(model, left_out) if short is not None else {}) | fakes
+        memo = (placeholder_memo(model, left_out) if short is not None else {}) | fakes
         try:
-            twin = copied(model, memo)
-        except Exception:  # noqa: BLE001 - the attributes are asked one by one
-            gaps = {} if short is None else holes(model, left_out)
-            twin = _patient_copy(model, gaps | fakes)
+            copy = deepcopy_model(model, memo)
+        except Exception:  # noqa: BLE001 - the attributes are tried one by one
+            gaps = {} if short is None else placeholder_memo(model, left_out)
+            copy = _copy_with_replacements(model, gaps | fakes)
     if short is not None:
-        close_up(twin, short)
-    return twin
+        close_gaps(copy, short)
+    return copy
 
 
 class _CopiesOnCpu(FakeCopyMode):
-    """Copies tensors in lists and the like; torch would take CUDA memory for a fake."""
+    """Copies tensors in containers to the CPU; torch would allocate CUDA memory."""
 
     def __torch_function__(
         self,
@@ -68,7 +68,7 @@ class _CopiesOnCpu(FakeCopyMode):
             with torch._C.DisableTorchFunction():
                 tensor, memo = args
                 if tensor.device.type == "cuda" and id(tensor) not in memo:
-                    fakes = FakeTensors(self.fake_mode)
+                    fakes = FakeTensorFactory(self.fake_mode)
                     memo[id(tensor)] = (
                         fakes.parameter(tensor)
                         if isinstance(tensor, torch.nn.Parameter)
@@ -79,11 +79,11 @@ class _CopiesOnCpu(FakeCopyMode):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _patient_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Copy a model some of whose attributes cannot be copied."""
-    memo |= stand_ins(model, memo)
+def _copy_with_replacements(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a model with attributes that ``deepcopy`` refuses."""
+    memo |= uncopyable_memo(model, memo)
     try:
-        return copied(model, memo)
+        return deepcopy_model(model, memo)
     except Exception as error:
         raise TraceError(
             f"The model cannot be copied: {type(error).__name__}: {error}. Remove "
@@ -94,7 +94,7 @@ def _patient_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _refuse_scripts(model: nn.Module) -> None:
-    """TorchScript runs outside of Python, where neither ops nor modules are seen."""
+    """Raise for TorchScript, which runs outside Python, where nothing is dispatched."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             where = f"{name!r} is" if name else "The model is"
@@ -115,11 +115,11 @@ def _fakes_of_tensors(
 ) -> dict[int, Any]:
     """Return a ``deepcopy`` memo with a fake CPU tensor for each of a model's tensors.
 
-    These are parameters, buffers and other tensors that modules have. ``Module.to`` on
-    fake parameters fails with "Couldn't swap", and a copied parameter from meta stays
-    on meta and loses its ``Parameter`` type.
+    These are parameters, buffers and tensor attributes. ``Module.to`` on fake
+    parameters fails with "Couldn't swap", and a copied meta parameter stays on meta and
+    loses its ``Parameter`` type.
     """
-    fakes = FakeTensors(mode)
+    fakes = FakeTensorFactory(mode)
     memo: dict[int, Any] = {}
     seen = {model.get_submodule(name) for name in left_out}
     for _, module in model.named_modules(seen):
@@ -138,14 +138,14 @@ def _fakes_of_tensors(
 
 @contextlib.contextmanager
 def fake_mode() -> Iterator[FakeTensorMode]:
-    """Enter a fake mode that takes the small real tensors that models make."""
+    """Enter a FakeTensorMode that accepts small real tensors made by models."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 
 
 @contextlib.contextmanager
-def quiet_fakes() -> Iterator[None]:
-    """Keep torch from logging a traceback for what becomes an error or a note."""
+def silence_fake_tensor_log() -> Iterator[None]:
+    """Disable the log of torch's fake tensors: failures become errors or notes."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:

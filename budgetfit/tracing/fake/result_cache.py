@@ -1,10 +1,9 @@
-"""What ops made of fakes before, made again without torch's dispatch (tracing T9).
+"""FakeResultCache: cached results of ops on fake tensors, without torch's dispatch.
 
-A trace runs the same few hundred calls over and over, and torch takes 60 microseconds
-and more for a fake result even where it remembers it. Here the first sight of a call is
-torch's; what it made is written down as how each output relates to the arguments, made
-again at once and compared with the truth. Only a call whose outputs come out the same
-in every respect is answered from then on. All others stay torch's.
+A trace repeats the same few hundred calls, and torch takes 60 us and more for a fake
+result even from its own cache. Here torch runs the first call; how each output relates
+to the arguments is recorded, the outputs are recreated from that and compared with
+torch's. Only a call whose outputs are equal in every respect is cached.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from budgetfit.tracing.fake.tensor_factory import FakeTensors
-from budgetfit.tracing.op_signature import STRIDED, Calls, call_key, describe
+from budgetfit.tracing.call_cache import STRIDED, CallCache, add_metadata, call_key
+from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from budgetfit.tracing.op_signature import Key
+    from budgetfit.tracing.call_cache import CallKey
 
-TORCH_DECIDES = (
+UNCACHEABLE_TAGS = (
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 )
-LIFTS = frozenset(
+LIFT_OPS = frozenset(
     {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 )
 
 
-class Output(NamedTuple):
-    """One output: an argument itself, a view of one, or a tensor of its own.
+class OutputSpec(NamedTuple):
+    """One output of a cached call: an argument itself, a view of one, or a new tensor.
 
-    ``argument`` is its position among the op's, -1 for none; ``shape`` is None where
-    the output is that argument.
+    ``argument`` is the argument's position, -1 for none; ``shape`` is None if the
+    output is that argument.
     """
 
     argument: int
@@ -50,30 +49,30 @@ class Output(NamedTuple):
     dtype: torch.dtype = torch.float32
 
 
-class Result(NamedTuple):
-    """What a call returns: outputs in a container, or one alone.
+class ResultSpec(NamedTuple):
+    """The result of a cached call: outputs in a container, or one alone.
 
-    What is no tensor, as None or a length, is the same each time.
+    Outputs that are no tensors (None, a length) are constant.
     """
 
     container: type | None
-    outputs: tuple[Output | int | None, ...]
+    outputs: tuple[OutputSpec | int | None, ...]
 
 
-_SEEN: Calls[Result | None] = Calls()  # None: torch decides
+_SEEN: CallCache[ResultSpec | None] = CallCache()  # None: torch runs the op
 
 
-class FakeResults:
-    """Runs ops on the fakes of one mode; the results are remembered in the process."""
+class FakeResultCache:
+    """Runs ops on the fakes of one mode, with a process-wide cache of the results."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self._fakes = FakeTensors(mode)
+        self._fakes = FakeTensorFactory(mode)
 
     def run(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - whatever the op returns
         """Run an op, as ``func(*args, **kwargs)`` does under the fake mode."""
-        if not _may_repeat(func) or not self._answers():
+        if not _is_cacheable(func) or not self._enabled():
             return func(*args, **kwargs)
         key = call_key(func, args, kwargs)
         if key is None:
@@ -81,44 +80,48 @@ class FakeResults:
         try:
             result = _SEEN[key]
         except KeyError:
-            return self._first(key, func, args, kwargs)
+            return self._run_and_cache(key, func, args, kwargs)
         if result is None:
             return func(*args, **kwargs)
-        return self._make(result, args)
+        return self._recreate(result, args)
 
-    def _answers(self) -> bool:
-        return self._fakes.at_once and not torch.is_inference_mode_enabled()
+    def _enabled(self) -> bool:
+        return self._fakes.fast_path and not torch.is_inference_mode_enabled()
 
-    # -- the first sight of a call ----------------------------------------------------
+    # -- the first run of a call ------------------------------------------------------
 
-    def _first(
-        self, key: Key, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _run_and_cache(
+        self,
+        key: CallKey,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
         out = func(*args, **kwargs)
         result = None
         if call_key(func, args, kwargs) == key:  # else it changed its arguments
             result = _result_of(args, kwargs, out)
-        if result is not None and not self._makes(result, args, out):
+        if result is not None and not self._recreates(result, args, out):
             result = None
-        _SEEN.keep(key, result)
+        _SEEN.store(key, result)
         return out
 
-    def _makes(self, result: Result, args: tuple[Any, ...], out: Any) -> bool:  # noqa: ANN401
-        """Whether a result made again is like what torch made."""
-        again = self._make(result, args)
+    def _recreates(self, result: ResultSpec, args: tuple[Any, ...], out: Any) -> bool:  # noqa: ANN401
+        """Whether a recreated result equals torch's."""
+        again = self._recreate(result, args)
         if result.container is None:
             again, out = (again,), (out,)
-        return all(map(self._alike, again, out, result.outputs))
+        return all(map(self._equal, again, out, result.outputs))
 
-    def _alike(self, again: Any, out: Any, made: Output | int | None) -> bool:  # noqa: ANN401
-        if not isinstance(made, Output) or made.shape is None:
+    def _equal(self, again: Any, out: Any, made: OutputSpec | int | None) -> bool:  # noqa: ANN401
+        if not isinstance(made, OutputSpec) or made.shape is None:
             return again is out
         one: list[Any] = []
         other: list[Any] = []
         keys = torch._C._dispatch_key_set
         return (
-            describe((again,), one)
-            and describe((out,), other)
+            add_metadata((again,), one)
+            and add_metadata((out,), other)
             and one == other
             and again.untyped_storage().nbytes() == out.untyped_storage().nbytes()
             and again._version == out._version
@@ -126,16 +129,16 @@ class FakeResults:
             and vars(again) == vars(out)
         )
 
-    # -- making results ---------------------------------------------------------------
+    # -- recreating results -----------------------------------------------------------
 
-    def _make(self, result: Result, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def _recreate(self, result: ResultSpec, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
         container, outputs = result
         if container is None:
             return self._output(outputs[0], args)
         return container(self._output(output, args) for output in outputs)
 
-    def _output(self, output: Output | int | None, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        if not isinstance(output, Output):
+    def _output(self, output: OutputSpec | int | None, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        if not isinstance(output, OutputSpec):
             return output
         argument, shape, stride, offset, dtype = output
         if shape is None:
@@ -146,12 +149,12 @@ class FakeResults:
 
 
 @functools.cache
-def _may_repeat(func: OpOverload) -> bool:
-    """Whether a result may depend on nothing but the arguments' metadata."""
+def _is_cacheable(func: OpOverload) -> bool:
+    """Whether an op's result can depend on the metadata of its arguments alone."""
     return (
         func.namespace in {"aten", "budgetfit"}
-        and func not in LIFTS
-        and not any(tag in func.tags for tag in TORCH_DECIDES)
+        and func not in LIFT_OPS
+        and not any(tag in func.tags for tag in UNCACHEABLE_TAGS)
     )
 
 
@@ -159,12 +162,12 @@ def _result_of(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,  # noqa: ANN401 - whatever an op returned
-) -> Result | None:
-    """Return how outputs relate to arguments; None where that cannot be told."""
+) -> ResultSpec | None:
+    """Return how outputs relate to arguments; None if that is ambiguous."""
     container = type(out) if type(out) in {list, tuple} else None
     first = [_storage(x) if isinstance(x, torch.Tensor) else 0 for x in args]
     inputs = _storages((*args, *kwargs.values()))
-    made: list[Output | int | None] = []
+    made: list[OutputSpec | int | None] = []
     for x in (out,) if container is None else out:
         if x is None or type(x) is int:
             made.append(x)
@@ -173,7 +176,7 @@ def _result_of(
             return None
         same = [n for n, value in enumerate(args) if value is x]
         if same:
-            made.append(Output(same[0]))
+            made.append(OutputSpec(same[0]))
             continue
         argument, storage = -1, _storage(x)
         if storage in inputs:
@@ -181,13 +184,13 @@ def _result_of(
                 return None  # a view of which one?
             argument = first.index(storage)
         place = x.shape, x.stride(), int(x.storage_offset())
-        made.append(Output(argument, *place, x.dtype))
+        made.append(OutputSpec(argument, *place, x.dtype))
     own = [
         _storage(x)
         for x, output in zip((out,) if container is None else out, made, strict=True)
-        if isinstance(output, Output) and output.argument < 0
+        if isinstance(output, OutputSpec) and output.argument < 0
     ]
-    return Result(container, tuple(made)) if len(set(own)) == len(own) else None
+    return ResultSpec(container, tuple(made)) if len(set(own)) == len(own) else None
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -195,7 +198,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _storages(values: Iterable[Any]) -> list[int]:
-    """Return the storages of tensors in arguments, also of those in lists."""
+    """Return the storages of tensors in (nested) arguments."""
     found: list[int] = []
     for value in values:
         if isinstance(value, torch.Tensor):

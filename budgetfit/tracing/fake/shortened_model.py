@@ -1,8 +1,8 @@
-"""A model with the middle of its runs of blocks taken out, in a copy (tracing T9).
+"""Shortened model: a copy with fewer repeated blocks, for depth extrapolation.
 
-What is left out of a ``ModuleList`` closes up, so that a loop or an index finds the
-rest; a list of settings with one entry for each block (``config.layer_types``) closes
-up with it. Where a model still asks for what is not there, its twin cannot run.
+The remaining children of a ``ModuleList`` are renumbered, so that loops and indices
+find them; lists with one entry per block (``config.layer_types``) are shortened as
+well. A model that still refers to a missing block cannot be traced shortened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.tracing.blocks.block_signature import lists_outside
+from budgetfit.tracing.blocks.block_signature import config_lists
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shortening:
-    """Which blocks a twin has, and how their paths and all others map.
+    """Which blocks a shortened model leaves out, and how module paths map to it.
 
     Attributes:
-        blocks: All candidate blocks of the whole model.
-        left_out: Those that the twin does without.
-        paths: Every module path of the whole model; None where the twin has no such
-            module, else the path there.
+        blocks: All candidate blocks of the full model.
+        left_out: Those that the shortened model leaves out.
+        paths: Every module path of the full model -> the path in the shortened one;
+            None if it is left out.
     """
 
     blocks: tuple[str, ...]
@@ -39,24 +39,24 @@ class Shortening:
 
     @property
     def kept_blocks(self) -> tuple[str, ...]:
-        """The blocks that stay, by their paths in the whole model."""
+        """The remaining blocks, by their paths in the full model."""
         return tuple(name for name in self.blocks if name not in self.left_out)
 
     @property
-    def twin_blocks(self) -> tuple[str, ...]:
-        """The same by their paths in the twin."""
+    def short_blocks(self) -> tuple[str, ...]:
+        """The remaining blocks, by their paths in the shortened model."""
         return tuple(self.path(name) for name in self.kept_blocks)
 
     @property
-    def twin_layers(self) -> tuple[str, ...]:
-        """Every module path of the twin, in the order of the whole model."""
+    def short_layers(self) -> tuple[str, ...]:
+        """Every module path of the shortened model, in the full model's order."""
         return tuple(path for path in self.paths.values() if path is not None)
 
     def path(self, name: str) -> str:
-        """Return the twin's path of a module that it has.
+        """Return the path of a module in the shortened model.
 
         Raises:
-            NotRepeatedError: If it has none, which the whole model may have.
+            NotRepeatedError: If the module is left out.
         """
         path = self.paths.get(name)
         if path is None:
@@ -64,7 +64,7 @@ class Shortening:
         return path
 
     def segments(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-        """Return the segments of a recipe that concern the twin, in its paths."""
+        """Return a recipe's segments of remaining blocks, in shortened paths."""
         return tuple(
             replace(segment, blocks=tuple(map(self.path, segment.blocks)))
             for segment in segments
@@ -92,7 +92,7 @@ def shortening(
 
 
 def _renamed(name: str, renamed: dict[str, str | None]) -> str | None:
-    """Return a module's path in the twin: a block's new path may begin it."""
+    """Return a module's shortened path: its block may have a new one."""
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
         prefix = ".".join(parts[:depth])
@@ -103,17 +103,17 @@ def _renamed(name: str, renamed: dict[str, str | None]) -> str | None:
     return name
 
 
-class _LeftOut:
-    """Stands in a copy where a block was; whoever calls it is told."""
+class _Placeholder:
+    """Takes the place of a left-out block in a copy; calling it fails."""
 
 
-def holes(model: nn.Module, left_out: Collection[str]) -> dict[int, Any]:
-    """Return a ``deepcopy`` memo that copies everything but the blocks left out."""
-    return {id(model.get_submodule(name)): _LeftOut() for name in left_out}
+def placeholder_memo(model: nn.Module, left_out: Collection[str]) -> dict[int, Any]:
+    """Return a ``deepcopy`` memo with a placeholder for each left-out block."""
+    return {id(model.get_submodule(name)): _Placeholder() for name in left_out}
 
 
-def close_up(copy: nn.Module, short: Shortening) -> None:
-    """Close the gaps in a copy that was made with ``holes``, in place."""
+def close_gaps(copy: nn.Module, short: Shortening) -> None:
+    """Remove the placeholders of ``placeholder_memo`` from a copy, in place."""
     lengths: dict[int, set[tuple[int, ...]]] = {}
     for container in {name.rpartition(".")[0] for name in short.left_out}:
         children = copy.get_submodule(container)._modules
@@ -125,7 +125,7 @@ def close_up(copy: nn.Module, short: Shortening) -> None:
         for position in kept:
             key, child = pairs[position]
             children[short.path(f"{prefix}{key}")[len(prefix) :]] = child
-    found_lists = list(lists_outside(copy, short.twin_blocks))
+    found_lists = list(config_lists(copy, short.short_blocks))
     for _, (holder, name), values in found_lists:
         found = lengths.get(len(values), set())
         if len(found) == 1 and type(values) in {

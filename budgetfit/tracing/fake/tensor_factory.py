@@ -1,4 +1,4 @@
-"""Fake CPU tensors, made without the checks that torch makes for any device."""
+"""FakeTensorFactory: create fake CPU tensors without torch's per-device checks."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from budgetfit.tracing.op_signature import CPU
+from budgetfit.tracing.call_cache import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class FakeTensors:
-    """Makes fakes of one mode, from below the dispatch modes that are on.
+class FakeTensorFactory:
+    """Creates fake tensors of one FakeTensorMode, below the active dispatch modes.
 
     Attributes:
-        at_once: Whether this torch lets fakes be made here. Else torch makes them, at
-            several times the cost.
+        fast_path: Whether the factory's fakes equal those of this torch. Otherwise
+            torch creates them, at several times the cost.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
         self._attributes: dict[str, Any] = {}
-        self.at_once = self._makes_what_torch_makes()
+        self.fast_path = self._equals_torch()
 
     def empty(
         self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
-        """Return a fake with a storage of its own, like ``torch.empty_strided``."""
-        if not self.at_once:
+        """Return a fake with a new storage, like ``torch.empty_strided``."""
+        if not self.fast_path:
             with self.mode:
                 return torch.empty_strided(shape, stride, dtype=dtype)
         guard = torch._C._DisableTorchDispatch()
@@ -42,7 +42,7 @@ class FakeTensors:
     def parameter(self, like: torch.Tensor) -> nn.Parameter:
         """Return a fake parameter with a tensor's shape, strides and dtype."""
         fake = self.empty(like.shape, like.stride(), like.dtype)
-        if not self.at_once:
+        if not self.fast_path:
             return nn.Parameter(fake, requires_grad=like.requires_grad)
         vars(fake)["_is_param"] = True
         return fake.requires_grad_(like.requires_grad)  # type: ignore[return-value]
@@ -55,7 +55,7 @@ class FakeTensors:
         offset: int,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return another fake on the storage of one."""
+        """Return a view: another fake on the same storage."""
         guard = torch._C._DisableTorchDispatch()
         inner = torch.empty_strided((0,), (1,), dtype=dtype, device="meta")
         inner.set_(fake.untyped_storage(), offset, shape, stride)
@@ -72,7 +72,7 @@ class FakeTensors:
         vars(fake).update(self._attributes)
         return fake
 
-    def _makes_what_torch_makes(self) -> bool:
+    def _equals_torch(self) -> bool:
         """Whether a fake made here has the dispatch keys and attributes of torch's."""
         try:
             guard = torch._C._DisableTorchDispatch()

@@ -1,4 +1,4 @@
-"""What ``deepcopy`` refuses among a model's attributes, and what stands for it."""
+"""Replacements for attributes of a model that ``deepcopy`` refuses."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from budgetfit.errors import TraceError
 if TYPE_CHECKING:
     from torch import nn
 
-# The copy would read on from the user's own: planning would change the model.
-_READ_ON = (Iterator, io.IOBase)
+# Reading them in the copy would advance the user's own.
+_STATEFUL_READERS = (Iterator, io.IOBase)
 
 
-def stand_ins(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
+def uncopyable_memo(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
     """Return a ``deepcopy`` memo for attributes of modules that cannot be copied.
 
-    Random generators get a copy in the same state. Locks, connections and other things
-    are shared with the copy: its forward uses them as the model's would.
+    Random generators are copied with their state. Locks, connections and other objects
+    are shared with the copy, whose forward uses them as the model's would.
 
     Args:
         model: Read only.
-        memo: What is copied otherwise: tensors.
+        memo: Objects with a replacement already: tensors.
 
     Raises:
-        TraceError: An open file or an iterator: reading from it would change it.
+        TraceError: If an attribute is an open file or an iterator, which the copy's
+            forward would advance.
     """
     known: dict[int, Any] = {id(module): module for module in model.modules()}
     known |= memo
@@ -50,12 +51,12 @@ def stand_ins(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
             if _is_copied(value, [part for _, part in parts]):
                 waiting += [(f"{where}.{name}", part) for name, part in parts]
             else:
-                found[id(value)] = _stand_in(where, value, type(module).__name__)
+                found[id(value)] = _replacement(where, value, type(module).__name__)
     return found
 
 
 def _is_copied(value: Any, parts: Iterable[Any]) -> bool:  # noqa: ANN401
-    """Whether a value can be copied where all its parts can."""
+    """Whether a value can be copied if all its parts can."""
     if isinstance(value, torch.Generator):
         return False  # torch's own copy reads its state under the fake mode
     try:
@@ -77,8 +78,8 @@ def _parts(value: Any) -> list[tuple[object, Any]]:  # noqa: ANN401
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _stand_in(path: str, value: Any, module: str) -> Any:  # noqa: ANN401
-    if isinstance(value, _READ_ON):
+def _replacement(path: str, value: Any, module: str) -> Any:  # noqa: ANN401
+    if isinstance(value, _STATEFUL_READERS):
         raise TraceError(
             f"The model cannot be copied to plan it: its {path!r} is a "
             f"{type(value).__name__}, and reading from it would change it for "

@@ -1,5 +1,4 @@
-"""What must not leak into a trace, or out of it.
+"""Isolate a trace from global state: torch modes, RNGs, lazy imports, lru_caches.
 
-Torch's modes, Python's state, lazy imports, names of devices, random numbers: each file
-sets one of them and puts it back. Open ``torch_state.py`` first.
+Each file sets one of them for a trace and restores it. Start with ``torch_state.py``.
 """

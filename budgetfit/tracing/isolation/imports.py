@@ -1,8 +1,8 @@
-"""Modules that a traced program imports for the first time, loaded as if nothing ran.
+"""Import hook: modules that are imported during a trace run without torch's modes.
 
-Libraries import their parts when they are first used, and many make tables of constants
-while they are imported. Within a trace those would be fakes, which stay in the library
-and break it after the trace, and they would count as memory of the first trace alone.
+Libraries import submodules lazily, and many build constant tensors at import. In a
+trace those would be fake tensors, which stay in the library and break it afterwards,
+and they would count as memory of the first trace only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-class _RealImports:
-    """Finds modules as Python does, and runs them with none of torch's modes."""
+class _FinderOutsideModes:
+    """Meta path finder that executes modules with torch's modes disabled."""
 
     def find_spec(
         self,
@@ -37,11 +37,11 @@ class _RealImports:
 
 
 def _load_without_modes(loader: Any) -> None:  # noqa: ANN401 - a loader of any kind
-    """Let a loader, made for one module, run it outside of what is traced."""
+    """Patch a module's loader to execute it with torch's modes disabled."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # what is kept in the module is as Python made it
+        del loader.exec_module  # the module keeps its loader: undo the patch
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             execute(module)
 
@@ -49,10 +49,10 @@ def _load_without_modes(loader: Any) -> None:  # noqa: ANN401 - a loader of any 
 
 
 @contextlib.contextmanager
-def real_imports() -> Iterator[None]:
-    """Keep modules that are imported while the context is open out of its modes."""
-    with _disable_current_modes():  # has imports of its own, which must not ask for it
-        finder: Any = _RealImports()
+def imports_outside_modes() -> Iterator[None]:
+    """Import modules outside of the active modes while the context is open."""
+    with _disable_current_modes():  # its own imports must not use the hook
+        finder: Any = _FinderOutsideModes()
     sys.meta_path.insert(0, finder)
     try:
         yield

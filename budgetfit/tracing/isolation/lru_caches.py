@@ -1,7 +1,7 @@
-"""Functions of a model's code that remember their results: no fake stays in them.
+"""Clear ``functools.lru_cache``s of a model's code that were populated by a trace.
 
-Models keep tables of positions and anchors with ``functools.lru_cache``. What a trace
-puts there is fake, and a real forward would find it afterwards.
+Models cache tables of positions and anchors. A trace would leave fake tensors in these
+caches, which a real forward would find.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-_Remembering = type(functools.lru_cache(maxsize=1)(len))
+_LruCache = type(functools.lru_cache(maxsize=1)(len))
 
 
 @contextlib.contextmanager
-def no_fakes_remembered(model: nn.Module) -> Iterator[None]:
-    """Empty the memories that were added to while the context was open.
+def lru_caches_cleared(model: nn.Module) -> Iterator[None]:
+    """Clear the caches that had misses while the context was open.
 
-    They are those of functions and methods in the files that the model's classes are
-    from, and those that its modules hold: a copy of a module shares them. What was
-    remembered before is worked out again when it is asked for.
+    Those of functions and methods in the Python modules of the model's classes, and
+    those that are attributes of its modules: a copy of a module shares them. Earlier
+    entries are computed again when they are needed.
     """
     names = {type(module).__module__ for module in model.modules()}
-    functions = [each for name in sorted(names) for each in _remembering(name)]
+    functions = [each for name in sorted(names) for each in _cached_functions(name)]
     for module in model.modules():
         own = vars(module).values()
-        functions += [each for each in own if isinstance(each, _Remembering)]
+        functions += [each for each in own if isinstance(each, _LruCache)]
     before = [function.cache_info().misses for function in functions]
     try:
         yield
@@ -43,24 +43,24 @@ def no_fakes_remembered(model: nn.Module) -> Iterator[None]:
 
 
 @functools.cache
-def _remembering(module: str) -> tuple[Any, ...]:
-    """Return the functions of a Python module and its classes that remember."""
+def _cached_functions(module: str) -> tuple[Any, ...]:
+    """Return the cached functions of a Python module and its classes."""
     found = []
     for value in list(vars(sys.modules.get(module, object)).values()):
         own = vars(value).values() if isinstance(value, type) else [value]
         for each in own:
             is_method = isinstance(each, (staticmethod, classmethod))
             function = each.__func__ if is_method else each
-            found += [one for one in _inside(function) if isinstance(one, _Remembering)]
+            found += [one for one in _inside(function) if isinstance(one, _LruCache)]
     return tuple(dict.fromkeys(found))
 
 
 def _inside(function: Any) -> list[Any]:  # noqa: ANN401 - whatever a class holds
-    """Return a function and what it closes over: decorators put a memory there."""
+    """Return a function and its closure, where decorators put a cached function."""
     is_function = isinstance(function, types.FunctionType)
     cells = (function.__closure__ or ()) if is_function else ()
     inner = []
     for cell in cells:
-        with contextlib.suppress(ValueError):  # a cell that is empty yet
+        with contextlib.suppress(ValueError):  # an empty cell
             inner.append(cell.cell_contents)
     return [function, *inner]

@@ -1,41 +1,37 @@
-"""Nothing but the traced program happens during a trace, and random state stays."""
+"""Keep garbage collection, imports and random numbers of the program out of a trace."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import random
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from budgetfit.tracing.isolation.imports import real_imports
-from budgetfit.tracing.isolation.scalar_randomness import lone_chances
+from budgetfit.tracing.isolation.imports import imports_outside_modes
+from budgetfit.tracing.isolation.private_generators import private_generators
+from budgetfit.tracing.isolation.scalar_randomness import pinned_scalar_draws
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def quiet_machine() -> Iterator[None]:
-    """No garbage collection or import as part of a trace; random state as it was.
+def python_state_preserved() -> Iterator[None]:
+    """Disable garbage collection, and import and draw apart from the program.
 
-    What is drawn meanwhile is no chance (``lone_chances``).
+    Scalar random draws are pinned (``scalar_randomness``).
     """
     was_enabled = gc.isenabled()
     gc.disable()
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
     try:
         with (
-            torch.random.fork_rng(devices=[]),
+            private_generators(),
             torch.enable_grad(),
-            real_imports(),
-            lone_chances(),
+            imports_outside_modes(),
+            pinned_scalar_draws(),
         ):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - models draw from it
         if was_enabled:
             gc.enable()

@@ -1,9 +1,10 @@
-"""What a trace takes a lone random number for, drawn by torch, Python or numpy.
+"""Pin scalar random draws in a trace: LayerDrop and stochastic depth drop no layer.
 
-Models draw one to leave a layer out. In a trace all layers run: that takes the most,
-and no plan depends on a draw. The largest number runs them where it is compared with
-the probability of leaving one out (layerdrop), the smallest where it is compared with
-that of keeping one (stochastic depth); where blocks stay out, the second is tried.
+Models draw a scalar from torch, ``random`` or numpy to skip a layer. In a trace all
+layers run: that takes the most memory, and no plan depends on a draw. The largest value
+runs them if it is compared with the probability of dropping (LayerDrop), the smallest
+if it is compared with that of keeping (stochastic depth). If blocks are still skipped
+with the first, the second is tried.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LARGEST_CHANCE = 1 - 2**-24
-SMALLEST_CHANCE = 2**-24
-SMALLEST_NOTE = (
+LARGEST_DRAW = 1 - 2**-24
+SMALLEST_DRAW = 2**-24
+SMALLEST_DRAW_NOTE = (
     "random numbers that are drawn one at a time are taken as the smallest, so that no "
     "block is left out"
 )
-# From then on numbers are drawn: a model may wait for a small one.
-MOST_CHANCES = 4096
+# Further draws are random: a model may loop until it draws a small number.
+MAX_PINNED_DRAWS = 4096
 _DRAWS = (
     (random, "random"),
     (random, "uniform"),
@@ -40,54 +41,55 @@ _DRAWS = (
 
 
 @dataclass(slots=True)
-class Chance:
-    """What a lone number is taken for, and how often one was drawn."""
+class ScalarDraw:
+    """The pinned value of scalar draws, and how many there were."""
 
-    value: float = LARGEST_CHANCE
+    value: float = LARGEST_DRAW
     drawn: int = 0
 
 
-_CHANCE: ContextVar[Chance] = ContextVar("chance", default=Chance())  # noqa: B039
+_SCALAR_DRAW: ContextVar[ScalarDraw] = ContextVar("scalar_draw", default=ScalarDraw())  # noqa: B039
 
 
 @contextlib.contextmanager
-def chance(value: float) -> Iterator[Chance]:
-    """Take lone numbers for ``value``, from 0 to 1, in this thread's traces."""
-    found = Chance(value)
-    token = _CHANCE.set(found)
+def scalar_draws_as(value: float) -> Iterator[ScalarDraw]:
+    """Pin scalar draws in this thread's traces to ``value``, from 0 to 1."""
+    found = ScalarDraw(value)
+    token = _SCALAR_DRAW.set(found)
     try:
         yield found
     finally:
-        _CHANCE.reset(token)
+        _SCALAR_DRAW.reset(token)
 
 
-def lone_chance() -> float:
-    """Return what the number that a model draws now is taken for."""
-    found = _CHANCE.get()
+def pinned_draw() -> float:
+    """Return the pinned value, and count the draw."""
+    found = _SCALAR_DRAW.get()
     found.drawn += 1
     return found.value
 
 
 @contextlib.contextmanager
-def lone_chances() -> Iterator[None]:
-    """Have ``random`` and ``numpy.random`` draw lone chances in this thread."""
-    thread, left = threading.get_ident(), [MOST_CHANCES]
+def pinned_scalar_draws() -> Iterator[None]:
+    """Make ``random`` and ``numpy.random`` return pinned scalars in this thread."""
+    thread, left = threading.get_ident(), [MAX_PINNED_DRAWS]
 
-    def lone(draw: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def pinned(draw: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         found = draw(*args, **kwargs)
         mine = type(found) is float and threading.get_ident() == thread
         if not mine or left[0] <= 0:
             return found
         left[0] -= 1
         low, high = _bounds(*args, **kwargs)
-        return low + (high - low) * lone_chance()
+        return low + (high - low) * pinned_draw()
 
     originals = [getattr(module, name) for module, name in _DRAWS]
     for (module, name), draw in zip(_DRAWS, originals, strict=True):
-        setattr(module, name, functools.partial(lone, draw))
+        setattr(module, name, functools.partial(pinned, draw))
     try:
         yield
     finally:
+        left[0] = 0  # of names that were imported meanwhile
         for (module, name), draw in zip(_DRAWS, originals, strict=True):
             setattr(module, name, draw)
 

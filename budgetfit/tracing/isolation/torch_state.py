@@ -1,8 +1,8 @@
-"""Torch as it is when nobody has changed it, around all planning.
+"""Neutralise ambient torch state during planning: autocast, modes, hooks, dtype.
 
-A user may plan in the middle of anything: under autocast, ``inference_mode``, a default
-device or dtype, a mode of a profiler's. Each would be part of the trace, as if training
-ran in it too. Here all of that is put aside, and put back at the end.
+A user may plan under autocast, ``inference_mode``, a default device or dtype, or a
+profiler's mode. Each would become part of the trace. All of them are disabled and
+restored at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Default dtype, patches of libraries and random state are the process's.
+# Default dtype, library patches and RNG state are process-wide.
 _ONE_AT_A_TIME = threading.RLock()
 _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
@@ -35,10 +35,10 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Put aside what a user has switched on in torch; one thread at a time.
+def neutral_torch_state() -> Iterator[None]:
+    """Disable the user's torch modes and settings; one thread at a time.
 
-    As a decorator it does so around each call.
+    Context manager and decorator.
     """
     with (
         _ONE_AT_A_TIME,
@@ -48,7 +48,7 @@ def undisturbed() -> Iterator[None]:
         _no_saved_tensors_hooks(),
         _no_autocast(),
         _no_checks(),
-        _usual_dtype(),
+        _default_dtype(),
         torch.inference_mode(mode=False),
         torch.enable_grad(),
     ):
@@ -57,7 +57,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_function_modes() -> Iterator[None]:
-    """A default device is such a mode, and one that torch asks for by its name."""
+    """Pop function modes; the default device is one that torch also stores by name."""
     modes = [_pop_mode() for _ in _get_current_function_mode_stack()]
     default = torch._GLOBAL_DEVICE_CONTEXT
     chosen = getattr(default, "device_context", None)
@@ -72,7 +72,7 @@ def _no_function_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """Hooks of all modules add to the graph: a FLOP counter's, for one."""
+    """Remove global module hooks, which add to the graph: a FLOP counter's, say."""
     tables = [getattr(module_hooks, name) for name in _GLOBAL_HOOKS]
     kept = [dict(table) for table in tables]
     for table, hooks in zip(tables, kept, strict=True):
@@ -102,9 +102,9 @@ def _no_saved_tensors_hooks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
-    """No region is open: the copies of weights that one makes end with the inner one.
+    """Leave all autocast regions, so that the cast cache is freed with the inner one.
 
-    They end where the nesting does; inside another region they would outlive the step.
+    It is freed when the outermost region ends: with the user's, after the step.
     """
     enabled = [name for name in _AUTOCAST_DEVICES if torch.is_autocast_enabled(name)]
     depth = torch.autocast_increment_nesting() - 1
@@ -123,7 +123,7 @@ def _no_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_checks() -> Iterator[None]:
-    """Neither deterministic algorithms nor anomaly detection, which cost memory."""
+    """Disable deterministic algorithms and anomaly detection, which cost memory."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     anomaly = torch.is_anomaly_enabled()
@@ -142,9 +142,9 @@ def _no_checks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _usual_dtype() -> Iterator[None]:
+def _default_dtype() -> Iterator[None]:
     dtype = torch.get_default_dtype()
-    if dtype is torch.float32:  # other threads see it, too
+    if dtype is torch.float32:  # not set needlessly: other threads see it
         yield
         return
     torch.set_default_dtype(torch.float32)

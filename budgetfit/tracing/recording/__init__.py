@@ -1,4 +1,4 @@
-"""Run one step on fake tensors and write down its storages and ops.
+"""Run one training step on fake tensors and record its storages and ops.
 
-In comes a program; out comes a ``StepTrace``. Open ``step_tracer.py`` first.
+In comes a program; out comes a ``StepTrace``. Start with ``step_tracer.py``.
 """

@@ -1,6 +1,5 @@
-"""From what was logged at one or two batch sizes to a StepTrace for all of them.
+"""Fit sizes as affine functions of the batch size, from traces at two batch sizes.
 
-Every size is affine in the batch size, so two batch sizes give the line (tracing T6).
 Rounding to the allocator's 512 bytes happens in the replay, after scaling.
 """
 
@@ -28,20 +27,20 @@ if TYPE_CHECKING:
 
 
 class NotAffineError(Exception):
-    """Two batch sizes ran different programs: each size must be traced for itself."""
+    """Two batch sizes ran different programs: each size must be traced separately."""
 
 
-def step_trace(raw: RawTrace, blocks: Sequence[str]) -> StepTrace:
-    """Return a trace that holds for the traced batch size alone."""
+def exact_trace(raw: RawTrace, blocks: Sequence[str]) -> StepTrace:
+    """Return a StepTrace for the traced batch size alone."""
     return _build(raw, raw, blocks, (raw.batch_size,))
 
 
 def affine_trace(first: RawTrace, second: RawTrace, blocks: Sequence[str]) -> StepTrace:
-    """Return a trace for every batch size from two that ran the same program.
+    """Return a StepTrace for every batch size, from two that ran the same program.
 
     Raises:
-        NotAffineError: If the two differ in more than sizes, or sizes are on no line;
-            what differs is named.
+        NotAffineError: If the two differ in more than sizes, or a size cannot be
+            affine; the message names what differs.
     """
     pairs = (
         ("allocations and frees", first.log.events, second.log.events),
@@ -71,11 +70,11 @@ def _build(
     first: RawTrace, second: RawTrace, blocks: Sequence[str], sizes: tuple[int, ...]
 ) -> StepTrace:
     log = first.log
-    fixed, slope = _lines(first, second, log.sizes, second.log.sizes)
+    fixed, slope = _fit(first, second, log.sizes, second.log.sizes)
     scratch_index = np.full(len(log.sizes), -1, np.int32)
-    scratch: dict[KernelScratch, int] = {}  # each once: blocks ask for the same
+    scratch: dict[KernelScratch, int] = {}  # deduplicated: equal blocks have equal ones
     for storage, row in log.scratch.items():
-        constants, slopes = _lines(
+        constants, slopes = _fit(
             first, second, row.arguments, second.log.scratch[storage].arguments
         )
         arguments = tuple(
@@ -119,10 +118,10 @@ def _unverified(made_by: dict[int, str]) -> tuple[UnverifiedOp, ...]:
 
 def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
     one, other = first.log.ops, second.log.ops
-    flops, flops_slope = _lines(
+    flops, flops_slope = _fit(
         first, second, [op.flops for op in one], [op.flops for op in other], np.float64
     )
-    moved, moved_slope = _lines(
+    moved, moved_slope = _fit(
         first,
         second,
         [op.moved_bytes for op in one],
@@ -141,29 +140,29 @@ def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
     )
 
 
-def _lines(
+def _fit(
     first: RawTrace,
     second: RawTrace,
     at_first: Sequence[float],
     at_second: Sequence[float],
     dtype: type = np.int64,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the lines through what two runs have, as arrays."""
-    return lines_through(
+    """Fit values of two runs, as ``fit_affine``."""
+    return fit_affine(
         np.array(at_first, dtype),
         np.array(at_second, dtype),
         (first.batch_size, second.batch_size),
     )
 
 
-def lines_through(
+def fit_affine(
     one: NDArray[Any], other: NDArray[Any], sizes: tuple[int, int]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return intercepts and slopes of the lines through two batch sizes.
+    """Return intercepts and slopes of values at two batch sizes.
 
     Raises:
-        NotAffineError: If something grows faster than the batch (scores of every sample
-            against every other) or shrinks: its line would be below zero somewhere.
+        NotAffineError: If a value shrinks or grows faster than the batch (scores of
+            every sample against every other): intercept or slope would be negative.
     """
     span = sizes[1] - sizes[0]
     if span == 0:

@@ -1,8 +1,8 @@
-"""A training trace and an evaluation trace, put together: evaluation after training.
+"""Append an evaluation step to a training trace: evaluation after training.
 
-Training decides where optimizer states lie and what the allocator keeps; evaluation
-then finds what is left. Both are traced by themselves, because evaluation depends on
-the precision alone and training on the whole recipe.
+Training decides where optimizer state lies and what the allocator has cached;
+evaluation allocates from what is left. They are traced separately, because evaluation
+depends on the precision alone and training on the whole recipe.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from budgetfit.core.step_trace import CATEGORIES, Phase, StepTrace
 _BATCH = CATEGORIES.index("batch")
 
 
-def evaluation_after(
+def append_evaluation(
     training: StepTrace, evaluation: StepTrace, held: tuple[int, ...] = ()
 ) -> StepTrace:
     """Return ``training`` with the last step of ``evaluation`` as one more step.
 
-    Weights are those of the training; what evaluation makes and keeps (workspaces), it
-    would have found there, and is left out. The last step can therefore be repeated,
-    and at other batch sizes (``memory.replay``). Arithmetic, layers and notes are those
-    of the training alone: the evaluation may be that of a shorter twin.
+    The weights are those of training. What evaluation allocates and never frees
+    (workspaces) exists after training and is left out, so that the last step can be
+    repeated, also at other batch sizes (``memory.replay``). Ops, layers and notes are
+    those of training alone: the evaluation may be that of a shortened model.
 
     Args:
-        training: Played at its own batch size; need not hold for another.
+        training: Replayed at its own batch size; need not be affine.
         evaluation: Of the same model; its last step is the evaluation.
-        held: Bytes of tensors that are there meanwhile, of any batch size.
+        held: Bytes of tensors that are alive meanwhile, whatever the batch size.
     """
     last = evaluation.phases[-1]
     begins = next(phase.start for phase in evaluation.phases if phase.step == last.step)
     events = evaluation.events[begins : last.end]
-    passing = np.intersect1d(events[events > 0], -events[events < 0])
-    kept = np.abs(events)
-    events = events[np.isin(kept, passing)]
-    storages = passing - 1
+    freed = np.intersect1d(events[events > 0], -events[events < 0])
+    events = events[np.isin(np.abs(events), freed)]
+    storages = freed - 1
     number = np.zeros(len(evaluation.fixed_bytes) + 1, np.int32)
     first = len(training.fixed_bytes)
-    number[passing] = np.arange(first + 1, first + 1 + len(passing), dtype=np.int32)
+    number[freed] = np.arange(first + 1, first + 1 + len(freed), dtype=np.int32)
     moved = (np.sign(events) * number[np.abs(events)]).astype(np.int32)
-    others = first + len(passing) + 1 + np.arange(len(held), dtype=np.int32)
+    others = first + len(freed) + 1 + np.arange(len(held), dtype=np.int32)
     moved = np.concatenate([others, moved, -others])
     scratch = evaluation.scratch_index[storages]
     start = len(training.events)
@@ -78,17 +77,17 @@ def evaluation_after(
     )
 
 
-def inputs_of(training: StepTrace, batch_size: int) -> tuple[int, ...]:
-    """Return the bytes of the tensors of one micro-batch."""
+def batch_tensor_bytes(training: StepTrace, batch_size: int) -> tuple[int, ...]:
+    """Return the bytes of each input tensor of one micro-batch."""
     last = training.phases[-1]
     events = [
         training.events[phase.start : phase.end]
         for phase in training.phases
         if (phase.step, phase.micro_step) == (last.step, last.micro_step)
     ]
-    born = np.concatenate(events)
-    born = born[born > 0] - 1
-    inputs = born[training.category[born] == _BATCH]
+    allocated = np.concatenate(events)
+    allocated = allocated[allocated > 0] - 1
+    inputs = allocated[training.category[allocated] == _BATCH]
     sizes = training.fixed_bytes + training.bytes_per_sample * batch_size
     return tuple(int(size) for size in sizes[inputs])
 

@@ -1,4 +1,4 @@
-"""Where each parameter's gradient comes from in a backward, and where it is kept."""
+"""GradientLog: when each parameter's gradient is accumulated, and in which storage."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from budgetfit.tracing.op_costs import cost_of
+from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.recording.storage_log import StorageLog
-from budgetfit.tracing.records import OpRow, op_name
+from budgetfit.tracing.records import OpRecord, op_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,64 +19,66 @@ if TYPE_CHECKING:
 _ADD = torch.ops.aten.add_.Tensor
 
 
-class Accumulated(NamedTuple):
+class GradientRecord(NamedTuple):
     """A gradient that was accumulated.
 
     Attributes:
-        storage: Where it came from backward.
-        kept: Where the parameter has it.
-        event: Events before it was there; ``ops`` the same of ops.
-        op: What adding it to one that is there already takes.
+        incoming: The storage that backward computed it in.
+        accumulated: The storage of ``parameter.grad`` afterwards.
+        event: Number of events before it was accumulated; ``ops`` the same of ops.
+        add_op: The op that would add it to an existing gradient.
     """
 
-    storage: int
-    kept: int
+    incoming: int
+    accumulated: int
     event: int
     ops: int
-    op: OpRow
+    add_op: OpRecord
 
 
 @dataclass(slots=True)
 class GradientLog:
-    """Watches gradients arrive.
+    """Records gradient accumulation with hooks on the parameters.
 
     Attributes:
-        rows: In the order of arrival.
-        complete: Whether all that matters is in ``rows``: no gradient was sparse, and
-            nothing else acts when one arrives.
+        rows: In the order of accumulation.
+        complete: Whether ``rows`` suffices: no gradient was sparse, and no other hook
+            runs after accumulation (an optimizer in backward).
     """
 
     log: StorageLog
-    rows: list[Accumulated] = field(default_factory=list)
+    rows: list[GradientRecord] = field(default_factory=list)
     complete: bool = True
     _incoming: dict[int, int] = field(default_factory=dict)
 
-    def watch(self, model: nn.Module) -> None:
-        """Put hooks on the parameters that are trained."""
+    def register_hooks(self, model: nn.Module) -> None:
+        """Register hooks on the trainable parameters."""
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 continue
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
-                self.complete = False  # an optimizer of its own kind
+                self.complete = False  # an optimizer in backward
                 continue
-            parameter.register_hook(self._comes_to(id(parameter)))
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+            parameter.register_hook(self._note_incoming(id(parameter)))
+            parameter.register_post_accumulate_grad_hook(self._log_accumulated)
 
-    def _comes_to(self, parameter: int) -> Callable[[torch.Tensor], None]:
+    def _note_incoming(self, parameter: int) -> Callable[[torch.Tensor], None]:
         def note(gradient: torch.Tensor) -> None:
             self._incoming[parameter] = self.log.index_of(gradient)
 
         return note
 
-    def _arrived(self, parameter: torch.Tensor) -> None:
+    def _log_accumulated(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         incoming = self._incoming.pop(id(parameter), -1)
-        kept = -1 if gradient is None else self.log.index_of(gradient)
-        if gradient is None or kept < 0 or incoming < 0:
+        accumulated = -1 if gradient is None else self.log.index_of(gradient)
+        if gradient is None or accumulated < 0 or incoming < 0:
             self.complete = False
             return
-        rate, flops, moved = cost_of(_ADD, (gradient, gradient), {}, gradient)
+        rate, flops, moved = op_cost(_ADD, (gradient, gradient), {}, gradient)
         event = len(self.log.events)
         layer = self.log.current_layer()
-        op = OpRow(op_name(_ADD), event, layer, rate, flops, moved)
-        self.rows.append(Accumulated(incoming, kept, event, len(self.log.ops), op))
+        op = OpRecord(op_name(_ADD), event, layer, rate, flops, moved)
+        self.rows.append(
+            GradientRecord(incoming, accumulated, event, len(self.log.ops), op)
+        )

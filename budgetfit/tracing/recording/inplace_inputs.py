@@ -1,7 +1,7 @@
-"""Blocks whose input is written to: running them again would start from other values.
+"""Find blocks that modify their input in place, which cannot be recomputed.
 
-Torch's checkpoint refuses to. Such are the cells of a Sequential with
-``ReLU(inplace=True)``, and blocks that add to what they are given.
+Recomputation would start from other values, and torch's checkpoint refuses it. Examples
+are children of a ``Sequential`` with ``ReLU(inplace=True)``, and residual ``x += ...``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.batches.batch_tree import Batch, change_tensors
+from budgetfit.batches.batch_tree import Batch, map_batch
 from budgetfit.errors import TraceError
-from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode, quiet_fakes
-from budgetfit.tracing.isolation.cuda_device_names import OneDevice
-from budgetfit.tracing.isolation.lru_caches import no_fakes_remembered
-from budgetfit.tracing.isolation.python_state import quiet_machine
+from budgetfit.tracing.fake.model_copy import (
+    fake_copy,
+    fake_mode,
+    silence_fake_tensor_log,
+)
+from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
+from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
+from budgetfit.tracing.isolation.python_state import python_state_preserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,40 +29,40 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def overwriting_blocks(
+def blocks_mutating_inputs(
     model: nn.Module,
     batch: Batch,
     blocks: Sequence[str],
     call: Callable[[nn.Module, Batch], object],
 ) -> frozenset[str]:
-    """Return the blocks whose inputs are not the same at the end of the forward.
+    """Return the blocks with an input that was modified by the end of the forward.
 
     Args:
         model: Read only; a fake copy of it runs.
         batch: Of any size.
         blocks: Module paths.
-        call: ``call(model, batch)`` runs a forward. What it raises ends the look.
+        call: ``call(model, batch)`` runs a forward; an exception only ends it early.
     """
     inputs: list[tuple[str, torch.Tensor, int]] = []
     with (
-        quiet_fakes(),
-        quiet_machine(),
-        no_fakes_remembered(model),
+        silence_fake_tensor_log(),
+        python_state_preserved(),
+        lru_caches_cleared(model),
         fake_mode() as mode,
     ):
         try:
-            twin = fake_copy(model, mode)
+            fake = fake_copy(model, mode)
         except TraceError:
             return frozenset()
-        twin.train()
+        fake.train()
         for name in blocks:
-            twin.get_submodule(name).register_forward_pre_hook(
+            fake.get_submodule(name).register_forward_pre_hook(
                 _note_inputs(name, inputs), with_kwargs=True
             )
-        # What ran until something is raised is seen.
-        with contextlib.suppress(Exception), OneDevice() as device:
-            here = change_tensors(batch, device.here)
-            call(twin, change_tensors(here, mode.from_tensor))
+        # Blocks that ran before an exception have been seen.
+        with contextlib.suppress(Exception), CudaDevicesOnCpu() as device:
+            on_cpu = map_batch(batch, device.on_cpu)
+            call(fake, map_batch(on_cpu, mode.from_tensor))
     return frozenset(
         name for name, tensor, version in inputs if tensor._version != version
     )
@@ -68,7 +72,7 @@ def _note_inputs(
     name: str, inputs: list[tuple[str, torch.Tensor, int]]
 ) -> Callable[..., None]:
     def note(_: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        # Versions count writes: torch's notes on autograd, in-place checks.
+        # Version counters count writes (torch's autograd notes, in-place checks).
         inputs.extend(
             (name, value, value._version)
             for value in tree_leaves((args, kwargs))

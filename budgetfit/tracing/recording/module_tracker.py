@@ -1,9 +1,8 @@
-"""BlockTracker: which layer and which block runs, forward, recomputed or backward.
+"""ModuleTracker: which module and block runs, in forward, recomputation and backward.
 
-Forward and recomputation are seen by hooks on the modules of the fake copy. The
-backward pass runs no module; there, autograd nodes tell: nodes get rising sequence
-numbers as the forward creates them and run in falling order, so a node's number says
-which stretch of the forward it belongs to.
+Forward and recomputation are tracked with module hooks. No module runs in backward;
+there the current autograd node decides: sequence numbers rise as the forward creates
+nodes, so a node's number identifies the module and block that created it.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class ForwardRun:
-    """One run of a block's forward: events and autograd sequence numbers at its edges.
+class BlockForward:
+    """One forward of a block: its first and last events and autograd sequence numbers.
 
-    ``joined`` says that the input is the output of the run before, the very same
-    tensor.
+    ``joined``: its input is the output of the previous run, the same tensor object.
     """
 
     block: int
@@ -41,20 +39,20 @@ class ForwardRun:
     joined: bool = False
 
 
-class BlockTracker:
-    """Hooks a fake copy of a model and answers "where are we?" for the storage log.
+class ModuleTracker:
+    """Tracks the current module and block of a fake model for its storage log.
 
     Attributes:
         layers: Module paths; the log stores indices into them.
         runs: The forward runs of blocks in this micro-batch, in execution order.
-        counts: How often each block's forward ran in the first micro-batch.
+        backward: (run, event) at each change of the block whose backward runs.
     """
 
     def __init__(
         self, model: nn.Module, blocks: Sequence[str], log: StorageLog
     ) -> None:
         self.layers: list[str] = []
-        self.runs: list[ForwardRun] = []
+        self.runs: list[BlockForward] = []
         self.backward: list[tuple[int, int]] = []
         self._log = log
         self._stack: list[int] = []
@@ -73,18 +71,18 @@ class BlockTracker:
     # -- phases -----------------------------------------------------------------------
 
     def start_forward(self) -> None:
-        """A micro-batch's forward begins: forget the one before."""
+        """Start a micro-batch's forward; drop the records of the previous one."""
         self.runs, self.backward = [], []
         self._sequences, self._sequence_layers = [], []
         self._stack, self._forward = [], True
 
     def start_backward(self) -> None:
-        """The forward is over; from here on nodes tell where we are."""
+        """End the forward; from here on autograd nodes identify the module."""
         self._forward = False
         self._node_runs = [run.sequence_start for run in self.runs]
 
-    def see_backward_op(self) -> None:
-        """Note which block's backward the current op belongs to."""
+    def on_backward_op(self) -> None:
+        """Record which block's backward the current op belongs to."""
         if self._forward:
             return
         node = torch._C._current_autograd_node()
@@ -92,13 +90,13 @@ class BlockTracker:
             return
         sequence = node._sequence_nr()
         if sequence >= _NO_SEQUENCE:
-            return  # gradient accumulation: part of whatever came before
+            return  # gradient accumulation: part of the block before
         run = self._run_of(sequence)
         if not self.backward or self.backward[-1][0] != run:
             self.backward.append((run, len(self._log.events)))
 
     def _run_of(self, sequence: int) -> int:
-        """Return the run whose forward made this node; ~k: before run k's start."""
+        """Return the run that created this node; ~k: created before run k started."""
         position = bisect.bisect_right(self._node_runs, sequence) - 1
         if position >= 0 and sequence < self.runs[position].sequence_end:
             return position
@@ -107,7 +105,7 @@ class BlockTracker:
     # -- layers -----------------------------------------------------------------------
 
     def current_layer(self) -> int:
-        """Return the innermost module that runs, or whose backward does; -1: none."""
+        """Return the innermost module in forward or backward; -1: none."""
         if self._stack:
             return self._stack[-1]
         if self._forward:
@@ -119,17 +117,17 @@ class BlockTracker:
         return self._sequence_layers[position] if position >= 0 else -1
 
     def current_path(self) -> str:
-        """Return the path of the module that runs; empty for none or the whole."""
+        """Return the current module's path; empty for none or the model itself."""
         layer = self.current_layer()
         return self.layers[layer] if layer >= 0 else ""
 
     def enter(self, layer: int) -> None:
-        """A module's forward begins."""
+        """Start a module's forward."""
         self._stack.append(layer)
         self._note_sequence()
 
     def leave(self) -> None:
-        """A module's forward ended, perhaps by an exception."""
+        """End a module's forward, also after an exception."""
         if self._stack:
             self._stack.pop()
         self._note_sequence()
@@ -140,12 +138,12 @@ class BlockTracker:
             self._sequence_layers.append(self._stack[-1] if self._stack else -1)
 
     def start_block(self, block: int, value: torch.Tensor | None) -> None:
-        """A block's forward begins with ``value`` as its first tensor input."""
+        """Start a block's forward with ``value`` as its first tensor input."""
         if not self._forward:
             return
         before = self.runs[-1].output if self.runs else None
         self.runs.append(
-            ForwardRun(
+            BlockForward(
                 block=block,
                 start=len(self._log.events),
                 sequence_start=torch._C._autograd._get_sequence_nr(),
@@ -155,7 +153,7 @@ class BlockTracker:
         )
 
     def end_block(self, block: int, value: torch.Tensor | None) -> None:
-        """A block's forward ended with ``value`` as its first tensor output."""
+        """End a block's forward with ``value`` as its first tensor output."""
         if not self._forward or not self.runs:
             return
         run = next((r for r in reversed(self.runs) if r.block == block), None)
@@ -165,17 +163,17 @@ class BlockTracker:
             run.output_storage = -1 if value is None else self._log.index_of(value)
             run.output = None if value is None else weakref.ref(value)
 
-    def remove(self) -> None:
-        """Take all hooks off."""
+    def remove_hooks(self) -> None:
+        """Remove all module hooks."""
         for hook in self._hooks:
             hook.remove()
 
 
-_NO_SEQUENCE = 2**63  # AccumulateGrad nodes carry UINT64_MAX: run as soon as possible
+_NO_SEQUENCE = 2**63  # AccumulateGrad nodes have UINT64_MAX: run as soon as possible
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:  # noqa: ANN401 - any module's output
-    """Return the first tensor in arguments or outputs, looking into nested ones."""
+    """Return the first tensor in (nested) arguments or outputs."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, dict):
@@ -186,7 +184,7 @@ def first_tensor(value: Any) -> torch.Tensor | None:  # noqa: ANN401 - any modul
 
 
 def _hook(
-    tracker: BlockTracker, module: nn.Module, layer: int, block: int | None
+    tracker: ModuleTracker, module: nn.Module, layer: int, block: int | None
 ) -> list[Any]:
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         if block is not None:

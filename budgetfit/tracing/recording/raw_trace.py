@@ -1,4 +1,4 @@
-"""What is traced, and what one run of it at one batch size leaves."""
+"""RawTrace: what one run at one batch size logged; protocols of the traced program."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class StepProgram(Protocol):
-    """Makes a model train: what ``applying.Run`` does, handed in by ``planning``."""
+    """The traced program (``applying.run.run.Run``): prepares a model for training."""
 
     def __call__(self, model: nn.Module, on_phase: Callable[[str], None]) -> Runner:
-        """Prepare ``model`` and return what runs its micro-steps."""
+        """Prepare ``model`` and return the runner of its micro-steps."""
 
 
 class Runner(Protocol):
@@ -34,7 +34,7 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class RawTrace:
-    """What one run at one batch size logged, before two of them become a StepTrace.
+    """The log of one run at one batch size; one or two of them become a StepTrace.
 
     ``ops_before_update`` counts the ops before the first optimizer step.
     """

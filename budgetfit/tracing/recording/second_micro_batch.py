@@ -1,9 +1,8 @@
-"""The second micro-batch of an optimizer step, made from the first.
+"""Derive the second micro-batch of an optimizer step (gradient accumulation).
 
-It runs the same ops. What differs is that gradients are there already: each new one is
-added to them and freed as soon as autograd has accumulated it. Tracing it as well would
-double the time and show nothing new; the test suite compares both for every kind of
-model and precision.
+It runs the ops of the first, but gradients exist already: each new one is added to them
+and freed as soon as autograd has accumulated it. Tracing it would double the time; the
+test suite compares both for every kind of model and precision.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.tracing.recording.steady_state import twin_of
+from budgetfit.tracing.recording.steady_state import copy_storage
 
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.gradient_log import GradientLog
     from budgetfit.tracing.recording.raw_trace import RawTrace
-    from budgetfit.tracing.records import OpRow
+    from budgetfit.tracing.records import OpRecord
 
 _TEMPORARIES = CATEGORIES.index("temporaries")
 
 
-def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
-    """Insert a second micro-batch behind the only one of a step, in place."""
+def append_micro_batch(raw: RawTrace, gradients: GradientLog) -> None:
+    """Insert a second micro-batch after the only one of a step, in place."""
     log = raw.log
     micro = [phase for phase in raw.phases if phase.name in {"forward", "backward"}]
     begin, end = micro[0].start, micro[-1].end
@@ -32,7 +31,7 @@ def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
     before, known = max(log.events[:end]), len(log.sizes)
     second = _second_events(raw, gradients, begin, end)
     log.events[end:] = second.events
-    log.events += [_of_twin(event, second.waiting) for event in after]
+    log.events += [_of_copy(event, second.outliving) for event in after]
     shift = len(second.events)
 
     behind = log.ops[raw.ops_before_update :]
@@ -63,8 +62,8 @@ def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
             micro_step=1,
             start=second.at(row.start),
             end=second.at(row.end),
-            input_storage=second.twins.get(row.input_storage, row.input_storage),
-            output_storage=second.twins.get(row.output_storage, row.output_storage),
+            input_storage=second.copies.get(row.input_storage, row.input_storage),
+            output_storage=second.copies.get(row.output_storage, row.output_storage),
         )
         for row in raw.passes
     ]
@@ -73,94 +72,100 @@ def repeat_micro_step(raw: RawTrace, gradients: GradientLog) -> None:
         for row in raw.passes
     ]
     raw.passes = [*first, *again]
-    _number_as_they_come(raw, before, known)
+    _renumber(raw, before, known)
 
 
 @dataclass(frozen=True, slots=True)
-class _Second:
-    """The events that are inserted.
+class _SecondMicroBatch:
+    """The events of the second micro-batch.
 
     Attributes:
-        events: First the deaths of what the first micro-batch still held.
-        start: How many these are.
-        twins: Storages of the first micro-batch -> those that stand for them.
-        waiting: The same, of those that outlive it.
+        events: First the frees of what the first micro-batch still held.
+        start: The number of these.
+        copies: Storages of the first micro-batch -> their copies in the second.
+        outliving: The same, of those that outlive their micro-batch.
         positions: Of each event of the first, among all events; ``ended`` the same
             before gradients are freed there.
-        begin: The first event of the first.
+        begin: The first event of the first micro-batch.
     """
 
     events: list[int]
     start: int
-    twins: dict[int, int]
-    waiting: dict[int, int]
+    copies: dict[int, int]
+    outliving: dict[int, int]
     positions: list[int]
     ended: list[int]
     begin: int
 
     def at(self, event: int) -> int:
-        """Return where an event of the first micro-batch has its like."""
+        """Return the position of the copy of an event of the first micro-batch."""
         return self.positions[event - self.begin]
 
 
 def _second_events(
     raw: RawTrace, gradients: GradientLog, begin: int, end: int
-) -> _Second:
+) -> _SecondMicroBatch:
     log = raw.log
     inside, after = log.events[begin:end], log.events[end:]
-    born = {event - 1 for event in inside if event > 0}
-    kept = {row.kept for row in gradients.rows}
-    # The batch and the loss: the first micro-batch's are gone before the second comes.
-    waiting = [
+    allocated = {event - 1 for event in inside if event > 0}
+    accumulated = {row.accumulated for row in gradients.rows}
+    # The batch and the loss of the first micro-batch, freed before the second starts.
+    outliving = [
         -event - 1
         for event in after
-        if event < 0 and -event - 1 in born and -event - 1 not in kept
+        if event < 0 and -event - 1 in allocated and -event - 1 not in accumulated
     ]
-    # Gradients that the parameters took as they came: now they are added and freed.
+    # Gradients that became ``parameter.grad``: in the second they are added and freed.
     added = {
-        row.storage: row.event for row in gradients.rows if row.storage == row.kept
+        row.incoming: row.event
+        for row in gradients.rows
+        if row.incoming == row.accumulated
     }
     freed_at = defaultdict(list)
     for storage, event in added.items():
         freed_at[event].append(storage)
-    again = {-event - 1 for event in inside if event < 0} & born
-    again |= {*waiting, *added}
+    again = {-event - 1 for event in inside if event < 0} & allocated
+    again |= {*outliving, *added}
 
-    events = [-(storage + 1) for storage in waiting]
-    twins: dict[int, int] = {}
+    events = [-(storage + 1) for storage in outliving]
+    copies: dict[int, int] = {}
     positions, ended = [], []
     for number, event in enumerate([*inside, 0], start=begin):
         ended.append(end + len(events))
-        events += [-(twins[storage] + 1) for storage in freed_at[number]]
+        events += [-(copies[storage] + 1) for storage in freed_at[number]]
         positions.append(end + len(events))
         storage = abs(event) - 1
         if event > 0 and storage in again:
-            twins[storage] = twin_of(raw, storage)
+            copies[storage] = copy_storage(raw, storage)
             if storage in added:
-                log.categories[twins[storage]] = _TEMPORARIES
-            events.append(twins[storage] + 1)
-        elif event < 0 and storage in twins:
-            events.append(-(twins[storage] + 1))
-    held = {storage: twins[storage] for storage in waiting}
-    return _Second(events, len(waiting), twins, held, positions, ended, begin)
+                log.categories[copies[storage]] = _TEMPORARIES
+            events.append(copies[storage] + 1)
+        elif event < 0 and storage in copies:
+            events.append(-(copies[storage] + 1))
+    held = {storage: copies[storage] for storage in outliving}
+    return _SecondMicroBatch(
+        events, len(outliving), copies, held, positions, ended, begin
+    )
 
 
-def _of_twin(event: int, twins: dict[int, int]) -> int:
-    """Return a death behind the second micro-batch: of its own batch and loss."""
-    return -(twins[-event - 1] + 1) if event < 0 and -event - 1 in twins else event
+def _of_copy(event: int, copies: dict[int, int]) -> int:
+    """Return an event after the second micro-batch; a free is of its batch and loss."""
+    return -(copies[-event - 1] + 1) if event < 0 and -event - 1 in copies else event
 
 
 def _second_ops(
     raw: RawTrace,
     gradients: GradientLog,
-    second: _Second,
+    second: _SecondMicroBatch,
     begin: int,
     inside: list[int],
-) -> list[OpRow]:
-    """Return the second micro-batch's ops: the first's, and each gradient's adding."""
-    twins, waiting = second.twins, list(gradients.rows)
-    freed: dict[int, int] = defaultdict(int)  # gradients, by the event they came at
-    ops: list[OpRow] = []
+) -> list[OpRecord]:
+    """Return the second micro-batch's ops: the first's, and gradient additions."""
+    copies, waiting = second.copies, list(gradients.rows)
+    freed: dict[int, int] = defaultdict(
+        int
+    )  # gradients, by the event of their addition
+    ops: list[OpRecord] = []
     position = begin
 
     def place(event: int) -> int:
@@ -169,19 +174,19 @@ def _second_ops(
     def add_those_before(number: int) -> None:
         while waiting and waiting[0].ops <= number:
             row = waiting.pop(0)
-            ops.append(row.op._replace(event=place(row.event)))
-            freed[row.event] += row.storage == row.kept  # before the next is added
+            ops.append(row.add_op._replace(event=place(row.event)))
+            freed[row.event] += row.incoming == row.accumulated  # before the next
 
     for number, op in enumerate(raw.log.ops[: raw.ops_before_update]):
         if op.event <= begin:
             continue
         add_those_before(number)
-        born = inside[position - begin : op.event - begin]
+        events = inside[position - begin : op.event - begin]
         position = op.event
-        made = [event - 1 for event in born if event > 0]
-        if not made or any(storage in twins for storage in made):
+        made = [event - 1 for event in events if event > 0]
+        if not made or any(storage in copies for storage in made):
             touched = tuple(
-                (tuple(twins.get(n, n) for n in storages), moved_bytes)
+                (tuple(copies.get(n, n) for n in storages), moved_bytes)
                 for storages, moved_bytes in op.touched
             )
             ops.append(op._replace(event=place(op.event), touched=touched))
@@ -189,15 +194,15 @@ def _second_ops(
     return ops
 
 
-def _number_as_they_come(raw: RawTrace, before: int, known: int) -> None:
-    """Number the second micro-batch's storages before those of the optimizer step.
+def _renumber(raw: RawTrace, before: int, known: int) -> None:
+    """Number storages in the order of their allocations, as a recorded trace does.
 
-    Traces are compared by these numbers, and are made longer by them.
+    Comparison and depth extrapolation rely on that order.
 
     Args:
         raw: Its last storages are the second micro-batch's.
-        before: Storages that were there when the first one ended.
-        known: Storages that were there before the second one was made.
+        before: Number of storages at the end of the first micro-batch.
+        known: Number of storages without the second micro-batch.
     """
     log = raw.log
     new = [*range(before), *range(known, len(log.sizes)), *range(before, known)]

@@ -1,8 +1,7 @@
-"""The second step of a training run, made from the first.
+"""Derive the steady-state (second) step of a training run from the first.
 
-The first step creates what then stays: optimizer state, workspaces, scalers. The second
-does all the same except for that, so it is the first step's events without the births
-of what survived them. Tracing it as well would double the time and show nothing new;
+The first step allocates what then persists: optimizer state, workspaces, scalers. The
+second repeats its events without those allocations. Tracing it would double the time;
 the test suite compares both for every kind of optimizer.
 """
 
@@ -14,24 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from budgetfit.tracing.recording.raw_trace import RawTrace
-    from budgetfit.tracing.records import OpRow
+    from budgetfit.tracing.records import OpRecord
 
 
-def repeat_step(raw: RawTrace) -> None:
-    """Append a steady step to a trace of one first step, in place."""
+def append_steady_step(raw: RawTrace) -> None:
+    """Append a steady-state step to a trace of one first step, in place."""
     log, begin = raw.log, raw.step_start
     end = len(log.events)
     step = log.events[begin:]
     freed = {-event - 1 for event in step if event < 0}
-    twins: dict[int, int] = {}
+    copies: dict[int, int] = {}
     position = [end]  # of each old event in the new step
     for event in step:
         storage = abs(event) - 1
         if event > 0 and storage in freed:
-            twins[storage] = twin_of(raw, storage)
-            log.events.append(twins[storage] + 1)
-        elif event < 0 and storage in twins:
-            log.events.append(-(twins[storage] + 1))
+            copies[storage] = copy_storage(raw, storage)
+            log.events.append(copies[storage] + 1)
+        elif event < 0 and storage in copies:
+            log.events.append(-(copies[storage] + 1))
         position.append(len(log.events))
 
     def moved(event: int) -> int:
@@ -47,8 +46,8 @@ def repeat_step(raw: RawTrace) -> None:
             step=1,
             start=moved(row.start),
             end=moved(row.end),
-            input_storage=twins.get(row.input_storage, row.input_storage),
-            output_storage=twins.get(row.output_storage, row.output_storage),
+            input_storage=copies.get(row.input_storage, row.input_storage),
+            output_storage=copies.get(row.output_storage, row.output_storage),
         )
         for row in raw.passes
     ]
@@ -56,7 +55,7 @@ def repeat_step(raw: RawTrace) -> None:
         op._replace(
             event=moved(op.event),
             touched=tuple(
-                (tuple(twins.get(n, n) for n in storages), moved_bytes)
+                (tuple(copies.get(n, n) for n in storages), moved_bytes)
                 for storages, moved_bytes in op.touched
             ),
         )
@@ -65,28 +64,28 @@ def repeat_step(raw: RawTrace) -> None:
 
 
 def _repeated_ops(
-    ops: list[OpRow], events: list[int], begin: int, freed: set[int]
-) -> Iterator[OpRow]:
-    """Return the ops from ``begin`` on, but for those that only made what stays."""
+    ops: list[OpRecord], events: list[int], begin: int, freed: set[int]
+) -> Iterator[OpRecord]:
+    """Return the ops from ``begin`` on, except those that only made what persists."""
     position = begin
     for op in ops:
         if op.event <= begin:  # ended before the step
             continue
-        born = [event - 1 for event in events[position : op.event] if event > 0]
+        made = [event - 1 for event in events[position : op.event] if event > 0]
         position = op.event
-        if not born or not freed.isdisjoint(born):
+        if not made or not freed.isdisjoint(made):
             yield op
 
 
-def twin_of(raw: RawTrace, storage: int) -> int:
-    """Log a storage like another one, without its birth; return its index."""
+def copy_storage(raw: RawTrace, storage: int) -> int:
+    """Add a copy of a storage to the log, without an event; return its index."""
     log = raw.log
     for rows in (log.sizes, log.categories, log.layers):
         rows.append(rows[storage])
-    twin = len(log.sizes) - 1
-    for facts in (log.scratch, log.unverified):
-        if storage in facts:
-            facts[twin] = facts[storage]  # type: ignore[assignment]
+    copy = len(log.sizes) - 1
+    for column in (log.scratch, log.unverified):
+        if storage in column:
+            column[copy] = column[storage]  # type: ignore[assignment]
     if storage in log.made_from:
-        log.made_from[twin] = (storage,)
-    return twin
+        log.made_from[copy] = (storage,)
+    return copy

@@ -1,9 +1,8 @@
-"""StorageLog: every storage's birth and death, in order, while torch code runs.
+"""StorageLog: a dispatch mode that records storage allocations and frees in order.
 
-Storages, not tensors (tracing T3): a view costs nothing and ``weight.t()`` is the
-weight. Only weak references are kept, otherwise autograd would clone gradients instead
-of taking them. It works on fake tensors (the trace) and on real ones (``verify`` on a
-CPU).
+Storages, not tensors: a view allocates nothing and ``weight.t()`` is the weight. Only
+weak references are kept, otherwise autograd would clone gradients instead of stealing
+them. It works on fake tensors (traces) and on real ones (``verify`` on a CPU).
 """
 
 from __future__ import annotations
@@ -18,74 +17,75 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST
-from budgetfit.tracing.op_costs import cost_of, tensors_in
-from budgetfit.tracing.op_signature import Calls, call_key
+from budgetfit.tracing.call_cache import CallCache, call_key
+from budgetfit.tracing.op_costs import op_cost, tensors_in
 from budgetfit.tracing.records import (
     NO_SCRATCH,
-    OpRow,
+    LogStep,
+    MovedStorages,
+    OpRecord,
     OpScratch,
     OpSemantics,
     RunOp,
-    ScratchRow,
-    Step,
-    Touched,
+    ScratchBuffer,
+    call_op,
     op_name,
-    run_plainly,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from budgetfit.core.step_trace import Category
-    from budgetfit.tracing.op_signature import Key
+    from budgetfit.tracing.call_cache import CallKey
 
 _DEVICE = torch.ops.prim.device.default
 _DROPOUT = torch.ops.aten.native_dropout.default
-_COSTS: Calls[tuple[int, float, int]] = Calls()
+_COSTS: CallCache[tuple[int, float, int]] = CallCache()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
 @functools.cache
-def _name_and_kind(func: torch._ops.OpOverload) -> tuple[str, bool]:
-    """Return an op's name, and whether it only makes views."""
+def _name_and_is_view(func: torch._ops.OpOverload) -> tuple[str, bool]:
+    """Return an op's name, and whether it is a view op."""
     return op_name(func), func.is_view
 
 
 def _cost(
-    call: Key | None,
+    call: CallKey | None,
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,  # noqa: ANN401 - whatever an op returned
 ) -> tuple[int, float, int]:
-    """Return ``cost_of`` a call, worked out once."""
+    """Return ``op_cost`` of a call, cached by ``call``."""
     if call is None:
-        return cost_of(func, args, kwargs, out)
+        return op_cost(func, args, kwargs, out)
     known = _COSTS.get(call)
     return (
-        _COSTS.keep(call, cost_of(func, args, kwargs, out)) if known is None else known
+        _COSTS.store(call, op_cost(func, args, kwargs, out)) if known is None else known
     )
 
 
 class StorageLog(TorchDispatchMode):
-    """Records allocations and frees of everything that runs inside it.
+    """Records allocations, frees and ops of everything that runs inside it.
 
     Attributes:
         sizes: Unrounded bytes of each storage, by index.
         categories: Index into ``CATEGORIES`` of each storage.
         layers: Layer index of each storage, from ``current_layer``.
-        made_from: Storages born where no module runs, in the optimizer -> the storages
-            that they were made from; ``storage_owners`` follows them to their layers.
-        scratch: Storage index -> the rule that sizes it.
-        unverified: Storage index -> the op that made it, whose memory nobody checked.
-        events: ``k + 1`` for the birth of storage k, ``-(k + 1)`` for its death.
-        ops: What was computed, for the roofline.
-        live_bytes, peak_bytes: Unrounded bytes alive now, and the most since
+        made_from: Storage allocated outside modules (in the optimizer) -> the input
+            storages of its op; ``storage_owners`` resolves them to layers.
+        scratch: Storage index -> the kernel rule that sizes it.
+        unverified: Storage index -> its op, if that op's kernels are unverified.
+        events: ``k + 1`` for the allocation of storage k, ``-(k + 1)`` for its free.
+        ops: The ops that ran, for the roofline.
+        on_op: Called before each op.
+        live_bytes, peak_bytes: Unrounded live bytes, and their maximum since
         ``reset_peak``.
     """
 
     def __init__(
-        self, semantics: OpSemantics | None = None, run: RunOp = run_plainly
+        self, semantics: OpSemantics | None = None, run: RunOp = call_op
     ) -> None:
         super().__init__()
         self._run = run
@@ -95,15 +95,15 @@ class StorageLog(TorchDispatchMode):
         self.categories: list[int] = []
         self.layers: list[int] = []
         self.made_from: dict[int, tuple[int, ...]] = {}
-        self.scratch: dict[int, ScratchRow] = {}
+        self.scratch: dict[int, ScratchBuffer] = {}
         self.unverified: dict[int, str] = {}
         self.events: list[int] = []
-        self.ops: list[OpRow] = []
+        self.ops: list[OpRecord] = []
         self.live_bytes = 0
         self.peak_bytes = 0
         self.category = _CATEGORY["temporaries"]
         self.current_layer: Callable[[], int] = lambda: -1
-        self.watch: Callable[[], None] | None = None
+        self.on_op: Callable[[], None] | None = None
         self._semantics = semantics
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
@@ -115,112 +115,114 @@ class StorageLog(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the op returns
         """Run the op and log what it allocates."""
-        if func is _DEVICE:  # asked for at every turn: answered without a dispatch
+        if func is _DEVICE:  # very frequent: answered without a dispatch
             return getattr(args[0], "fake_device", None) or func(*args)
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if self.watch is not None:
-            self.watch()
+        if self.on_op is not None:
+            self.on_op()
         semantics = self._semantics
         if semantics is None:
             out = self._run(func, args, kwargs)
         else:
             out = semantics.run(self._run, func, args, kwargs)
-        name, is_view = _name_and_kind(func)
-        if name == TO_HOST:  # not a byte, not even for a moment
-            self.born(out, size_bytes=0)
+        name, is_view = _name_and_is_view(func)
+        if name == TO_HOST:  # allocates no device memory
+            self.log_storage(out, size_bytes=0)
         if semantics is None or is_view:
-            self.see(out)
+            self.log_outputs(out)
             return out
         call = call_key(func, args, kwargs, out)
-        taken = semantics.scratch(func, args, kwargs, out, call)
+        scratch = semantics.scratch(func, args, kwargs, out, call)
         first = len(self.sizes)
-        self._log_allocations(func, taken, out)
-        touched: Touched = ()
+        self._log_allocations(func, scratch, out)
+        touched: MovedStorages = ()
         if not self._in_modules:
             touched = _note_sources(self, first, args, kwargs, out)
         rate, flops, moved_bytes = _cost(call, func, args, kwargs, out)
         if flops or moved_bytes:
             layer, event = self.current_layer(), len(self.events)
             self.ops.append(
-                OpRow(name, event, layer, rate, flops, moved_bytes, touched)
+                OpRecord(name, event, layer, rate, flops, moved_bytes, touched)
             )
         return out
 
     def _log_allocations(
         self,
         func: torch._ops.OpOverload,
-        taken: OpScratch,
+        scratch: OpScratch,
         out: Any,  # noqa: ANN401 - whatever an op returns
     ) -> None:
-        """Log what an op takes, makes and gives back."""
-        if taken is NO_SCRATCH and func is not _DROPOUT:
-            self.see(out)
+        """Log an op's scratch buffers and outputs, in the order of its kernels."""
+        if scratch is NO_SCRATCH and func is not _DROPOUT:
+            self.log_outputs(out)
             return
         first = len(self.sizes)
-        held = [self._allocate_scratch(row, "temporaries") for row in taken.before]
-        held += self._follow(taken.steps, out)
-        self.see(out if func is not _DROPOUT else out[::-1])  # its mask comes first
-        if taken.output_bytes is not None:
-            self._resize(out, taken.output_bytes)
-        for position in taken.host_outputs:
+        held = [self._allocate_scratch(row, "temporaries") for row in scratch.before]
+        held += self._log_steps(scratch.steps, out)
+        self.log_outputs(
+            out if func is not _DROPOUT else out[::-1]
+        )  # its mask comes first
+        if scratch.output_bytes is not None:
+            self._resize(out, scratch.output_bytes)
+        for position in scratch.host_outputs:
             self._resize(out[position], 0)
-        for row in taken.lasting:
+        for row in scratch.persistent:
             self._allocate_scratch(row, "workspace")
-        held += [self._allocate_scratch(row, "temporaries") for row in taken.after]
+        held += [self._allocate_scratch(row, "temporaries") for row in scratch.after]
         self.events.extend(-(index + 1) for index in reversed(held))
-        if taken.unverified:
-            made = range(first, len(self.sizes))
-            self.unverified.update(dict.fromkeys(made, taken.unverified))
+        if scratch.unverified:
+            new = range(first, len(self.sizes))
+            self.unverified.update(dict.fromkeys(new, scratch.unverified))
 
-    def _follow(
+    def _log_steps(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[LogStep],
         out: Any,  # noqa: ANN401 - whatever an op returns
     ) -> list[int]:
-        """Log what happens inside an op; return the storages that it still holds."""
+        """Log the steps inside an op; return the storages that it has not freed."""
         outputs = out if isinstance(out, (tuple, list)) else (out,)
         held: dict[int, list[int]] = {}
         for step in steps:
-            if step.kind == "take":
+            if step.kind == "alloc":
                 held[step.number] = [
                     self._allocate_scratch(row, "temporaries") for row in step.rows
                 ]
-            elif step.kind == "keep":
+            elif step.kind == "persist":
                 for row in step.rows:
                     self._allocate_scratch(row, "workspace")
-            elif step.kind == "give":
-                given = reversed(held.pop(step.number))
-                self.events.extend(-(index + 1) for index in given)
+            elif step.kind == "free":
+                freed = reversed(held.pop(step.number))
+                self.events.extend(-(index + 1) for index in freed)
             else:
-                self.see(outputs[step.number])
-        return [index for taken in held.values() for index in taken]
+                self.log_outputs(outputs[step.number])
+        return [index for buffers in held.values() for index in buffers]
 
-    def see(self, out: Any) -> None:  # noqa: ANN401 - whatever an op returns
-        """Log the birth of storages in ``out`` that are not known yet."""
+    def log_outputs(self, out: Any) -> None:  # noqa: ANN401 - whatever an op returns
+        """Log the allocation of new storages in an op's outputs."""
         if isinstance(out, torch.Tensor):
-            self.born(out)
+            self.log_storage(out)
         elif isinstance(out, (tuple, list)):
             for item in out:
-                self.see(item)
+                self.log_outputs(item)
 
     @contextlib.contextmanager
-    def of_category(self, category: Category) -> Iterator[None]:
-        """Give everything that is born in the context this category."""
+    def default_category(self, category: Category) -> Iterator[None]:
+        """Give every storage that is allocated in the context this category."""
         before, self.category = self.category, _CATEGORY[category]
         try:
             yield
         finally:
             self.category = before
 
-    def born(
+    def log_storage(
         self,
         tensor: torch.Tensor,
         category: Category | None = None,
         size_bytes: int | None = None,
     ) -> int:
-        """Log a tensor's storage if it is new; return its index (-1: it has none)."""
+        """Log a tensor's storage if it is new; return its index (-1: sparse, none)."""
         if tensor.layout is not torch.strided:
             return -1
         storage = tensor.untyped_storage()
@@ -234,19 +236,19 @@ class StorageLog(TorchDispatchMode):
         )
         self._alive[key] = (
             index,
-            weakref.ref(storage, functools.partial(self._died, key)),
+            weakref.ref(storage, functools.partial(self._log_free, key)),
         )
         return index
 
     def index_of(self, tensor: torch.Tensor) -> int:
-        """Return the index of a tensor's storage, or -1 if this log has none alive."""
+        """Return the index of a tensor's live storage, or -1 if it is not logged."""
         if tensor.layout is not torch.strided:
             return -1
         known = self._alive.get(tensor.untyped_storage()._cdata)
         return -1 if known is None else known[0]
 
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Take back a storage that CUDA would keep in host memory."""
+    def exclude_host_storage(self, tensor: torch.Tensor) -> None:
+        """Set a storage's size to 0, because training on CUDA has it in host memory."""
         self._resize(tensor, 0)
 
     def _resize(self, tensor: torch.Tensor, size_bytes: int) -> None:
@@ -255,28 +257,28 @@ class StorageLog(TorchDispatchMode):
             self.live_bytes += size_bytes - self.sizes[index]
             self.sizes[index] = size_bytes
 
-    def name(self, tensor: torch.Tensor, category: Category, layer: int) -> None:
-        """Say what a tensor's storage is and to which layer it belongs."""
-        index = self.born(tensor, category)
+    def assign(self, tensor: torch.Tensor, category: Category, layer: int) -> None:
+        """Set the category and the layer of a tensor's storage; log it if new."""
+        index = self.log_storage(tensor, category)
         if index >= 0:
             self.categories[index] = _CATEGORY[category]
             self.layers[index] = layer
             self.made_from.pop(index, None)
 
-    def belongs_to(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Say that a tensor belongs to the layer of another, whichever was running."""
+    def inherit_layer(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """Attribute a tensor's storage to the layer that owns another tensor's."""
         index, source = self.index_of(tensor), self.index_of(other)
         if index >= 0 and source >= 0:
             self.made_from[index] = (source,)
 
     def set_category(self, tensor: torch.Tensor, category: Category) -> None:
-        """Say what a live storage turned out to be."""
+        """Change the category of a live storage."""
         index = self.index_of(tensor)
         if index >= 0:
             self.categories[index] = _CATEGORY[category]
 
     def start_phase(self, phase: str) -> None:
-        """From here on storages are born in this phase of the step."""
+        """Enter a phase of the step, which decides the category of new storages."""
         self._backward = phase == "backward"
         self._in_modules = phase in {"forward", "backward"}
         self.category = _CATEGORY[
@@ -284,20 +286,20 @@ class StorageLog(TorchDispatchMode):
         ]
 
     def reset_peak(self) -> None:
-        """Start measuring the peak again, from what is alive now."""
+        """Reset ``peak_bytes`` to the live bytes."""
         self.peak_bytes = self.live_bytes
 
     def close(self) -> None:
-        """Stop logging deaths: what is alive now outlives the trace."""
+        """Stop logging frees: storages alive now outlive the trace."""
         self._alive.clear()
 
     def _category_now(self) -> int:
-        # In the backward pass only a recomputation builds a graph.
+        # In backward only recomputation runs with gradients enabled.
         if self._backward and torch.is_grad_enabled():
             return _CATEGORY["activations"]
         return self.category
 
-    def _allocate_scratch(self, row: ScratchRow, category: Category) -> int:
+    def _allocate_scratch(self, row: ScratchBuffer, category: Category) -> int:
         index = self._allocate(0, _CATEGORY[category])
         self.scratch[index] = row
         return index
@@ -312,7 +314,7 @@ class StorageLog(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return index
 
-    def _died(self, key: int, _: object) -> None:
+    def _log_free(self, key: int, _: object) -> None:
         known = self._alive.pop(key, None)
         if known is not None:
             self.events.append(-(known[0] + 1))
@@ -325,13 +327,13 @@ def _note_sources(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,  # noqa: ANN401 - whatever an op returned
-) -> Touched:
-    """Note what the storages from ``first`` on were made from, by one op.
+) -> MovedStorages:
+    """Note the input storages of the storages from ``first`` on, made by one op.
 
     Returns:
-        What the op moved: the bytes of every tensor, with the storages that say whose
-        they are. In lists those are all at the same position: a number that all share
-        counts for each.
+        The bytes of every tensor that the op moved, with the storages that decide which
+        layer owns them. In tensor lists (``_foreach``) those are all storages at the
+        same position; a scalar shared by all counts for each.
     """
     inputs = [*args, *kwargs.values()]
     sources = tuple(_storages(log, inputs))
@@ -342,7 +344,7 @@ def _note_sources(
         for position, tensor in enumerate(out):
             storage = log.index_of(tensor) if isinstance(tensor, torch.Tensor) else -1
             if storage >= first:
-                own = [given[position] for given in lists]
+                own = [each[position] for each in lists]
                 log.made_from[storage] = tuple(_storages(log, own))
     touched: list[tuple[tuple[int, ...], int]] = []
     by_length: dict[int, list[Any]] = defaultdict(list)

@@ -1,9 +1,9 @@
-"""Attribute storages to layers: weights, optimizer state, and what an optimizer makes.
+"""Attribute storages to layers: weights, optimizer state, tensors in the optimizer.
 
-No module runs in an optimizer, so there ops tell: what an op makes belongs to the layer
-of what it was made from; of lists of tensors, each entry to its own. A first step makes
-optimizer state out of nothing and learns only at its end whose that is, so sources are
-noted first (``StorageLog.made_from``) and followed to layers later.
+No module runs in an optimizer, so an op's outputs belong to the layer of its inputs; in
+tensor lists (``_foreach``), each output to that of the inputs at its position. The
+owner of optimizer state is known only after the first step, so sources are noted first
+(``StorageLog.made_from``) and resolved later.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.tracing.recording.module_tracker import BlockTracker
+    from budgetfit.tracing.recording.module_tracker import ModuleTracker
     from budgetfit.tracing.recording.raw_trace import Runner
     from budgetfit.tracing.recording.storage_log import StorageLog
-    from budgetfit.tracing.records import OpRow
+    from budgetfit.tracing.records import OpRecord
 
-# What torch's optimizers count with, one number for each parameter: on the CPU unless
-# they are fused or capturable. ASGD alone keeps its count beside the parameter.
-_COUNTERS = ("step", "mu_product")
+# Scalar state per parameter in torch's optimizers: on the CPU unless fused or
+# capturable. Only ASGD has it on the parameter's device.
+_HOST_STATE = ("step", "mu_product")
 
 
-def _layers_of(model: nn.Module, tracker: BlockTracker) -> dict[nn.Module, int]:
-    """Return each module's layer; those that a forward put in have their parent's."""
+def _layers_of(model: nn.Module, tracker: ModuleTracker) -> dict[nn.Module, int]:
+    """Return each module's layer; modules added by a forward have their parent's."""
     index = {name: layer for layer, name in enumerate(tracker.layers)}
     layers: dict[nn.Module, int] = {}
     for name, module in model.named_modules():
@@ -40,12 +40,12 @@ def _layers_of(model: nn.Module, tracker: BlockTracker) -> dict[nn.Module, int]:
     return layers
 
 
-def register(
-    model: nn.Module, log: StorageLog, tracker: BlockTracker | None = None
+def log_weights(
+    model: nn.Module, log: StorageLog, tracker: ModuleTracker | None = None
 ) -> None:
-    """Weights come first, in the order in which ``model.to("cuda")`` moves them (B4).
+    """Log parameters and buffers in the order in which ``model.to("cuda")`` moves them.
 
-    That is children before their parents, and parameters before buffers of a module
+    That is children before parents, and a module's parameters before its buffers
     (``nn.Module._apply``).
     """
     layers = (
@@ -54,23 +54,23 @@ def register(
         else dict.fromkeys(model.modules(), -1)
     )
 
-    def name(module: nn.Module) -> None:
+    def log_module(module: nn.Module) -> None:
         for child in module.children():
-            name(child)
+            log_module(child)
         for parameter in module._parameters.values():
             if parameter is not None:
-                log.name(parameter, "parameters", layers[module])
+                log.assign(parameter, "parameters", layers[module])
         for buffer in module._buffers.values():
             if buffer is not None:
-                log.name(buffer, "buffers", layers[module])
+                log.assign(buffer, "buffers", layers[module])
 
-    name(model)
+    log_module(model)
 
 
-def name_survivors(
-    model: nn.Module, runner: Runner, log: StorageLog, tracker: BlockTracker
+def log_optimizer_state(
+    model: nn.Module, runner: Runner, log: StorageLog, tracker: ModuleTracker
 ) -> None:
-    """Say what outlived the step: optimizer state, and whose it is."""
+    """Log optimizer state, and the layers that own it, after a step."""
     layers = {
         parameter: layer
         for module, layer in _layers_of(model, tracker).items()
@@ -79,7 +79,7 @@ def name_survivors(
     }
     owners: dict[int, int] = {}
     for group in runner.optimizer.param_groups:
-        on_card = (
+        on_gpu = (
             group.get("fused")
             or group.get("capturable")
             or isinstance(runner.optimizer, torch.optim.ASGD)
@@ -89,35 +89,36 @@ def name_survivors(
             for value in tree_leaves(state):
                 if isinstance(value, torch.Tensor):
                     layer = layers.get(parameter, -1)
-                    log.name(value, "optimizer_state", layer)
+                    log.assign(value, "optimizer_state", layer)
                     index = log.index_of(value)
                     if owners.setdefault(index, layer) != layer:
-                        log.made_from[index] = ()  # a table that all share: no one's
-            counters = () if on_card else _COUNTERS
-            for value in map(state.get, counters):
+                        log.made_from[index] = ()  # shared by layers: has no owner
+            for value in map(state.get, () if on_gpu else _HOST_STATE):
                 if isinstance(value, torch.Tensor):
-                    log.ignore(value)  # counted in host memory (cuda-memory M43)
+                    log.exclude_host_storage(value)
 
 
 def storage_owners(log: StorageLog) -> list[int]:
     """Return the layer that each storage belongs to, or -1."""
     owners = list(log.layers)
-    for storage in sorted(log.made_from):  # what it was made from came before
-        owners[storage] = only(owners[source] for source in log.made_from[storage])
+    for storage in sorted(log.made_from):  # its sources have smaller indices
+        owners[storage] = single_owner(
+            owners[source] for source in log.made_from[storage]
+        )
     return owners
 
 
-def op_shares(op: OpRow, owners: list[int]) -> dict[int, int]:
-    """Return the bytes that an op moved of each layer's storages."""
+def bytes_by_layer(op: OpRecord, owners: list[int]) -> dict[int, int]:
+    """Return the bytes that an op moved, by the layer that owns the storages."""
     shares: dict[int, int] = defaultdict(int)
     for storages, moved_bytes in op.touched:
-        owner = only(owners[storage] for storage in storages)
+        owner = single_owner(owners[storage] for storage in storages)
         if owner >= 0:
             shares[owner] += moved_bytes
     return shares
 
 
-def only(owners: Iterable[int]) -> int:
-    """Return the one layer among ``owners``, or -1 where there are several or none."""
+def single_owner(owners: Iterable[int]) -> int:
+    """Return the only layer among ``owners``; -1 if there are several or none."""
     found = set(owners) - {-1}
     return found.pop() if len(found) == 1 else -1

@@ -1,5 +1,5 @@
-"""Values that decide the course of a forward, followed beside the fake tensors.
+"""Data-dependent control flow under FakeTensor: constant propagation on small tensors.
 
-In come ops on fakes; out come the few real numbers that Python code asks for. Open
-``known_values.py`` first.
+Input: ops on fake tensors. Output: the few concrete values that Python code reads.
+Start with ``known_values.py``.
 """

@@ -1,8 +1,9 @@
-"""What is assumed where values decide that a trace cannot know (tracing T8).
+"""Assumed values of data-dependent ops whose inputs are unknown in a trace.
 
-Masks are full, choices are spread evenly, numbers are finite. Each rule gives a value
-for an op's output where its inputs are unknown; what follows from it is computed like
-any other known value, and a note says so once a model asks for it.
+Masks are full, choices are spread evenly, numbers are finite. A rule gives the value of
+an op's output; what is computed from it is propagated like any other known value, and a
+note reports the assumption once a model reads it. See
+``docs/decisions/0010-known-values.md``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from budgetfit.tracing.isolation.scalar_randomness import lone_chance
+from budgetfit.tracing.isolation.scalar_randomness import pinned_draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,62 +43,67 @@ READ_NUMBER = (
 aten = torch.ops.aten
 
 
-class Assumed(NamedTuple):
-    """A value of one output; ``why`` is empty where it is no matter of opinion."""
+class AssumedValue(NamedTuple):
+    """The assumed value of an output; ``why`` is the note, empty if none is needed."""
 
     output: torch.Tensor
     value: torch.Tensor
     why: str = ""
 
 
-# Gives what is assumed of an output, from the output and the op's arguments.
+# Returns the assumed value, from an op's output and its arguments.
 Rule = "Callable[..., Assumed | None]"
 
 
 def _uniform(
     value: bool | float, like: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return one value for all elements, which takes no memory to say."""
+    """Return one value for all elements, expanded with stride 0."""
     return torch.tensor(value, dtype=dtype).expand(like.shape)
 
 
-def _full(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
-    """Take a comparison as true."""
-    return Assumed(out, _uniform(True, out, torch.bool), FULL_MASK)
+def _full(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
+    """Assume that a comparison is true everywhere."""
+    return AssumedValue(out, _uniform(True, out, torch.bool), FULL_MASK)
 
 
-def _never(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
-    """Take numbers as finite: training that is not has other problems."""
-    return Assumed(out, _uniform(False, out, torch.bool))
+def _false(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
+    """Assume finite numbers: ``isnan`` and ``isinf`` are false."""
+    return AssumedValue(out, _uniform(False, out, torch.bool))
 
 
-def _same(out: torch.Tensor, one: Any, other: Any, **_: object) -> Assumed | None:  # noqa: ANN401
-    """Compare with oneself or infinity: finite numbers only; others are masks."""
+def _equal(out: torch.Tensor, one: Any, other: Any, **_: object) -> AssumedValue | None:  # noqa: ANN401
+    """Evaluate ``x == x`` and ``x == inf`` for finite x; other results are masks."""
     if one is other:
-        return Assumed(out, _uniform(True, out, torch.bool))
+        return AssumedValue(out, _uniform(True, out, torch.bool))
     if isinstance(other, float) and other in {float("inf"), float("-inf")}:
-        return Assumed(out, _uniform(False, out, torch.bool))
+        return AssumedValue(out, _uniform(False, out, torch.bool))
     if out.numel() == 1:
-        return Assumed(out, _uniform(False, out, torch.bool), ALL_DIFFERENT)
-    return Assumed(out, _uniform(True, out, torch.bool), FULL_MASK)
+        return AssumedValue(out, _uniform(False, out, torch.bool), ALL_DIFFERENT)
+    return AssumedValue(out, _uniform(True, out, torch.bool), FULL_MASK)
 
 
-def _differs(out: torch.Tensor, one: Any, other: Any, **_: object) -> Assumed | None:  # noqa: ANN401
+def _not_equal(
+    out: torch.Tensor,
+    one: Any,  # noqa: ANN401
+    other: Any,  # noqa: ANN401
+    **_: object,
+) -> AssumedValue | None:
     if one is other:
-        return Assumed(out, _uniform(False, out, torch.bool))
+        return AssumedValue(out, _uniform(False, out, torch.bool))
     if isinstance(other, float) and other in {float("inf"), float("-inf")}:
-        return Assumed(out, _uniform(True, out, torch.bool))
+        return AssumedValue(out, _uniform(True, out, torch.bool))
     return _full(out)
 
 
-def _to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> Assumed | None:  # noqa: ANN401
+def _to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> AssumedValue | None:  # noqa: ANN401
     return _full(out) if kwargs.get("dtype") is torch.bool else None
 
 
-def spread(shape: torch.Size, dim: int, classes: int) -> torch.Tensor:
-    """Return choices among ``classes``: each row goes on where the one before ended.
+def evenly_spread(shape: torch.Size, dim: int, classes: int) -> torch.Tensor:
+    """Return indices below ``classes``: each row continues where the last one ended.
 
-    Within a row no class comes twice while there are as many.
+    Within a row no class occurs twice as long as there are enough.
     """
     dim %= max(len(shape), 1)
     moved = [*shape[:dim], *shape[dim + 1 :], *shape[dim : dim + 1]]
@@ -108,157 +114,163 @@ def spread(shape: torch.Size, dim: int, classes: int) -> torch.Tensor:
     return values.movedim(-1, dim) if len(shape) else values
 
 
-def _top(
+def _topk(
     out: tuple[torch.Tensor, torch.Tensor],
     x: torch.Tensor,
     _count: int,
     dim: int = -1,
     *_: object,
     **__: object,
-) -> Assumed | None:
-    return _chosen(out[1], x, dim)
+) -> AssumedValue | None:
+    return _even_choice(out[1], x, dim)
 
 
-def _chosen(index: torch.Tensor, x: torch.Tensor, dim: int) -> Assumed | None:
-    if not x.dim() or index.numel() > MOST_CHOICES:
+def _even_choice(index: torch.Tensor, x: torch.Tensor, dim: int) -> AssumedValue | None:
+    if not x.dim() or index.numel() > MAX_CHOICES:
         return None
-    return Assumed(index, spread(index.shape, dim, x.shape[dim]), EVEN_CHOICE)
+    return AssumedValue(
+        index, evenly_spread(index.shape, dim, x.shape[dim]), EVEN_CHOICE
+    )
 
 
-def _sorted(
+def _sort(
     out: tuple[torch.Tensor, torch.Tensor],
     x: torch.Tensor,
     dim: int = -1,
     *_: object,
     **kwargs: Any,  # noqa: ANN401
-) -> Assumed | None:
-    """Take a row's order as that of its neighbour, turned by one."""
+) -> AssumedValue | None:
+    """Assume that each row's order is that of the previous row, rotated by one."""
     index, dim = out[1], kwargs.get("dim", dim)
-    if not x.dim() or index.numel() > MOST_CHOICES:
+    if not x.dim() or index.numel() > MAX_CHOICES:
         return None
     dim %= x.dim()
     size = x.shape[dim]
     rows = torch.arange(max(index.numel() // max(size, 1), 1))[:, None]
     values = (rows + torch.arange(size)).remainder(max(size, 1))
     moved = [*x.shape[:dim], *x.shape[dim + 1 :], size]
-    return Assumed(index, values.reshape(moved).movedim(-1, dim), EVEN_CHOICE)
+    return AssumedValue(index, values.reshape(moved).movedim(-1, dim), EVEN_CHOICE)
 
 
-def _stable_sorted(
+def _sort_stable(
     out: tuple[torch.Tensor, torch.Tensor],
     x: torch.Tensor,
     *_: object,
     **kwargs: Any,  # noqa: ANN401
-) -> Assumed | None:
-    return _sorted(out, x, kwargs.get("dim", -1))
+) -> AssumedValue | None:
+    return _sort(out, x, kwargs.get("dim", -1))
 
 
-def _extreme(
+def _max_dim(
     out: tuple[torch.Tensor, torch.Tensor],
     x: torch.Tensor,
     dim: int,
     keepdim: bool = False,
-) -> Assumed | None:
-    return _arg_extreme(out[1], x, dim, keepdim)
+) -> AssumedValue | None:
+    return _argmax(out[1], x, dim, keepdim)
 
 
-def _arg_extreme(
+def _argmax(
     index: torch.Tensor,
     x: torch.Tensor,
     dim: int | None = None,
     keepdim: bool = False,  # noqa: ARG001 - aten's signature
-) -> Assumed | None:
-    if not x.dim() or index.numel() > MOST_CHOICES:
+) -> AssumedValue | None:
+    if not x.dim() or index.numel() > MAX_CHOICES:
         return None
     classes = x.numel() if dim is None else x.shape[dim]
     values = torch.arange(index.numel()).remainder(max(classes, 1))
-    return Assumed(index, values.reshape(index.shape), EVEN_CHOICE)
+    return AssumedValue(index, values.reshape(index.shape), EVEN_CHOICE)
 
 
-def _drawn(out: torch.Tensor, x: torch.Tensor, *_: object, **__: object) -> Assumed:
-    return Assumed(out, spread(out.shape, -1, x.shape[-1]), RANDOM_CHOICE)
+def _multinomial(
+    out: torch.Tensor, x: torch.Tensor, *_: object, **__: object
+) -> AssumedValue:
+    return AssumedValue(out, evenly_spread(out.shape, -1, x.shape[-1]), RANDOM_CHOICE)
 
 
-def _whole_numbers(out: torch.Tensor, low: int, high: int) -> Assumed | None:
-    if out.numel() > MOST_CHOICES or out.is_floating_point():
+def _integers(out: torch.Tensor, low: int, high: int) -> AssumedValue | None:
+    if out.numel() > MAX_CHOICES or out.is_floating_point():
         return None
     if out.numel() == 1:
         value = torch.full(out.shape, high - 1, dtype=out.dtype)
     else:
         value = torch.arange(out.numel()).remainder(max(high - low, 1)) + low
-    return Assumed(out, value.to(out.dtype).reshape(out.shape), RANDOM_CHOICE)
+    return AssumedValue(out, value.to(out.dtype).reshape(out.shape), RANDOM_CHOICE)
 
 
-def _below(out: torch.Tensor, high: int, *_: object, **__: object) -> Assumed | None:
-    return _whole_numbers(out, 0, high)
+def _randint(
+    out: torch.Tensor, high: int, *_: object, **__: object
+) -> AssumedValue | None:
+    return _integers(out, 0, high)
 
 
-def _between(
+def _randint_low(
     out: torch.Tensor, low: int, high: int, *_: object, **__: object
-) -> Assumed | None:
-    return _whole_numbers(out, low, high)
+) -> AssumedValue | None:
+    return _integers(out, low, high)
 
 
-def _like_below(
+def _randint_like(
     out: torch.Tensor, _x: torch.Tensor, high: int, *_: object, **__: object
-) -> Assumed | None:
-    return _whole_numbers(out, 0, high)
+) -> AssumedValue | None:
+    return _integers(out, 0, high)
 
 
-def _like_between(
+def _randint_like_low(
     out: torch.Tensor, _x: torch.Tensor, low: int, high: int, *_: object, **__: object
-) -> Assumed | None:
-    return _whole_numbers(out, low, high)
+) -> AssumedValue | None:
+    return _integers(out, low, high)
 
 
-def _order(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
-    if out.numel() > MOST_CHOICES:
+def _randperm(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
+    if out.numel() > MAX_CHOICES:
         return None
-    return Assumed(out, torch.arange(out.numel(), dtype=out.dtype), RANDOM_CHOICE)
+    return AssumedValue(out, torch.arange(out.numel(), dtype=out.dtype), RANDOM_CHOICE)
 
 
-def _chance(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
+def _rand(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
     if out.numel() != 1:
         return None
-    return Assumed(out, torch.full(out.shape, lone_chance(), dtype=out.dtype))
+    return AssumedValue(out, torch.full(out.shape, pinned_draw(), dtype=out.dtype))
 
 
-def _written_later(out: torch.Tensor, *_: object, **__: object) -> Assumed | None:
-    """Follow what is made to be written to; nobody means to read it before."""
-    if out.is_floating_point() or out.is_complex() or out.numel() > MOST_WRITTEN:
+def _empty(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
+    """Track small integer buffers that are written element by element later."""
+    if out.is_floating_point() or out.is_complex() or out.numel() > MAX_WRITTEN:
         return None
-    return Assumed(out, torch.zeros(out.shape, dtype=out.dtype))
+    return AssumedValue(out, torch.zeros(out.shape, dtype=out.dtype))
 
 
-MOST_CHOICES = 1 << 20
-MOST_WRITTEN = 4096  # number by number
+MAX_CHOICES = 1 << 20
+MAX_WRITTEN = 4096  # elements of a buffer that is written one by one
 
-RULES: dict[OpOverload, Callable[..., Assumed | None]] = {
+ASSUMPTIONS: dict[OpOverload, Callable[..., AssumedValue | None]] = {
     **{
         op: _full
         for packet in (aten.gt, aten.ge, aten.lt, aten.le)
         for op in (packet.Scalar, packet.Tensor)
     },
-    **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), _same),
-    **dict.fromkeys((aten.ne.Scalar, aten.ne.Tensor), _differs),
-    **dict.fromkeys((aten.isnan.default, aten.isinf.default), _never),
+    **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), _equal),
+    **dict.fromkeys((aten.ne.Scalar, aten.ne.Tensor), _not_equal),
+    **dict.fromkeys((aten.isnan.default, aten.isinf.default), _false),
     aten._to_copy.default: _to_bool,
-    aten.topk.default: _top,
-    aten.sort.default: _sorted,
-    aten.sort.stable: _stable_sorted,
-    aten.max.dim: _extreme,
-    aten.min.dim: _extreme,
-    aten.argmax.default: _arg_extreme,
-    aten.argmin.default: _arg_extreme,
-    aten.multinomial.default: _drawn,
-    aten.randint.default: _below,
-    aten.randint.low: _between,
-    aten.randint_like.default: _like_below,
-    aten.randint_like.low_dtype: _like_between,
-    aten.randperm.default: _order,
-    aten.rand.default: _chance,
-    aten.empty.memory_format: _written_later,
-    aten.new_empty.default: _written_later,
+    aten.topk.default: _topk,
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort_stable,
+    aten.max.dim: _max_dim,
+    aten.min.dim: _max_dim,
+    aten.argmax.default: _argmax,
+    aten.argmin.default: _argmax,
+    aten.multinomial.default: _multinomial,
+    aten.randint.default: _randint,
+    aten.randint.low: _randint_low,
+    aten.randint_like.default: _randint_like,
+    aten.randint_like.low_dtype: _randint_like_low,
+    aten.randperm.default: _randperm,
+    aten.rand.default: _rand,
+    aten.empty.memory_format: _empty,
+    aten.new_empty.default: _empty,
 }
-# Of a mask that is assumed to be full, the opposite may be as full.
-OPPOSITES = frozenset({aten.logical_not.default, aten.bitwise_not.default})
+# The negation of a mask that is assumed to be full may be full as well.
+NEGATIONS = frozenset({aten.logical_not.default, aten.bitwise_not.default})

@@ -1,8 +1,8 @@
-"""Real values for a whole step, where only they decide: weights, noise, any op (T8).
+"""Concrete execution of all ops of a traced step, on the CPU at small batch sizes.
 
-A model whose sizes or loops follow from its own numbers is computed beside its trace,
-small and on the CPU. Samples are all the same, noise included, so that what is decided
-is decided alike for each of them and sizes stay affine in the batch size.
+For models whose sizes or loops depend on the values of their own activations. All
+samples are equal, noise included, so that each of them takes the same branches and
+sizes stay affine in the batch size. See ``docs/decisions/0024-values-that-decide.md``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch._ops import OpOverload
 
-MOST_WEIGHTS_BYTES = 2 << 30
-MOST_IN_A_BUFFER = 4096
+MAX_WEIGHTS_BYTES = 2 << 30
+MAX_BUFFER_ELEMENTS = 4096
 REAL_VALUES = (
     "values decide in this model: it was computed with real numbers at batch 2 and 3, "
     "and sizes were scaled from there; a batch with other values may take more"
@@ -24,7 +24,7 @@ REAL_VALUES = (
 aten = torch.ops.aten
 _SEED = 0
 _ATTENTION = {
-    # where the mask is, and whether the attention is causal
+    # positions of the arguments attn_mask and is_causal
     aten._scaled_dot_product_flash_attention.default: (None, 4),
     aten._scaled_dot_product_efficient_attention.default: (3, 6),
     aten._scaled_dot_product_cudnn_attention.default: (3, 6),
@@ -32,8 +32,8 @@ _ATTENTION = {
 _DROPOUT = aten.native_dropout.default
 
 
-def weight_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a weight or buffer; for one on meta, such as are usual."""
+def weight_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a weight or buffer, typical ones for a meta tensor."""
     if tensor.device.type != "meta":
         return tensor.detach().cpu().clone()
     shape, dtype = tensor.shape, tensor.dtype
@@ -47,27 +47,25 @@ def weight_like(tensor: torch.Tensor) -> torch.Tensor:
     return drawn.to(dtype)
 
 
-def is_asked_about(tensor: torch.Tensor) -> bool:
-    """Say whether a buffer is a counter, a flag or a pointer that models may read."""
+def is_small_integer_buffer(tensor: torch.Tensor) -> bool:
+    """Return whether a buffer is a counter, flag or pointer that models may read."""
     return (
         not tensor.is_meta
         and not isinstance(tensor, torch.nn.Parameter)
         and not (tensor.is_floating_point() or tensor.is_complex())
-        and tensor.numel() <= MOST_IN_A_BUFFER
+        and tensor.numel() <= MAX_BUFFER_ELEMENTS
     )
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Return what a model's real weights and buffers take in host memory."""
+    """Return the bytes of a model's weights and buffers in host memory."""
     return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
-def compute_anything(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:  # noqa: ANN401
-    """Run any op on real values; None where a CPU cannot.
+def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Run any op on concrete values; return None if the CPU has no kernel for it.
 
-    Nothing is dropped out, and noise is the same each time and for each sample.
+    Dropout is the identity, and noise is the same each time and for each sample.
     """
     try:
         with torch._C._DisableAutocast(), torch.no_grad():
@@ -92,7 +90,7 @@ def _noise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Return the output of a fused kernel, and nothing for its other outputs."""
+    """Return the attention output only, without a fused kernel's other outputs."""
     mask_at, causal_at = _ATTENTION[func]
     mask = args[mask_at] if mask_at is not None else None
     causal = len(args) > causal_at and args[causal_at]

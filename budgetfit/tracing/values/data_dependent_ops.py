@@ -1,7 +1,7 @@
-"""Answers to questions about values that a trace does not know (tracing T8).
+"""Assumed results of data-dependent ops: nonzero, unique, bincount, item, CTC loss.
 
-The result is real where it can be said, and on meta where only its shape can: as large
-as it can be. A question that no rule answers is an ``UnknownValueError``.
+The result is concrete where possible, and on meta where only its shape can be told: an
+upper bound. Without a rule for an op, ``KnownValues`` raises ``UnknownValueError``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from budgetfit.tracing.values.assumptions import (
     ALL_DIFFERENT,
     FULL_MASK,
-    MOST_CHOICES,
+    MAX_CHOICES,
     READ_NUMBER,
 )
 
@@ -31,39 +31,39 @@ PACKED = (
 )
 
 
-class Answer(NamedTuple):
-    """What an op returns, and what had to be assumed for it."""
+class AssumedResult(NamedTuple):
+    """An op's result, and the note on what was assumed for it."""
 
     result: Any
     why: str = ""
 
 
-def full_positions(shape: torch.Size) -> torch.Tensor:
-    """Return ``nonzero`` of a full mask, on meta where that is a long list."""
+def nonzero_of_full_mask(shape: torch.Size) -> torch.Tensor:
+    """Return ``nonzero`` of a full mask, on meta if that is a long list."""
     count = shape.numel()
-    if count <= MOST_CHOICES:
+    if count <= MAX_CHOICES:
         return torch.ones(shape, dtype=torch.bool).nonzero()
     return torch.empty_strided(
         (count, len(shape)), (1, count), dtype=torch.int64, device="meta"
     )
 
 
-def _number(_: Values, x: torch.Tensor) -> Answer | None:
+def _number(_: Values, x: torch.Tensor) -> AssumedResult | None:
     if x.dtype == torch.bool:
-        return Answer(True, FULL_MASK)
-    return Answer(1.0, READ_NUMBER) if x.is_floating_point() else None
+        return AssumedResult(True, FULL_MASK)
+    return AssumedResult(1.0, READ_NUMBER) if x.is_floating_point() else None
 
 
-def _yes(_: Values, _x: torch.Tensor) -> Answer:
-    return Answer(True, FULL_MASK)
+def _yes(_: Values, _x: torch.Tensor) -> AssumedResult:
+    return AssumedResult(True, FULL_MASK)
 
 
-def _no(_: Values, *_args: object, **_kwargs: object) -> Answer:
-    return Answer(False, ALL_DIFFERENT)
+def _no(_: Values, *_args: object, **_kwargs: object) -> AssumedResult:
+    return AssumedResult(False, ALL_DIFFERENT)
 
 
-def _positions(_: Values, x: torch.Tensor) -> Answer:
-    return Answer(full_positions(x.shape), FULL_MASK)
+def _positions(_: Values, x: torch.Tensor) -> AssumedResult:
+    return AssumedResult(nonzero_of_full_mask(x.shape), FULL_MASK)
 
 
 def _unique(
@@ -72,12 +72,12 @@ def _unique(
     inverse: bool = False,
     counts: bool = False,
     dim: int | None = None,
-) -> Answer | None:
+) -> AssumedResult | None:
     if dim is not None:
         return None
     count = x.numel()
     nothing = torch.empty(0, dtype=torch.int64)
-    return Answer(
+    return AssumedResult(
         (
             torch.empty(count, dtype=x.dtype, device="meta"),
             torch.arange(count).reshape(x.shape) if inverse else nothing,
@@ -93,7 +93,7 @@ def _unique2(
     _sorted: bool = True,
     inverse: bool = False,
     counts: bool = False,
-) -> Answer | None:
+) -> AssumedResult | None:
     return _unique(values, x, inverse, counts)
 
 
@@ -102,23 +102,23 @@ def _bincount(
     x: torch.Tensor,
     weights: torch.Tensor | None = None,
     minlength: int = 0,
-) -> Answer | None:
-    """Count weights that nobody knows, in bins that somebody does."""
+) -> AssumedResult | None:
+    """Return unknown counts for a known number of bins."""
     dtype = torch.int64 if weights is None else torch.float64
     known = values(x)
     if known is not None:
         minlength = len(torch.bincount(known, minlength=minlength))
     if not minlength:
         return None
-    return Answer(torch.empty(minlength, dtype=dtype, device="meta"))
+    return AssumedResult(torch.empty(minlength, dtype=dtype, device="meta"))
 
 
 def _repeats(
     _: Values, _x: torch.Tensor, output_size: int | None = None
-) -> Answer | None:
+) -> AssumedResult | None:
     if output_size is None:
         return None
-    return Answer(torch.empty(output_size, dtype=torch.int64, device="meta"))
+    return AssumedResult(torch.empty(output_size, dtype=torch.int64, device="meta"))
 
 
 def _ctc_loss(
@@ -129,8 +129,8 @@ def _ctc_loss(
     target_lengths: torch.Tensor,
     *_: object,
     **__: object,
-) -> Answer:
-    """The recursion's table is as wide as the longest target (LossCTC.cu)."""
+) -> AssumedResult:
+    """Return loss and alpha, which is as wide as the longest target (LossCTC.cu)."""
     lengths, why = values(target_lengths), ""
     if lengths is None:
         longest, why = targets.shape[-1], FULL_MASK
@@ -142,7 +142,7 @@ def _ctc_loss(
         torch.empty(samples, **like),  # type: ignore[call-overload]
         torch.empty(samples, steps, 2 * longest + 1, **like),  # type: ignore[call-overload]
     )
-    return Answer(result, why)
+    return AssumedResult(result, why)
 
 
 def _packed(
@@ -150,8 +150,8 @@ def _packed(
     x: torch.Tensor,
     lengths: torch.Tensor,
     batch_first: bool,
-) -> Answer:
-    """Rows of all samples without their padding; how many each step has is real."""
+) -> AssumedResult:
+    """Return the packed rows on meta, and the concrete batch size of each step."""
     known, why = values(lengths), PACKED
     if known is None:
         longest = x.shape[1 if batch_first else 0]
@@ -159,10 +159,10 @@ def _packed(
     narrow = torch.zeros(*x.shape[:2], 1)
     rows, sizes = aten._pack_padded_sequence.default(narrow, known, batch_first)
     data = torch.empty(len(rows), *x.shape[2:], dtype=x.dtype, device="meta")
-    return Answer((data, sizes), why)
+    return AssumedResult((data, sizes), why)
 
 
-ANSWERS: dict[OpOverload, Callable[..., Answer | None]] = {
+ASSUMED_RESULTS: dict[OpOverload, Callable[..., AssumedResult | None]] = {
     aten._local_scalar_dense.default: _number,
     aten.is_nonzero.default: _yes,
     aten.equal.default: _no,
@@ -175,5 +175,5 @@ ANSWERS: dict[OpOverload, Callable[..., Answer | None]] = {
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._pack_padded_sequence.default: _packed,
 }
-# What they return is in host memory on CUDA as well, and C++ reads it there.
-HOST_RESULTS = {aten._pack_padded_sequence.default: (1,)}
+# Positions of outputs in host memory, on CUDA as well: C++ reads their values.
+HOST_OUTPUTS = {aten._pack_padded_sequence.default: (1,)}

@@ -1,4 +1,4 @@
-"""Ops that read or write at places which a tensor of whole numbers names."""
+"""Ops that index a tensor with an integer tensor: index, gather, scatter, index_add."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 aten = torch.ops.aten
-_LISTS: Final = (
+_INDEX_LISTS: Final = (
     aten.index.Tensor,
     aten.index_put.default,
     aten.index_put_.default,
     aten._unsafe_index.Tensor,
 )
-# Their second argument is a dimension, the third the places in it.
-_ALONG: Final = (
+# Their second argument is a dimension, the third the indices along it.
+_ALONG_DIM: Final = (
     aten.gather.default,
     aten.index_select.default,
     aten.index_add.default,
@@ -33,19 +33,19 @@ _ALONG: Final = (
     aten.scatter_reduce.two,
     aten.scatter_reduce_.two,
 )
-PLACES: Final = frozenset((*_LISTS, *_ALONG))
+INDEX_OPS: Final = frozenset((*_INDEX_LISTS, *_ALONG_DIM))
 
 
-def places_of(
+def indices_of(
     func: torch._ops.OpOverload, args: tuple[Any, ...]
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each dimension of the first argument, and the places in it.
+    """Yield each indexed dimension of the first argument, with its indices.
 
-    Without masks: they have been turned into places.
+    Boolean masks must have been converted to indices.
     """
-    if func in _LISTS:
-        for dim, places in enumerate(args[1]):
-            if places is not None:
-                yield dim, places
+    if func in _INDEX_LISTS:
+        for dim, indices in enumerate(args[1]):
+            if indices is not None:
+                yield dim, indices
     elif args[0].dim():
         yield int(args[1]) % args[0].dim(), args[2]

@@ -1,11 +1,11 @@
-"""Values of small tensors made from known ones, beside their fakes (tracing T8).
+"""Answer data-dependent ops in a trace by constant propagation on small tensors.
 
-Models ask tensors questions: are all mask entries one, are the position ids packed,
-which tokens are images? A fake tensor has no values, so whole numbers that come from
-the batch, and whatever is made from them or from constants, are computed for real
-beside the trace. Where values depend on weights or on random numbers, a documented
-rule says what is assumed (``assumed_values``), and a note that it was. Where no rule
-says it, a question is an ``UnknownValueError``.
+Models branch on values: are all mask entries one, are the position ids packed, which
+tokens are images? A fake tensor has no values, so integers of the batch, and whatever
+is computed from them or from constants, are also computed concretely. If values depend
+on weights or random numbers, a rule assumes them (``assumptions``), and a note reports
+it. Without a rule, ``UnknownValueError`` is raised. See
+``docs/decisions/0010-known-values.md``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# Torch imports it when dispatch modes are put aside, which fails inside of some.
+# Torch imports it when dispatch modes are disabled, which fails inside of some modes.
 import torch._subclasses.schema_check_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -26,27 +26,27 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from budgetfit.tracing.records import run_plainly
+from budgetfit.tracing.records import call_op
 from budgetfit.tracing.values.assumptions import (
     FULL_MASK,
     READ_NUMBER,
 )
 from budgetfit.tracing.values.concrete_execution import (
     REAL_VALUES,
-    is_asked_about,
-    weight_like,
+    is_small_integer_buffer,
+    weight_values,
 )
 from budgetfit.tracing.values.data_dependent_ops import (
-    ANSWERS,
-    HOST_RESULTS,
-    Answer,
-    full_positions,
+    ASSUMED_RESULTS,
+    HOST_OUTPUTS,
+    AssumedResult,
+    nonzero_of_full_mask,
 )
-from budgetfit.tracing.values.index_ops import PLACES, places_of
-from budgetfit.tracing.values.op_traits import SCALARS, nature_of
+from budgetfit.tracing.values.index_ops import INDEX_OPS, indices_of
+from budgetfit.tracing.values.op_traits import SCALARS, traits_of
 from budgetfit.tracing.values.propagation import (
-    LARGEST_ELEMENTS,
-    FollowedValues,
+    MAX_INTEGERS,
+    PropagatedValues,
     tensors_of,
 )
 
@@ -56,19 +56,19 @@ if TYPE_CHECKING:
     import numpy as np
 
     from budgetfit.tracing.records import RunOp
-    from budgetfit.tracing.values.assumptions import Assumed
+    from budgetfit.tracing.values.assumptions import AssumedValue
 
-# Yes is the answer to what nobody knows; a loop that ends on a no would never end.
-MOST_ASSUMED_ANSWERS = 2000
+# Unknown conditions are assumed true; a loop that ends on false would never end.
+MAX_ASSUMED_RESULTS = 2000
 aten = torch.ops.aten
 _NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 class UnknownValueError(Exception):
-    """A model asked for a value that nothing says: its sizes or its way depend on it.
+    """A model's sizes or branches depend on a value that is unknown in the trace.
 
     Attributes:
-        op: What asked.
+        op: The data-dependent op.
     """
 
     def __init__(self, op: str, reason: str) -> None:
@@ -77,32 +77,33 @@ class UnknownValueError(Exception):
 
 
 class KnownValues:
-    """Remembers real values for fake tensors and computes those of ops on them.
+    """Runs ops on fake tensors and propagates their concrete values where known.
 
-    ``run`` makes the fakes. Without ``assumes_for_large`` nothing is assumed once there
-    were more whole numbers than are followed: a smaller batch says it better.
+    ``run`` runs an op on fakes. Without ``assumes_for_large`` nothing is assumed once
+    an integer tensor was too large to be tracked: its values may be known in a smaller
+    batch.
 
     Attributes:
-        notes: What was assumed where a model asked -> the module that asked first.
-        where: Returns the path of the module that runs.
-        phase: Of the step. For an optimizer nothing is assumed.
+        notes: Assumption that a model relied on -> the module that did so first.
+        where: Returns the path of the current module.
+        phase: Of the step. Nothing is assumed in the optimizer.
     """
 
     def __init__(
         self,
-        run: RunOp = run_plainly,
+        run: RunOp = call_op,
         *,
         assumes_for_large: bool = True,
-        everything: bool = False,
+        all_values: bool = False,
     ) -> None:
         self._run = run
         self._assumes = assumes_for_large
-        self._values = FollowedValues(everything=everything)
+        self._values = PropagatedValues(all_values=all_values)
         self._asked: Counter[tuple[object, int]] = Counter()
         self.notes: dict[str, str] = {}
         self.where: Callable[[], str] = str
         self.phase = "setup"
-        self.remember = self._values.remember
+        self.record = self._values.record
         self.value = self._values.value
 
     def run(
@@ -111,41 +112,41 @@ class KnownValues:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        """Run an op on fakes; where all its inputs are known, know its output too.
+        """Run an op on fakes; if all its input values are known, compute the outputs'.
 
         Raises:
-            UnknownValueError: If the op needs a value that nothing says.
-            DataDependentOutputException: If an optimizer does.
+            UnknownValueError: The op needs an unknown value.
+            DataDependentOutputException: The same in the optimizer.
         """
-        nature, values = nature_of(func), self._values
-        if nature.takes_masks:
-            args = (args[0], list(self._positions(args[1])), *args[2:])
-        known = values.inputs_known(nature, args, kwargs)
-        if nature.asks:
-            return self._answer(func, args, kwargs, known=known)
-        if func in PLACES:
-            self._check_places(func, args)
+        traits, values = traits_of(func), self._values
+        if traits.takes_masks:
+            args = (args[0], list(self._masks_to_indices(args[1])), *args[2:])
+        known = values.inputs_known(traits, args, kwargs)
+        if traits.data_dependent:
+            return self._run_data_dependent(func, args, kwargs, known=known)
+        if func in INDEX_OPS:
+            self._check_bounds(func, args)
         out = self._run(func, args, kwargs)
-        if known and values.everything and self._needs_no_values():
+        if known and values.all_values and self._needs_no_values():
             known = False
-        if nature.rule is not None and (nature.random or not known):
-            self._assume(nature.rule, args, kwargs, out)
-        elif not known or (nature.random and not values.everything):
-            if nature.writes:
-                values.forget(func, args)
-        elif values.worth_computing(nature, args, out):
-            values.follow(func, args, kwargs, out)
+        if traits.assumption is not None and (traits.random or not known):
+            self._assume(traits.assumption, args, kwargs, out)
+        elif not known or (traits.random and not values.all_values):
+            if traits.mutates:
+                values.invalidate(func, args)
+        elif values.worth_computing(traits, args, out):
+            values.propagate(func, args, kwargs, out)
         return out
 
-    def _check_places(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
-        """Refuse places outside of a tensor, as a card does; fakes have none.
+    def _check_bounds(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+        """Check known indices against the tensor's size, as CUDA kernels do.
 
         Raises:
-            IndexError: Some are outside, and nothing was assumed of them.
+            IndexError: An index is out of bounds, and was not assumed.
         """
-        for dim, places in places_of(func, args):
-            real = self.value(places)
-            if real is None or not real.numel() or self._values.reasons(places):
+        for dim, indices in indices_of(func, args):
+            real = self.value(indices)
+            if real is None or not real.numel() or self._values.reasons(indices):
                 continue
             with _disable_current_modes():
                 least, most = (int(x) for x in real.aminmax())
@@ -156,19 +157,19 @@ class KnownValues:
                     f"dimension {dim} with size {size}"
                 )
 
-    def said(self) -> list[str]:
-        """Return the notes, each with where it was first needed."""
-        said = [
-            f"{note} (first in {place!r})" if place else note
-            for note, place in sorted(self.notes.items())
+    def note_lines(self) -> list[str]:
+        """Return the notes, each with the module that needed it first."""
+        lines = [
+            f"{note} (first in {module!r})" if module else note
+            for note, module in sorted(self.notes.items())
         ]
-        return [REAL_VALUES, *said] if self._values.everything else said
+        return [REAL_VALUES, *lines] if self._values.all_values else lines
 
     def array_of(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-        """Return a fake tensor's values for what runs outside of torch.
+        """Return a fake tensor's values as a numpy array.
 
         Raises:
-            UnknownValueError: If they are whole numbers that nobody knows.
+            UnknownValueError: They are integers and unknown.
         """
         real = self.value(tensor)
         with _disable_current_modes():
@@ -181,41 +182,41 @@ class KnownValues:
                 self._note(self._values.reasons(tensor))
             return real.detach().clone().numpy()
 
-    # -- what is known ----------------------------------------------------------------
+    # -- known values -----------------------------------------------------------------
 
     def _needs_no_values(self) -> bool:
-        """Say whether gradients or weights are computed, whose values nobody asks for.
+        """Return whether this phase reads no values: backward and optimizer.
 
-        A recomputation asks again, and builds a graph.
+        A recomputation in the backward builds a graph, and reads them again.
         """
         return self.phase == "optimizer" or (
             self.phase == "backward" and not torch.is_grad_enabled()
         )
 
-    def know_weight(self, real: torch.Tensor, fake: torch.Tensor) -> None:
-        """Note the values of a weight or buffer: all, or those of small buffers."""
+    def record_weight(self, real: torch.Tensor, fake: torch.Tensor) -> None:
+        """Record the values of a weight or buffer: all, or of small integer buffers."""
         with _disable_current_modes():
-            if self._values.everything:
-                self.remember(fake, weight_like(real))
-            elif is_asked_about(real):
-                self.remember(fake, real.detach().to("cpu", copy=True))
+            if self._values.all_values:
+                self.record(fake, weight_values(real))
+            elif is_small_integer_buffer(real):
+                self.record(fake, real.detach().to("cpu", copy=True))
 
     def _assume(
         self,
-        rule: Callable[..., Assumed | None],
+        assumption: Callable[..., AssumedValue | None],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
     ) -> None:
         with _disable_current_modes():
-            found = rule(out, *args, **kwargs)
+            found = assumption(out, *args, **kwargs)
         if found is not None:
             why = (found.why,) if found.why else ()
-            self.remember(found.output, found.value, why)
+            self.record(found.output, found.value, why)
 
-    # -- questions --------------------------------------------------------------------
+    # -- data-dependent ops -----------------------------------------------------------
 
-    def _answer(
+    def _run_data_dependent(
         self,
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
@@ -223,11 +224,11 @@ class KnownValues:
         *,
         known: bool,
     ) -> Any:  # noqa: ANN401
-        if known and func not in HOST_RESULTS:
+        if known and func not in HOST_OUTPUTS:
             why = self._values.reasons(args, tuple(kwargs.values()))
             self._note(why, func)
-            if func is aten.nonzero.default and args[0].numel() > LARGEST_ELEMENTS:
-                return self._fakes_of(full_positions(args[0].shape), why)
+            if func is aten.nonzero.default and args[0].numel() > MAX_INTEGERS:
+                return self._fakes_of(nonzero_of_full_mask(args[0].shape), why)
             real = self._values.compute(func, args, kwargs)
             if real is None:
                 raise UnknownValueError(str(func), "it does not run with real values")
@@ -236,7 +237,7 @@ class KnownValues:
             x, mask = torch.broadcast_tensors(args[0], args[1])
             return self.run(aten.index.Tensor, (x, [mask]), {})
         if self.phase == "optimizer":
-            return func(*args, **kwargs)  # raises, unless a fake can answer
+            return func(*args, **kwargs)  # raises, unless a fake has the value
         try:
             return func(*args, **kwargs)
         except (
@@ -245,24 +246,24 @@ class KnownValues:
             RuntimeError,
         ):
             with _disable_current_modes():
-                found = ANSWERS[func](self.value, *args, **kwargs)
+                found = ASSUMED_RESULTS[func](self.value, *args, **kwargs)
         if found is None:
             raise UnknownValueError(str(func), "it needs values that are not known")
-        return self._given(func, found)
+        return self._assumed(func, found)
 
-    def _given(self, func: torch._ops.OpOverload, answer: Answer) -> Any:  # noqa: ANN401
-        why = (answer.why,) if answer.why else ()
+    def _assumed(self, func: torch._ops.OpOverload, found: AssumedResult) -> Any:  # noqa: ANN401
+        why = (found.why,) if found.why else ()
         self._note(why, func)
-        host = HOST_RESULTS.get(func, ())
+        host = HOST_OUTPUTS.get(func, ())
         if not host:
-            return self._fakes_of(answer.result, why)
+            return self._fakes_of(found.result, why)
         return tuple(
             x if n in host else self._fakes_of(x, why)
-            for n, x in enumerate(answer.result)
+            for n, x in enumerate(found.result)
         )
 
     def _fakes_of(self, real: Any, why: Iterable[str] = ()) -> Any:  # noqa: ANN401
-        """Return fakes for real tensors, and for those on meta that nobody knows."""
+        """Return fakes for concrete tensors, and for unknown ones on meta."""
         if not any(True for _ in tensors_of(real)):
             return real
         leaves, spec = tree_flatten(real)
@@ -274,17 +275,19 @@ class KnownValues:
         ]
         for fake, value in zip(fakes, leaves, strict=True):
             if isinstance(value, torch.Tensor) and value.device.type != "meta":
-                self.remember(fake, value, why)
+                self.record(fake, value, why)
         return tree_unflatten(fakes, spec)
 
-    def _positions(
+    def _masks_to_indices(
         self, indices: list[torch.Tensor | None]
     ) -> Iterator[torch.Tensor | None]:
-        """Turn masks into positions; a fake cannot say how many those are."""
+        """Convert boolean masks to indices; a fake mask has no count of them."""
         for index in indices:
             if index is not None and index.dtype == torch.bool:
                 known = self.value(index) is not None
-                found = self._answer(aten.nonzero.default, (index,), {}, known=known)
+                found = self._run_data_dependent(
+                    aten.nonzero.default, (index,), {}, known=known
+                )
                 yield from self.run(aten.unbind.int, (found, 1), {})
             else:
                 yield index
@@ -292,29 +295,29 @@ class KnownValues:
     def _note(
         self, why: Iterable[str], func: torch._ops.OpOverload | None = None
     ) -> None:
-        """Note what was assumed for an answer.
+        """Note the assumptions behind a result.
 
         Raises:
-            UnknownValueError: If the same line asks for ever, and is told yes; or if
-                it may be known in a smaller batch.
+            UnknownValueError: The same line has been answered "true" too often, an
+                endless loop; or the value may be known in a smaller batch.
         """
         for reason in why:
             self.notes.setdefault(reason, self.where())
-        if why and self._values.too_many and not self._assumes:
+        if why and self._values.overflowed and not self._assumes:
             raise UnknownValueError(
                 str(func), "more whole numbers than are followed in a trace"
             )
         if FULL_MASK in why and func in SCALARS:
-            place = _asking_line()
-            self._asked[place] += 1
-            if self._asked[place] > MOST_ASSUMED_ANSWERS:
+            line = _model_line()
+            self._asked[line] += 1
+            if self._asked[line] > MAX_ASSUMED_RESULTS:
                 raise UnknownValueError(
                     str(func), "a loop ends when values say so that are not known"
                 )
 
 
-def _asking_line() -> tuple[object, int]:
-    """Return the line of the model's code that runs."""
+def _model_line() -> tuple[object, int]:
+    """Return the current line of the model's code."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(
         _NOT_THE_MODEL

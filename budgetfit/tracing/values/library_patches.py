@@ -1,9 +1,9 @@
-"""Libraries that behave differently when they notice fake tensors, told not to.
+"""Monkeypatches for libraries that treat FakeTensor specially: transformers, numpy.
 
-transformers skips looking at masks and position ids when it believes that a graph is
-being traced, and then builds attention masks of length^2 that a real step does not
-have. Here the values are known (``known_values``), so it may ask. What leaves torch for
-numpy (scipy's matching of boxes) gets values as well, and so do lists of tensors.
+transformers does not read masks and position ids of fake tensors, and builds attention
+masks of length^2 that a real step does not have. Their values are known here
+(``known_values``), so it may read them. Conversions to numpy (scipy's matching of
+boxes) and lists of tensors get values as well.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def values_matter(values: KnownValues) -> Iterator[None]:
-    """Let libraries treat fake tensors as real ones while the context is open."""
+def patch_libraries(values: KnownValues) -> Iterator[None]:
+    """Make libraries treat fake tensors as real ones while the context is open."""
     with (
-        _transformers_asks(),
+        _transformers_reads(),
         _numpy_reads(values),
         _numbers_in_text(),
         _lists_of_tensors(),
@@ -38,7 +38,7 @@ def values_matter(values: KnownValues) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _transformers_asks() -> Iterator[None]:
+def _transformers_reads() -> Iterator[None]:
     module = sys.modules.get("transformers.utils.import_utils")
     original = getattr(module, "is_fake_tensor", None)
     if module is None or original is None:
@@ -53,7 +53,7 @@ def _transformers_asks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _numpy_reads(values: KnownValues) -> Iterator[None]:
-    """Answer ``.numpy()``, which real tensors have and fakes refuse."""
+    """Implement ``.numpy()`` for fake tensors with known values."""
 
     def numpy(fake: FakeTensor, *, force: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG001
         return values.array_of(fake)
@@ -64,7 +64,7 @@ def _numpy_reads(values: KnownValues) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _numbers_in_text() -> Iterator[None]:
-    """Write lone numbers into text as real tensors do: ``f"expert_{index}"``."""
+    """Format fake scalars as real ones: ``f"expert_{index}"``."""
 
     def written(fake: FakeTensor, form: str) -> str:
         return (
@@ -92,7 +92,7 @@ def _method_of_fakes(name: str, method: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lists_of_tensors() -> Iterator[None]:
-    """Let ``torch.tensor`` take lists of fakes: it reads each for itself, unasked."""
+    """Make ``torch.tensor`` accept lists of fakes; it reads them without a dispatch."""
     original = torch.tensor
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
@@ -117,10 +117,10 @@ def _read(data: Any) -> Any:  # noqa: ANN401 - numbers, tensors and lists of tho
 
 @contextlib.contextmanager
 def _conversions_to_the_same() -> Iterator[None]:
-    """Let a forward say ``layer.to(dtype)`` where the layer is of that dtype.
+    """Make ``layer.to(dtype)`` a no-op in a forward if the layer has that dtype.
 
-    A module puts a fake weight's conversion in its place, which it may not where
-    anybody watches the weight; of a real one it would only take the same data again.
+    ``Module.to`` swaps a fake weight with its conversion (``swap_tensors``), which
+    raises if there are weak references to it; of a real weight it only sets ``.data``.
     """
     original = torch.utils.swap_tensors
 

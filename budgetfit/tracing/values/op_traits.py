@@ -1,4 +1,4 @@
-"""What kinds of ops there are for one who follows values (``known_values``)."""
+"""Op traits for constant propagation: mutates, random, constant, data-dependent."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from budgetfit.tracing.values.assumptions import RULES
+from budgetfit.tracing.values.assumptions import ASSUMPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from budgetfit.tracing.values.assumptions import Assumed
+    from budgetfit.tracing.values.assumptions import AssumedValue
 
 aten = torch.ops.aten
 
-# Made from nothing but their arguments.
+# Their outputs depend on no tensor values.
 CONSTANTS = frozenset(
     {
         aten.arange.default,
@@ -39,8 +39,8 @@ CONSTANTS = frozenset(
         aten.new_full.default,
     }
 )
-# Their result is a number, or has a shape that depends on values.
-ASKS_FOR_VALUES = frozenset(
+# Their result is a Python number, or has a data-dependent shape.
+DATA_DEPENDENT = frozenset(
     {
         aten._local_scalar_dense.default,
         aten.is_nonzero.default,
@@ -57,34 +57,34 @@ ASKS_FOR_VALUES = frozenset(
     }
 )
 SCALARS = frozenset({aten._local_scalar_dense.default, aten.is_nonzero.default})
-# A mask among their indices stands for the positions where it is true.
+# They accept boolean masks among their indices.
 TAKES_MASKS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op))
 
 
-class Nature(NamedTuple):
-    """What is to know about an op, looked up once."""
+class OpTraits(NamedTuple):
+    """Traits of an op, for constant propagation."""
 
-    writes: bool
+    mutates: bool
     random: bool
     constant: bool
     like: bool
     takes_masks: bool
-    asks: bool
+    data_dependent: bool
     pointwise: bool
-    rule: Callable[..., Assumed | None] | None
+    assumption: Callable[..., AssumedValue | None] | None
 
 
 @functools.cache
-def nature_of(func: torch._ops.OpOverload) -> Nature:
-    """Return an op's nature."""
-    return Nature(
-        writes=func._schema.is_mutable,
+def traits_of(func: torch._ops.OpOverload) -> OpTraits:
+    """Return an op's traits, looked up once."""
+    return OpTraits(
+        mutates=func._schema.is_mutable,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         constant=func in CONSTANTS,
         like=func in LIKE,
         takes_masks=func in TAKES_MASKS,
-        asks=func in ASKS_FOR_VALUES,
+        data_dependent=func in DATA_DEPENDENT,
         pointwise=torch.Tag.pointwise in func.tags,
-        rule=RULES.get(func),
+        assumption=ASSUMPTIONS.get(func),
     )

@@ -1,7 +1,7 @@
-"""Real values beside fake tensors, followed from op to op (tracing T8).
+"""Constant propagation: concrete values of fake tensors, computed op by op.
 
-Constants and whole numbers are small and decide most; with ``everything`` all values
-are followed, weights and activations as well.
+By default for constants and integer tensors, which are small and decide most branches;
+with ``all_values`` for weights and activations as well.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
-from budgetfit.tracing.values.assumptions import FULL_MASK, OPPOSITES
-from budgetfit.tracing.values.concrete_execution import compute_anything
-from budgetfit.tracing.values.op_traits import LIKE, nature_of
+from budgetfit.tracing.values.assumptions import FULL_MASK, NEGATIONS
+from budgetfit.tracing.values.concrete_execution import run_on_cpu
+from budgetfit.tracing.values.op_traits import LIKE, traits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from budgetfit.tracing.values.op_traits import Nature
+    from budgetfit.tracing.values.op_traits import OpTraits
 
-LARGEST_ELEMENTS = 1 << 20  # a mask of length^2 is not worth its time
-MOST_FLOATS = 1 << 18  # samples times length, and not times width
+MAX_INTEGERS = 1 << 20  # elements; larger masks would take too long
+MAX_FLOATS = 1 << 18  # elements: samples times length, not times width
 
 
-class _Later(NamedTuple):
-    """A constant that nobody has looked at yet: most are an optimizer's zeros."""
+class _LazyConstant(NamedTuple):
+    """A constant that is computed when it is read: most are an optimizer's zeros."""
 
     make: Callable[[], torch.Tensor]
 
 
-class FollowedValues:
-    """Remembers real values for fake tensors and computes those of ops on them.
+class PropagatedValues:
+    """Concrete values of fake tensors, propagated through ops.
 
-    ``everything``: all values are followed, whatever their number, and ops that do not
-    run on a CPU leave theirs unknown.
+    ``all_values``: all values are tracked, whatever their size; outputs of ops that do
+    not run on a CPU stay unknown.
 
     Attributes:
-        too_many: Whether whole numbers were too many to be followed.
+        overflowed: Whether an integer tensor was too large to be tracked.
     """
 
-    def __init__(self, *, everything: bool = False) -> None:
-        self.everything = everything
-        self.too_many = False
+    def __init__(self, *, all_values: bool = False) -> None:
+        self.all_values = all_values
+        self.overflowed = False
         self._real: Any = WeakIdKeyDictionary()
         self._why: Any = WeakIdKeyDictionary()
-        self._large = False  # whether anything is known that has many elements
+        self._large = False  # whether a value with many elements is known
 
-    def remember(
+    def record(
         self, fake: torch.Tensor, real: torch.Tensor, why: Iterable[str] = ()
     ) -> None:
-        """Note that ``fake`` stands for ``real``, if that is worth following.
+        """Record the values of ``fake``, if they are tracked.
 
-        ``why`` says what was assumed on the way to these values.
+        ``why``: notes on what was assumed for these values.
         """
         if fake.shape != real.shape:
             return
-        follows = self.follows(real)
+        follows = self.is_tracked(real)
         if follows or _is_uniform(real):
             self._large |= not follows
             self._real[fake] = real
@@ -68,30 +68,30 @@ class FollowedValues:
             elif len(self._why):
                 self._why.pop(fake, None)
         elif not real.is_floating_point():
-            self.too_many = True
+            self.overflowed = True
 
-    def follows(self, tensor: torch.Tensor) -> bool:
-        """Whole numbers, and a few others: masks of ones, an optimizer's step count."""
-        if self.everything:
+    def is_tracked(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor's values are tracked: integers, and small floats."""
+        if self.all_values:
             return True
         if tensor.is_floating_point():
-            return tensor.numel() <= MOST_FLOATS
-        return not tensor.is_complex() and tensor.numel() <= LARGEST_ELEMENTS
+            return tensor.numel() <= MAX_FLOATS
+        return not tensor.is_complex() and tensor.numel() <= MAX_INTEGERS
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of a tensor; None where they are not known."""
+        """Return the values of a tensor; None if they are unknown."""
         if not isinstance(tensor, FakeTensor):
             return tensor
-        found: torch.Tensor | _Later | None = self._real.get(tensor)
-        if isinstance(found, _Later):
+        found: torch.Tensor | _LazyConstant | None = self._real.get(tensor)
+        if isinstance(found, _LazyConstant):
             found = self._real[tensor] = found.make()
-        if self.everything and found is not None and found.dtype != tensor.dtype:
+        if self.all_values and found is not None and found.dtype != tensor.dtype:
             with _disable_current_modes():  # a dtype policy changed the weight's data
                 found = self._real[tensor] = found.to(tensor.dtype)
         return found
 
     def reasons(self, *values: Any) -> frozenset[str]:  # noqa: ANN401 - op arguments
-        """Return what was assumed for any of these values."""
+        """Return the notes on what was assumed for any of these values."""
         if not len(self._why):
             return frozenset()
         inputs = leaves_of(values)
@@ -99,65 +99,70 @@ class FollowedValues:
         return frozenset().union(*filter(None, found))
 
     def inputs_known(
-        self, nature: Nature, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Say whether all tensors among an op's arguments have known values."""
-        if nature.like:
+        """Return whether all tensors among an op's arguments have known values."""
+        if traits.like:
             return True
-        everything = self.everything
+        all_values = self.all_values
         inputs = 0
-        # Nearly every op has an activation or a weight among its first arguments, so
+        # Nearly every op has an activation or a weight among its first arguments, and
         # the first unknown one ends the search.
         for x in leaves_of((*args, *kwargs.values()) if kwargs else args):
             if isinstance(x, torch.Tensor):
                 inputs += 1
                 if isinstance(x, FakeTensor) and (
                     x not in self._real
-                    if everything
-                    else (x.dtype.is_floating_point and x.numel() > MOST_FLOATS)
+                    if all_values
+                    else (x.dtype.is_floating_point and x.numel() > MAX_FLOATS)
                     or x not in self._real
                 ):
                     return False
-        return inputs > 0 or nature.constant or everything
+        return inputs > 0 or traits.constant or all_values
 
-    def worth_computing(self, nature: Nature, args: tuple[Any, ...], out: Any) -> bool:  # noqa: ANN401
-        """Say whether an op's values are to be followed, its inputs' being known."""
-        if nature.writes or any(map(self.follows, tensors_of(out))):
+    def worth_computing(
+        self,
+        traits: OpTraits,
+        args: tuple[Any, ...],
+        out: Any,  # noqa: ANN401
+    ) -> bool:
+        """Return whether to compute an op whose inputs are known."""
+        if traits.mutates or any(map(self.is_tracked, tensors_of(out))):
             return True
-        if not self._large or not nature.pointwise:
+        if not self._large or not traits.pointwise:
             return False
         inputs = map(self.value, tensors_of(args))
         return all(x is None or _is_uniform(x) for x in inputs)
 
-    def follow(
+    def propagate(
         self,
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
     ) -> None:
-        """Know the values of what an op made from known ones."""
+        """Compute and record the outputs of an op whose inputs are known."""
         if func in LIKE:
-            if self.follows(out):
-                self._real[out] = _Later(_like(func, args, kwargs))
+            if self.is_tracked(out):
+                self._real[out] = _LazyConstant(_like(func, args, kwargs))
             return
         why = self.reasons(args, tuple(kwargs.values()))
-        if FULL_MASK in why and func in OPPOSITES and out.numel() > 1:
-            real = self.value(args[0])  # the opposite of any mask may be as full
+        if FULL_MASK in why and func in NEGATIONS and out.numel() > 1:
+            real = self.value(args[0])  # the negation may be as full
             assert real is not None  # noqa: S101 - all inputs are known
-            self.remember(out, real, why)
+            self.record(out, real, why)
             return
-        if nature_of(func).writes:
+        if traits_of(func).mutates:
             self._make_writable(args)
         real = self.compute(func, args, kwargs)
         if real is None:
-            self.forget(func, args)
+            self.invalidate(func, args)
             return
-        pairs = zip(tensors_of(out), tensors_of(real), strict=not self.everything)
+        pairs = zip(tensors_of(out), tensors_of(real), strict=not self.all_values)
         for fake, value in pairs:
-            if self.everything and not (func.is_view or func._schema.is_mutable):
+            if self.all_values and not (func.is_view or func._schema.is_mutable):
                 value = _laid_out_like(fake, value)  # noqa: PLW2901 - the same values
-            self.remember(fake, value, why)
+            self.record(fake, value, why)
 
     def compute(
         self,
@@ -165,11 +170,11 @@ class FollowedValues:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        """Run an op on the values of its arguments."""
+        """Run an op on the concrete values of its arguments."""
         leaves, spec = tree_flatten((args, kwargs))
         values = [self.value(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         with _disable_current_modes():
-            if self._large and nature_of(func).pointwise:
+            if self._large and traits_of(func).pointwise:
                 tensors = list(tensors_of(values))
                 if all(map(_is_uniform, tensors)):
                     values = [_one_of(x) for x in values]
@@ -177,12 +182,12 @@ class FollowedValues:
                     shape = torch.broadcast_shapes(*(x.shape for x in tensors))
                     return func(*args, **kwargs).expand(shape)
             real_args, real_kwargs = tree_unflatten(values, spec)
-            if self.everything:
-                return compute_anything(func, real_args, real_kwargs)
+            if self.all_values:
+                return run_on_cpu(func, real_args, real_kwargs)
             return func(*real_args, **real_kwargs)
 
     def _make_writable(self, args: tuple[Any, ...]) -> None:
-        """Give values that are said once for all elements a place for each."""
+        """Materialise uniform values that are stored with stride 0."""
         for fake in tensors_of(args):
             real = self._real.get(fake)
             if (
@@ -193,8 +198,8 @@ class FollowedValues:
                 with _disable_current_modes():
                     self._real[fake] = real.clone(memory_format=torch.contiguous_format)
 
-    def forget(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
-        """Unlearn what was written to: these tensors and their aliases."""
+    def invalidate(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+        """Forget the values of mutated tensors and their aliases."""
         written = {
             tensor.untyped_storage()._cdata
             for value, argument in zip(args, func._schema.arguments, strict=False)
@@ -209,7 +214,7 @@ class FollowedValues:
 
 
 def leaves_of(values: Iterable[Any]) -> Iterator[Any]:
-    """Return what is in nested arguments."""
+    """Yield the leaves of nested arguments."""
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from leaves_of(value)
@@ -218,18 +223,18 @@ def leaves_of(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _laid_out_like(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Return values with a fake's strides, so that its views are views of them too."""
+    """Return values with a fake's strides, so that views of it are valid for them."""
     if real.stride() == fake.stride() or real.shape != fake.shape:
         return real
     with _disable_current_modes():
-        place = torch.empty_strided(fake.shape, fake.stride(), dtype=real.dtype)
-        return place.copy_(real)
+        result = torch.empty_strided(fake.shape, fake.stride(), dtype=real.dtype)
+        return result.copy_(real)
 
 
 def _like(
     func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], torch.Tensor]:
-    """Return what makes a constant, and holds only the shape that it is made like."""
+    """Return a function that makes a ``*_like`` constant; it keeps no input alive."""
     with _disable_current_modes():
         args = tuple(
             torch.empty(x.shape, dtype=x.dtype, device="meta")
@@ -246,17 +251,17 @@ def _like(
 
 
 def _one_of(value: Any) -> Any:  # noqa: ANN401 - an op's argument
-    """Return one element of what is the same everywhere."""
+    """Return one element of a uniform tensor."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.as_strided((), ()).clone()
 
 
 def _is_uniform(tensor: torch.Tensor) -> bool:
-    """Whether all elements are one and the same in memory."""
+    """Return whether all elements share one memory location (stride 0)."""
     return not any(tensor.stride()) and tensor.numel() > 0
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
-    """Return the tensors in any nesting."""
+    """Yield the tensors in any nesting."""
     return (x for x in tree_leaves(value) if isinstance(x, torch.Tensor))

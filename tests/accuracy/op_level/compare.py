@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.memory.kernel_rules.registry import block_bytes
-from budgetfit.memory.kernel_rules.workspaces import KernelCard, scratch_bytes
+from budgetfit.memory.kernel_rules.registry import rounded_bytes
+from budgetfit.memory.kernel_rules.workspaces import DeviceProperties, scratch_bytes
 from budgetfit.tracing.cuda.semantics.context import imitate_cuda
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.accuracy.op_level.op_call import decode, op_named, strided
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from budgetfit.tracing.records import ScratchRow
+    from budgetfit.tracing.records import ScratchBuffer
 
 # Nothing that is recorded here depends on the card outside the rules.
 TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)
@@ -56,7 +56,7 @@ def recorded(requests: list[int]) -> Moment:
         if request > 0:
             count += 1
             live[count] = request
-            now = block_bytes(*live.values())
+            now = rounded_bytes(*live.values())
             if now > worst_bytes:
                 worst, worst_bytes = dict(live), now
         else:
@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
     events: list[int]
     sizes: list[int]
-    scratch: dict[int, ScratchRow]
+    scratch: dict[int, ScratchBuffer]
     first: int
 
 
@@ -86,10 +86,10 @@ def fake_call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
     ) -> torch.Tensor:
         return strided(dtype, shape, stride, offset, "cpu")
 
-    log = StorageLog(CudaOps(TARGET))
+    log = StorageLog(CudaOpSemantics(TARGET))
     with FakeTensorMode():
         inputs, named = decode(args, make, "cpu"), decode(kwargs, make, "cpu")
-        log.see(tree_leaves((inputs, named)))
+        log.log_outputs(tree_leaves((inputs, named)))
         first, before = len(log.sizes), len(log.events)
         with log:
             out = op_named(op)(*inputs, **named)
@@ -99,7 +99,7 @@ def fake_call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
     return Call(events, log.sizes, log.scratch, first)
 
 
-def predicted(card: KernelCard, call: Call) -> Moment:
+def predicted(card: DeviceProperties, call: Call) -> Moment:
     """Return the peak that the model gives the same call."""
     requests: list[int] = []
     number: dict[int, int] = {}  # of the request for a storage
@@ -127,13 +127,13 @@ def recording(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8"))
 
 
-def card_of(data: dict[str, Any]) -> KernelCard:
+def card_of(data: dict[str, Any]) -> DeviceProperties:
     """Return what rules ask of a recorded card."""
     major, minor = data["compute_capability"]
-    return KernelCard((major, minor), data["sm_count"], data["threads_per_sm"])
+    return DeviceProperties((major, minor), data["sm_count"], data["threads_per_sm"])
 
 
-def matches(case: list[Any], cards: dict[str, KernelCard]) -> dict[str, bool]:
+def matches(case: list[Any], cards: dict[str, DeviceProperties]) -> dict[str, bool]:
     """Return, by card, whether one recorded call is predicted to the byte.
 
     Cards without such a kernel or with too little memory are left out.

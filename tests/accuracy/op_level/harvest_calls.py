@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.traces.session import Traces
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
 from tests.accuracy.cases import CASES
 from tests.accuracy.op_level.op_call import encode
 from tests.accuracy.predict import recipe_of, segments_of, subject_of
@@ -45,10 +45,10 @@ Calls = dict[str, dict[str, list[Any]]]
 def collected() -> Iterator[Calls]:
     """Collect the calls of all traces inside: op -> kind of call -> call."""
     calls: Calls = defaultdict(dict)
-    run = CudaOps.run
+    run = CudaOpSemantics.run
 
     def collecting(
-        self: CudaOps,
+        self: CudaOpSemantics,
         inner: Any,  # noqa: ANN401
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
@@ -62,11 +62,11 @@ def collected() -> Iterator[Calls]:
                 calls[name][kind] = on_card([name, encode(args_), encode(kwargs_)])
         return run(self, inner, func, args, kwargs)
 
-    CudaOps.run = collecting  # type: ignore[method-assign]
+    CudaOpSemantics.run = collecting  # type: ignore[method-assign]
     try:
         yield calls
     finally:
-        CudaOps.run = run  # type: ignore[method-assign]
+        CudaOpSemantics.run = run  # type: ignore[method-assign]
 
 
 def on_card(call: list[Any]) -> list[Any]:
@@ -133,10 +133,10 @@ def calls_of(cases: Iterable[Case]) -> Calls:
     with collected() as calls:
         for case in programs(cases):
             print(case.name, flush=True)
-            subject = subject_of(case, cudnn=False)
-            recipe = recipe_of(case, subject, segments_of(case, subject))
+            workload = subject_of(case, cudnn=False)
+            recipe = recipe_of(case, workload, segments_of(case, workload))
             with allowed_attention(case):
-                Traces(subject).once(recipe)
+                TraceSession(workload).exact(recipe)
     return calls
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from budgetfit.core.budget import plan_budget
 from budgetfit.core.recipe import Recipe
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.replay import ENDLESS_BYTES, replay
-from budgetfit.planning.profiling.block_chain import every_block
-from budgetfit.traces.session import Traces
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.traces.session import TraceSession
 from budgetfit.utils.function_name import qualified_name
-from budgetfit.workload.workload import Subject
+from budgetfit.workload.workload import Workload
 from tests.accuracy.published.programs import alternative, program
 from tests.accuracy.published.rows import Row, no_prediction
 
@@ -75,15 +75,15 @@ def predict(row: Row, run: Program | None = None) -> Prediction:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers' on its own names
         run = run or program(row)
-        subject = Subject(
+        workload = Workload(
             model=run.model,
             batch=run.batch,
             gpu=gpu,
             loss=run.loss,
             optimizer=None if isinstance(run.optimizer, str) else run.optimizer,
         ).with_found_blocks()
-        trace = Traces(subject).once(_recipe(run, subject))
-    timeline = replay(trace, run.batch_size, gpu, limit_bytes=ENDLESS_BYTES)
+        trace = TraceSession(workload).exact(_recipe(run, workload))
+    timeline = replay(trace, run.batch_size, gpu, limit_bytes=UNLIMITED_BYTES)
     steps = [point for point in timeline.points if point.phase != "setup"]
     return Prediction(
         row=row,
@@ -111,7 +111,7 @@ def predict_with_sentence(row: Row) -> tuple[Prediction, str]:
     return found, f"{because} the prediction {result}."
 
 
-def _recipe(run: Program, subject: Subject) -> Recipe:
+def _recipe(run: Program, workload: Workload) -> Recipe:
     optimizer = run.optimizer
     return Recipe(
         batch_size=run.batch_size,
@@ -120,5 +120,5 @@ def _recipe(run: Program, subject: Subject) -> Recipe:
         optimizer=optimizer
         if isinstance(optimizer, str)
         else qualified_name(optimizer),
-        segments=every_block(subject.blocks) if run.recompute else (),
+        segments=checkpoint_every_block(workload.blocks) if run.recompute else (),
     )

@@ -1,5 +1,5 @@
-"""Which ops run: CUDA's autocast, attention backend and composite ops.
+"""CUDA's op dispatch on CPU tensors: autocast, SDPA backend, composite ops.
 
-Kernels registered at PyTorch's dispatcher for the length of a trace. Open
-``composite_ops.py`` first.
+Kernels are registered at PyTorch's dispatcher during a trace. Start with
+``composite_ops.py``.
 """

@@ -1,29 +1,31 @@
-"""CUDA's autocast on CPU tensors: its op lists, at the dispatcher, with its cast cache.
+"""CUDA's autocast on CPU tensors: its op lists at the dispatcher, and its weight cache.
 
-The CPU's own autocast casts other ops than CUDA's (softmax, layer norm, losses, exp,
-pow and sums run in fp32 under CUDA). A Python-level mode would miss what C++ and
-torch's own modules call, so the policies are registered where CUDA has them: on the
-dispatcher, under the key that CPU tensors carry. They are taken back when the trace
-ends.
+CPU autocast casts other ops than CUDA's (softmax, layer norm, losses, exp, pow and sums
+run in fp32 under CUDA). A Python-level mode would miss calls from C++ and torch's own
+modules, so the policies are registered at the dispatcher, under the autocast key of CPU
+tensors, for the thread that traces alone. See
+``docs/decisions/0008-cuda-semantics-live-at-the-dispatcher.md``.
 
 Source: ``ATen/autocast_mode.h`` (installed with torch), the ``AT_FORALL_*`` lists and
-``cached_cast``; cuda-memory M50.
+``cached_cast``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import warnings
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_map
 
+from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# The lists name what any supported torch knows; an op that the installed one does not
-# have is passed over. CUDA's own have rms_norm from 2.12 on, overloads with named
+# The lists hold the ops of all supported torch versions; those that the installed one
+# does not have are skipped. CUDA has rms_norm from 2.12 on, overloads with named
 # dimensions up to 2.12 and linalg_matrix_sqrth from 2.14 on.
 
 # The inputs are cast to fp32.
@@ -42,7 +44,7 @@ FP32 = frozenset(
     upsample_bicubic2d _upsample_bicubic2d_aa linalg_matrix_sqrth
     """.split()  # noqa: SIM905 - a list this long reads better as words
 )
-# The inputs stay, the kernel computes and returns fp32 (through its dtype argument).
+# The inputs are not cast; the kernel computes and returns fp32 (its dtype argument).
 FP32_OUTPUT = frozenset(
     """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
@@ -57,21 +59,21 @@ FP32_OVERLOAD = {
     "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype",
     "norm.names_ScalarOpt_dim": "names_ScalarOpt_dim_dtype",
 }
-# All inputs take the widest dtype among them.
+# All inputs are cast to the widest dtype among them.
 PROMOTE = frozenset(
     """
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot
     scatter_add
     """.split()  # noqa: SIM905
 )
-# Refused under autocast, as CUDA does.
+# Raise an error under autocast, as on CUDA.
 BANNED = frozenset({"binary_cross_entropy"})
 
 _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 def ops_with_kernel(dispatch_key: str) -> frozenset[str]:
-    """Return the aten ops (``name.overload``) that autocast knows for a key."""
+    """Return the aten ops (``name.overload``) with a kernel for a dispatch key."""
     prefix = "aten::"
     return frozenset(
         name.removeprefix(prefix)
@@ -81,9 +83,9 @@ def ops_with_kernel(dispatch_key: str) -> frozenset[str]:
     )
 
 
-# Everything else that CUDA's autocast knows runs in the lower precision: the matrix
-# products, convolutions, cells and attention. Read from this torch, so that a new one
-# is not missed.
+# All other ops of CUDA's autocast run in the lower precision: matrix products,
+# convolutions, recurrent cells and attention. Read from the installed torch, so that a
+# new op is not missed.
 _CUDA_OPS = ops_with_kernel("AutocastCUDA")
 _CPU_ONLY_OPS = ops_with_kernel("AutocastCPU") - _CUDA_OPS
 LOWER_PRECISION = (
@@ -92,13 +94,13 @@ LOWER_PRECISION = (
 
 
 class CastCache:
-    """Autocast's cache: each fp32 leaf parameter is cast once per outermost region."""
+    """Autocast's weight cache: each fp32 leaf is cast once per outermost region."""
 
     def __init__(self) -> None:
         self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401 - any op argument
-        """Return ``value`` in ``dtype`` if it is a tensor that autocast may touch."""
+        """Return ``value`` in ``dtype`` if it is a tensor that autocast casts."""
         if (
             not isinstance(value, torch.Tensor)
             or not value.is_floating_point()
@@ -116,7 +118,7 @@ class CastCache:
             return value.to(dtype)
         known = self._casts.get(id(value))
         if known is None:
-            # The parameter is kept too, as CUDA's cache does: its id stays its own.
+            # The parameter is kept too, as in CUDA's cache: its id is not reused.
             known = self._casts[id(value)] = (value, value.to(dtype))
         return known[1]
 
@@ -125,8 +127,8 @@ class CastCache:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Cast an op's arguments, the last one first.
 
-        That is the order in which the compiled kernel evaluates them: a Linear's bias
-        is cast before its weight and its input. Reserved memory depends on it.
+        The compiled kernel evaluates them in this order: a Linear's bias is cast before
+        its weight and its input. Reserved memory depends on it.
         """
 
         def cast(value: Any) -> Any:  # noqa: ANN401
@@ -137,60 +139,47 @@ class CastCache:
         return tuple(reversed(positional)), named
 
     def clear(self) -> None:
-        """Drop all casts: the outermost autocast region ended."""
+        """Drop all casts, when the outermost autocast region ends."""
         self._casts.clear()
 
 
 @contextlib.contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Give ``torch.autocast("cpu")`` CUDA's policies while the context is open.
-
-    Process-wide for that time, like every registration at the dispatcher; the earlier
-    kernels come back at the end, also after an error.
-    """
+    """Give ``torch.autocast("cpu")`` CUDA's policies in this thread, in the context."""
     cache = CastCache()
-    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+    thread = threading.get_ident()
     clear_autocast_cache = torch.clear_autocast_cache
     is_autocast_enabled = torch.is_autocast_enabled
 
     def clear_both() -> None:
-        cache.clear()
+        if threading.get_ident() == thread:
+            cache.clear()
         clear_autocast_cache()
 
     def is_enabled(*device_type: str) -> bool:
         # Without a device it is CUDA that is asked about: by adapters, for one, which
         # convert their inputs themselves where there is no autocast.
-        return is_autocast_enabled(*device_type or ("cpu",))
+        if not device_type and threading.get_ident() == thread:
+            device_type = ("cpu",)
+        return is_autocast_enabled(*device_type)
 
-    try:
-        # An override of a C++ kernel is announced once per process; it is meant here.
-        with _quiet_override():
-            for name in sorted(_CUDA_OPS):
-                library.impl(name, _kernel(name, cache), allow_override=True)
-            for name in sorted(_CPU_ONLY_OPS):
-                library.impl(
-                    name, torch.library.fallthrough_kernel, allow_override=True
-                )
-        # autocast.__exit__ calls this by name when the outermost region ends.
-        torch.clear_autocast_cache = clear_both
-        torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
-        yield
-    finally:
-        torch.clear_autocast_cache = clear_autocast_cache
-        torch.is_autocast_enabled = is_autocast_enabled
-        library._destroy()
-        cache.clear()
-
-
-@contextlib.contextmanager
-def _quiet_override() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")
-        yield
+    kernels = {name: _kernel(name, cache) for name in _CUDA_OPS}
+    with kernels_in_this_thread(
+        "AutocastCPU", {**kernels, **dict.fromkeys(_CPU_ONLY_OPS)}
+    ):
+        try:
+            # autocast.__exit__ calls this by name when the outermost region ends.
+            torch.clear_autocast_cache = clear_both
+            torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
+            yield
+        finally:
+            torch.clear_autocast_cache = clear_autocast_cache
+            torch.is_autocast_enabled = is_autocast_enabled
+            cache.clear()
 
 
 def _kernel(name: str, cache: CastCache) -> Callable[..., Any]:
-    """Return the autocast kernel of one op: cast by its policy, then run it plainly."""
+    """Return the autocast kernel of an op: cast by its policy, then run the op."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     if name in FP32:

@@ -1,7 +1,7 @@
-"""Places where torch's own C++ asks "is this tensor on CUDA?" and does something else.
+"""Composite ops with a CUDA branch in torch's C++ (``is_cuda``): dropout, linear, SDPA.
 
-On CPU tensors the answer is no, so the branch that CUDA takes is put in its place, for
-fake tensors only; real tensors go the usual way.
+For fake CPU tensors they are overridden with the branch that CUDA takes; real tensors
+run as usual.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from budgetfit.tracing.cuda.dispatch.dispatch_modes import runs_under_a_mode
+from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoint
 from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fused
 from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
 from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
+from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,12 +28,12 @@ aten = torch.ops.aten
 
 
 def _composite(op: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Run torch's own C++ for an op; ``decompose`` would take a Python stand-in."""
+    """Run torch's C++ composite; ``decompose`` would run a Python decomposition."""
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """CUDA fuses: a bool mask is saved, no float one (Dropout.cpp; cuda-memory M37)."""
+    """Run CUDA's fused dropout, which saves a bool mask (Dropout.cpp)."""
     if train and 0 < p < 1 and x.numel() > 0:
         return aten.native_dropout(x, p, train)[0]
     return _composite(aten.dropout.default, x, p, train)
@@ -41,10 +42,10 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Add a bias in place; the composite avoids that for subclasses (Linear.cpp)."""
+    """Add the bias in place; the composite does not for subclasses (Linear.cpp)."""
     if bias is not None and x.dim() != 2 and not x.is_contiguous():  # noqa: PLR2004
         product = x @ weight.t()
-        return product + bias if runs_under_a_mode() else product.add_(bias)
+        return product + bias if in_selective_checkpoint() else product.add_(bias)
     return _composite(aten.linear.default, x, weight, bias)
 
 
@@ -54,7 +55,7 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    """CUDA has one op for it (layer_norm.cpp)."""
+    """Run CUDA's fused op (layer_norm.cpp)."""
     if is_fused(x, weight):
         return fused_rms_norm(x, shape, weight, eps)[0]
     return _composite(aten.rms_norm.default, x, shape, weight, eps)
@@ -64,7 +65,7 @@ def _half_to_float(
     fused: Callable[..., Any],
     composite: Any,  # noqa: ANN401
 ) -> Callable[..., Any]:
-    """Softmax of fp16 into fp32 reads fp16 directly on CUDA (SoftMax.cpp)."""
+    """Return softmax of fp16 into fp32 without a cast, as on CUDA (SoftMax.cpp)."""
 
     def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
         if x.dtype == torch.float16 and dtype == torch.float32:
@@ -110,8 +111,8 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
 
 
 @contextlib.contextmanager
-def cuda_branches(target: CudaTarget) -> Iterator[None]:
-    """Take CUDA's branches on fake CPU tensors while the context is open."""
+def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
+    """Run CUDA's branches for fake CPU tensors while the context is open."""
     kernels: dict[str, tuple[Callable[..., Any], Any]] = {
         "dropout": (_dropout, aten.dropout.default),
         "linear": (_linear, aten.linear.default),
@@ -137,10 +138,6 @@ def cuda_branches(target: CudaTarget) -> Iterator[None]:
     for name, kernel in RECURRENT_LAYERS.items():
         packet, _, overload = name.partition(".")
         kernels[name] = kernel, getattr(getattr(aten, packet), overload)
-    library = torch.library.Library("aten", "IMPL", "AutogradCPU")
-    try:
-        for name, (kernel, composite) in kernels.items():
-            library.impl(name, _only_fakes(kernel, composite))
+    guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
+    with kernels_in_this_thread("AutogradCPU", guarded):
         yield
-    finally:
-        library._destroy()

@@ -1,9 +1,9 @@
-"""Whether ATen sees a dispatch mode that training would really run under.
+"""Detect selective checkpointing's dispatch mode, the only one in real training.
 
-ATen's composite functions do out of place for tensor subclasses what they otherwise do
-in place, and they take every tensor for one while a dispatch mode is on
-(``isTensorSubclassLike`` in ATen/TensorSubclassLikeUtils.h). The modes of a trace are
-not there when a model trains; that of selective checkpointing is.
+ATen's composite ops work out of place instead of in place for tensor subclasses, and
+for all tensors while a dispatch mode is active (``isTensorSubclassLike`` in
+ATen/TensorSubclassLikeUtils.h). The modes of a trace are not active in training; that
+of selective checkpointing is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _REAL_MODES = tuple(
 )
 
 
-def runs_under_a_mode() -> bool:
-    """Say whether selective checkpointing's mode is on."""
+def in_selective_checkpoint() -> bool:
+    """Return whether selective checkpointing's dispatch mode is active."""
     return any(
         isinstance(mode, _REAL_MODES) for mode in _get_current_dispatch_mode_stack()
     )

@@ -1,4 +1,4 @@
-"""RMS normalization as CUDA runs it: one fused op, where a CPU multiplies and sums.
+"""CUDA's fused RMS norm (``_fused_rms_norm``), which a CPU decomposes.
 
 Source: ``rms_norm_symint`` in ``aten/src/ATen/native/layer_norm.cpp``, the formula of
 ``_fused_rms_norm`` in ``derivatives.yaml``.
@@ -20,7 +20,7 @@ IMAGE_DIMS, VOLUME_DIMS = 4, 5
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """The op and its gradient; autograd knows the formula on CUDA only."""
+    """The op and its gradient, for which autograd has a formula on CUDA only."""
 
     @staticmethod
     def forward(
@@ -30,13 +30,13 @@ class _FusedRmsNorm(torch.autograd.Function):
         weight: Tensor | None,
         eps: float | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the result and the inverse deviations, in fp32."""
+        """Return the output and rstd, in fp32."""
         with torch._C._AutoDispatchBelowAutograd():
             out, rstd = aten._fused_rms_norm(x, shape, weight, eps)
         ctx.save_for_backward(x, rstd, weight)
         ctx.shape = list(shape)
         ctx.mark_non_differentiable(rstd)
-        ctx.set_materialize_grads(False)  # else zeros would be made for it
+        ctx.set_materialize_grads(False)  # else a tensor of zeros would be allocated
         return out, rstd
 
     @staticmethod
@@ -60,12 +60,12 @@ def fused_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``_fused_rms_norm`` on CUDA."""
+    """Run ``_fused_rms_norm`` as on CUDA."""
     return _FusedRmsNorm.apply(x, shape, weight, eps)
 
 
 def is_fused(x: Tensor, weight: Tensor | None) -> bool:
-    """Say whether ``rms_norm`` takes the fused op (channels-last inputs do not)."""
+    """Return whether ``rms_norm`` uses the fused op (not for channels-last inputs)."""
     if weight is not None and weight.dtype != x.dtype:
         return False
     formats = {

@@ -1,4 +1,4 @@
-"""Outputs of ops that fakes refuse, and CUDA's kernels do not."""
+"""Meta kernels for ops that torch's fake tensors reject but CUDA supports."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ aten = torch.ops.aten
 def _grouped_product(
     one: torch.Tensor, other: torch.Tensor, offsets: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the output of a grouped product in fp32 or fp16, which fakes refuse.
+    """Return the output of a grouped GEMM in fp32 or fp16.
 
-    CUDA multiplies group by group into one tensor, whose rows start at 16 bytes.
+    CUDA multiplies group by group into one tensor, with rows aligned to 16 bytes.
     Source: ``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``.
     """
     rows, columns = one.shape[-2], other.shape[-1]
     alignment = 16 // one.element_size()
     width = -(-columns // alignment) * alignment
-    if one.dim() != other.dim():  # rows or columns are dealt out to the groups
+    if one.dim() != other.dim():  # the groups share rows or columns
         return torch.empty_strided((rows, columns), (width, 1), dtype=one.dtype)
     groups = one.shape[0] if offsets is None else offsets.shape[0]
     return torch.empty_strided(
@@ -39,7 +39,7 @@ def _grouped_product(
 
 def _grouped_mm(one: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     if one.dtype == torch.bfloat16:
-        return None  # fakes do not refuse these
+        return None  # torch's meta kernel supports these
     return _grouped_product(one, *args, **kwargs)
 
 
@@ -63,8 +63,8 @@ def _gru_cell_backward(*args: Any, **_: object) -> Any:  # noqa: ANN401
     return fused_gru_cell_backward(args[0], args[1], has_bias=args[2])
 
 
-# What makes the outputs of ops that fakes refuse; None: they do not refuse this call.
-STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+# Return the outputs of an op; None: torch's own meta kernel supports this call.
+META_KERNELS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_rms_norm.default: _rms_norm,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,

@@ -1,7 +1,7 @@
-"""Sequences of different lengths, padded again after a recurrent layer.
+"""``pad_packed_sequence`` on fake tensors: pad the outputs of a recurrent layer.
 
-Torch's own C++ writes lengths into a tensor that it has just made, which is fake in a
-trace and has no memory to write to.
+Torch's C++ writes the lengths into a tensor that it has just allocated. In a trace that
+is a fake tensor without memory.
 
 Source: ``_pad_packed_sequence`` in ``aten/src/ATen/native/PackedSequence.cpp``.
 """
@@ -21,9 +21,9 @@ def pad_packed_sequence(
     padding_value: float,
     total_length: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return padded rows and, in host memory, the length of each sample.
+    """Return the padded rows and, in host memory, the length of each sample.
 
-    Stretches of steps that have the same number of samples are copied at once.
+    Consecutive time steps with the same number of samples are copied at once.
     """
     with _disable_current_modes():
         counts = batch_sizes.tolist()
@@ -35,7 +35,7 @@ def pad_packed_sequence(
     for count, group in itertools.groupby(counts):
         length = len(list(group))
         rows = data.narrow(0, row, length * count)
-        place = output.narrow(0, step, length).narrow(1, 0, count)
-        place.copy_(rows.view(length, count, *data.shape[1:]))
+        target = output.narrow(0, step, length).narrow(1, 0, count)
+        target.copy_(rows.view(length, count, *data.shape[1:]))
         step, row = step + length, row + length * count
     return (output.transpose(0, 1) if batch_first else output), lengths

@@ -1,8 +1,8 @@
-"""LSTM, GRU and plain recurrent layers as CUDA runs them without cuDNN: step by step.
+"""LSTM, GRU and RNN layers as CUDA runs them without cuDNN: step by step.
 
 On a CPU torch multiplies the inputs of all steps at once, or calls oneDNN; on CUDA each
-step has two products and, for LSTM and GRU, a fused cell. With cuDNN the whole layer is
-one kernel whose buffers a card alone knows (M40).
+step has two matrix products and, for LSTM and GRU, a fused cell. With cuDNN the whole
+layer is one kernel, whose buffers can only be measured on a GPU.
 
 Source: ``aten/src/ATen/native/RNN.cpp`` (``_rnn_impl``, ``FullLayer``,
 ``FullBidirectionalLayer`` and the cells). Packed sequences are not represented.
@@ -25,35 +25,35 @@ State = tuple["Tensor", ...]
 
 
 class Weights(NamedTuple):
-    """The parameters of one layer in one direction; no biases, or no projection."""
+    """The parameters of one layer in one direction; biases and projection optional."""
 
-    of_input: Tensor
-    of_state: Tensor
-    input_bias: Tensor | None
-    state_bias: Tensor | None
-    projection: Tensor | None
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
+    weight_hr: Tensor | None
 
 
 Cell = "Callable[[Tensor, State, Weights], State]"
 
 
 def _lstm_cell(x: Tensor, state: State, weights: Weights) -> State:
-    of_input = torch.matmul(x, weights.of_input.t())
-    of_state = torch.matmul(state[0], weights.of_state.t())
+    igates = torch.matmul(x, weights.weight_ih.t())
+    hgates = torch.matmul(state[0], weights.weight_hh.t())
     out, cell, _ = aten._thnn_fused_lstm_cell(
-        of_input, of_state, state[1], weights.input_bias, weights.state_bias
+        igates, hgates, state[1], weights.bias_ih, weights.bias_hh
     )
-    if weights.projection is not None:
-        out = torch.matmul(out, weights.projection.t())
+    if weights.weight_hr is not None:
+        out = torch.matmul(out, weights.weight_hr.t())
     return out, cell
 
 
 def _gru_cell(x: Tensor, state: State, weights: Weights) -> State:
-    of_input = torch.matmul(x, weights.of_input.t())
-    of_state = torch.matmul(state[0], weights.of_state.t())
+    igates = torch.matmul(x, weights.weight_ih.t())
+    hgates = torch.matmul(state[0], weights.weight_hh.t())
     return (
         aten._thnn_fused_gru_cell(
-            of_input, of_state, state[0], weights.input_bias, weights.state_bias
+            igates, hgates, state[0], weights.bias_ih, weights.bias_hh
         )[0],
     )
 
@@ -61,8 +61,8 @@ def _gru_cell(x: Tensor, state: State, weights: Weights) -> State:
 def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401 - a Cell
     def cell(x: Tensor, state: State, weights: Weights) -> State:
         linear = torch.nn.functional.linear
-        summed = linear(state[0], weights.of_state, weights.state_bias)
-        part = linear(x, weights.of_input, weights.input_bias)
+        summed = linear(state[0], weights.weight_hh, weights.bias_hh)
+        part = linear(x, weights.weight_ih, weights.bias_ih)
         summed.add_(part)
         result = (activation(summed),)
         del part, summed  # in this order, after the activation
@@ -128,10 +128,10 @@ def _weights(
     size = 2 + 2 * has_biases + projects
     result = []
     for start in range(0, len(params), size):
-        of_input, of_state, *rest = params[start : start + size]
-        first, second = rest[:2] if has_biases else (None, None)
-        projection = rest[-1] if projects else None
-        result.append(Weights(of_input, of_state, first, second, projection))
+        weight_ih, weight_hh, *rest = params[start : start + size]
+        bias_ih, bias_hh = rest[:2] if has_biases else (None, None)
+        weight_hr = rest[-1] if projects else None
+        result.append(Weights(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr))
     return result
 
 
@@ -146,7 +146,7 @@ def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``lstm.input`` on CUDA without cuDNN."""
+    """Run ``lstm.input`` as CUDA without cuDNN."""
     del num_layers
     hidden, cell = hx
     out, last = _layers(
@@ -165,7 +165,7 @@ def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
 
 
 def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:  # noqa: ANN401 - a Cell
-    """Return ``gru.input``, ``rnn_tanh.input`` or ``rnn_relu.input``, by its cell."""
+    """Return ``gru.input``, ``rnn_tanh.input`` or ``rnn_relu.input`` for a cell."""
 
     def layer(  # noqa: PLR0913, PLR0917 - aten's signature
         x: Tensor,
@@ -202,17 +202,18 @@ RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
 
 
 def fused_lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of ``_thnn_fused_lstm_cell``, which fakes refuse without bias.
+    """Return the outputs of ``_thnn_fused_lstm_cell``: state, cell, workspace.
 
-    State, cell and a workspace of four gates. Source: ``native/cuda/RNN.cu``.
+    The workspace holds four gates. Torch's meta kernel needs a bias. Source:
+    ``native/cuda/RNN.cu``.
     """
     return torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)
 
 
 def fused_gru_cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs of ``_thnn_fused_gru_cell``, which fakes refuse.
+    """Return the outputs of ``_thnn_fused_gru_cell``: state and workspace.
 
-    The new state and a workspace of five gates. Source: ``native/cuda/RNN.cu``.
+    The workspace holds five gates. Source: ``native/cuda/RNN.cu``.
     """
     rows, columns = state.shape
     return torch.empty_like(state), gates.new_empty((rows, 5 * columns))
@@ -221,7 +222,7 @@ def fused_gru_cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 def fused_gru_cell_backward(
     grad: Tensor, workspace: Tensor, *, has_bias: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of both sums of gates, the state and the biases."""
+    """Return the gradients of input gates, hidden gates, state and biases."""
     rows, columns = grad.shape
     gates = [workspace.new_empty((rows, 3 * columns)) for _ in range(2)]
     biases = [workspace.new_empty(3 * columns) if has_bias else None for _ in range(2)]

@@ -1,13 +1,11 @@
-"""Which attention kernel CUDA would run, called on CPU tensors.
+"""SDPA backend choice as on CUDA: flash, memory-efficient, cuDNN or math attention.
 
-``scaled_dot_product_attention`` looks at the card, the dtypes, the head size and the
-mask, and runs flash, memory-efficient, cuDNN or plain-math attention. They save and
-allocate very different bytes, so the choice is made here by CUDA's rules and the chosen
-aten op is traced.
+``scaled_dot_product_attention`` chooses by GPU, dtype, head size and mask. The backends
+save and allocate very different bytes, so the choice is made here by CUDA's rules and
+the chosen aten op is traced.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (``select_sdp_backend`` and
-the ``check_*`` functions) and attention.cpp (``scaled_dot_product_attention``);
-cuda-memory M25-M29.
+the ``check_*`` functions) and attention.cpp (``scaled_dot_product_attention``).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from budgetfit.tracing.cuda.dispatch.dispatch_modes import runs_under_a_mode
+from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoint
 
 if TYPE_CHECKING:
     from budgetfit.tracing.cuda.target import CudaTarget
@@ -27,14 +25,14 @@ Backend = Literal["flash", "efficient", "cudnn", "math"]
 FLASH_MAX_HEAD_DIM = 256
 CUDNN_MAX_HEAD_DIM = 128
 CUDNN_WIDEST_HEAD_DIM = 256
-CUDNN_DROPOUT_STEPS = 16  # it knows dropout probabilities of n / 16 only
+CUDNN_DROPOUT_STEPS = 16  # it supports dropout probabilities of n / 16 only
 DIMS = 4  # [batch, heads, length, head_dim]
 HALF = (torch.float16, torch.bfloat16)
-# The same releases of torch answered as they stand here on capabilities 7.5 to 12.1.
-CUDNN_DROPOUT_VERSION = (2, 12)  # before, cuDNN was asked for any probability
-OFFSET_VERSION = (2, 13)  # before, the efficient kernel read from any address
+# Checked against these torch releases on compute capabilities 7.5 to 12.1.
+CUDNN_DROPOUT_VERSION = (2, 12)  # before, cuDNN took any probability
+OFFSET_VERSION = (2, 13)  # before, the efficient kernel took any offset
 GROUPED_EFFICIENT_VERSION = (2, 14)
-CUDNN_BACKWARD_VERSION = (2, 14)  # its limits look at what the backward can do
+CUDNN_BACKWARD_VERSION = (2, 14)  # from here its limits are those of the backward
 CUDNN_BACKWARD_WIDE = ((192, 128), (256, 256))  # head sizes of DeepSeek; the widest
 # Capabilities on which torch >= 2.11 tries cuDNN first (runtime cuDNN > 9.15).
 CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
@@ -42,7 +40,7 @@ CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """The facts about one call that the choice depends on."""
+    """The arguments of an SDPA call that the choice depends on."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -54,19 +52,19 @@ class AttentionCall:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether autograd will ask for this call's backward."""
+        """Whether the call has a backward."""
         return torch.is_grad_enabled() and any(
             x.requires_grad for x in (self.query, self.key, self.value)
         )
 
     @property
     def grouped(self) -> bool:
-        """Whether keys have fewer heads than queries."""
+        """Whether keys have fewer heads than queries (GQA)."""
         return self.query.size(-3) != self.key.size(-3)
 
 
 def choose_backend(call: AttentionCall, target: CudaTarget) -> Backend:
-    """Return the kernel family that CUDA's dispatcher would pick."""
+    """Return the SDPA backend that CUDA would choose (``select_sdp_backend``)."""
     if _cudnn_first(target) and _cudnn_allowed(call, target):
         return "cudnn"
     if torch.backends.cuda.flash_sdp_enabled() and _flash_allowed(call, target):
@@ -79,7 +77,7 @@ def choose_backend(call: AttentionCall, target: CudaTarget) -> Backend:
 
 
 def _fused_shapes(call: AttentionCall, *, grouped: bool) -> bool:
-    """What all fused kernels want; ``grouped``: fewer heads of keys than of queries."""
+    """Check what all fused kernels need; ``grouped``: whether they support GQA."""
     query, key, value = tensors = (call.query, call.key, call.value)
     if not all(x.dim() == DIMS and x.size(-2) and x.stride(-1) == 1 for x in tensors):
         return False
@@ -104,7 +102,7 @@ def _flash_allowed(call: AttentionCall, target: CudaTarget) -> bool:
         return False
     if call.is_causal and call.query.size(-2) != call.key.size(-2):
         return False
-    # Too little shared memory on consumer cards for the backward of the largest heads.
+    # Consumer GPUs lack the shared memory for the backward of the largest heads.
     capability = target.compute_capability
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
     return not (
@@ -134,7 +132,7 @@ def _efficient_allowed(call: AttentionCall, target: CudaTarget) -> bool:
 
 
 def _gemm_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Head sizes must be multiples of this (``minimum_gemm_alignment``)."""
+    """Return what head sizes must be multiples of (``minimum_gemm_alignment``)."""
     half = dtype in HALF
     tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and half)
     alignment = 4 if capability >= (8, 0) else 1
@@ -142,7 +140,7 @@ def _gemm_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
 
 
 def _cudnn_first(target: CudaTarget) -> bool:
-    """It has a switch of its own; torch.backends.cudnn.enabled does not reach it."""
+    """Return whether cuDNN is tried first, whatever torch.backends.cudnn.enabled is."""
     return (
         torch.backends.cuda.cudnn_sdp_enabled()
         and target.torch_version >= (2, 11)
@@ -179,14 +177,14 @@ def _cudnn_head_dims(call: AttentionCall, target: CudaTarget) -> bool:
 
 
 def _cudnn_mask(mask: torch.Tensor) -> bool:
-    """``check_attn_mask_shape``; that it broadcasts is checked by the call itself."""
+    """Check as ``check_attn_mask_shape``; the call itself checks broadcasting."""
     return mask.dim() in {2, DIMS} and not mask.requires_grad
 
 
 def run_attention(
     call: AttentionCall, target: CudaTarget, scale: float | None
 ) -> torch.Tensor:
-    """Run the chosen kernel's aten op, with the tensors CUDA would prepare for it."""
+    """Run the aten op of the chosen backend, with its inputs prepared as on CUDA."""
     backend = choose_backend(call, target)
     mask = _float_mask(call.mask, call.query.dtype)
     aten = torch.ops.aten
@@ -231,12 +229,11 @@ def run_attention(
 def _math_attention(
     call: AttentionCall, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    """Attention as plain products (``_scaled_dot_product_attention_math``).
+    """Run math attention (``_scaled_dot_product_attention_math``).
 
-    aten's own composite adds the mask out of place when it meets a tensor subclass, as
-    a fake tensor is, or runs under a dispatch mode; CUDA else adds it in place. What is
-    made and what is dropped has the order of the compiled function: arguments from last
-    to first, variables likewise.
+    ATen's composite adds the mask out of place for tensor subclasses, as fake tensors
+    are, and under a dispatch mode, else in place. Tensors are allocated and freed in
+    the order of the compiled function: arguments and variables from last to first.
     """
     dtype = call.query.dtype
     query_used, key_used, value_used = call.query, call.key, call.value
@@ -258,26 +255,26 @@ def _math_attention(
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     weights = query @ (key.transpose(-2, -1) * factor)
     if mask is not None:
-        weights = weights + mask if runs_under_a_mode() else weights.add_(mask)
+        weights = weights + mask if in_selective_checkpoint() else weights.add_(mask)
     weights = torch.ops.aten._safe_softmax(weights, -1)
     if call.dropout_p > 0:
         weights = torch.ops.aten.dropout(weights, call.dropout_p, True)
-    second = weights.to(dtype)  # the composite's second result, which nobody takes
+    second = weights.to(dtype)  # the composite's second, unused result
     out = (weights @ value).to(dtype)
     del weights, value, key, query, mask, value_used, key_used, query_used, second
     return out
 
 
 def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A boolean mask becomes one that is added (``convert_boolean_attn_mask``)."""
+    """Convert a boolean mask to an additive one (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    zero, closed = (torch.scalar_tensor(x, dtype=dtype) for x in (0.0, float("-inf")))
-    return torch.where(mask, zero, closed)
+    zero, masked = (torch.scalar_tensor(x, dtype=dtype) for x in (0.0, float("-inf")))
+    return torch.where(mask, zero, masked)
 
 
 def _aligned_mask(mask: torch.Tensor) -> torch.Tensor:
-    """The kernel loads 8 mask values at once: the rows are padded (``pad_bias``)."""
+    """Pad the mask's rows to a multiple of 8 (``pad_bias``)."""
     width = mask.size(-1)
     aligned = width % 8 == 0 and all(
         stride % 8 == 0 or size == 1

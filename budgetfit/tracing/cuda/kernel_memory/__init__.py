@@ -1,13 +1,13 @@
-"""Which ops' CUDA kernels take memory that a trace on CPU tensors does not see.
+"""Scratch memory that the CUDA kernels of aten ops allocate, unseen on CPU tensors.
 
-Importing this module registers them all; ``temporaries_of`` answers. The next rule is
-a few lines: a function in one of the rooms imported here, and a formula in
-``memory.kernel_scratch`` where the size is not affine in the batch size.
+Importing this package registers all ops; ``scratch_of`` and ``kernel_steps`` look them
+up. To add an op, register a function in one of the modules imported here, and a rule in
+``memory.kernel_rules`` if the size is not affine in the batch size.
 
-Scratch that is registered with ``temporary`` is taken to live until the op ends. Where
-a kernel frees a buffer before it allocates the next, only the moment with the most
-memory is represented: the peak inside the op is exact, the order of small requests is
-not. What is registered with ``in_steps`` has the order of the kernel's host code.
+``register_scratch``: the memory is taken to live until the op ends. If a kernel frees a
+buffer before it allocates the next, only the moment with the most memory is
+represented: the peak inside the op is exact, the order of small requests is not.
+``register_steps``: allocations and frees in the order of the kernel's host code.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from budgetfit.tracing.cuda.kernel_memory import (
 )
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     Scratch,
-    kept_output,
+    kernel_steps,
     output_bytes_of,
+    register_output_bytes,
+    register_scratch,
     scratch,
-    steps_of,
-    temporaries_of,
-    temporary,
+    scratch_of,
 )
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
     "foreach",
     "image",
     "index",
-    "kept_output",
+    "kernel_steps",
     "loss",
     "matmul",
     "norm",
@@ -54,8 +54,8 @@ __all__ = [
     "pointwise",
     "recurrent",
     "reduction",
+    "register_output_bytes",
+    "register_scratch",
     "scratch",
-    "steps_of",
-    "temporaries_of",
-    "temporary",
+    "scratch_of",
 ]

@@ -1,7 +1,6 @@
-"""Scratch of fused attention, copies of its inputs included.
+"""Scratch memory of fused attention, with copies of its inputs.
 
-Source: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``; rules M26 and
-M27 of cuda-memory.md.
+Source: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ import torch
 from torch._prims_common import check_contiguous_sizes_strides
 
 from budgetfit.tracing.cuda.kernel_memory.registry import (
+    Alloc,
     Args,
-    Born,
-    Give,
-    InnerStep,
+    Free,
+    KernelStep,
     Kwargs,
+    Output,
     Scratch,
-    Take,
     buffer,
     copy_of,
-    in_steps,
+    register_scratch,
+    register_steps,
     scratch,
-    temporary,
 )
 
 if TYPE_CHECKING:
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 DELTA_BYTES = 4  # fp32
 
 
-@temporary("_scaled_dot_product_flash_attention")
+@register_scratch("_scaled_dot_product_flash_attention")
 def flash_forward(args: Args, kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """Results of each part of the keys, where they are split."""
+    """Partial results of split keys (split-KV)."""
     query, key = args[:2]
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004
     batch, heads, length, head_dim = query.shape
@@ -51,7 +50,7 @@ def flash_forward(args: Args, kwargs: Kwargs, _out: object) -> Iterator[Scratch]
 
 
 def _contiguous_by_length(tensor: Tensor) -> bool:
-    """Say whether [batch, heads, length, width] lies as [batch, length, ...]."""
+    """Return whether [batch, heads, length, width] is contiguous with length first."""
     batch, heads, length, width = tensor.shape
     by_batch, by_head, by_length, by_width = tensor.stride()
     return bool(
@@ -61,7 +60,7 @@ def _contiguous_by_length(tensor: Tensor) -> bool:
     )
 
 
-@temporary("_scaled_dot_product_flash_attention_backward")
+@register_scratch("_scaled_dot_product_flash_attention_backward")
 def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """grad_out, query, key, value, out: [batch, heads, length, head dimension]."""
     grad, query, key, _, out = args[:5]
@@ -80,45 +79,45 @@ def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
     )
 
 
-@in_steps("_scaled_dot_product_efficient_attention")
+@register_steps("_scaled_dot_product_efficient_attention")
 def efficient_forward(
     _args: Args, _kwargs: Kwargs, _out: object
-) -> Iterator[InnerStep]:
-    """Seed and offset are made first, where they are on the card."""
-    yield from (Born(2), Born(3))
+) -> Iterator[KernelStep]:
+    """Philox seed and offset come first, if they are on the GPU."""
+    yield from (Output(2), Output(3))
 
 
-@in_steps("_scaled_dot_product_efficient_attention_backward")
+@register_steps("_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(
     args: Args, _kwargs: Kwargs, _out: object
-) -> Iterator[InnerStep]:
+) -> Iterator[KernelStep]:
     """grad_out, query, key, value: [batch, heads, length, head dimension].
 
-    delta is the sum of grad x out; the kernels for 16 bits compute it themselves.
+    delta is the row sum of grad x out; 16-bit kernels compute it without a product.
     """
     grad, query, key, value = args[:4]
     dropout = args[9]
     if not _contiguous_by_length(grad):
-        yield Take(copy_of(grad))
+        yield Alloc(copy_of(grad))
     batch, heads, length, head_dim = query.shape
-    yield from (Born(output) for output in range(4))  # of query, key, value and bias
-    if key.shape[1] != heads:  # first for each head of the query, then summed
+    yield from (Output(output) for output in range(4))  # of query, key, value and bias
+    if key.shape[1] != heads:  # one for each head of the query, then summed
         for shared in (key, value):
             numbers = batch * heads * shared.shape[2] * shared.shape[3]
-            yield Take(buffer(numbers * shared.element_size()))
+            yield Alloc(buffer(numbers * shared.element_size()))
     single = query.dtype == torch.float32
-    delta = Take(buffer(batch * heads * length * DELTA_BYTES))
+    delta = Alloc(buffer(batch * heads * length * DELTA_BYTES))
     if single:
-        product = Take(buffer(grad.numel() * DELTA_BYTES))
+        product = Alloc(buffer(grad.numel() * DELTA_BYTES))
         yield product
         if heads > 1 and length > 1:
-            total = Take(delta.scratch)
+            total = Alloc(delta.scratch)
             yield total
-            yield delta  # transposed to [batch, heads, length]
-            yield Give(total)
+            yield delta  # contiguous as [batch, heads, length]
+            yield Free(total)
         else:
             yield delta
-        yield Give(product)
+        yield Free(product)
     else:
         yield delta
     workspace = scratch(
@@ -131,17 +130,17 @@ def efficient_backward(
         single,
         dropout > 0,
     )
-    yield Take(workspace)
-    yield Give(delta)
+    yield Alloc(workspace)
+    yield Free(delta)
 
 
-@temporary("_scaled_dot_product_cudnn_attention_backward")
+@register_scratch("_scaled_dot_product_cudnn_attention_backward")
 def cudnn_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """grad_out, query, key, value: [batch, heads, length, head dimension].
 
     One workspace with the row sums of grad x out, an fp32 gradient of the query and,
     for grouped heads, gradients of keys and values for each head of the query. What
-    cuDNN itself adds to it only a card can tell (M29).
+    cuDNN itself adds can only be measured on a GPU.
 
     Source: ``CompositeSDPABackwardNode`` in NVIDIA/cudnn-frontend,
     ``node/scaled_dot_product_flash_attention.h``.
@@ -156,17 +155,17 @@ def cudnn_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
     yield buffer(size_bytes)
 
 
-@in_steps("_safe_softmax")
-def safe_softmax(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[InnerStep]:
-    """The mask of what is minus infinity, its rows, and a zero for them.
+@register_steps("_safe_softmax")
+def safe_softmax(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[KernelStep]:
+    """The mask of minus infinity, the fully masked rows, and a zero for them.
 
     Source: ``aten/src/ATen/native/transformers/attention.cpp``.
     """
     tensor, dim = args[:2]
-    yield Born(0)
+    yield Output(0)
     if not tensor.is_contiguous():
-        copy = Take(copy_of(tensor))
-        yield from (copy, Give(copy))
-    yield Take(buffer(tensor.numel()))
-    yield Take(buffer(tensor.numel() // max(tensor.shape[dim], 1)))
-    yield Take(buffer(out.element_size()))
+        copy = Alloc(copy_of(tensor))
+        yield from (copy, Free(copy))
+    yield Alloc(buffer(tensor.numel()))
+    yield Alloc(buffer(tensor.numel() // max(tensor.shape[dim], 1)))
+    yield Alloc(buffer(out.element_size()))

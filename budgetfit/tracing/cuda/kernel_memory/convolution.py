@@ -1,9 +1,9 @@
-"""What happens inside convolutions without cuDNN: copies, patches, one group at a time.
+"""Scratch memory inside convolutions without cuDNN: copies, im2col columns, groups.
 
-Each sample's patches are unfolded into columns and multiplied; groups run one after the
-other on slices that are copied. Depthwise convolutions have kernels of their own. A
-1-dimensional convolution is a 2-dimensional one of height 1. cuDNN's workspaces are
-known to a card alone (M40) and are not represented.
+Each sample is unfolded into columns and multiplied; groups run one after the other on
+copied slices. Depthwise convolutions have their own kernels. A 1-D convolution is a 2-D
+one of height 1. cuDNN's workspaces depend on the GPU's choice of algorithm and are not
+represented.
 
 Sources: ``native/Convolution.cpp`` (``_convolution``, ``convolution_backward``), and in
 ``native/cuda``: ``ConvolutionMM2d.cu``, ``NaiveDilatedConvolution.cu``,
@@ -20,33 +20,33 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from budgetfit.tracing.cuda.kernel_memory.reduction import (
-    Input,
+    InputLayout,
+    input_vec_size,
     reduction,
-    vector,
 )
 from budgetfit.tracing.cuda.kernel_memory.registry import (
+    Alloc,
     Args,
-    Born,
-    Give,
-    InnerStep,
+    Free,
+    Gemm,
+    KernelStep,
     Kwargs,
-    Product,
-    Take,
+    Output,
     buffer,
-    in_steps,
-    kept_output,
+    register_output_bytes,
+    register_steps,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Kernel = Literal["plain", "dilated", "transposed", "depthwise"]
-VOLUME = 3  # dimensions that a kernel of its own serves
+VOLUME = 3  # spatial dimensions with a separate kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """One call, forward or backward; ``outputs`` are the sizes of the output."""
+    """A convolution call, forward or backward."""
 
     input: Tensor
     weight: Tensor
@@ -56,11 +56,11 @@ class Convolution:
     dilation: tuple[int, ...]
     transposed: bool
     groups: int
-    outputs: tuple[int, ...]
+    output_shape: tuple[int, ...]
 
     @property
     def dims(self) -> int:
-        """Of the image; 1 runs as 2."""
+        """Spatial dimensions; 1 runs as 2."""
         return self.input.dim() - 2
 
     @property
@@ -75,8 +75,8 @@ class Convolution:
         return "dilated" if dilated else "plain"
 
     @property
-    def point(self) -> bool:
-        """Whether patches are the image itself."""
+    def is_pointwise(self) -> bool:
+        """Whether the columns are the image itself (1x1 kernel)."""
         return (
             prod(self.weight.shape[2:]) == 1
             and max(self.stride) == 1
@@ -85,40 +85,40 @@ class Convolution:
         )
 
     def bytes_of(self, count: int) -> int:
-        """Return the bytes of so many numbers."""
+        """Return the bytes of ``count`` elements."""
         return count * self.input.element_size()
 
     @property
-    def columns(self) -> Take:
-        """The patches of one sample in one group."""
-        taps = prod(self.weight.shape[1:])  # channels of one group and places
-        image = self.input.shape[2:] if self.transposed else self.outputs[2:]
-        return Take(buffer(self.bytes_of(taps * prod(image))))
+    def columns(self) -> Alloc:
+        """The im2col columns of one sample in one group."""
+        taps = prod(self.weight.shape[1:])  # channels of one group x kernel size
+        image = self.input.shape[2:] if self.transposed else self.output_shape[2:]
+        return Alloc(buffer(self.bytes_of(taps * prod(image))))
 
-    def share(self, numbers: int) -> Take:
-        """A tensor of one group."""
-        return Take(buffer(self.bytes_of(numbers // self.groups)))
+    def group_share(self, numbers: int) -> Alloc:
+        """Allocate one group's share of a tensor."""
+        return Alloc(buffer(self.bytes_of(numbers // self.groups)))
 
 
-def copied(*tensors: Tensor) -> list[Take]:
-    """Return contiguous copies of those that are not."""
+def contiguous_allocs(*tensors: Tensor) -> list[Alloc]:
+    """Return contiguous copies of the tensors that are not contiguous."""
     return [
-        Take(buffer(t.numel() * t.element_size()))
+        Alloc(buffer(t.numel() * t.element_size()))
         for t in tensors
         if not t.is_contiguous()
     ]
 
 
-def sliced(tensor: Tensor, groups: int) -> Take | None:
-    """Return the copy of one group's channels, None where they lie in one piece."""
+def group_slice(tensor: Tensor, groups: int) -> Alloc | None:
+    """Return the copy of one group's channels; None if they are contiguous."""
     if tensor.shape[0] == 1 and tensor.is_contiguous():
         return None
-    return Take(buffer(tensor.numel() // groups * tensor.element_size()))
+    return Alloc(buffer(tensor.numel() // groups * tensor.element_size()))
 
 
-@in_steps("convolution")
-def convolution(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[InnerStep]:
-    """Copies of what is not contiguous, then each group's output, then all of them."""
+@register_steps("convolution")
+def convolution(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[KernelStep]:
+    """Contiguous copies, then the output of each group, then the joined output."""
     tensor, weight, bias, stride, padding, dilation, transposed, _, groups = args[:9]
     call = Convolution(
         input=tensor,
@@ -129,48 +129,50 @@ def convolution(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[InnerStep]
         dilation=tuple(dilation),
         transposed=transposed,
         groups=groups,
-        outputs=tuple(out.shape),
+        output_shape=tuple(out.shape),
     )
-    yield from copied(tensor, weight)
+    yield from contiguous_allocs(tensor, weight)
     if call.kernel == "depthwise":
         return
     if groups == 1:
         yield from _forward(call, None)
         return
     for _ in range(groups):
-        copy = sliced(tensor, groups) if tensor.is_contiguous() else None
+        copy = group_slice(tensor, groups) if tensor.is_contiguous() else None
         if copy is None and tensor.shape[0] > 1:
-            copy = call.share(tensor.numel())
+            copy = call.group_share(tensor.numel())
         if copy is not None:
             yield copy
-        yield from _forward(call, call.share(_storage_numbers(call)))
+        yield from _forward(call, call.group_share(_storage_numbers(call)))
         if copy is not None:
-            yield Give(copy)
-    yield Born(0)
+            yield Free(copy)
+    yield Output(0)
 
 
-def _forward(call: Convolution, result: Take | None) -> Iterator[InnerStep]:
-    """One group: its output (the op's own without ``result``) and what it takes."""
-    born: InnerStep = Born(0) if result is None else result
-    inner: list[Take] = []
+def _forward(call: Convolution, result: Alloc | None) -> Iterator[KernelStep]:
+    """One group: its output (the op's without ``result``) and scratch memory."""
+    output: KernelStep = Output(0) if result is None else result
+    inner: list[Alloc] = []
     if call.transposed and call.dims == VOLUME:
-        old = call.share(call.input.numel())  # made for the output, and too small
-        grows = prod(call.outputs) > call.input.numel()
-        yield from (old, born, Give(old)) if grows else (born,)
+        old = call.group_share(
+            call.input.numel()
+        )  # allocated for the output, and too small
+        grows = prod(call.output_shape) > call.input.numel()
+        yield from (old, output, Free(old)) if grows else (output,)
     else:
-        yield born
-    if call.kernel != "plain" or not call.point:
+        yield output
+    if call.kernel != "plain" or not call.is_pointwise:
         inner.append(call.columns)
     if call.transposed and call.bias:  # ones, to add the bias by a product
-        inner.append(Take(buffer(call.bytes_of(prod(call.outputs[2:])))))
+        inner.append(Alloc(buffer(call.bytes_of(prod(call.output_shape[2:])))))
     yield from inner
-    yield Product()
-    yield from (Give(take) for take in reversed(inner))
+    yield Gemm()
+    yield from (Free(alloc) for alloc in reversed(inner))
 
 
-@kept_output("convolution")
+@register_output_bytes("convolution")
 def kept_input_size(args: Args, _kwargs: Kwargs, out: Tensor) -> int:
-    """Transposed in 3-D: the output's storage was made in the size of the input."""
+    """Transposed in 3-D: the output's storage is at least as large as the input."""
     tensor, transposed, groups = args[0], args[6], args[8]
     numbers = out.numel()
     if transposed and tensor.dim() == VOLUME + 2 and groups == 1:
@@ -179,21 +181,21 @@ def kept_input_size(args: Args, _kwargs: Kwargs, out: Tensor) -> int:
 
 
 def _storage_numbers(call: Convolution) -> int:
-    """Return how many numbers the outputs of all groups are stored with."""
-    numbers = prod(call.outputs)
+    """Return the elements of the storages of all groups' outputs."""
+    numbers = prod(call.output_shape)
     if call.transposed and call.dims == VOLUME:
         return max(numbers, call.input.numel())
     return numbers
 
 
-def bias_sum(call: Convolution, shape: tuple[int, ...], dims: list[int]) -> Take:
-    """Return the scratch of summing a contiguous gradient for the bias."""
+def bias_sum(call: Convolution, shape: tuple[int, ...], dims: list[int]) -> Alloc:
+    """Return the scratch memory of summing a contiguous gradient for the bias."""
     dtype = call.input.dtype
-    return Take(
+    return Alloc(
         reduction(
-            Input.contiguous(dtype, shape),
+            InputLayout.contiguous(dtype, shape),
             dims,
-            input_vector=vector(dtype),
+            input_vector=input_vec_size(dtype),
             out_dtype=dtype,
         )
     )

@@ -1,9 +1,9 @@
-"""The workspaces of cuBLAS and cuBLASLt: which product takes which, and for how long.
+"""Workspaces of cuBLAS and cuBLASLt: which matrix product uses which, and how long.
 
-Both come from the caching allocator. Which of the two libraries multiplies is decided
-by ``addmm``'s arguments alone. Sources: ``aten/src/ATen/native/cuda/Blas.cpp``
-(``isInputCompliesAddmmCudaLt``) and ``aten/src/ATen/cuda/CublasHandlePool.cpp``;
-cuda-memory M15 to M18. Every kind of summand was tried on torch 2.11, 2.13 and 2.15.
+Both come from the caching allocator. The arguments of ``addmm`` decide which library
+runs it. Sources: ``aten/src/ATen/native/cuda/Blas.cpp``
+(``isInputCompliesAddmmCudaLt``) and ``aten/src/ATen/cuda/CublasHandlePool.cpp``. Every
+kind of summand was tried on torch 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from budgetfit.memory.kernel_rules.workspaces import (
-    cublas_workspace_stays,
+    cublas_workspace_is_persistent,
     cublaslt_workspace_is_separate,
 )
-from budgetfit.tracing.records import ScratchRow
+from budgetfit.tracing.records import ScratchBuffer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ CUBLAS_OPS = frozenset(
         aten._addmm_activation,
     }
 )
-# Without cuDNN a convolution is a product of unfolded patches.
+# Without cuDNN a convolution is a matrix product of im2col columns.
 CONVOLUTIONS = frozenset({aten.convolution, aten.convolution_backward})
 HALF = (torch.float16, torch.bfloat16)
 # From this version on cuBLASLt also adds a whole matrix, in half precision.
@@ -48,12 +48,12 @@ LT_MATRIX_VERSION = (2, 15)
 
 
 class CublasWorkspaces:
-    """The workspaces of one trace: which thread has which already."""
+    """cuBLAS workspaces of one trace, by thread."""
 
     def __init__(self, target: CudaTarget) -> None:
         version = "{}.{}".format(*target.torch_version)
         self._target = target
-        self._stays = cublas_workspace_stays(version)
+        self._persistent = cublas_workspace_is_persistent(version)
         self._separate = cublaslt_workspace_is_separate(version)
         self._kept: set[tuple[str, str]] = set()
 
@@ -64,24 +64,24 @@ class CublasWorkspaces:
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401 - whatever the op returns
         thread: str,
-    ) -> tuple[list[ScratchRow], list[ScratchRow]]:
-        """Return the workspaces that stay from now on, and those of this op alone.
+    ) -> tuple[list[ScratchBuffer], list[ScratchBuffer]]:
+        """Return the new persistent workspaces, and those of this op only.
 
-        Each thread has cuBLAS handles, and so workspaces, of its own.
+        Each thread has its own cuBLAS handle, and so its own workspaces.
         """
         packet = func.overloadpacket
         if packet not in CUBLAS_OPS and (
             packet not in CONVOLUTIONS or self._target.cudnn
         ):
             return [], []
-        plain = ScratchRow("cublas_workspace", self._target.torch_version, 0)
-        lt = ScratchRow("cublaslt_workspace", (), 0)
+        plain = ScratchBuffer("cublas_workspace", self._target.torch_version, 0)
+        lt = ScratchBuffer("cublaslt_workspace", (), 0)
         version = self._target.torch_version
         in_lt = self._separate and in_cublaslt(func, args, kwargs, out, version)
-        if not self._stays:
-            outer = packet is aten.bmm and args[0].shape[-1] == 1  # multiplied singly
+        if not self._persistent:
+            outer = packet is aten.bmm and args[0].shape[-1] == 1  # no cuBLAS product
             return [], [] if outer else [lt if in_lt else plain]
-        wanted = [plain, lt] if in_lt else [plain]  # the handle brings the first
+        wanted = [plain, lt] if in_lt else [plain]  # the handle allocates the first
         new = [row for row in wanted if (thread, row.rule) not in self._kept]
         self._kept |= {(thread, row.rule) for row in new}
         return new, []
@@ -94,10 +94,10 @@ def in_cublaslt(
     out: Any,  # noqa: ANN401 - whatever the op returns
     torch_version: tuple[int, int],
 ) -> bool:
-    """Say whether cuBLASLt runs this product, which then adds the bias as it goes.
+    """Return whether cuBLASLt runs this product, with the bias in its epilogue.
 
-    The summand has to lie in one piece, as a row for all rows of the output; a column
-    alone or a sum over one number only is left to cuBLAS.
+    The summand must be contiguous and a row for all rows of the output; an inner or
+    output dimension of 1 is left to cuBLAS.
     """
     if func.overloadpacket is aten._addmm_activation:
         with_matrix = True

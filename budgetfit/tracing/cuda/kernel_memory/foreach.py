@@ -1,4 +1,4 @@
-"""Scratch of ops on lists of tensors: gradient norms.
+"""Scratch memory of foreach ops: gradient norms.
 
 Source: ``ForeachReduceOp.cu``.
 """
@@ -12,7 +12,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Kwargs,
     Scratch,
     buffer,
-    temporary,
+    register_scratch,
 )
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CHUNK = 65536  # elements that one thread block reduces
 SINGLE_BYTES = 4
 
 
-@temporary("_foreach_norm")
+@register_scratch("_foreach_norm")
 def foreach_norm(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """A partial result for each chunk of each tensor."""
     tensors = args[0]

@@ -1,6 +1,6 @@
-"""Scratch of matrix products.
+"""Scratch memory of matrix products: copies for cuBLAS, grouped GEMM workspaces.
 
-cuBLAS cannot read a matrix that has no neighbouring elements; it gets a copy. Sources:
+cuBLAS gets a copy of a matrix with stride 1 in neither dimension. Sources:
 ``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas`` in
 ``aten/src/ATen/native/cuda/Blas.cpp``.
 """
@@ -16,8 +16,8 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Kwargs,
     Scratch,
     copy_of,
+    register_scratch,
     scratch,
-    temporary,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def readable(matrix: Tensor) -> bool:
-    """Say whether cuBLAS can read a matrix, or a batch of them, as it lies."""
+    """Return whether cuBLAS reads a matrix, or a batch of them, without a copy."""
     rows, columns = matrix.shape[-2:]
     row_step, column_step = matrix.stride()[-2:]
     if row_step == 1 and column_step >= max(1, rows):
@@ -37,23 +37,23 @@ def readable(matrix: Tensor) -> bool:
     return bool(matrix.is_contiguous())
 
 
-@temporary("mm", "bmm")
+@register_scratch("mm", "bmm")
 def product(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
-    """Copies of what cuBLAS cannot read; a batch of outer products is no product."""
+    """Copies for cuBLAS; a batch of outer products does not use it."""
     if out.dim() > 2 and args[0].shape[-1] == 1:  # noqa: PLR2004 - more than a matrix
         return
     yield from (copy_of(matrix) for matrix in args[:2] if not readable(matrix))
 
 
-@temporary("addmm", "baddbmm", "addbmm")
+@register_scratch("addmm", "baddbmm", "addbmm")
 def product_and_sum(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """The same; the summand is copied into the output."""
+    """Copies for cuBLAS; the summand is copied into the output."""
     yield from (copy_of(matrix) for matrix in args[1:3] if not readable(matrix))
 
 
-@temporary("_grouped_mm")
+@register_scratch("_grouped_mm")
 def grouped_product(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
-    """A workspace of the Hopper and Blackwell kernels, in bf16."""
+    """Workspace of the bf16 kernels of Hopper and Blackwell."""
     offsets = args[2] if len(args) > 2 else None  # noqa: PLR2004 - the third argument
     if out.dtype == torch.bfloat16:
         groups = out.shape[0] if offsets is None else offsets.numel()

@@ -1,9 +1,7 @@
-"""Scratch of layer, RMS and group normalization.
+"""Scratch memory of layer, RMS and group normalization.
 
 Sources: ``layer_norm_kernel.cu`` and ``group_norm_kernel.cu`` in
-``aten/src/ATen/native/cuda``; rule M34 of cuda-memory.md. Batch normalization without
-cuDNN takes nothing for contiguous images; channels-last ones and cuDNN are not
-represented.
+``aten/src/ATen/native/cuda``.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Scratch,
     buffer,
     contiguous_copies,
+    register_scratch,
     scratch,
-    temporary,
 )
 
 if TYPE_CHECKING:
@@ -29,17 +27,17 @@ if TYPE_CHECKING:
 STATISTIC_BYTES = 4  # kept in fp32, whatever the input (fp64 is not trained)
 
 
-@temporary("native_layer_norm", "_fused_rms_norm")
+@register_scratch("native_layer_norm", "_fused_rms_norm")
 def forward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """A contiguous input."""
     yield from contiguous_copies(args[0], when="before")
 
 
-@temporary("native_layer_norm_backward")
+@register_scratch("native_layer_norm_backward")
 def layer_norm_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """Contiguous inputs, and two passes for many short rows.
+    """Contiguous inputs, and weight gradients in two passes for many short rows.
 
-    The gradient is copied by the kernel's host code, when the outputs are there.
+    The kernel's host code copies the gradient after it has allocated the outputs.
     """
     grad, tensor, shape = args[:3]
     mask = args[7]
@@ -48,9 +46,9 @@ def layer_norm_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[S
     yield _norm_backward(tensor, shape, gamma=mask[1], beta=mask[2])
 
 
-@temporary("_fused_rms_norm_backward")
+@register_scratch("_fused_rms_norm_backward")
 def rms_norm_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """The same without a bias."""
+    """As ``layer_norm_backward``, without a bias."""
     grad, tensor, shape = args[:3]
     yield from contiguous_copies(tensor, when="before")
     yield from contiguous_copies(grad)
@@ -65,7 +63,7 @@ def _norm_backward(
     return scratch("norm_backward", rows, columns, tensor.element_size(), gamma, beta)
 
 
-@temporary("native_group_norm")
+@register_scratch("native_group_norm")
 def group_norm(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """A scale and a shift for each channel of each sample."""
     tensor, gamma, beta, samples, channels, _, groups = args[:7]
@@ -77,7 +75,7 @@ def group_norm(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
         yield buffer(samples * channels * STATISTIC_BYTES)
 
 
-@temporary("native_group_norm_backward")
+@register_scratch("native_group_norm_backward")
 def group_norm_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """Sums for each channel and for each group of each sample."""
     grad, tensor, _, _, gamma, samples, channels, _, groups, mask = args

@@ -1,4 +1,4 @@
-"""Scratch of plain arithmetic: casts to a common dtype, and stand-ins for numbers.
+"""Scratch memory of pointwise ops: casts to a common dtype, scalars as tensors.
 
 Sources: ``TensorCompare.cpp`` (``where``, ``isinf``), ``Pow.cpp`` and
 ``Distributions.cu`` in ``aten/src/ATen/native``.
@@ -16,7 +16,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Scratch,
     buffer,
     copy_of,
-    temporary,
+    register_scratch,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NUMBER_BYTES = 8
 SINGLE_BYTES = 4
 
 
-@temporary("where.self")
+@register_scratch("where.self")
 def where(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
     """Casts to the dtype of the result."""
     for tensor in args[1:3]:
@@ -36,21 +36,21 @@ def where(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
             yield copy_of(tensor, out.element_size(), when="before")
 
 
-@temporary("isinf")
-def is_infinite(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@register_scratch("isinf")
+def isinf(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """Absolute values."""
     if args[0].is_floating_point():
         yield copy_of(args[0], when="before")
 
 
-@temporary("pow.Scalar")
-def power_of_number(_args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@register_scratch("pow.Scalar")
+def pow_scalar(_args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """The base, as a tensor."""
     yield buffer(NUMBER_BYTES)
 
 
-@temporary("bernoulli.default")
-def draw_by_probability(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@register_scratch("bernoulli.default")
+def bernoulli(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
     """Probabilities in fp32, where they have 16 bits."""
     if args[0].dtype in (torch.float16, torch.bfloat16):
         yield copy_of(args[0], SINGLE_BYTES)

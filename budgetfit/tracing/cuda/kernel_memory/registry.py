@@ -1,17 +1,18 @@
-"""The registry of ops whose CUDA kernels take memory for themselves.
+"""Registry of aten ops whose CUDA kernels allocate scratch memory.
 
-Like torch's FLOP registry: a function per op turns the call into the name of a rule of
-``memory.kernel_scratch`` and its arguments.
+As torch's FLOP counter registry: a function per op returns the scratch memory of a
+call, as the name of a rule of ``memory.kernel_rules`` and its arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from budgetfit.memory.kernel_rules.workspaces import PARTS
+from budgetfit.tracing.records import LogStep, ScratchBuffer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,10 +22,10 @@ When = Literal["before", "after"]
 
 
 class Scratch(NamedTuple):
-    """Memory inside one kernel call: ``parts`` buffers that all die with the call.
+    """Scratch memory of one kernel call: ``parts`` buffers.
 
-    ``arguments`` are whole numbers, each affine in the batch size by itself. ``when``:
-    allocated before or after the op's outputs.
+    ``arguments`` are integers, each affine in the batch size. ``when``: allocated
+    before or after the op's outputs.
     """
 
     rule: str
@@ -32,50 +33,54 @@ class Scratch(NamedTuple):
     parts: int
     when: When
 
+    def buffers(self) -> list[ScratchBuffer]:
+        """Return a log record for each buffer."""
+        return [
+            ScratchBuffer(self.rule, self.arguments, part) for part in range(self.parts)
+        ]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Take:
-    """A step inside a kernel call: memory is taken now."""
+class Alloc:
+    """Step inside a kernel call: allocate scratch memory."""
 
     scratch: Scratch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Give:
-    """A step inside a kernel call: what was taken is given back."""
+class Free:
+    """Step inside a kernel call: free what ``alloc`` allocated."""
 
-    take: Take
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Born:
-    """A step inside a kernel call: the output at this position is made."""
-
-    output: int
+    alloc: Alloc
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product:
-    """A step inside a kernel call: cuBLAS multiplies, with a workspace of its own."""
+class Output:
+    """Step inside a kernel call: allocate the output at position ``index``."""
+
+    index: int
 
 
-InnerStep = Take | Give | Born | Product
+@dataclass(frozen=True, slots=True, eq=False)
+class Gemm:
+    """Step inside a kernel call: a cuBLAS matrix product, with its workspace."""
+
+
+KernelStep = Alloc | Free | Output | Gemm
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-Call = Callable[[Args, Kwargs, Any], Iterable[Scratch]]
+ScratchFunction = Callable[[Args, Kwargs, Any], Iterable[Scratch]]
+StepsFunction = Callable[[Args, Kwargs, Any], Iterable[KernelStep]]
+OutputBytesFunction = Callable[[Args, Kwargs, Any], int]
+Function = TypeVar("Function")
 
-FUNCTIONS: dict[str, Call] = {}
-
-Steps = Callable[[Args, Kwargs, Any], Iterable[InnerStep]]
-STEPS: dict[str, Steps] = {}
-
-Rule = TypeVar("Rule")
-Size = Callable[[Args, Kwargs, Any], int]
-KEPT: dict[str, Size] = {}
+SCRATCH: dict[str, ScratchFunction] = {}
+STEPS: dict[str, StepsFunction] = {}
+OUTPUT_BYTES: dict[str, OutputBytesFunction] = {}
 
 
 def scratch(rule: str, *arguments: int, when: When = "after") -> Scratch:
-    """Return a request by a rule of ``memory.kernel_scratch``.
+    """Return the scratch memory sized by a rule of ``memory.kernel_rules``.
 
     Raises:
         KeyError: There is no such rule.
@@ -94,12 +99,12 @@ def copy_of(tensor: Tensor, element_bytes: int = 0, when: When = "after") -> Scr
 
 
 def contiguous_copies(*tensors: Tensor, when: When = "after") -> Iterator[Scratch]:
-    """Return copies of those that are not contiguous."""
+    """Return contiguous copies of the tensors that are not contiguous."""
     return (copy_of(t, when=when) for t in tensors if not t.is_contiguous())
 
 
 def flattens(tensor: Tensor) -> bool:
-    """Say whether ``tensor.view(-1)`` needs no copy."""
+    """Return whether ``tensor.view(-1)`` works without a copy."""
     steps = [
         (size, stride)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -108,54 +113,55 @@ def flattens(tensor: Tensor) -> bool:
     return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(steps))
 
 
-def temporary(*ops: str) -> Callable[[Call], Call]:
-    """Register what the CUDA kernels of these aten ops take.
+def register_scratch(*ops: str) -> Callable[[ScratchFunction], ScratchFunction]:
+    """Register the scratch memory of the CUDA kernels of these aten ops.
 
-    Each is named like ``sum.dim_IntList``; without an overload it stands for all that
-    are not named themselves. Names, because not every torch version has every op. The
-    function gets the call's arguments, keyword arguments and outputs.
+    It is taken to live until the op ends. Ops are named like ``sum.dim_IntList``, by
+    name because not every torch version has every op; without an overload, for all
+    overloads that are not registered themselves. The function gets the call's
+    arguments, keyword arguments and outputs.
 
     Raises:
         ValueError: An op is registered already.
     """
 
-    def register(function: Call) -> Call:
+    def register(function: ScratchFunction) -> ScratchFunction:
         for op in ops:
-            if op in FUNCTIONS or op in STEPS:
+            if op in SCRATCH or op in STEPS:
                 raise ValueError(f"aten.{op} has its temporaries already")
-            FUNCTIONS[op] = function
+            SCRATCH[op] = function
         return function
 
     return register
 
 
-def _registered(table: dict[str, Rule], func: OpOverload) -> Rule | None:
-    """Return the rule of an overload, else that of all its op's overloads."""
+def _registered(table: dict[str, Function], func: OpOverload) -> Function | None:
+    """Return the function of an overload, else that of all overloads of its op."""
     packet, _, overload = str(func).removeprefix("aten.").partition(".")
     return table.get(f"{packet}.{overload}") or table.get(packet)
 
 
-def temporaries_of(
+def scratch_of(
     func: OpOverload, args: Args, kwargs: Kwargs, out: object
 ) -> tuple[Scratch, ...]:
-    """Return what the op's CUDA kernel takes; () for an op without a rule."""
-    function = _registered(FUNCTIONS, func)
+    """Return the scratch memory of an op's CUDA kernels; () if none is registered."""
+    function = _registered(SCRATCH, func)
     return tuple(function(args, kwargs, out)) if function else ()
 
 
-def in_steps(*ops: str) -> Callable[[Steps], Steps]:
-    """Register what happens inside these aten ops where the order matters.
+def register_steps(*ops: str) -> Callable[[StepsFunction], StepsFunction]:
+    """Register allocations, frees and outputs inside these aten ops, in order.
 
-    The function yields what is taken, given back and made, in order. What is not given
-    back dies with the op, and outputs that are not named come last.
+    What the function does not free is freed at the end of the op, and outputs that it
+    does not yield come last.
 
     Raises:
         ValueError: An op is registered already.
     """
 
-    def register(function: Steps) -> Steps:
+    def register(function: StepsFunction) -> StepsFunction:
         for op in ops:
-            if op in FUNCTIONS or op in STEPS:
+            if op in SCRATCH or op in STEPS:
                 raise ValueError(f"aten.{op} has its temporaries already")
             STEPS[op] = function
         return function
@@ -163,22 +169,24 @@ def in_steps(*ops: str) -> Callable[[Steps], Steps]:
     return register
 
 
-def steps_of(
+def kernel_steps(
     func: OpOverload, args: Args, kwargs: Kwargs, out: object
-) -> tuple[InnerStep, ...]:
-    """Return what happens inside the op, in order; () for an op without such a rule."""
+) -> tuple[KernelStep, ...]:
+    """Return allocations, frees and outputs inside an op; () if not registered."""
     function = _registered(STEPS, func)
     return tuple(function(args, kwargs, out)) if function else ()
 
 
-def kept_output(*ops: str) -> Callable[[Size], Size]:
-    """Register the bytes of the storage behind the only output of these aten ops."""
+def register_output_bytes(
+    *ops: str,
+) -> Callable[[OutputBytesFunction], OutputBytesFunction]:
+    """Register the storage bytes of the only output of these aten ops."""
 
-    def register(function: Size) -> Size:
+    def register(function: OutputBytesFunction) -> OutputBytesFunction:
         for op in ops:
-            if op in KEPT:
+            if op in OUTPUT_BYTES:
                 raise ValueError(f"aten.{op} has its output's size already")
-            KEPT[op] = function
+            OUTPUT_BYTES[op] = function
         return function
 
     return register
@@ -187,9 +195,41 @@ def kept_output(*ops: str) -> Callable[[Size], Size]:
 def output_bytes_of(
     func: OpOverload, args: Args, kwargs: Kwargs, out: object
 ) -> int | None:
-    """Return the bytes behind the op's output where CUDA's storage is a larger one.
+    """Return the bytes of an output's storage if it is larger on CUDA, else None.
 
-    None: as large as the trace's. The size is affine in the batch size.
+    The size is affine in the batch size.
     """
-    function = KEPT.get(str(func).removeprefix("aten.").partition(".")[0])
+    function = OUTPUT_BYTES.get(str(func).removeprefix("aten.").partition(".")[0])
     return function(args, kwargs, out) if function else None
+
+
+def log_steps(
+    steps: Sequence[KernelStep],
+    workspace: Sequence[ScratchBuffer] = (),
+    persistent: Sequence[ScratchBuffer] = (),
+) -> tuple[LogStep, ...]:
+    """Return the steps of an op as records of the storage log.
+
+    ``workspace`` is allocated and freed by each matrix product, ``persistent`` is
+    allocated by the first one and never freed.
+    """
+    number: dict[KernelStep, int] = {}
+    result = []
+    for step in steps:
+        if isinstance(step, Alloc):
+            number[step] = len(number)
+            buffers = tuple(step.scratch.buffers())
+            result.append(LogStep("alloc", number[step], buffers))
+        elif isinstance(step, Gemm):
+            if persistent:
+                result.append(LogStep("persist", 0, tuple(persistent)))
+                persistent = ()
+            if workspace:
+                number[step] = len(number)
+                result.append(LogStep("alloc", number[step], tuple(workspace)))
+                result.append(LogStep("free", number[step]))
+        elif isinstance(step, Output):
+            result.append(LogStep("output", step.index))
+        else:
+            result.append(LogStep("free", number[step.alloc]))
+    return tuple(result)

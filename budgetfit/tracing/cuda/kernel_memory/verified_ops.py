@@ -1,4 +1,4 @@
-"""The ops whose memory was checked, call by call, against PyTorch's CUDA host code."""
+"""Ops whose kernel memory was verified against PyTorch's CUDA host code, by call."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._ops import OpOverload
 
-VOLUME = 5  # dimensions of a batch of them
-LONG_ROW = 1024  # from here on several thread blocks share one
+VOLUME = 5  # dimensions of a batch of 3-D images
+LONG_ROW = 1024  # from here on several thread blocks share a row
 HALF_BYTES = 2
 
 
 @cache
 def verified_ops() -> frozenset[str]:
-    """Return their names, like ``mm.default``; the file says how they were proven."""
+    """Return their names, like ``mm.default``; the file says how they were verified."""
     text = files(__package__).joinpath("verified_ops.txt").read_text("utf-8")
     lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return frozenset(line[0] for line in lines if line)
 
 
 def is_verified(func: OpOverload, args: tuple[Any, ...] = ()) -> bool:
-    """Say whether a call's memory is known: of ops beside aten's, our copies' is."""
-    if str(func) in (TO_HOST, TO_DEVICE):  # a copy makes its output and nothing else
+    """Return whether a call's memory is verified; outside aten only our host copies."""
+    if str(func) in (TO_HOST, TO_DEVICE):  # a copy allocates its output only
         return True
     name = str(func).partition(".")[2]
     if func.namespace != "aten" or name not in verified_ops():

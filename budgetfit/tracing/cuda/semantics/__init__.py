@@ -1,5 +1,4 @@
-"""What a CUDA kernel returns and allocates, op by op.
+"""Op semantics of CUDA: outputs and scratch memory of an op call.
 
-In comes an op call; out come its result and its extra allocations. Open ``context.py``
-first.
+Start with ``context.py``.
 """

@@ -1,4 +1,4 @@
-"""Everything that makes fake CPU tensors behave like CUDA, switched on together."""
+"""Context that makes fake CPU tensors behave as on CUDA."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
-from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_branches
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOps
+from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
     from budgetfit.tracing.cuda.target import CudaTarget
 
-# The registrations are the process's, so one trace at a time makes them.
+# Registrations at the dispatcher are process-wide: one trace at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
 
 def imitate_cuda(
     target: CudaTarget | None,
-) -> tuple[CudaOps | None, AbstractContextManager[None]]:
-    """Return the op semantics for a storage log and the context that goes with them.
+) -> tuple[CudaOpSemantics | None, AbstractContextManager[None]]:
+    """Return the op semantics for a storage log, and the context to trace in.
 
-    Without a target both do nothing: the trace is then what a CPU does.
+    Without a target both do nothing, and the trace is that of a CPU.
     """
     if target is None:
         return None, contextlib.nullcontext()
-    return CudaOps(target), _imitation(target)
+    return CudaOpSemantics(target), _imitation(target)
 
 
 @contextlib.contextmanager
 def _imitation(target: CudaTarget) -> Iterator[None]:
-    with _ONE_AT_A_TIME, cuda_autocast(), cuda_branches(target):
+    with _ONE_AT_A_TIME, cuda_autocast(), cuda_composite_ops(target):
         yield

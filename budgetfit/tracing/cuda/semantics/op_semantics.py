@@ -1,4 +1,4 @@
-"""What CUDA does differently inside single ops: in place, scratch, workspaces."""
+"""CUDA op semantics for the storage log: outputs, scratch memory, cuBLAS workspaces."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_map_only
 
-from budgetfit.tracing.cuda.dispatch.meta_kernels import STAND_INS
+from budgetfit.tracing.call_cache import CallCache
+from budgetfit.tracing.cuda.dispatch.meta_kernels import META_KERNELS
 from budgetfit.tracing.cuda.kernel_memory import (
+    kernel_steps,
     output_bytes_of,
-    steps_of,
-    temporaries_of,
+    scratch_of,
 )
 from budgetfit.tracing.cuda.kernel_memory.cublas_workspaces import CublasWorkspaces
-from budgetfit.tracing.cuda.kernel_memory.inner_steps import log_steps, rows_of
-from budgetfit.tracing.cuda.kernel_memory.registry import Product
+from budgetfit.tracing.cuda.kernel_memory.registry import Gemm, log_steps
 from budgetfit.tracing.cuda.kernel_memory.verified_ops import is_verified
-from budgetfit.tracing.op_signature import Calls
 from budgetfit.tracing.records import NO_SCRATCH, OpScratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from budgetfit.tracing.cuda.kernel_memory.registry import InnerStep
+    from budgetfit.tracing.call_cache import CallKey
+    from budgetfit.tracing.cuda.kernel_memory.registry import KernelStep
     from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.op_signature import Key
-    from budgetfit.tracing.records import RunOp, ScratchRow
+    from budgetfit.tracing.records import RunOp, ScratchBuffer
 
 aten = torch.ops.aten
 
@@ -59,7 +58,7 @@ CUDNN_ATTENTION_NOTE = (
     "attention runs in cuDNN on this card: of its workspace only what cudnn-frontend "
     "asks for is in the prediction"
 )
-# Mean and inverse deviation are fp32 whatever the input is; a CPU keeps the input's.
+# Mean and rstd are fp32 for any input dtype; on a CPU they have the input's.
 FP32_STATISTICS = frozenset(
     {
         aten.native_layer_norm.default,
@@ -67,39 +66,39 @@ FP32_STATISTICS = frozenset(
         aten._weight_norm_interface.default,
     }
 )
-# A bias gets a gradient whose rows are padded.
+# The bias gets a gradient with padded rows.
 PADDED_OUTPUTS = {aten._scaled_dot_product_efficient_attention_backward.default}
 HALF = (torch.float16, torch.bfloat16)
-# Their kernels make outputs in one piece, whatever the inputs' strides are; so do
-# convolutions without cuDNN. A CPU follows the inputs.
+# Outputs are contiguous for any input strides, as those of convolutions without cuDNN.
+# On a CPU they follow the inputs' strides.
 CONTIGUOUS_OUTPUTS = frozenset(
     {aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default}
 )
-# Positions of outputs without device memory: the dropout seed and offset, outside CUDA
-# graphs, and a buffer that CPUs fill. Without dropout torch 2.14 makes seed and offset
-# on the card.
+# Positions of outputs without device memory: dropout seed and offset, outside of CUDA
+# graphs, and a buffer that only CPUs fill. Without dropout torch 2.14 allocates seed
+# and offset on the GPU.
 EFFICIENT_ATTENTION = aten._scaled_dot_product_efficient_attention.default
-SEED_ON_CARD_VERSION = (2, 14)
+SEED_ON_GPU_VERSION = (2, 14)
 HOST_OUTPUTS = {
     EFFICIENT_ATTENTION: (2, 3),
     aten.log_sigmoid_forward.default: (1,),
 }
 
 
-class Nature(NamedTuple):
-    """What is special about an op here, looked up once."""
+class CudaOpTraits(NamedTuple):
+    """CUDA-specific traits of an op, looked up once."""
 
-    makes: Callable[..., Any] | None
-    padded: bool
+    meta_kernel: Callable[..., Any] | None
+    padded_outputs: bool
     fp32_statistics: bool
     convolution: bool
-    contiguous: bool
+    contiguous_outputs: bool
 
 
 @functools.cache
-def _nature(func: torch._ops.OpOverload) -> Nature:
-    return Nature(
-        STAND_INS.get(func),
+def _traits_of(func: torch._ops.OpOverload) -> CudaOpTraits:
+    return CudaOpTraits(
+        META_KERNELS.get(func),
         func in PADDED_OUTPUTS,
         func in FP32_STATISTICS,
         func in CONVOLUTIONS,
@@ -107,23 +106,23 @@ def _nature(func: torch._ops.OpOverload) -> Nature:
     )
 
 
-class Inside(NamedTuple):
-    """The memory inside a call, but for the workspaces that depend on calls before."""
+class CallMemory(NamedTuple):
+    """Memory inside a call, but cuBLAS workspaces, which depend on earlier calls."""
 
     note: str
-    steps: tuple[InnerStep, ...]
-    multiplies: bool
-    alone: OpScratch
+    steps: tuple[KernelStep, ...]
+    has_gemm: bool
+    scratch: OpScratch
 
 
-_INSIDE: dict[CudaTarget, Calls[Inside]] = defaultdict(Calls)
+_CALL_MEMORY: dict[CudaTarget, CallCache[CallMemory]] = defaultdict(CallCache)
 
 
-class CudaOps:
-    """Op semantics of a CUDA card, for ``StorageLog``.
+class CudaOpSemantics:
+    """Op semantics of a CUDA GPU, for ``StorageLog``.
 
-    ``in_backward`` is set by the trace: the autograd engine has a thread, and so a
-    cuBLAS handle and workspace, of its own.
+    The trace sets ``in_backward``: the autograd engine has its own thread, and so its
+    own cuBLAS handle and workspace. It sets ``in_optimizer`` too.
     """
 
     def __init__(self, target: CudaTarget) -> None:
@@ -132,7 +131,7 @@ class CudaOps:
         self.in_optimizer = False
         self.notes: set[str] = set()
         self._workspaces = CublasWorkspaces(target)
-        self._inside = _INSIDE[target]
+        self._call_memory = _CALL_MEMORY[target]
 
     def run(
         self,
@@ -141,32 +140,33 @@ class CudaOps:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        """Run an op as CUDA would."""
+        """Run an op as on CUDA."""
         if self.in_backward:
-            replaced = _by_autograd(run, func, args, kwargs)
-            if replaced is not None:
-                return replaced
+            in_place = _in_place_in_autograd(run, func, args, kwargs)
+            if in_place is not None:
+                return in_place
         if self.in_optimizer and func is aten._local_scalar_dense.default:
             try:
                 return run(func, args, kwargs)
             except DataDependentOutputException:
-                # A GradScaler asks whether it found an infinity; a step that is
-                # skipped would show less memory than one that is taken.
+                # GradScaler reads found_inf; a skipped step would take less memory.
                 return 0.0
-        nature = _nature(func)
-        out = None if nature.makes is None else nature.makes(*args, **kwargs)
+        traits = _traits_of(func)
+        out = (
+            None if traits.meta_kernel is None else traits.meta_kernel(*args, **kwargs)
+        )
         if out is not None:
             return out
-        if nature.padded:
-            with _whole_storages(args):
+        if traits.padded_outputs:
+            with _full_storages(args):
                 return run(func, args, kwargs)
-        return self._as_made_by_cuda(nature, run(func, args, kwargs))
+        return self._with_cuda_layout(traits, run(func, args, kwargs))
 
-    def _as_made_by_cuda(self, nature: Nature, out: Any) -> Any:  # noqa: ANN401
-        """Return outputs with the dtypes and strides that CUDA's kernels give them."""
-        if nature.fp32_statistics and out[0].dtype in HALF:
+    def _with_cuda_layout(self, traits: CudaOpTraits, out: Any) -> Any:  # noqa: ANN401
+        """Return outputs with the dtypes and strides of CUDA's kernels."""
+        if traits.fp32_statistics and out[0].dtype in HALF:
             return (out[0], *(statistic.float() for statistic in out[1:]))
-        if nature.contiguous or (nature.convolution and not self.target.cudnn):
+        if traits.contiguous_outputs or (traits.convolution and not self.target.cudnn):
             return tree_map_only(torch.Tensor, torch.Tensor.contiguous, out)
         return out
 
@@ -176,57 +176,59 @@ class CudaOps:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
-        call: Key | None = None,
+        call: CallKey | None = None,
     ) -> OpScratch:
-        """Return the op's scratch and, at a thread's first product, the workspace."""
-        known = None if call is None else self._inside.get(call)
+        """Return the op's scratch memory, with the cuBLAS workspaces it allocates."""
+        known = None if call is None else self._call_memory.get(call)
         if known is None:
-            known = self._look_inside(func, args, kwargs, out)
+            known = self._memory_of(func, args, kwargs, out)
             if call is not None:
-                self._inside.keep(call, known)
+                self._call_memory.store(call, known)
         if known.note:
             self.notes.add(known.note)
-        lasting: list[ScratchRow] = []
-        passing: list[ScratchRow] = []
-        if known.multiplies or not known.steps:  # a depthwise one multiplies by itself
+        persistent: list[ScratchBuffer] = []
+        temporary: list[ScratchBuffer] = []
+        if known.has_gemm or not known.steps:  # a depthwise convolution has no GEMM
             thread = "autograd" if self.in_backward else "main"
-            lasting, passing = self._workspaces.of(func, args, kwargs, out, thread)
-        if not known.steps and not lasting and not passing:
-            return known.alone
-        alone = known.alone._replace(steps=log_steps(known.steps, passing, lasting))
-        if known.multiplies:  # the steps say themselves when they do
-            return alone
-        return alone._replace(lasting=lasting, after=[*alone.after, *passing])
+            persistent, temporary = self._workspaces.of(func, args, kwargs, out, thread)
+        if not known.steps and not persistent and not temporary:
+            return known.scratch
+        steps = log_steps(known.steps, temporary, persistent)
+        scratch = known.scratch._replace(steps=steps)
+        if known.has_gemm:  # the steps contain the workspaces
+            return scratch
+        after = [*scratch.after, *temporary]
+        return scratch._replace(persistent=persistent, after=after)
 
-    def _look_inside(
+    def _memory_of(
         self,
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,  # noqa: ANN401
-    ) -> Inside:
+    ) -> CallMemory:
         attention = func in CUDNN_ATTENTION
         unknown = attention or (func in CUDNN_OPS and self.target.cudnn)
         note = CUDNN_ATTENTION_NOTE if attention else CUDNN_NOTE
         cudnn = func in CONVOLUTIONS and self.target.cudnn
-        steps = () if cudnn else steps_of(func, args, kwargs, out)
-        before: list[ScratchRow] = []
-        after: list[ScratchRow] = []
-        for scratch in temporaries_of(func, args, kwargs, out):
-            (before if scratch.when == "before" else after).extend(rows_of(scratch))
-        alone = OpScratch(
+        steps = () if cudnn else kernel_steps(func, args, kwargs, out)
+        before: list[ScratchBuffer] = []
+        after: list[ScratchBuffer] = []
+        for each in scratch_of(func, args, kwargs, out):
+            (before if each.when == "before" else after).extend(each.buffers())
+        scratch = OpScratch(
             before=before,
             after=after,
             output_bytes=output_bytes_of(func, args, kwargs, out),
             host_outputs=self._host_outputs(func, args),
             unverified=str(func) if unknown or not is_verified(func, args) else "",
         )
-        multiplies = any(isinstance(step, Product) for step in steps)
-        return Inside(
+        has_gemm = any(isinstance(step, Gemm) for step in steps)
+        return CallMemory(
             note if unknown else "",
             steps,
-            multiplies,
-            NO_SCRATCH if alone == NO_SCRATCH else alone,
+            has_gemm,
+            NO_SCRATCH if scratch == NO_SCRATCH else scratch,
         )
 
     def _host_outputs(
@@ -235,20 +237,20 @@ class CudaOps:
         if func is EFFICIENT_ATTENTION:
             dropout = args[5] if len(args) > 5 else 0.0  # noqa: PLR2004 - its position
             version = self.target.torch_version
-            if not dropout and version >= SEED_ON_CARD_VERSION:
+            if not dropout and version >= SEED_ON_GPU_VERSION:
                 return ()
         return HOST_OUTPUTS.get(func, ())
 
 
-def _by_autograd(
+def _in_place_in_autograd(
     run: RunOp,
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:  # noqa: ANN401
-    """Return what autograd does in place for plain tensors; None for all other ops.
+    """Run in place what autograd runs in place for plain tensors; None for other ops.
 
-    For subclasses, as fakes are, it does the same out of place.
+    For subclasses, as fake tensors are, autograd runs it out of place.
     """
     if func is ADD and not kwargs:
         return _accumulated_in_place(run, *args)
@@ -259,21 +261,21 @@ def _by_autograd(
     return None
 
 
-def _whole_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
-    """Return a context in which outputs own all that was made for them.
+def _full_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
+    """Return a context in which padded outputs own their full storage.
 
-    The fakes' cache makes outputs of padded rows anew, and without the last padding.
+    FakeTensor's cache rebuilds outputs with padded rows without the last padding.
     """
     mode = detect_fake_mode(args)
     return nullcontext() if mode is None else disable_fake_tensor_cache(mode)
 
 
 def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None:  # noqa: ANN401
-    """Add where gradients meet, in place when CUDA would (cuda-memory M49).
+    """Accumulate gradients in place where the autograd engine would on CUDA.
 
-    The autograd engine adds in place unless the tensor is a subclass or a mode is
-    active, both of which are true here. Outside the engine (grad mode on: a
-    recomputation) the model's own additions stay as they are.
+    It adds in place unless the tensor is a subclass or a mode is active, and both hold
+    in a trace. Outside of the engine (grad mode on: a recomputation) the model's own
+    additions are not changed.
 
     Source: torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``.
     """
@@ -287,7 +289,7 @@ def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None
 
 
 def _owned(tensor: torch.Tensor) -> bool:
-    """Whether only the engine's buffer holds this tensor and its storage."""
+    """Return whether only the engine's buffer holds this tensor and its storage."""
     uses: int = tensor._use_count()  # type: ignore[attr-defined]
     return (
         torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
@@ -297,7 +299,7 @@ def _owned(tensor: torch.Tensor) -> bool:
     )
 
 
-# Use counts of a tensor that only the engine holds, as seen from inside a dispatch
-# mode: the buffer and the Python objects of this call.
+# Use counts of a tensor that only the engine holds, as seen in a dispatch mode: the
+# buffer and the Python objects of this call.
 OWNED_TENSOR = 4
 OWNED_STORAGE = 2

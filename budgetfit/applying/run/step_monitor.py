@@ -1,0 +1,170 @@
+"""Monitor training steps: warn of unplanned batches, explain out-of-memory errors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.applying.out_of_memory.error import (
+    FailedStep,
+    TrainingOutOfMemoryError,
+    is_out_of_memory,
+    out_of_memory_error,
+    running_module,
+)
+from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
+from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
+from budgetfit.batches.sample_count import count_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.core.sample_dims import SampleDims
+
+
+class StepMonitor:
+    """Warns of batches larger than planned, and explains out-of-memory errors.
+
+    Args:
+        model: The model of the run.
+        device: Its device.
+        plan: The plan of the recipe, or None.
+        dims: The sample dimension of a batch's tensors.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        plan: Plan | None,
+        dims: SampleDims,
+    ) -> None:
+        self._model, self._device, self._plan = model, device, plan
+        self._dims = dims
+        self._batch = ExpectedBatch()
+        self._rng_states: dict[str, Any] | None = None
+        self._run_blocks: set[str] = set()
+        self._updated_once = self._has_seen_batch = False
+
+    def expect_recipe(self, recipe: Recipe) -> None:
+        """Expect the planned batch at the recipe's batch size from now on."""
+        example = {} if self._plan is None else self._plan.model.batch
+        self._recipe = recipe
+        self._batch = ExpectedBatch.of(example, recipe.batch_size, self._dims)
+
+    def before_micro_batch(self, batch: Any, *, is_first: bool) -> None:  # noqa: ANN401
+        """Warn of the batch's size; save the RNG states before the first of an update.
+
+        Args:
+            batch: The micro-batch.
+            is_first: Whether it is the first one since the last update.
+        """
+        self._batch.warn_if_unknown(batch)
+        self._batch.warn_if_larger(batch)
+        if not self._has_seen_batch:
+            self._has_seen_batch = True
+            self._warn_if_smaller(batch)
+        if is_first:
+            self._rng_states = get_rng_states(self._device)
+
+    def _warn_if_smaller(self, batch: Any) -> None:  # noqa: ANN401
+        """Warn if the loader's first batch has fewer samples than planned."""
+        planned, effective = self._recipe.batch_size, self._recipe.effective_batch_size
+        samples = count_samples(batch, self._dims) or planned
+        if self._plan is not None and samples < planned:
+            warnings.warn(
+                f"The first micro-batch has {samples} samples, the plan's {planned}. "
+                f"With all like it an effective batch would have "
+                f"{samples * effective // planned} samples, not {effective}. Let the "
+                f"loader yield {planned}, or a multiple that run.parts cuts.",
+                stacklevel=5,
+            )
+
+    @contextlib.contextmanager
+    def recording_run_blocks(self) -> Iterator[None]:
+        """Record which blocks a forward runs, before the first update."""
+        with contextlib.ExitStack() as stack:
+            for name, block in () if self._updated_once else self._blocks().items():
+                note = functools.partial(_record, self._run_blocks, name)
+                stack.callback(block.register_forward_pre_hook(note).remove)
+            yield
+
+    def before_first_update(self, recipe: Recipe) -> None:
+        """Warn of trainable parameters without a gradient."""
+        self._updated_once = True
+        if self._plan is not None and not recipe.optimizer_in_backward:
+            # LayerDrop: a skipped block trains in another step.
+            skipped = (
+                self._blocks().keys() - self._run_blocks if self._run_blocks else set()
+            )
+            _warn_untrained(self._model, skipped)
+
+    def _blocks(self) -> dict[str, nn.Module]:
+        names = () if self._plan is None else self._plan.model.blocks
+        modules = dict(self._model.named_modules())
+        return {name: modules[name] for name in names if name in modules}
+
+    def restore_rng_states(self) -> None:
+        """Restore the RNG states from before this update."""
+        if self._rng_states is not None:
+            set_rng_states(self._rng_states, self._device)
+
+    def report(  # noqa: PLR0913 - one value each, all needed
+        self,
+        error: BaseException,
+        batch: Any,  # noqa: ANN401
+        *,
+        recipe: Recipe,
+        phase: str,
+        micro_batch: int,
+        weights_intact: bool,
+    ) -> TrainingOutOfMemoryError | None:
+        """Return the error that replaces an out-of-memory ``error``, else None."""
+        if not is_out_of_memory(error):
+            return None
+        step = FailedStep(
+            phase=phase,
+            micro_batch=micro_batch,
+            recipe=recipe,
+            larger=self._batch.larger(batch),
+            growth=self._batch.growth(batch),
+            module=running_module(error, self._model),
+            weights_intact=weights_intact,
+        )
+        return out_of_memory_error(error, step, device=self._device, plan=self._plan)
+
+
+def _record(ran: set[str], name: str, *_: object) -> None:
+    ran.add(name)
+
+
+def _warn_untrained(model: nn.Module, skipped: Iterable[str]) -> None:
+    """Warn of trainable parameters that have no gradient after the first backward.
+
+    With adapters and checkpointing, training can silently do nothing. Parameters of
+    skipped blocks are not counted.
+    """
+    prefixes = tuple(f"{block}." for block in skipped)
+    names = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and parameter.grad is None
+        and not name.startswith(prefixes)
+    ]
+    if names:
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")  # noqa: PLR2004
+        count = sum(parameter.requires_grad for parameter in model.parameters())
+        warnings.warn(
+            f"{len(names)} of {count} trainable parameters got no gradient in the "
+            f"first step and do not train: {shown}. If that is meant, freeze them with "
+            "requires_grad_(False).",
+            stacklevel=5,
+        )

@@ -1,0 +1,258 @@
+"""Format numbers, sizes, times and recipes as plain strings."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
+from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.gpus.table import gpus_of_class
+from budgetfit.utils.format_bytes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from budgetfit.core.recipe import Recipe, Segment
+
+_MOST_RANGES: Final = 10  # ranges of block numbers in one line; --json has all
+_MS_PER_S: Final = 1000
+
+
+def count_text(count: float) -> str:
+    """Format a large number with three digits and k, M, B or T.
+
+    >>> count_text(1_711_376_384)
+    '1.71 B'
+    >>> count_text(512)
+    '512'
+    """
+    for unit in ("", " k", " M", " B", " T"):
+        text = f"{count:.3g}"
+        if float(text) < 1000 or unit == " T":  # noqa: PLR2004, the step between units
+            return f"{text}{unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def time_text(milliseconds: float) -> str:
+    """Format a time in ms below ten seconds, in s above.
+
+    >>> time_text(412.4), time_text(0.25), time_text(12_340)
+    ('412 ms', '0.25 ms', '12.3 s')
+    """
+    if milliseconds >= 10 * _MS_PER_S:
+        return f"{milliseconds / _MS_PER_S:,.1f} s"
+    digits = 0 if milliseconds >= 10 else 2  # noqa: PLR2004, three digits are enough
+    return f"{milliseconds:,.{digits}f} ms"
+
+
+def hours_text(hours: float) -> str:
+    """Format hours of training, also in days where they are many.
+
+    >>> hours_text(0.001), hours_text(0.25), hours_text(10.52), hours_text(312)
+    ('3.6 s', '15 min', '10.5 h', '312 h (13.0 days)')
+    """
+    if hours < 1:
+        minutes = 60 * hours
+        return f"{minutes:.2g} min" if minutes >= 1 else f"{60 * minutes:.2g} s"
+    text = f"{hours:,.1f} h" if hours < 100 else f"{hours:,.0f} h"  # noqa: PLR2004
+    return text if hours < 72 else f"{text} ({hours / 24:,.1f} days)"  # noqa: PLR2004
+
+
+def rate_text(samples_per_s: float) -> str:
+    """Format samples per second with three digits."""
+    if samples_per_s >= 100:  # noqa: PLR2004
+        return f"{samples_per_s:,.0f}"
+    return f"{samples_per_s:.3g}"
+
+
+def percent_text(ratio: float) -> str:
+    """Format a signed relative difference.
+
+    >>> percent_text(0.18), percent_text(-0.0042)
+    ('+18 %', '-0.42 %')
+    """
+    percent = 100 * ratio
+    return f"{percent:+.0f} %" if abs(percent) >= 10 else f"{percent:+.2f} %"  # noqa: PLR2004
+
+
+def size_text(size_bytes: int) -> str:
+    """Format a size in GiB and, where it is round, also in GB.
+
+    >>> size_text(24 * 10**9)
+    '24GB = 22.35 GiB'
+    >>> size_text(24 * 2**30)
+    '24GiB = 25.77 GB'
+    """
+    if size_bytes % 10**8 == 0:
+        return f"{size_bytes / 10**9:g}GB = {format_bytes(size_bytes)}"
+    if size_bytes % 2**30 == 0:
+        return f"{size_bytes // 2**30}GiB = {size_bytes / 10**9:.2f} GB"
+    return format_bytes(size_bytes)
+
+
+def memory_class_text(size_bytes: int) -> str | None:
+    """Name the GPUs with this nominal memory, with their real capacities.
+
+    Returns:
+        None where no GPU has this nominal memory. Real capacities are shown because
+        GPUs "with 24 GB" differ.
+    """
+    for unit_bytes in (10**9, 2**30):
+        class_gb, rest = divmod(size_bytes, unit_bytes)
+        gpus = gpus_of_class(class_gb) if rest == 0 else ()
+        if gpus:
+            least = min(gpus, key=lambda gpu: gpu.total_bytes)
+            most = max(gpus, key=lambda gpu: gpu.total_bytes)
+            named = [least] if least == most else [least, most]
+            text = " to ".join(
+                f"{format_bytes(gpu.total_bytes)} ({gpu.name})" for gpu in named
+            )
+            return f"Cards sold as {class_gb} GB have {text}; --gpu NAME plans for one."
+    return None
+
+
+def sample_text(
+    batch: dict[str, tuple[tuple[int, ...], str]], dims: SampleDims | None = None
+) -> str:
+    """Describe one sample of a batch: every tensor without its sample dimension.
+
+    That is the first one, unless ``dims`` says otherwise; parts shared by all samples
+    keep their shape.
+
+    >>> sample_text({"input_ids": ((2, 512), "int64"), "labels": ((2,), "int64")})
+    'input_ids 512 int64, labels int64'
+    """
+    dims = dims or FIRST_DIM
+    found: dict[str, int | None] = dict.fromkeys(batch, dims.default)
+    if dims.named:
+        found |= sample_dimensions(batch_from_shapes(batch), dims)
+
+    def one(name: str, shape: tuple[int, ...]) -> str:
+        dim = found[name]
+        return "x".join(str(size) for at, size in enumerate(shape) if at != dim)
+
+    return ", ".join(
+        " ".join(filter(None, (name, one(name, shape), dtype)))
+        for name, (shape, dtype) in batch.items()
+    )
+
+
+def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
+    """Describe the checkpointing of all blocks in one line.
+
+    Args:
+        recipe: The recipe.
+        blocks: Module paths of all blocks of the model, in execution order.
+
+    Returns:
+        For example ``checkpoint blocks 0-15 (16 of 24); keep blocks 16-23``.
+    """
+    if not blocks:
+        return "no repeated blocks to checkpoint; everything is kept"
+    wrapped = set(recipe.wrapped_blocks)
+    kept = [block for block in blocks if block not in wrapped]
+    if not wrapped:
+        return f"keep all {len(blocks)} blocks; nothing is recomputed"
+    alike: dict[tuple[str, str], list[Segment]] = {}
+    for segment in recipe.segments:
+        alike.setdefault(_treatment(segment), []).append(segment)
+    parts = [
+        f"{verb} {_segments_text(segments, blocks)}{how}"
+        for (verb, how), segments in alike.items()
+    ]
+    if kept:
+        parts.append(f"keep {_names_text(kept, blocks)}")
+    return "; ".join(parts)
+
+
+def _treatment(segment: Segment) -> tuple[str, str]:
+    """Return the verb before and the text after the block numbers."""
+    if segment.mode == "selective":
+        return "selective", f" (saves {ops_text(segment.saved_ops)})"
+    if segment.mode == "offload":
+        return "offload", ""
+    hows = []
+    if segment.nested:
+        hows.append("in two levels")
+    if segment.input_on_host:
+        hows.append("inputs wait on the host")
+    return "checkpoint", "".join(f", {how}" for how in hows)
+
+
+def ops_text(saved_ops: Iterable[str]) -> str:
+    """Summarize saved ops: attention, matrix products, and the number of others.
+
+    >>> ops_text(("aten.add.Tensor:0", "aten.mm.default:0", "aten.mm.default:3"))
+    '2 matrix products, 1 more'
+    """
+    saved_ops = list(saved_ops)
+    kinds = [_kind(op) for op in saved_ops]
+    texts = ["attention"] if "attention" in kinds else []
+    products, others = kinds.count("product"), kinds.count("other")
+    if products:
+        texts.append(f"{products} matrix product{'s' if products > 1 else ''}")
+    if others:
+        more = "more" if texts else f"op{'s' if others > 1 else ''}"
+        texts.append(f"{others} {more}")
+    return ", ".join(texts)
+
+
+def _kind(op: str) -> str:
+    """Classify an op: ``aten.mm.default:0`` is a matrix product."""
+    if "attention" in op:
+        return "attention"
+    products = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+    return "product" if op.split(".")[1] in products else "other"
+
+
+def _segments_text(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
+    names = [name for segment in segments for name in segment.blocks]
+    lengths = sorted({len(segment.blocks) for segment in segments})
+    which = f"{_names_text(names, blocks)} ({len(names)} of {len(blocks)})"
+    if len(names) == len(blocks):
+        which = f"all {len(blocks)} blocks"
+    if lengths == [1]:
+        return which
+    if lengths[0] == lengths[-1]:
+        return f"{which} in segments of {lengths[0]}"
+    return f"{which} in {len(segments)} segments of {lengths[0]} to {lengths[-1]}"
+
+
+def _names_text(names: Iterable[str], blocks: Sequence[str]) -> str:
+    """Block numbers as ranges; with parent names for several chains of blocks."""
+    names = list(names)
+    parents = {_split(block)[0] for block in blocks}
+    texts = []
+    for parent, group in itertools.groupby(
+        map(_split, names), key=lambda pair: pair[0]
+    ):
+        numbers = [number for _, number in group]
+        if any(number is None for number in numbers):
+            texts.append(parent)
+        else:
+            ranges = _ranges([number for number in numbers if number is not None])
+            alone = "block" if len(names) == 1 else "blocks"
+            texts.append(f"{parent if len(parents) > 1 else alone} {ranges}")
+    return ", ".join(texts)
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """Split ``"model.layers.7"`` into parent and number; other names stay whole."""
+    parent, _, last = name.rpartition(".")
+    return (parent, int(last)) if last.isdecimal() else (name, None)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Format ``[0, 1, 2, 5]`` as ``"0-2, 5"``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    if len(texts) > _MOST_RANGES:
+        texts = [*texts[:_MOST_RANGES], "..."]
+    return ", ".join(texts)

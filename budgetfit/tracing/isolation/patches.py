@@ -1,0 +1,152 @@
+"""The table of what a plan changes in PyTorch, Python and libraries while it traces.
+
+Everything is put back when a trace ends, also after an error. Of the changes that every
+thread meets, the last column says what another thread notices. A test compares the
+names before, during and after plans with this table.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Patch(NamedTuple):
+    """A thing of the process that is changed.
+
+    Attributes:
+        name: Dotted name of an attribute, or what it is in words.
+        file: Where it is changed and put back, from the package's folder.
+        why: What a trace would get wrong without it.
+        others: What other threads notice; empty: nothing.
+    """
+
+    name: str
+    file: str
+    why: str
+    others: str = ""
+
+
+_DISPATCH = "tracing/cuda/dispatch/thread_kernels.py"
+_LIBRARIES = "tracing/values/library_patches.py"
+_TORCH = "tracing/isolation/torch_state.py"
+_FAKES = "fake tensors of its own are treated so, too"
+
+PATCHES: Final = (
+    Patch(
+        "kernels of aten ops for AutocastCPU",
+        _DISPATCH,
+        "CUDA's autocast casts other ops than the CPU's",
+        "no other numbers; some microseconds per op while they are registered, which "
+        "is as long as another thread is alive",
+    ),
+    Patch(
+        "kernels of aten ops for AutogradCPU",
+        _DISPATCH,
+        "PyTorch's C++ takes other branches for CUDA tensors: attention, dropout, RNNs",
+        "as above",
+    ),
+    Patch(
+        "torch.is_autocast_enabled",
+        "tracing/cuda/dispatch/autocast.py",
+        "asked without a device it means CUDA, whose part the CPU plays",
+    ),
+    Patch(
+        "torch.clear_autocast_cache",
+        "tracing/cuda/dispatch/autocast.py",
+        "the casts that the trace has cached are dropped with torch's own",
+    ),
+    Patch(
+        "torch.tensor",
+        _LIBRARIES,
+        "it reads lists of fake tensors without a dispatch",
+        _FAKES,
+    ),
+    Patch(
+        "torch.utils.swap_tensors",
+        _LIBRARIES,
+        "it refuses fake weights that are converted to the dtype that they have",
+        "a conversion that changes nothing swaps nothing",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor.numpy",
+        _LIBRARIES,
+        "models read tables of indices",
+        _FAKES,
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor.__format__",
+        _LIBRARIES,
+        "models name layers by numbers that are tensors",
+        _FAKES,
+    ),
+    Patch(
+        "transformers.utils.import_utils.is_fake_tensor",
+        _LIBRARIES,
+        "transformers skips checks for fakes that a real step makes",
+        _FAKES,
+    ),
+    Patch(
+        "random.*, numpy.random.*",
+        "tracing/isolation/private_generators.py",
+        "a trace draws no numbers that the program would draw",
+    ),
+    Patch(
+        "single numbers from random and numpy.random",
+        "tracing/isolation/scalar_randomness.py",
+        "layers are left out at random: the one that takes the most is planned for",
+    ),
+    Patch(
+        "states of the global random generators",
+        "tracing/isolation/private_generators.py",
+        "for what is drawn by names that were imported from random",
+        "not put back while another thread is alive",
+    ),
+    Patch(
+        "sys.meta_path",
+        "tracing/isolation/imports.py",
+        "modules that are imported in a forward must not be traced",
+        "their imports go through one more finder",
+    ),
+    Patch(
+        "garbage collection",
+        "tracing/isolation/python_state.py, traces/gc_freeze.py",
+        "it would free tensors in the middle of a trace, and takes long",
+        "off during a trace",
+    ),
+    Patch(
+        "functools.lru_cache of the model's code",
+        "tracing/isolation/lru_caches.py",
+        "no fake tensor may stay in them",
+        "entries are computed again",
+    ),
+    Patch(
+        "torch's default dtype",
+        _TORCH,
+        "fp32 is planned for; changed only where it is another",
+        "fp32 during a plan",
+    ),
+    Patch(
+        "deterministic algorithms, anomaly detection",
+        _TORCH,
+        "they take memory that training does not; changed only where they are on",
+        "off during a plan",
+    ),
+    Patch(
+        "global module hooks",
+        _TORCH,
+        "they add to the graph; changed only where there are any",
+        "not called during a plan; one that is removed meanwhile comes back",
+    ),
+    Patch(
+        "logging below errors",
+        "integrations/optional_imports.py, cli/quiet_libraries.py",
+        "libraries warn about themselves while they are imported",
+        "warnings of other threads are not logged during an import",
+    ),
+    Patch(
+        "keras.src.backend.torch.random.torch_seed_generator",
+        "integrations/model_sources/keras_model.py",
+        "a fake seed has no value; Keras models alone",
+        "layers with random numbers draw from any generator",
+    ),
+)

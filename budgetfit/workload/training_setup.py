@@ -1,0 +1,61 @@
+"""``TrainingSetup``: a live model with its batch, loss, optimizer and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from budgetfit.applying.run.run import Run
+from budgetfit.batches.batch_tree import resize_batch
+from budgetfit.core.sample_dims import SampleDims
+
+if TYPE_CHECKING:
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.measuring.protocols import MakeRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """A live model with weights, and what it trains on: run by ``verify``.
+
+    ``shorter`` are batches that run after ``batch``, one optimizer step each; ``notes``
+    say how ``batch`` was chosen.
+    """
+
+    model: nn.Module
+    batch: Any
+    batch_dims: SampleDims
+    loss: Callable[..., Any] | None
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+    device: torch.device
+    shorter: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def run_factory(self, recipe: Recipe, *, checks_values: bool = False) -> MakeRun:
+        """Return a factory of ``Run`` objects that train by ``recipe``.
+
+        ``checks_values``: whether recomputed values are compared with the original
+        ones, which takes some bytes of its own.
+        """
+
+        def make(on_phase: Callable[[str], None]) -> Run:
+            return Run(
+                self.model,
+                recipe,
+                loss=self.loss,
+                optimizer=self.optimizer,
+                device=self.device,
+                on_phase=on_phase,
+                dims=self.batch_dims,
+                determinism_check="values" if checks_values else "default",
+            )
+
+        return make
+
+    def resized_batch(self, batch_size: int) -> Any:  # noqa: ANN401
+        """Return the batch resized to ``batch_size`` samples."""
+        return resize_batch(self.batch, batch_size, dims=self.batch_dims)

@@ -1,0 +1,91 @@
+"""What a recomputation makes is compared with what the forward has made."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from budgetfit.applying.checkpointing.recomputation_check import (
+    MAX_SAMPLED_VALUES,
+    _Sample,
+    _sampling_slices,
+)
+from budgetfit.applying.checkpointing.repeatable_forward import RepeatableForwards
+from budgetfit.errors import RecomputationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@given(st.lists(st.integers(0, 5000), max_size=5))
+def test_samples_are_small_and_never_empty(sizes: list[int]) -> None:
+    assume(math.prod(sizes) < 2**60)  # torch counts bytes in 63 bits
+    shape = torch.Size(sizes)
+    few = torch.empty(shape, device="meta")[_sampling_slices(shape)]
+    assert few.numel() <= MAX_SAMPLED_VALUES
+    assert (few.numel() == 0) == (0 in sizes)
+    assert few.numel() == shape.numel() or few.numel() > MAX_SAMPLED_VALUES / 2 ** len(
+        sizes
+    )
+
+
+def difference(first: Tensor, second: Tensor) -> float:
+    return _Sample(first).difference(_Sample(second))
+
+
+def test_differences_are_relative_to_the_first() -> None:
+    nan, inf = math.nan, math.inf
+    assert difference(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == 0.1
+    assert difference(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5])) == 0.25
+    assert difference(torch.tensor([0.0]), torch.tensor([1e-9])) == 1.0
+    assert difference(torch.tensor([inf, nan]), torch.tensor([inf, nan])) == 0.0
+    assert difference(torch.tensor([1.0, 1.0]), torch.tensor([1.0, nan])) == 1.0
+    assert difference(torch.tensor([1j]), torch.tensor([1j])) == 0.0
+    assert math.isinf(difference(torch.ones(1), torch.ones(2)))
+    assert math.isinf(difference(torch.ones(1), torch.ones(1).double()))
+
+
+class Begins(nn.Module):
+    """Draws from nowhere, from one of its forwards on."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)  # others may be so large that tanh hides the factor
+        self.linear, self.begin = nn.Linear(4, 4), begin
+        self.runs = itertools.count(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        run = next(self.runs)
+        return torch.tanh(self.linear(x) * (1 + (run > self.begin) * run))
+
+
+def steps_until_refused(block: Begins, *, check: bool = True) -> int | None:
+    repeats = RepeatableForwards(block, "block", check=check)
+    for step in range(1, 10):
+        x = torch.ones(2, 4, requires_grad=True)
+        run: Callable[[Tensor], Tensor] = repeats.forward(block.forward)
+        y = checkpoint(run, x, use_reentrant=False)
+        try:
+            y.sum().backward()
+        except RecomputationError:
+            return step
+    return None
+
+
+@pytest.mark.parametrize(
+    ("begin", "found"), [(0, 1), (1, 1), (2, 2), (4, 4), (5, 4), (10, 8)]
+)
+def test_values_are_compared_in_forwards_1_2_4_and_so_on(
+    begin: int, found: int
+) -> None:
+    # Two runs a step, and what differs from the middle of a step on differs in it.
+    assert steps_until_refused(Begins(begin)) == found
+    assert steps_until_refused(Begins(begin), check=False) is None

@@ -1,0 +1,289 @@
+"""Worked examples from rules M15 to M39 of cuda-memory.md, and laws of all rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgetfit.memory.kernel_rules.registry import rounded_bytes
+from budgetfit.memory.kernel_rules.workspaces import (
+    PARTS,
+    RULES,
+    DeviceProperties,
+    cublas_workspace_bytes,
+    cublas_workspace_is_persistent,
+    cublaslt_workspace_is_separate,
+    rule,
+    scratch_bytes,
+)
+
+if TYPE_CHECKING:
+    from random import Random
+
+T4 = DeviceProperties((7, 5), 40, 1024)
+A100 = DeviceProperties((8, 0), 108, 2048)
+RTX_3090 = DeviceProperties((8, 6), 82, 1536)
+H100 = DeviceProperties((9, 0), 132, 2048)
+RTX_5090 = DeviceProperties((12, 0), 170, 1536)
+CARDS = (T4, A100, RTX_3090, H100, RTX_5090)
+
+
+def column_sums(rows: int, columns: int, element: int = 4) -> tuple[int, ...]:
+    """Return the arguments of summing a contiguous matrix over its rows."""
+    vector = 16 // element
+    return (element, 4, vector, int(element < 4), 1, 0, rows, columns, columns, 1)
+
+
+@pytest.mark.parametrize(
+    ("card", "size"),
+    [
+        (RTX_3090, 64_487_424),
+        (A100, 113_246_208),
+        (H100, 138_412_032),
+        (RTX_5090, 133_693_440),
+    ],
+)
+def test_the_bias_gradient_of_a_wide_layer_takes_what_was_measured(
+    card: DeviceProperties, size: int
+) -> None:
+    # 8192 rows x 3072 columns in bf16: 24 tiles of outputs, 4 bytes a counter
+    parts = scratch_bytes(card, "reduction", column_sums(8192, 3072, element=2))
+    assert parts == [0, size, 96]
+
+
+def test_a_sum_over_rows_of_768_columns_takes_48_mib_on_every_card() -> None:
+    for card in (A100, H100, RTX_3090, RTX_5090):
+        parts = scratch_bytes(card, "reduction", column_sums(8192, 768))
+        assert parts == [0, 50_331_648, 24]
+
+
+def test_a_sum_with_many_outputs_is_not_split() -> None:
+    arguments = (4, 4, 4, 0, 0b10, 0, 8192, 768, 768, 1)  # over the columns
+    assert scratch_bytes(A100, "reduction", arguments) == [0, 0, 0]
+
+
+def test_a_sum_above_2_gib_is_split_and_bf16_needs_an_accumulator() -> None:
+    # 2^18 x 8192 elements in bf16 are 4 GiB: in fp32 8192 sums take 32 KiB
+    parts = scratch_bytes(A100, "reduction", column_sums(2**18, 8192, element=2))
+    assert parts[0] == 8192 * 4
+    parts = scratch_bytes(A100, "reduction", column_sums(2**18, 8192))
+    assert parts[0] == 0
+
+
+def test_an_empty_reduction_takes_nothing() -> None:
+    assert scratch_bytes(A100, "reduction", column_sums(0, 768)) == [0, 0, 0]
+
+
+def test_the_weight_gradient_of_a_norm_over_many_rows_takes_two_passes() -> None:
+    # 131,072 rows: 32 x 1024 blocks / 24 tiles of columns = 1365 rows of partial sums
+    parts = scratch_bytes(A100, "norm_backward", (131_072, 768, 4, 1, 1))
+    assert parts == [1365 * 768 * 4, 1365 * 768 * 4, 3072, 8_650_752, 24]
+    assert sum(scratch_bytes(A100, "norm_backward", (65_536, 768, 4, 1, 1))) == 0
+
+
+def test_flash_attention_pads_its_accumulator() -> None:
+    # batch 2 x 12 heads, 1000 queries padded to 1024, width 80 padded to 96
+    parts = scratch_bytes(A100, "flash_attention_backward", (24, 1000, 1000, 80, 2, 0))
+    assert parts == [98_304, 9_437_184, 0, 0]
+
+
+def test_grouped_query_attention_expands_the_gradients_of_keys_and_values() -> None:
+    # 24 x 1024 x 128 elements in bf16
+    parts = scratch_bytes(A100, "flash_attention_backward", (24, 1024, 1024, 128, 2, 1))
+    assert parts == [98_304, 12_582_912, 6_291_456, 6_291_456]
+
+
+@pytest.mark.parametrize(
+    ("card", "size"), [(A100, 12_585_984), (H100, 12_585_984), (RTX_3090, 25_178_112)]
+)
+def test_the_workspace_of_efficient_attention_follows_shared_memory(
+    card: DeviceProperties, size: int
+) -> None:
+    # bf16, width 80, with dropout, 1000 queries and keys (M27)
+    arguments = (24, 1000, 1000, 80, 80, 0, 1)
+    assert scratch_bytes(card, "efficient_attention_backward", arguments) == [size]
+
+
+def test_an_embedding_gradient_sums_parts_of_ten_rows() -> None:
+    # 8192 indices into 50257 rows of 768: (819 + 8192) x 768 x 4 bytes (M35)
+    arguments = (8192, 50_257, 768, 8, 4)
+    parts = scratch_bytes(A100, "embedding_partials", arguments)
+    assert parts == [72_088, 27_681_792, 0]
+    assert scratch_bytes(A100, "embedding_indices", (8192, 8)) == [65_536]
+    assert scratch_bytes(A100, "embedding_sort", (8192, 50_257, 8)) == [138_751]
+    assert scratch_bytes(A100, "embedding_unique", (8192, 8)) == [1279]
+    assert scratch_bytes(A100, "embedding_scan", (8192, 50_257, 8)) == [1279]
+
+
+def test_few_indices_need_no_sort() -> None:
+    few = {
+        "embedding_indices": (3072, 8),
+        "embedding_sort": (3072, 9, 8),
+        "embedding_unique": (3072, 8),
+        "embedding_segments": (3072, 9, 8),
+        "embedding_scan": (3072, 9, 8),
+        "embedding_count": (3072, 8),
+        "embedding_partials": (3072, 9, 64, 8, 4),
+    }
+    assert not any(sum(scratch_bytes(A100, *row)) for row in few.items())
+
+
+def test_a_sort_of_a_million_floats_takes_what_was_measured() -> None:
+    assert scratch_bytes(A100, "sort", (1, 10**6, 4))[:2] == [8_000_000, 12_342_527]
+    assert scratch_bytes(H100, "sort", (1, 10**6, 4))[:2] == [8_000_000, 12_200_191]
+
+
+def test_a_running_sum_of_a_million_integers_takes_what_was_measured() -> None:
+    assert scratch_bytes(A100, "scan", (10**6, 8)) == [18_943]
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "size"),
+    [
+        ((7, 5), "2.13.0+cu130", 8_519_680),
+        ((8, 9), "2.13.0", 8_519_680),
+        ((9, 0), "2.10.0", 33_554_432),
+        ((12, 0), "2.10.0", 8_519_680),
+        ((9, 0), "2.11.0", 33_554_432),
+        ((10, 0), "2.11.0", 8_519_680),
+        ((10, 0), "2.12.0", 33_554_432),
+        ((12, 0), "2.13.0", 33_554_432),
+        ((11, 0), "2.13.0", 8_519_680),
+        ((11, 0), "2.14.0", 33_554_432),
+        ((8, 0), "2.15.0a0", 8_519_680),
+    ],
+)
+def test_the_workspace_of_cublas_follows_card_and_version(
+    capability: tuple[int, int], version: str, size: int
+) -> None:
+    assert (
+        cublas_workspace_bytes(DeviceProperties(capability, 1, 2048), version) == size
+    )
+    arguments = tuple(int(part) for part in version.split(".")[:2])
+    card = DeviceProperties(capability, 1, 2048)
+    assert scratch_bytes(card, "cublas_workspace", arguments) == [size]
+
+
+def test_the_workspace_of_cublas_stays_up_to_2_14() -> None:
+    assert cublas_workspace_is_persistent("2.14.1")
+    assert not cublas_workspace_is_persistent("2.15.0")
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 9), (9, 0), (10, 0)])
+def test_cublaslt_takes_a_mebibyte_on_every_card(capability: tuple[int, int]) -> None:
+    card = DeviceProperties(capability, 1, 2048)
+    assert scratch_bytes(card, "cublaslt_workspace", ()) == [1 << 20]
+
+
+def test_cublaslt_shares_the_workspace_of_cublas_in_2_12_to_2_14() -> None:
+    separate = {
+        version: cublaslt_workspace_is_separate(f"{version}.0")
+        for version in ("2.11", "2.12", "2.13", "2.14", "2.15")
+    }
+    assert [version for version, alone in separate.items() if alone] == ["2.11", "2.15"]
+
+
+def test_a_text_that_is_no_version_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"not a torch version: 'newest'; like '2\.13"):
+        cublas_workspace_bytes(A100, "newest")
+
+
+def test_a_rule_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="already is a scratch rule named 'buffer'"):
+        rule("buffer", parts=1)(lambda _card, _arguments: [0])
+
+
+def test_an_unknown_rule_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="no_such_rule"):
+        scratch_bytes(A100, "no_such_rule", ())
+
+
+def test_requests_are_rounded_up_to_512_bytes_each() -> None:
+    assert rounded_bytes(1, 512, 513, 0) == 512 + 512 + 1024
+
+
+# One strategy for each argument of each rule that takes numbers of things.
+COUNT = st.integers(1, 3 * 10**5)
+WIDTH = st.integers(1, 512)
+BYTES = st.sampled_from((2, 4))
+FLAG = st.integers(0, 1)
+ARGUMENTS = {
+    "buffer": (COUNT,),
+    "cublas_workspace": (st.just(2), st.integers(10, 15)),
+    "cublaslt_workspace": (),
+    "efficient_attention_backward": (
+        COUNT,
+        WIDTH,
+        WIDTH,
+        WIDTH,
+        WIDTH,
+        FLAG,
+        FLAG,
+    ),
+    "embedding_count": (COUNT, st.just(8)),
+    "embedding_indices": (COUNT, st.sampled_from((4, 8))),
+    "embedding_scan": (COUNT, COUNT, st.sampled_from((4, 8))),
+    "embedding_segments": (COUNT, COUNT, st.sampled_from((4, 8))),
+    "embedding_sort": (COUNT, COUNT, st.sampled_from((4, 8))),
+    "embedding_unique": (COUNT, st.sampled_from((4, 8))),
+    "embedding_partials": (COUNT, COUNT, WIDTH, st.sampled_from((4, 8)), BYTES),
+    "flash_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, st.just(2), FLAG),
+    "flash_attention_forward": (COUNT, WIDTH, WIDTH, WIDTH, FLAG),
+    "batch_norm_statistics": (COUNT, WIDTH, st.sampled_from((2, 4))),
+    "grouped_matmul": (WIDTH, COUNT, WIDTH, COUNT, WIDTH),
+    "index_put_sort": (COUNT, COUNT),
+    "masked_scatter": (COUNT,),
+    "norm_backward": (COUNT, WIDTH, BYTES, FLAG, FLAG),
+    "scan": (COUNT, st.sampled_from((4, 8))),
+    "sort": (WIDTH, COUNT, st.sampled_from((4, 8))),
+}
+
+
+def test_every_rule_has_its_law_here() -> None:
+    assert {*ARGUMENTS, "reduction"} == set(RULES)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@given(data=st.data())
+def test_a_rule_has_the_same_number_of_parts_whatever_its_arguments(
+    name: str, data: st.DataObject
+) -> None:
+    card = data.draw(st.sampled_from(CARDS))
+    arguments = tuple(data.draw(strategy) for strategy in ARGUMENTS[name])
+    parts = scratch_bytes(card, name, arguments)
+    assert len(parts) == PARTS[name]
+    assert all(isinstance(part, int) and part >= 0 for part in parts)
+
+
+@given(
+    st.sampled_from(CARDS),
+    st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+    st.integers(1, 15),
+)
+def test_a_reduction_splits_only_while_the_card_has_idle_multiprocessors(
+    card: DeviceProperties, sizes: list[int], random: Random, mask: int
+) -> None:
+    order = list(range(len(sizes)))
+    random.shuffle(order)
+    strides, step = [0] * len(sizes), 1
+    for dim in order:
+        strides[dim], step = step, step * sizes[dim]
+    arguments = (4, 4, 4, 0, mask, 0, *sizes, *strides)
+    accumulator, partial, counters = scratch_bytes(card, "reduction", arguments)
+    assert accumulator == 0  # below 2 GiB
+    assert (partial == 0) == (counters == 0)
+    # a counter for each of at most as many blocks as fit on the card at once
+    assert counters <= 4 * card.sm_count * card.threads_per_sm // 32
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(CARDS))
+def test_a_matrix_and_its_transpose_reduced_the_same_way_take_the_same(
+    m: int, n: int, card: DeviceProperties
+) -> None:
+    rows = scratch_bytes(card, "reduction", (4, 4, 4, 0, 0b01, 0, m, n, n, 1))
+    same = scratch_bytes(card, "reduction", (4, 4, 4, 0, 0b10, 0, n, m, 1, n))
+    assert rows == same

@@ -1,0 +1,156 @@
+"""Laws that the caching allocator keeps for any sequence of requests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from budgetfit.memory.reference_allocator.allocator import (
+    Block,
+    OutOfMemory,
+    ReferenceAllocator,
+    round_bytes,
+)
+
+MIB = 1 << 20
+TIB = 1 << 40
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"expandable_segments": True},
+    {"max_split_bytes": 24 * MIB},
+    {"expandable_segments": True, "max_split_bytes": 24 * MIB},
+]
+
+# Sizes over all orders of magnitude, of which some are equal and some are whole MiB.
+sizes = st.one_of(
+    st.integers(1, 4096),
+    st.integers(1, 4 * MIB),
+    st.integers(1, 40).map(lambda mib: mib * MIB),
+    st.integers(1, 200 * MIB),
+)
+# (size, stream) allocates; a float frees that place among the live; None empties.
+operations = st.lists(
+    st.one_of(
+        st.tuples(sizes, st.integers(0, 1)),
+        st.floats(0, 1, exclude_max=True),
+        st.tuples(sizes, st.integers(0, 1)),
+        st.none(),
+    ),
+    min_size=20,
+    max_size=60,
+)
+# So small that it is full in half of the examples.
+DEVICE_BYTES = 40 * MIB
+
+
+def run(allocator: ReferenceAllocator, todo: list[Any]) -> list[Block]:
+    """Check the laws after each operation; return the blocks that are live."""
+    live: list[Block] = []
+    for operation in todo:
+        peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        if operation is None:
+            allocator.empty_cache()
+        elif isinstance(operation, float):
+            if live:
+                allocator.free(live.pop(int(operation * len(live))))
+        else:
+            live.extend(allocate(allocator, *operation))
+        assert allocator.allocated_bytes == sum(block.size_bytes for block in live)
+        assert allocator.allocated_bytes <= allocator.reserved_bytes
+        assert allocator.reserved_bytes <= allocator.total_bytes
+        assert allocator.peak_allocated_bytes == max(
+            peaks[0], allocator.allocated_bytes
+        )
+        assert allocator.peak_reserved_bytes >= max(peaks[1], allocator.reserved_bytes)
+    return live
+
+
+def allocate(
+    allocator: ReferenceAllocator, size_bytes: int, stream: int
+) -> list[Block]:
+    """The new block; none where the device is full, which must then be true."""
+    try:
+        block = allocator.malloc(size_bytes, stream)
+    except OutOfMemory:
+        free_bytes = allocator.total_bytes - allocator.reserved_bytes
+        # A page, or the rounding of a segment, may be missing, but no more.
+        assert round_bytes(size_bytes) + 20 * MIB > free_bytes
+        return []
+    assert block is not None
+    assert block.size_bytes >= round_bytes(size_bytes)
+    return [block]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@settings(deadline=None)
+@given(todo=operations)
+def test_allocated_is_the_sum_of_live_blocks_and_never_above_reserved(
+    options: dict[str, Any], todo: list[Any]
+) -> None:
+    run(ReferenceAllocator(DEVICE_BYTES, **options), todo)
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@settings(deadline=None)
+@given(todo=operations)
+def test_after_everything_is_freed_and_the_cache_emptied_nothing_is_reserved(
+    options: dict[str, Any], todo: list[Any]
+) -> None:
+    allocator = ReferenceAllocator(DEVICE_BYTES, **options)
+    for block in run(allocator, todo):
+        allocator.free(block)
+    assert allocator.allocated_bytes == 0
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 0
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@settings(deadline=None)
+@given(todo=operations)
+def test_live_blocks_of_a_pool_never_overlap(
+    options: dict[str, Any], todo: list[Any]
+) -> None:
+    live = run(ReferenceAllocator(DEVICE_BYTES, **options), todo)
+    for pool in {block.pool for block in live}:
+        spans = sorted(
+            (block.address, block.address + block.size_bytes)
+            for block in live
+            if block.pool is pool
+        )
+        assert all(below_end <= start for (_, below_end), (start, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@settings(deadline=None)
+@given(todo=operations)
+def test_the_same_operations_give_the_same_bytes(
+    options: dict[str, Any], todo: list[Any]
+) -> None:
+    results = []
+    for _ in range(2):
+        allocator = ReferenceAllocator(DEVICE_BYTES, **options)
+        sizes_bytes = [block.size_bytes for block in run(allocator, todo)]
+        results.append((sizes_bytes, allocator.reserved_bytes, allocator.retries))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@settings(deadline=None)
+@given(todo=operations)
+def test_a_larger_device_changes_nothing_unless_the_smaller_was_full(
+    options: dict[str, Any], todo: list[Any]
+) -> None:
+    small, large = (
+        ReferenceAllocator(total_bytes, **options)
+        for total_bytes in (DEVICE_BYTES, TIB)
+    )
+    run(small, todo)
+    run(large, todo)
+    if large.peak_reserved_bytes <= DEVICE_BYTES and small.retries == 0:
+        assert small.peak_allocated_bytes == large.peak_allocated_bytes
+        assert small.peak_reserved_bytes == large.peak_reserved_bytes

@@ -1,0 +1,115 @@
+"""What is played beyond the trace: more micro-steps, more steps, other batch sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.replay import replay
+from budgetfit.memory.replay_schedule import event_ranges, with_micro_steps
+from tests.memory.made_traces import MIB, TraceMaker
+
+if TYPE_CHECKING:
+    from budgetfit.core.step_trace import StepTrace
+
+ADA = find_gpu("rtx-4090")
+
+
+def test_nothing_is_a_phase_too() -> None:
+    made = TraceMaker()
+    with made.phase("forward"):
+        made.born("x", MIB)
+    with made.phase("backward"):
+        pass
+    with made.phase("optimizer"):
+        made.die("x")
+    assert [row.phase for row in event_ranges(made.trace())] == [
+        "forward",
+        "backward",
+        "optimizer",
+    ]
+
+
+def two_micro_steps(steps: int = 2) -> StepTrace:
+    """An activation of 20 MiB a sample; the last batch outlives its micro-step."""
+    made = TraceMaker()
+    with made.phase("setup", -1):
+        made.born("w", 40 * MIB, category="parameters")
+    for step in range(steps):
+        for micro_step in (0, 1):
+            with made.phase("forward", step, micro_step):
+                made.born(f"batch {micro_step}", per_sample=2 * MIB, category="batch")
+                made.born("x", per_sample=20 * MIB)
+            with made.phase("backward", step, micro_step):
+                if micro_step == 0:
+                    made.born("gw", 40 * MIB, category="gradients")
+                made.die("x")
+                if micro_step == 0:
+                    made.die("batch 0")
+        with made.phase("optimizer", step, 1):
+            made.die("gw", "batch 1")
+    return made.trace()
+
+
+def micro_steps_of(trace: StepTrace, micro_steps: int, step: int) -> list[int]:
+    rows, _ = with_micro_steps(trace, micro_steps)
+    return sorted({row.micro_step for row in rows if row.step == step})
+
+
+@pytest.mark.parametrize(
+    ("micro_steps", "played"), [(2, [0, 1]), (3, [0, 1, 2]), (64, [0, 1, 2, 3])]
+)
+def test_up_to_two_micro_steps_are_added_to_each_step(
+    micro_steps: int, played: list[int]
+) -> None:
+    trace = two_micro_steps()
+    assert [micro_steps_of(trace, micro_steps, step) for step in (0, 1)] == [played] * 2
+
+
+def test_an_added_micro_step_gives_its_batch_back_before_the_next_comes() -> None:
+    trace = two_micro_steps()
+    rows, events = with_micro_steps(trace, 4)
+    played = [event for row in rows for event in events[row.start : row.end]]
+    alive: set[int] = set()
+    for event in played:
+        if event > 0:
+            assert event not in alive
+            alive.add(event)
+        else:
+            alive.remove(-event)
+    assert alive == {1}  # the weights
+    assert events[: len(trace.events)] == trace.events.tolist()
+    few, many = (replay(trace, 1, ADA, micro_steps=n) for n in (2, 4))
+    assert many.allocated_bytes == few.allocated_bytes == (40 + 40 + 20 + 2) * MIB
+
+
+def test_a_trace_of_one_micro_step_is_played_as_it_is() -> None:
+    made = TraceMaker()
+    with made.phase("forward"):
+        made.born("x", MIB)
+    trace = made.trace()
+    assert with_micro_steps(trace, 8) == (list(event_ranges(trace)), [1])
+
+
+def test_a_smaller_batch_and_a_full_one_may_follow_the_steady_step() -> None:
+    timeline = replay(two_micro_steps(), 3, ADA, then_batch_sizes=(1, 3))
+    forwards = [
+        point.allocated_bytes // MIB
+        for point in timeline.points
+        if point.phase == "forward" and point.micro_step == 0
+    ]
+    full, small = 40 + 3 * 22, 40 + 22
+    assert forwards == [full, full, full, small, full]
+
+
+def test_a_last_step_that_leaves_something_has_no_step_of_another_size_after_it() -> (
+    None
+):
+    made = TraceMaker()
+    for step in (0, 1):
+        with made.phase("forward", step):
+            made.born(f"kept {step}", MIB)
+    with pytest.raises(ValueError, match="cannot be repeated"):
+        replay(made.trace(), 1, ADA, then_batch_sizes=(1,))

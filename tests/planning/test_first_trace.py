@@ -1,0 +1,102 @@
+"""Blocks that write to their input are kept: they cannot run again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import budgetfit
+from budgetfit.tracing.recording.inplace_inputs import blocks_mutating_inputs
+
+
+class Adds(nn.Module):
+    """Writes to what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.inner(x.clone())
+        return x
+
+
+class Tower(nn.Module):
+    def __init__(self, *kinds: type[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for kind in kinds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Plain(Adds):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(x))
+
+
+def test_cells_that_overwrite_their_input_are_left_out_and_the_plan_says_so() -> None:
+    model = nn.Sequential(
+        nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)
+    )
+    plan = budgetfit.plan(model, gpu="rtx-4090", batch_size=2)
+    assert plan.model.blocks == ("0", "2")
+    note = "2 of 4 blocks change their input in place and are always kept"
+    assert note in plan.warnings
+
+
+def test_a_model_of_such_blocks_alone_is_planned_without_recomputing() -> None:
+    plan = budgetfit.plan(
+        Tower(Adds, Adds), gpu="rtx-4090", batch_size=2, batch=torch.zeros(2, 8)
+    )
+    assert plan.model.blocks == plan.recipe.segments == ()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "found"),
+    [
+        ((Plain, Plain), set()),
+        ((Adds, Plain), {"blocks.0"}),
+        ((Plain, Adds, Plain), {"blocks.1"}),
+    ],
+)
+def test_inputs_written_to_are_found(
+    kinds: tuple[type[nn.Module], ...], found: set[str]
+) -> None:
+    model = Tower(*kinds)
+    blocks = [f"blocks.{number}" for number in range(len(kinds))]
+    batch = torch.zeros(2, 8)
+    assert blocks_mutating_inputs(model, batch, blocks, lambda m, x: m(x)) == found
+
+
+def test_an_input_that_is_overwritten_after_its_block_ran_is_found_as_well() -> None:
+    class Later(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 1
+            out = self.blocks[0](x)
+            x += 1
+            return self.blocks[1](out) + x
+
+    found = blocks_mutating_inputs(
+        Later(Plain, Plain),
+        torch.zeros(2, 8),
+        ["blocks.0", "blocks.1"],
+        lambda m, x: m(x),
+    )
+    assert found == {"blocks.0"}
+
+
+def test_a_forward_that_fails_tells_what_was_seen_until_then() -> None:
+    class Fails(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            raise ValueError
+
+    found = blocks_mutating_inputs(
+        Fails(Adds, Plain), torch.zeros(2, 8), ["blocks.0"], lambda m, x: m(x)
+    )
+    assert found == {"blocks.0"}

@@ -1,0 +1,209 @@
+"""What needs least: which recipes are tried, and which need no trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
+from budgetfit.planning.profiling.block_chain import (
+    BlockChain,
+    TrainingSettings,
+    checkpoint_every_block,
+)
+from budgetfit.planning.search import lowest_peak
+from budgetfit.planning.search.lowest_peak import fitting_or_lowest, lowest_judged
+from budgetfit.planning.search.search import Request, judge_recipe
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
+from tests.models import MIB, Mebi
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Recipe
+
+SETTING = TrainingSettings(precision="fp32", optimizer="sgd")
+
+
+def budget(mib: int, host_mib: int | None = None) -> Budget:
+    host = None if host_mib is None else host_mib * MIB
+    found = Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
+    return replace(found, host_ram_bytes=host)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    """Eight blocks; a sample is 1 MiB, and so is each block's input."""
+    made = Workload(
+        model=Mebi(8), batch=torch.zeros(2, 512, 512), gpu=find_gpu("rtx-4090")
+    )
+    return made.with_found_blocks()
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """Which recipes were judged."""
+    recipes: list[Recipe] = []
+
+    def spy(chains: BlockChain, recipe: Recipe, *rest: Any) -> Estimate:  # noqa: ANN401
+        recipes.append(recipe)
+        return judge_recipe(chains, recipe, *rest)
+
+    monkeypatch.setattr(lowest_peak, "judge_recipe", spy)
+    return recipes
+
+
+@pytest.mark.parametrize("host_mib", [0, 3, 64])
+def test_the_least_is_below_every_usual_practice_and_within_the_host(
+    workload: Workload, host_mib: int, tried: list[Recipe]
+) -> None:
+    settings = replace(SETTING, host_ram_bytes=host_mib * MIB)
+    chains = BlockChain(TraceSession(workload), settings)
+    nothing_fits = budget(1, host_mib)
+    least = lowest_judged(chains, Request(), nothing_fits)
+    for segments in ((), checkpoint_every_block(workload.blocks)):
+        usual = judge_recipe(chains, settings.recipe(1, segments), nothing_fits)
+        assert least.reserved_bytes <= usual.reserved_bytes
+    for recipe in tried:
+        host_bytes = chain_host_bytes(chains.profile_at(1), recipe.segments)
+        assert host_bytes <= host_mib * MIB
+    on_host = [
+        recipe
+        for recipe in tried
+        if recipe.segments and all(row.input_on_host for row in recipe.segments)
+    ]
+    assert bool(on_host) == (host_mib > 0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw_torch"])
+def test_of_equal_peaks_the_simplest_comes_first_and_then_what_pins_least(
+    workload: Workload, tried: list[Recipe], optimizer: str
+) -> None:
+    # With AdamW all peak in its step.
+    chains = BlockChain(TraceSession(workload), replace(SETTING, optimizer=optimizer))
+    lowest_judged(chains, Request(), budget(1))
+    chain = chains.profile_at(1)
+    peaks = [chain_peak_bytes(chain, recipe.segments) for recipe in tried]
+    step = round(min(peaks) * lowest_peak.SIMILAR_PEAK)
+    kinds = [
+        len(
+            {
+                (x.mode, x.nested, x.input_on_host, x.saved_ops, len(x.blocks))
+                for x in recipe.segments
+            }
+        )
+        for recipe in tried
+    ]
+    hosts = [chain_host_bytes(chain, recipe.segments) for recipe in tried]
+    keys = [(a // step, b, c) for a, b, c in zip(peaks, kinds, hosts, strict=True)]
+    assert len(keys) > 2
+    assert keys == sorted(keys)
+
+
+def test_what_the_formula_rules_out_is_not_judged(
+    workload: Workload, tried: list[Recipe]
+) -> None:
+    chains = BlockChain(TraceSession(workload), SETTING)
+    full = judge_recipe(
+        chains, SETTING.recipe(64, checkpoint_every_block(workload.blocks)), budget(1)
+    )
+    above = full.timeline.floor_bytes // MIB + 1
+    least = fitting_or_lowest(chains, Request(batch_size=64), budget(above))
+    assert not least.fits
+    assert least.estimate is None
+    assert least.needed_bytes > above * MIB
+    assert len(tried) == 1  # every block recomputed, which tells the floor
+
+
+def test_the_first_that_fits_ends_the_search(
+    workload: Workload, tried: list[Recipe]
+) -> None:
+    chains = BlockChain(TraceSession(workload), SETTING)
+    least = fitting_or_lowest(chains, Request(), budget(200))
+    assert least.fits
+    assert least.estimate is not None
+    assert least.needed_bytes == least.estimate.reserved_bytes
+    assert len(tried) == 1
+
+
+def test_of_those_that_are_judged_the_first_that_fits_is_the_last(
+    workload: Workload, tried: list[Recipe]
+) -> None:
+    chains = BlockChain(TraceSession(workload), SETTING)
+    least = lowest_judged(chains, Request(), budget(1))
+    all_of_them = list(tried)
+    tried.clear()
+    enough = replace(budget(1), total_bytes=least.reserved_bytes)
+    found = lowest_judged(chains, Request(), enough)
+    assert found.fits
+    assert tried[-1] == found.recipe
+    assert tried == all_of_them[: len(tried)]
+    assert len(tried) < len(all_of_them)
+
+
+def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:
+    def timeline(*points: tuple[str, int, int]) -> MemoryTimeline:
+        return MemoryTimeline(
+            points=tuple(
+                TimelinePoint(
+                    step=0,
+                    micro_step=0,
+                    phase=phase,
+                    block="",
+                    allocated_bytes=allocated,
+                    reserved_bytes=reserved,
+                )
+                for phase, allocated, reserved in points
+            ),
+            allocated_bytes=0,
+            reserved_bytes=0,
+            at_peak_bytes={},
+        )
+
+    passes = (("forward", 50, 60), ("backward", 90, 99))
+    # What is reserved in the optimizer step was reserved for the passes before it.
+    assert timeline(*passes, ("optimizer", 40, 99)).floor_bytes == 40
+    converting = (("setup", 70, 80), *passes, ("optimizer", 40, 99))
+    assert timeline(*converting).floor_bytes == 80
+
+
+def test_a_near_miss_is_looked_at_longer(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowest_peak, "MAX_EVENTS", 0)
+    far_mib = 1
+    least = lowest_judged(
+        BlockChain(TraceSession(workload), SETTING), Request(), budget(far_mib)
+    )
+    in_short = len(tried)
+    assert in_short == lowest_peak.MAX_JUDGED
+    tried.clear()
+    near_mib = least.reserved_bytes // MIB - 1
+    lowest_judged(
+        BlockChain(TraceSession(workload), SETTING), Request(), budget(near_mib)
+    )
+    assert len(tried) > in_short
+
+
+def test_inputs_on_the_host_but_for_one_are_tried_while_traces_are_short(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A tensor that is alive somewhere else may save the allocator a segment.
+    def on_host() -> set[int]:
+        tried.clear()
+        lowest_judged(BlockChain(TraceSession(workload), SETTING), Request(), budget(1))
+        return {
+            sum(row.input_on_host for row in recipe.segments)
+            for recipe in tried
+            if len(recipe.segments) == len(workload.blocks)
+        }
+
+    assert on_host() >= {7, 8}
+    monkeypatch.setattr(lowest_peak, "MAX_EVENTS", 0)
+    assert 7 not in on_host()

@@ -1,0 +1,314 @@
+"""Plans of a model whose tensors are whole MiB."""
+
+# ruff: noqa: ANN401 - options of make_plan
+
+from __future__ import annotations
+
+import functools
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import DoesNotFitError, InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.replay import replay
+from budgetfit.planning.judging.judge import judge
+from budgetfit.planning.planner import (
+    make_estimate,
+    make_layers,
+    make_plan,
+    policy_recipe,
+)
+from budgetfit.planning.profiling.block_chain import (
+    BlockChain,
+    TrainingSettings,
+    checkpoint_every_block,
+)
+from budgetfit.planning.search.search import Request, fixed_segments, rank, search
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
+from tests.models import EXAMPLES, MIB, Mebi
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
+
+ADA = find_gpu("rtx-4090")
+BLOCKS = tuple(f"blocks.{index}" for index in range(6))
+FP32 = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
+BUDGETS = (90, 400, 2000)
+
+
+SETTINGS: dict[str, Any] = {"precisions": ["fp32"], "optimizer": "adamw_torch_fused"}
+
+
+def budget(mib: int) -> Budget:
+    return Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    """Six blocks of x + tanh(x W); a sample is 1 MiB, and so is W."""
+    found = Workload(model=Mebi(6), batch=torch.zeros(2, 512, 512), gpu=ADA)
+    return found.with_found_blocks()
+
+
+def plan(workload: Workload, mib: int, request: Request, **options: Any) -> Plan:
+    """Return a plan; those without options are made once for all tests."""
+    if not options:
+        return _plain_plan(workload.model, mib, request)
+    return make_plan(workload, budget(mib), request, **{**SETTINGS, **options})
+
+
+@functools.cache
+def _plain_plan(model: nn.Module, mib: int, request: Request) -> Plan:
+    found = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=ADA)
+    return make_plan(found.with_found_blocks(), budget(mib), request, **SETTINGS)
+
+
+def test_a_plan_that_is_recommended_fits_by_the_judge(workload: Workload) -> None:
+    found = plan(workload, 400, Request())
+    assert found.fits
+    assert found.estimate.reserved_bytes <= 400 * MIB
+    trace = TraceSession(workload).exact(found.recipe)
+    again = replay(trace, found.recipe.batch_size, ADA, limit_bytes=400 * MIB)
+    assert again.failed_bytes is None
+    assert again.retries == 0
+    assert again.allocated_bytes == found.estimate.allocated_bytes
+    assert again.reserved_bytes == found.estimate.reserved_bytes
+
+
+@pytest.mark.parametrize("objective", ["throughput", "batch_size", "memory"])
+def test_no_usual_practice_beats_the_plan(workload: Workload, objective: Any) -> None:
+    for mib in (90, 400):
+        found = plan(workload, mib, Request(objective=objective))
+        ours = rank(found.estimate, objective)
+        for row in found.alternatives:
+            comparable = row.fits and not row.is_suggestion
+            assert not comparable or ours <= rank(row.estimate, objective), row.label
+
+
+def test_more_memory_never_gives_a_slower_plan_or_a_smaller_batch(
+    workload: Workload,
+) -> None:
+    plans = [plan(workload, mib, Request()) for mib in BUDGETS]
+    speeds = [found.estimate.samples_per_s for found in plans]
+    assert all(less <= more for less, more in pairwise(speeds))
+    largest = [
+        plan(workload, mib, Request(objective="batch_size")).recipe.batch_size
+        for mib in BUDGETS
+    ]
+    assert all(less <= more for less, more in pairwise(largest))
+    assert largest[0] < largest[-1]
+
+
+def test_the_three_objectives_differ_in_what_they_win(workload: Workload) -> None:
+    fastest, largest, smallest = (
+        plan(workload, 400, Request(objective=objective)).estimate
+        for objective in ("throughput", "batch_size", "memory")
+    )
+    assert fastest.samples_per_s > largest.samples_per_s
+    assert largest.recipe.batch_size > fastest.recipe.batch_size
+    assert smallest.reserved_bytes < fastest.reserved_bytes
+
+
+def test_the_effective_batch_is_kept_by_accumulation(workload: Workload) -> None:
+    found = plan(workload, 200, Request(), effective_batch_size=64)
+    assert found.recipe.effective_batch_size == 64
+    assert found.recipe.batch_size < 64
+    for row in found.alternatives:
+        assert row.estimate.recipe.effective_batch_size == 64
+
+
+def test_a_batch_that_is_given_is_made_to_fit_by_recomputing(
+    workload: Workload,
+) -> None:
+    roomy = plan(workload, 400, Request(batch_size=16))
+    tight = plan(workload, 200, Request(batch_size=16))
+    assert roomy.recipe.batch_size == tight.recipe.batch_size == 16
+    assert roomy.recipe.segments == ()
+    assert tight.recipe.segments
+    kept = next(row for row in tight.alternatives if row.label == "everything kept")
+    assert not kept.fits
+    assert kept.estimate.reserved_bytes > 200 * MIB
+
+
+def test_named_policies_are_followed(workload: Workload) -> None:
+    for policy, segments in (
+        ("none", ()),
+        ("full", checkpoint_every_block(BLOCKS)),
+        (("blocks.4", "blocks.1"), checkpoint_every_block(("blocks.1", "blocks.4"))),
+    ):
+        request = Request(batch_size=4, checkpointing=policy)
+        assert plan(workload, 400, request).recipe.segments == segments
+    chen = plan(workload, 400, Request(batch_size=4, checkpointing="sqrt")).recipe
+    assert {len(segment.blocks) for segment in chen.segments} <= {2, 3}
+    assert len(chen.segments) > 1
+
+
+def test_the_best_of_several_precisions_is_taken(workload: Workload) -> None:
+    found = plan(workload, 400, Request(), precisions=["fp32", "bf16-mixed"])
+    assert found.recipe.precision == "bf16-mixed"  # tensor cores, and half the bytes
+
+
+def test_what_cannot_fit_says_what_is_needed_and_what_would_help(
+    workload: Workload,
+) -> None:
+    with pytest.raises(DoesNotFitError, match="What would fit") as caught:
+        plan(workload, 120, Request(batch_size=16))
+    error = caught.value
+    assert error.usable_bytes == 120 * MIB < error.needed_bytes
+    assert error.largest[1] <= error.needed_bytes
+    assert error.suggestions
+    for suggestion in error.suggestions:
+        if "method" in suggestion.arguments:
+            continue  # of another model: with adapters
+        recipe = suggestion.recipe
+        assert isinstance(recipe, Recipe)
+        estimate = make_estimate(workload, recipe, budget(120), context_bytes=0)
+        assert estimate.fits
+        assert estimate.reserved_bytes == suggestion.peak_bytes
+    # And what is needed is enough.
+    enough = plan(workload, error.needed_bytes // MIB + 1, Request(batch_size=16))
+    assert enough.fits
+
+
+def test_checkpointing_that_was_not_allowed_is_suggested_where_it_helps(
+    workload: Workload,
+) -> None:
+    request = Request(batch_size=16, checkpointing="none")
+    with pytest.raises(DoesNotFitError, match=r"checkpointing=.auto.") as caught:
+        plan(workload, 200, request)
+    free = next(
+        row for row in caught.value.suggestions if "checkpointing" in row.arguments
+    )
+    assert free.arguments == {"checkpointing": "auto"}
+    assert free.recipe.segments  # type: ignore[attr-defined]
+
+
+def test_a_plan_tells_how_its_numbers_came_about(workload: Workload) -> None:
+    found = plan(workload, 400, Request(batch_size=4))
+    assert found.provenance["torch"] == torch.__version__
+    assert found.provenance["rounds"][0].endswith(f"fits in {400 * MIB}")
+    assert found.provenance["traces"][0].startswith("traced fp32 at batch 2")
+    assert found.model.blocks == BLOCKS
+    assert found.model.parameter_count == 6 * 512 * 512
+
+
+def test_progress_is_told_step_by_step(workload: Workload) -> None:
+    said: list[str] = []
+    plan(workload, 400, Request(batch_size=4), progress=said.append)
+    assert said[0].startswith("tracing batch 2")
+    assert said[-1] != said[0]
+
+
+class SharedBlock(nn.Module):
+    """Runs its first block twice and its third never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mebi.Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in (0, 0, 1, 3):
+            x = self.blocks[index](x)
+        return x
+
+
+def test_blocks_that_do_not_run_exactly_once_are_left_alone() -> None:
+    shared = Workload(model=SharedBlock(), batch=torch.zeros(2, 512, 512), gpu=ADA)
+    found = plan(
+        shared.with_found_blocks(), 400, Request(batch_size=4, checkpointing="full")
+    )
+    assert found.recipe.segments == checkpoint_every_block(("blocks.1", "blocks.3"))
+    assert any("2 of 4 blocks" in text for text in found.warnings)
+
+
+def test_a_model_without_blocks_is_planned_by_its_batch_alone() -> None:
+    flat = Workload(model=nn.Linear(512, 512), batch=torch.zeros(2, 512, 512), gpu=ADA)
+    found = plan(flat.with_found_blocks(), 200, Request(objective="batch_size"))
+    assert found.recipe.segments == ()
+    assert found.recipe.batch_size > 8
+    practices = {"every block recomputed", "Chen's sqrt(n) segments"}
+    assert practices.isdisjoint(row.label for row in found.alternatives)
+
+
+def test_an_estimate_decides_nothing(workload: Workload) -> None:
+    recipe = Recipe(batch_size=16, segments=(Segment(("blocks.0",)),))
+    for limit, fits in ((None, None), (budget(100), False), (budget(2000), True)):
+        estimate = make_estimate(workload, recipe, limit, context_bytes=5 * MIB)
+        assert estimate.recipe == recipe
+        assert estimate.fits is fits
+        assert estimate.process_bytes == estimate.reserved_bytes + 5 * MIB
+        # The numbers of what does not fit are those of a device where it would.
+        assert estimate.reserved_bytes > 100 * MIB
+
+
+def test_a_policy_becomes_a_recipe_where_nothing_is_left_to_solve(
+    workload: Workload,
+) -> None:
+    assert policy_recipe(workload, "full", FP32, 4).segments == checkpoint_every_block(
+        BLOCKS
+    )
+    assert policy_recipe(workload, "as-is", FP32, 4).segments == ()
+    assert policy_recipe(workload, "sqrt", FP32, 4).segments
+    with pytest.raises(InputError, match="'auto' is a decision"):
+        policy_recipe(workload, "auto", FP32, 4)
+
+
+def test_policies_and_blocks_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(InputError, match="'half' is not a checkpointing policy"):
+        fixed_segments("half", BLOCKS)
+    with pytest.raises(InputError, match=r"'blocks\.7' is not a block of this model"):
+        fixed_segments(("blocks.0", "blocks.7"), BLOCKS)
+
+
+def test_a_search_under_an_impossible_budget_finds_nothing(workload: Workload) -> None:
+    found = search(BlockChain(TraceSession(workload), FP32), Request(), budget(10))
+    assert found.estimate is None
+
+
+def test_a_recipe_that_only_retries_make_fit_does_not_fit(workload: Workload) -> None:
+    # Between the most that is alive and the most that is reserved, the allocator
+    # empties its cache to go on (memory-model A4).
+    recipe = Recipe(batch_size=16)
+    trace = TraceSession(workload).exact(recipe)
+    free = judge(trace, recipe, ADA, None, context_bytes=0)
+    assert free.allocated_bytes < free.reserved_bytes
+    tight = Budget(
+        total_bytes=free.reserved_bytes - 1, context_bytes=0, headroom_bytes=0
+    )
+    assert judge(trace, recipe, ADA, tight, context_bytes=0).fits is False
+    enough = Budget(total_bytes=free.reserved_bytes, context_bytes=0, headroom_bytes=0)
+    assert judge(trace, recipe, ADA, enough, context_bytes=0).fits is True
+
+
+def test_layers_are_the_blocks_and_what_lies_beside_them(workload: Workload) -> None:
+    rows = make_layers(workload, ["fp32", "bf16-mixed", "bf16"])
+    assert [row.name for row in rows] == list(BLOCKS)
+    for row in rows:
+        assert row.type == "Block"
+        assert row.parameter_count == 512 * 512
+        assert row.recompute_flops_per_sample == 2 * 512**3
+    inner = rows[1].by_precision
+    assert inner["fp32"].weight_bytes == inner["bf16-mixed"].weight_bytes == MIB
+    assert inner["bf16"].weight_bytes == MIB // 2
+    # tanh, and the sum that the next block takes; in bf16 half of both.
+    assert inner["fp32"].saved_bytes_per_sample == 2 * MIB
+    assert inner["bf16"].saved_bytes_per_sample == MIB
+
+
+def test_what_is_no_block_has_a_row_of_its_own() -> None:
+    example = EXAMPLES["gpt2"]
+    found = Workload(model=example.model(), batch=example.batch, gpu=ADA)
+    rows = make_layers(found.with_found_blocks(), ["fp32"])
+    names = [row.name for row in rows]
+    assert "transformer.wte" in names
+    assert names.count("transformer.h.1") == 1
+    assert not any(name.startswith("transformer.h.1.") for name in names)
+    counted = sum(row.parameter_count for row in rows if row.name != "lm_head")
+    assert counted == sum(p.numel() for p in found.model.parameters())  # tied once

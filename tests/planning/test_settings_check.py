@@ -1,0 +1,94 @@
+"""Settings that no count of parameters tells: dropout, activations, config numbers."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import budgetfit
+from budgetfit import Plan
+from budgetfit.workload.settings_check import model_settings, warn_changed_settings
+from tests.applying.small_models import batch_for, make
+from tests.models import mean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tower(dropout: float = 0.1, activation: type[nn.Module] = nn.GELU) -> nn.Module:
+    return nn.Sequential(
+        *(
+            nn.Sequential(nn.Linear(8, 8), activation(), nn.Dropout(dropout))
+            for _ in range(3)
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return budgetfit.plan(
+        tower(), vram="1GB", batch=torch.zeros(2, 8), loss=mean, batch_size=2
+    )
+
+
+@pytest.fixture(scope="module")
+def of_a_config() -> Plan:
+    return budgetfit.plan(make("gpt2"), vram="1GB", batch=batch_for("gpt2"))
+
+
+def test_layers_without_parameters_are_counted_by_what_they_say() -> None:
+    assert model_settings(tower()) == {
+        "GELU(approximate='none')": 3,
+        "Dropout(p=0.1, inplace=False)": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (tower(dropout=0.0), r"Dropout\(p=0\.0, inplace=False\) is 3, not 0"),
+        (tower(activation=nn.SiLU), r"GELU\(approximate='none'\) is 0, not 3"),
+    ],
+)
+def test_other_layers_are_told_and_train(
+    plan: Plan, model: nn.Module, text: str
+) -> None:
+    with pytest.warns(UserWarning, match=text), budgetfit.apply(plan, model) as run:
+        assert run.model is model
+    with pytest.warns(UserWarning, match=text):
+        plan.prepare(model).undo()
+
+
+def test_the_same_model_and_one_of_a_plan_that_knows_no_settings_say_nothing(
+    plan: Plan, of_a_config: Plan, tmp_path: Path
+) -> None:
+    older = replace(plan, model=replace(plan.model, settings={}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_changed_settings(plan, tower())
+        warn_changed_settings(older, tower(dropout=0.5))
+        warn_changed_settings(of_a_config, make("gpt2"))
+        of_a_config.save(tmp_path / "a.plan.json")
+        loaded = Plan.load(tmp_path / "a.plan.json")
+        assert loaded.model.settings == of_a_config.model.settings
+        warn_changed_settings(loaded, make("gpt2"))
+
+
+def test_numbers_of_a_config_are_compared_where_both_have_them(
+    of_a_config: Plan,
+) -> None:
+    model: Any = make("gpt2")
+    model.config.new_in_a_release = 1
+    model.config.bos_token_id = 7
+    model.config.use_cache = not model.config.use_cache
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_changed_settings(of_a_config, model)
+    model.config.attn_pdrop = 0.75
+    with pytest.warns(UserWarning, match=r"config\.attn_pdrop is 0\.75, not 0\.1"):
+        warn_changed_settings(of_a_config, model)

@@ -1,0 +1,233 @@
+"""One session's traces: each program once, and what a model that cannot run is told."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError, TraceError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces import errors as module_of_errors
+from budgetfit.traces import session as module_of_traces
+from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.values.assumptions import FULL_MASK
+from budgetfit.tracing.values.concrete_execution import REAL_VALUES
+from budgetfit.workload.workload import Workload
+from tests.models import EXAMPLES
+
+ADA = find_gpu("rtx-4090")
+
+
+@pytest.fixture
+def traces() -> TraceSession:
+    example = EXAMPLES["mebi"]
+    workload = Workload(model=example.model(), batch=example.batch, gpu=ADA)
+    return TraceSession(workload.with_found_blocks())
+
+
+def test_a_program_is_traced_once_at_two_sizes_for_all_of_them(
+    traces: TraceSession,
+) -> None:
+    first = traces.affine(Recipe(batch_size=4))
+    assert first.batch_sizes == (2, 3)
+    assert traces.affine(Recipe(batch_size=100)) is first
+    assert traces.exact(Recipe(batch_size=7)) is first  # it holds there too
+    assert len(traces.log) == 2
+
+
+def test_a_models_own_checkpointing_is_another_program_and_stays_on_there() -> None:
+    example = EXAMPLES["gpt2"]
+    model = example.model()
+    for block in model.transformer.h:
+        block.gradient_checkpointing = True
+        block._gradient_checkpointing_func = _checkpoint  # noqa: SLF001
+    workload = Workload(model=model, batch=example.batch, gpu=ADA).with_found_blocks()
+    traces = TraceSession(workload)
+    kept = traces.exact(Recipe(batch_size=2), keep_own_checkpointing=True)
+    off = traces.exact(Recipe(batch_size=2))
+    assert kept is not off
+    assert len(kept.events) > len(off.events)  # blocks run once more
+
+
+def _checkpoint(function: Any, *args: Any) -> Any:  # noqa: ANN401 - as torch declares it
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+
+def test_a_single_recipe_is_traced_once_at_its_own_size(traces: TraceSession) -> None:
+    one = traces.exact(Recipe(batch_size=5))
+    assert one.batch_sizes == (5,)
+    assert traces.exact(Recipe(batch_size=5)) is one
+    assert traces.exact(Recipe(batch_size=6)) is not one
+    assert len(traces.log) == 2
+
+
+def test_a_batch_of_one_is_traced_for_itself(traces: TraceSession) -> None:
+    line = traces.affine(Recipe(batch_size=1))
+    assert line.batch_sizes == (2, 3)
+    assert traces.exact(Recipe(batch_size=1)).batch_sizes == (1,)
+    assert traces.exact(Recipe(batch_size=2)) is line
+
+
+def test_what_cannot_run_with_one_sample_is_judged_by_the_line() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))  # wants two values
+    traces = TraceSession(Workload(model=model, batch=torch.zeros(2, 4), gpu=ADA))
+    line = traces.affine(Recipe(batch_size=1))
+    assert traces.exact(Recipe(batch_size=1)) is line
+    assert "batch 1 is not traced" in traces.log[-1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Recipe(batch_size=4, precision="bf16-mixed"),
+        Recipe(batch_size=4, optimizer="sgd"),
+        Recipe(batch_size=4, segments=(Segment(("blocks.0",)),)),
+        Recipe(batch_size=4, gradient_accumulation_steps=2),
+    ],
+    ids=str,
+)
+def test_what_changes_the_program_is_traced_anew(
+    traces: TraceSession, other: Recipe
+) -> None:
+    assert traces.exact(other) is not traces.exact(Recipe(batch_size=4))
+
+
+def test_the_second_micro_batch_stands_for_all_that_follow(
+    traces: TraceSession,
+) -> None:
+    two, nine = (
+        traces.exact(Recipe(batch_size=4, gradient_accumulation_steps=steps))
+        for steps in (2, 9)
+    )
+    assert two is nine
+    assert {phase.micro_step for phase in two.phases} == {0, 1}
+
+
+def test_every_trace_has_a_first_and_a_steady_step(traces: TraceSession) -> None:
+    trace = traces.exact(Recipe(batch_size=2))
+    assert sorted({phase.step for phase in trace.phases}) == [-1, 0, 1]
+
+
+def test_progress_and_log_say_what_is_traced() -> None:
+    example = EXAMPLES["mebi"]
+    said: list[str] = []
+    workload = Workload(model=example.model(), batch=example.batch, gpu=ADA)
+    traces = TraceSession(workload.with_found_blocks(), said.append)
+    traces.exact(Recipe(batch_size=2, segments=(Segment(("blocks.0",)),)))
+    assert said == ["tracing batch 2, fp32, 1 of 3 blocks recomputed"]
+    assert traces.log[0].startswith("traced fp32 at batch 2, 1 blocks recomputed: ")
+
+
+class Chooses(nn.Module):
+    """Asks for a value that only real weights could give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_a_question_about_unknown_values_is_answered_by_a_rule_that_is_noted(
+    batch_size: int,
+) -> None:
+    workload = Workload(model=Chooses(), batch=torch.zeros(2, 4), gpu=ADA)
+    trace = TraceSession(workload).exact(Recipe(batch_size=batch_size))
+    assert FULL_MASK in trace.notes
+
+
+LENGTHS: deque[int] = deque()  # a list would be as it was before the trace
+
+
+class Repeats(nn.Module):
+    """Repeats each row as often as its weights say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        often = self.linear(x)[..., 0].exp().round().long().clamp(1, 4)
+        rows = torch.repeat_interleave(x.flatten(0, 1), often.flatten(), 0)
+        LENGTHS.append(len(rows))
+        return self.linear(rows)
+
+
+def test_where_weights_decide_sizes_they_are_computed_with_real_values() -> None:
+    torch.manual_seed(0)
+    model, batch = Repeats(), torch.randn(4, 6, 4)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    LENGTHS.clear()
+    model(batch[:1])
+    of_first = LENGTHS.pop()
+    traces = TraceSession(Workload(model=model, batch=batch, gpu=ADA))
+    line = traces.affine(Recipe(batch_size=8))
+    assert line.batch_sizes == (2, 3)
+    assert of_first != batch.shape[1]
+    assert [2 * of_first, 3 * of_first] == list(LENGTHS)
+    assert line.notes[0] == REAL_VALUES
+    assert any(row.startswith("real values from here on") for row in traces.log)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_real_values_decide_without_any_weights_too() -> None:
+    with torch.device("meta"):
+        model = Repeats()
+    workload = Workload(model=model, batch=torch.randn(4, 6, 4), gpu=ADA)
+    assert TraceSession(workload).exact(Recipe(batch_size=4)).notes[0] == REAL_VALUES
+
+
+class CountsSteps(nn.Module):
+    """Halves its input until it is small: how often is for the weights to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        while x.norm() > 0.1:
+            x = x * 0.5
+        return x
+
+
+def test_a_loop_that_values_end_is_computed_with_real_values() -> None:
+    workload = Workload(model=CountsSteps(), batch=torch.randn(2, 4), gpu=ADA)
+    assert TraceSession(workload).exact(Recipe(batch_size=2)).notes[0] == REAL_VALUES
+
+
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_a_model_too_large_for_real_values_is_named_with_the_op(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (module_of_traces, module_of_errors):
+        monkeypatch.setattr(module, "MAX_WEIGHTS_BYTES", 16)
+    workload = Workload(model=Repeats(), batch=torch.zeros(2, 4, 4), gpu=ADA)
+    with pytest.raises(TraceError, match="weights of 16 B or less") as caught:
+        TraceSession(workload).exact(Recipe(batch_size=batch_size))
+    assert caught.value.module == "Repeats"
+    assert caught.value.op == "aten.repeat_interleave.Tensor"
+
+
+def test_a_batch_that_the_model_does_not_accept_is_a_trace_error() -> None:
+    workload = Workload(model=nn.Linear(4, 4), batch=torch.zeros(2, 5), gpu=ADA)
+    with pytest.raises(TraceError, match="Linear cannot run on fake tensors"):
+        TraceSession(workload).affine(Recipe(batch_size=2))
+
+
+def test_errors_of_ours_come_through_as_they_are() -> None:
+    example = EXAMPLES["mebi"]
+    workload = Workload(model=example.model(), batch=example.batch, gpu=ADA)
+    with pytest.raises(InputError, match=r"no block 'blocks\.9'"):
+        TraceSession(workload).affine(
+            Recipe(batch_size=2, segments=(Segment(("blocks.9",)),))
+        )

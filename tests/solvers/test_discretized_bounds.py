@@ -1,0 +1,196 @@
+from dataclasses import replace
+
+import pytest
+
+from budgetfit.core.block_profile import ChainProfile
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.chain_dp import chain_dp
+from budgetfit.solvers.chain_milp import chain_milp
+from budgetfit.solvers.discretized_bounds import discretized_bounds
+from budgetfit.solvers.exhaustive import exhaustive
+from budgetfit.solvers.labels import segments_from_steps
+from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS
+from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.transitions import chain_steps
+from tests.solvers.chains import (
+    block,
+    chain_of,
+    equal_blocks,
+    option,
+    random_problem,
+    rate_solution,
+    seeded,
+)
+
+MB = 10**6
+
+
+def heterogeneous(count: int) -> ChainProfile:
+    """The chain of solver-facts section 8, with exact whole numbers."""
+    rnd = seeded(11)
+
+    def vary(value: float) -> int:
+        return int(value * (1 + 0.3 * rnd.random()))
+
+    inputs = [vary(MB) for _ in range(count + 1)]
+    blocks = []
+    for number in range(count):
+        saved, forward_ns = vary(17 * MB), vary(10 * MB)
+        before, after = inputs[number : number + 2]
+        gradient = int(2 * MB * rnd.random())
+        less = int(0.6 * saved)
+        blocks.append(
+            replace(
+                block(
+                    f"layers.{number}",
+                    option("keep", saved, saved + after, gradient),
+                    option(
+                        "recompute",
+                        before,
+                        before + after,
+                        saved + gradient,
+                        extra=forward_ns,
+                    ),
+                    option(
+                        "selective",
+                        less,
+                        less + after,
+                        saved - less + gradient,
+                        extra=int(0.06 * forward_ns),
+                        saved_ops=("aten.mm.default:0",),
+                    ),
+                    gradient=gradient,
+                    output=after,
+                ),
+                forward_ns=forward_ns,
+                backward_ns=2 * forward_ns,
+            )
+        )
+    return chain_of(*blocks, input_bytes=inputs[0])
+
+
+def test_the_optimum_lies_between_the_bounds_and_the_upper_one_has_a_plan() -> None:
+    rnd = seeded(70)
+    found = proven = 0
+    for _ in range(250):
+        others = rnd.choice([0, 2])
+        problem = random_problem(rnd, rnd.randint(1, 5 - others), most_others=others)
+        steps = chain_steps(problem)
+        best = rate_solution(problem, exhaustive(problem))
+        plain_ns = chain_time_ns(problem.chain, ())
+        for slots in (1, 3, 10, 1000):
+            bounds = discretized_bounds(problem, steps, slots)
+            if best is None:
+                assert bounds.upper_ns == INFEASIBLE_NS
+                assert bounds.steps == ()
+                continue
+            assert bounds.lower_ns <= best[0] - plain_ns <= bounds.upper_ns
+            if bounds.upper_ns < INFEASIBLE_NS:
+                plan = segments_from_steps(problem, bounds.steps)
+                assert chain_time_ns(problem.chain, plan) == plain_ns + bounds.upper_ns
+                assert chain_peak_bytes(problem.chain, plan) <= problem.budget_bytes
+                found += 1
+                proven += bounds.upper_ns == bounds.lower_ns
+    assert 100 < proven < found
+
+
+def test_blocks_that_free_more_than_they_save_are_bounded_too() -> None:
+    rnd = seeded(71)
+    for _ in range(150):
+        problem = random_problem(rnd, rnd.randint(2, 5))
+        blocks = [
+            replace(
+                each,
+                options=tuple(
+                    replace(o, saved_bytes=o.saved_bytes - rnd.choice([0, 0, 9]))
+                    for o in each.options
+                ),
+            )
+            for each in problem.chain.blocks
+        ]
+        chain = replace(problem.chain, blocks=tuple(blocks))
+        problem = replace(problem, chain=chain, max_segment=1)
+        best = rate_solution(problem, exhaustive(problem))
+        if best is None:
+            continue
+        extra_ns = best[0] - chain_time_ns(chain, ())
+        for slots in (2, 7, 100):
+            bounds = discretized_bounds(problem, chain_steps(problem), slots)
+            assert bounds.lower_ns <= extra_ns <= bounds.upper_ns
+
+
+def test_labels_between_bounds_find_what_trying_everything_finds() -> None:
+    # With no label allowed before the bounds are asked; ties as exactly as without.
+    rnd = seeded(72)
+    for grids in ((4, 8), (64,), (2**14,)):
+        for _ in range(80):
+            others = rnd.choice([0, 2])
+            problem = random_problem(
+                rnd, rnd.randint(1, 6 - others), most_others=others
+            )
+            best = rate_solution(problem, exhaustive(problem))
+            found = chain_dp(problem, few_labels=0, grids=grids)
+            assert found.proven_optimal
+            assert rate_solution(problem, found) == best
+
+
+@pytest.mark.parametrize("max_labels", [0, 1, 2])
+def test_a_certificate_is_never_violated(max_labels: int) -> None:
+    rnd = seeded(73)
+    certified = 0
+    for _ in range(120):
+        others = rnd.choice([0, 2])
+        problem = random_problem(rnd, rnd.randint(2, 5 - others), most_others=others)
+        best = rate_solution(problem, exhaustive(problem))
+        found = chain_dp(problem, max_labels, grids=(5, 10))
+        rated = rate_solution(problem, found)
+        if best is None:
+            assert rated is None
+            continue
+        assert found.lower_bound_ns <= best[0] <= rated[0]
+        assert rated[1] <= problem.budget_bytes
+        if found.proven_optimal:
+            assert rated[0] == best[0]
+        elif rated[0] > found.lower_bound_ns:
+            certified += 1
+            assert "% of its time (bounds on a grid)" in found.explanation
+    assert certified
+
+
+@pytest.mark.parametrize("share", [0.12, 0.3, 0.5])
+@pytest.mark.parametrize("count", [24, 48, 80, 126])
+def test_chains_of_blocks_that_all_differ_are_certified_to_a_thousandth(
+    count: int, share: float
+) -> None:
+    chain = heterogeneous(count)
+    budget_bytes = int(
+        share * sum(o.keep.saved_bytes + o.gradient_bytes for o in chain.blocks)
+    )
+    problem = Problem(chain=chain, budget_bytes=budget_bytes, max_segment=6)
+    found = chain_dp(problem)
+    time_ns = chain_time_ns(chain, found.segments)
+    assert chain_peak_bytes(chain, found.segments) <= budget_bytes
+    assert found.lower_bound_ns <= time_ns <= found.lower_bound_ns * 1.001
+    rough = chain_dp(problem, max_labels=5)
+    rough_ns = chain_time_ns(chain, rough.segments)
+    assert rough.lower_bound_ns <= time_ns <= rough_ns <= rough.lower_bound_ns * 1.001
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4])
+def test_highs_agrees_on_twelve_blocks_that_all_differ(share: float) -> None:
+    chain = heterogeneous(12)
+    budget_bytes = int(share * chain_peak_bytes(chain, ()))
+    problem = Problem(chain=chain, budget_bytes=budget_bytes, max_segment=4)
+    found, other = chain_dp(problem), chain_milp(problem)
+    assert found.proven_optimal
+    assert other.proven_optimal
+    assert found.lower_bound_ns == other.lower_bound_ns
+
+
+def test_an_optimizer_step_above_the_budget_leaves_no_plan() -> None:
+    keep = option("keep", saved=2, forward=3, backward=1)
+    chain = chain_of(*equal_blocks(3, keep), optimizer=50)
+    problem = Problem(chain=chain, budget_bytes=40)
+    assert (
+        discretized_bounds(problem, chain_steps(problem), 16).lower_ns == INFEASIBLE_NS
+    )

@@ -1,0 +1,132 @@
+from dataclasses import replace
+
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.chain_dp import chain_dp, pareto_front
+from budgetfit.solvers.exhaustive import exhaustive
+from budgetfit.solvers.labels import segments_from_steps
+from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
+from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.transitions import (
+    chain_steps,
+    drop_dominated_steps,
+    worthwhile_steps,
+)
+from tests.solvers.chains import (
+    chain_of,
+    equal_blocks,
+    option,
+    random_problem,
+    rate_solution,
+    seeded,
+)
+
+
+def test_the_optimum_lies_between_the_bounds_and_the_upper_one_has_a_plan() -> None:
+    rnd = seeded(170)
+    found = close = ruled_out = 0
+    for _ in range(400):
+        others = rnd.choice([0, 2])
+        problem = random_problem(rnd, rnd.randint(1, 5 - others), most_others=others)
+        best = rate_solution(problem, exhaustive(problem))
+        plain_ns = chain_time_ns(problem.chain, ())
+        bounds = lagrangian_bounds(problem)
+        if best is None:
+            assert bounds.upper_ns == INFEASIBLE_NS
+            assert bounds.plan == ()
+            ruled_out += bounds.lower_ns == INFEASIBLE_NS
+            continue
+        assert bounds.lower_ns <= best[0] - plain_ns <= bounds.upper_ns
+        if bounds.upper_ns < INFEASIBLE_NS:
+            plan = segments_from_steps(problem, bounds.plan)
+            assert chain_time_ns(problem.chain, plan) == plain_ns + bounds.upper_ns
+            assert chain_peak_bytes(problem.chain, plan) <= problem.budget_bytes
+            found += 1
+            close += bounds.upper_ns - bounds.lower_ns <= 2
+    assert found > 200
+    assert close > 100
+    assert ruled_out > 10
+
+
+def test_bounds_hold_at_every_budget_for_the_same_chain() -> None:
+    # Paths that were found for one budget serve the next one.
+    rnd = seeded(171)
+    for _ in range(40):
+        problem = random_problem(rnd, rnd.randint(2, 5), costly=True)
+        highest = chain_peak_bytes(problem.chain, ())
+        for budget_bytes in range(highest, highest // 3, -max(1, highest // 17)):
+            asked = replace(problem, budget_bytes=budget_bytes)
+            best = rate_solution(asked, exhaustive(asked))
+            bounds = lagrangian_bounds(asked)
+            if best is None:
+                assert bounds.upper_ns == INFEASIBLE_NS
+            else:
+                extra_ns = best[0] - chain_time_ns(asked.chain, ())
+                assert bounds.lower_ns <= extra_ns <= bounds.upper_ns
+
+
+def test_blocks_that_free_more_than_they_save_are_bounded_too() -> None:
+    rnd = seeded(172)
+    for _ in range(150):
+        problem = random_problem(rnd, rnd.randint(2, 5))
+        blocks = tuple(
+            replace(
+                each,
+                options=tuple(
+                    replace(o, saved_bytes=o.saved_bytes - rnd.choice([0, 0, 9]))
+                    for o in each.options
+                ),
+            )
+            for each in problem.chain.blocks
+        )
+        chain = replace(problem.chain, blocks=blocks)
+        problem = replace(problem, chain=chain, max_segment=1)
+        best = rate_solution(problem, exhaustive(problem))
+        if best is not None:
+            bounds = lagrangian_bounds(problem)
+            extra_ns = best[0] - chain_time_ns(chain, ())
+            assert bounds.lower_ns <= extra_ns <= bounds.upper_ns
+            assert rate_solution(problem, chain_dp(problem)) == best
+
+
+def test_equal_blocks_are_bounded_to_about_one_of_them() -> None:
+    keep = option("keep", saved=17, forward=18, backward=2)
+    again = option("recompute", saved=1, forward=10, backward=18, extra=10)
+    chain = chain_of(*equal_blocks(40, keep, again))
+    for budget_bytes in range(80, 700, 31):
+        bounds = lagrangian_bounds(
+            Problem(chain=chain, budget_bytes=budget_bytes, max_segment=1)
+        )
+        assert 0 <= bounds.upper_ns - bounds.lower_ns <= 2 * 10
+
+
+def test_the_front_of_faster_plans_is_the_faster_part_of_the_whole_front() -> None:
+    rnd = seeded(173)
+    for _ in range(60):
+        problem = random_problem(rnd, rnd.randint(2, 5), costly=True)
+        whole = pareto_front(problem)
+        for solution in whole:
+            limit_ns = chain_time_ns(problem.chain, solution.segments)
+            part = pareto_front(problem, faster_than_ns=limit_ns)
+            assert [each.segments for each in part] == [
+                each.segments
+                for each in whole
+                if chain_time_ns(problem.chain, each.segments) < limit_ns
+            ]
+
+
+def test_steps_of_equal_neighbourhoods_are_those_made_one_by_one() -> None:
+    rnd = seeded(174)
+    for _ in range(60):
+        problem = random_problem(rnd, 3, most_others=2)
+        one, two, three = problem.chain.blocks
+        blocks = [one, two, two, two, two, three, two, two, one]
+        named = tuple(
+            replace(each, name=f"layers.{at}", gradient_bytes=rnd.choice([0, 5]))
+            for at, each in enumerate(blocks)
+        )
+        asked = replace(
+            problem,
+            chain=replace(problem.chain, blocks=named),
+            max_segment=rnd.choice([1, 2, 3, None]),
+        )
+        assert list(worthwhile_steps(asked)) == drop_dominated_steps(chain_steps(asked))

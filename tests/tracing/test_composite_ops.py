@@ -1,0 +1,176 @@
+"""CUDA's branches of torch's own C++, on fake CPU tensors and on no others."""
+
+# ruff: noqa: SLF001 - saved tensors and the dispatcher have no public names
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
+PATCHED = ("dropout", "softmax.int", "log_softmax.int", "scaled_dot_product_attention")
+
+
+@pytest.fixture
+def on_cuda() -> Iterator[None]:
+    with fake_mode(), cuda_composite_ops(ADA):
+        yield
+
+
+def node(tensor: torch.Tensor) -> str:
+    return type(tensor.grad_fn).__name__
+
+
+def leaf(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(4, 8, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_dropout_saves_a_mask_of_one_byte_an_element() -> None:
+    out = functional.dropout(leaf(), 0.1)
+    assert node(out) == "NativeDropoutBackward0"
+    assert out.grad_fn._saved_result1.dtype == torch.bool
+
+
+def test_a_cpus_dropout_multiplies_by_floats() -> None:
+    with fake_mode():
+        assert node(functional.dropout(leaf(), 0.1)) == "MulBackward0"
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_dropout_that_drops_nothing_hands_its_input_on() -> None:
+    x = leaf()
+    assert functional.dropout(x, 0.1, training=False) is x
+    assert functional.dropout(x, 0.0) is x
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_dropout_that_drops_all_is_not_fused() -> None:
+    # CUDA's kernel is for 0 < p < 1.
+    assert node(functional.dropout(leaf(), 1.0)) == "MulBackward0"
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+SOFTMAXES: dict[str, Callable[..., torch.Tensor]] = {
+    "_softmax": functional.softmax,
+    "_log_softmax": functional.log_softmax,
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_softmax_of_fp16_into_fp32_makes_no_fp32_copy_of_its_input(name: str) -> None:
+    with fake_mode(), cuda_composite_ops(ADA), Ops() as ops:
+        out = SOFTMAXES[name](leaf(torch.float16), dim=-1, dtype=torch.float32)
+    assert out.dtype == torch.float32
+    assert f"aten.{name}.default" in ops.names
+    assert "aten._to_copy.default" not in ops.names
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (torch.bfloat16, torch.float32),  # only fp16 is fused
+        (torch.float16, torch.float64),
+        (torch.float32, torch.float64),
+    ],
+)
+def test_any_other_change_of_dtype_copies(
+    name: str, given: torch.dtype, wanted: torch.dtype
+) -> None:
+    with fake_mode(), cuda_composite_ops(ADA), Ops() as ops:
+        out = SOFTMAXES[name](leaf(given), dim=-1, dtype=wanted)
+    assert out.dtype == wanted
+    assert "aten._to_copy.default" in ops.names
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_softmax_without_a_dtype_is_what_it_was() -> None:
+    assert functional.softmax(leaf(torch.float16), dim=-1).dtype == torch.float16
+
+
+def test_real_tensors_go_the_usual_way() -> None:
+    x = torch.randn(2, 2, 4, 8, requires_grad=True)
+    plain = functional.scaled_dot_product_attention(x, x, x)
+    with cuda_composite_ops(ADA):
+        inside = functional.scaled_dot_product_attention(x, x, x)
+        dropped = functional.dropout(x, 0.5)
+        whole = x.half().softmax(-1, dtype=torch.float32)
+    assert torch.equal(inside, plain)
+    assert node(inside) == node(plain)
+    assert node(dropped) == "MulBackward0"
+    assert torch.allclose(whole.sum(-1), torch.ones(2, 2, 4))
+
+
+def dispatcher() -> list[str]:
+    return [torch._C._dispatch_dump(f"aten::{name}") for name in PATCHED]
+
+
+def test_nothing_is_left_behind_not_even_by_an_error() -> None:
+    before = dispatcher()
+    with cuda_composite_ops(ADA):
+        assert dispatcher() != before
+    assert dispatcher() == before
+    with pytest.raises(KeyError), cuda_composite_ops(ADA):
+        raise KeyError
+    assert dispatcher() == before
+
+
+class Names(TorchDispatchMode):
+    """Notes which ops run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(
+    ("selective", "added"), [(False, "aten.add_.Tensor"), (True, "aten.add.Tensor")]
+)
+def test_under_selective_checkpointing_a_mask_is_added_out_of_place(
+    selective: bool, added: str
+) -> None:
+    # Its dispatch mode makes ATen take every tensor for a subclass, as on a card.
+    query = torch.ones(1, 2, 8, 4, requires_grad=True)
+    mask = torch.zeros(8, 8)
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(query, query, query, mask)
+
+    def contexts() -> tuple[object, object]:
+        return create_selective_checkpoint_contexts([torch.ops.aten.bmm.default])
+
+    with Names() as seen:
+        if selective:
+            checkpoint(attend, query, use_reentrant=False, context_fn=contexts)
+        else:
+            attend(query)
+    assert added in seen.names
+    assert len({"aten.add_.Tensor", "aten.add.Tensor"} & set(seen.names)) == 1

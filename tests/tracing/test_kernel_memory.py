@@ -1,0 +1,200 @@
+# ruff: noqa: SLF001 - half of aten's ops begin with an underscore
+"""The registry of kernel scratch: which ops have rules, and what rules may not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from budgetfit.memory.kernel_rules.workspaces import PARTS
+from budgetfit.tracing.cuda.kernel_memory import (
+    kernel_steps,
+    output_bytes_of,
+    register_output_bytes,
+    register_scratch,
+    scratch_of,
+)
+from budgetfit.tracing.cuda.kernel_memory.registry import (
+    OUTPUT_BYTES,
+    SCRATCH,
+    STEPS,
+    Alloc,
+    Free,
+    Scratch,
+)
+
+aten = torch.ops.aten
+
+
+class NoOps(TorchDispatchMode):
+    """Fails on any op: what a trace would take for the program's own."""
+
+    def __torch_dispatch__(self, func: object, *_: object) -> None:
+        raise AssertionError(f"a rule called {func}")
+
+
+def calls(batch: int) -> dict[str, tuple[Any, tuple[Any, ...], Any]]:
+    """Return op, arguments and output of typical calls at a batch size."""
+    x = torch.empty(batch, 64, 48)
+    turned = torch.empty(64, batch, 48).transpose(0, 1)
+    heads = torch.empty(batch, 64, 4, 32).transpose(1, 2)
+    few = torch.empty(batch, 64, 2, 32).transpose(1, 2)
+    half = heads.half()
+    lse = torch.empty(batch, 4, 64)
+    rows, row = torch.empty(batch * 64, 48), torch.empty(48)
+    index = torch.empty(batch, 64, dtype=torch.int64)
+    stats, mask3 = torch.empty(batch, 64, 1), [True] * 3
+    image, kernel = torch.empty(batch, 3, 32, 32), torch.empty(8, 3, 4, 4)
+    seed = torch.empty((), dtype=torch.int64)
+    flash = (None, None, 64, 64, 0.0, True, seed, seed)
+    efficient = (None, heads, lse, seed, seed, 0.1, [True] * 4, False)
+    conv = ([4, 4], [0, 0], [1, 1], False, [0, 0], 1)
+    return {
+        "sum over rows": (aten.sum.dim_IntList, (rows, [0]), row),
+        "sum of booleans": (aten.sum.default, (index.bool(),), seed),
+        "mean": (aten.mean.default, (x,), x.mean()),
+        "largest": (aten.max.default, (turned,), x.max()),
+        "norm": (aten.linalg_vector_norm.default, (turned,), x.max()),
+        "softmax": (aten._softmax_backward_data.default, (turned, x, 2, x.dtype), x),
+        "layer norm": (
+            aten.native_layer_norm_backward.default,
+            (x, x, [48], stats, stats, row, row, mask3),
+            None,
+        ),
+        "embedding": (
+            aten.embedding_dense_backward.default,
+            (turned, index, 1000, -1, False),
+            None,
+        ),
+        "flash": (
+            aten._scaled_dot_product_flash_attention_backward.default,
+            (half, half, few.half(), few.half(), half, lse, *flash),
+            None,
+        ),
+        "efficient": (
+            aten._scaled_dot_product_efficient_attention_backward.default,
+            (heads, heads, heads, heads, *efficient),
+            None,
+        ),
+        "cudnn": (
+            aten._scaled_dot_product_cudnn_attention_backward.default,
+            (half, half, few.half(), few.half(), half, lse, seed, seed),
+            None,
+        ),
+        "indexing": (aten.index_put_.default, (rows, [index], x, True), rows),
+        "matrix product": (aten.mm.default, (rows[:, ::2], kernel[:, 0, 0]), rows),
+        "convolution": (aten.convolution.default, (image, kernel, None, *conv), image),
+        "grouped convolution": (
+            aten.convolution.default,
+            (torch.empty(batch, 6, 32, 32), kernel, None, *conv[:-1], 2),
+            torch.empty(batch, 8, 8, 8),
+        ),
+        "backward of a convolution": (
+            aten.convolution_backward.default,
+            (torch.empty(batch, 8, 8, 8), image, kernel, [8], *conv, mask3),
+            None,
+        ),
+        "running sum": (aten.cumsum.default, (index.view(-1).int(), 0), index),
+        "sort": (aten.sort.default, (index.view(-1),), None),
+    }
+
+
+@pytest.mark.parametrize("name", calls(2))
+def test_arguments_are_affine_in_the_batch_size_and_parts_stay(name: str) -> None:
+    with FakeTensorMode():
+        at = {batch: everything_taken(*made(name, batch)) for batch in (2, 3, 11)}
+    assert at[2], "a typical call that has scratch"
+    for two, three, eleven in zip(*at.values(), strict=True):
+        assert two.rule == three.rule == eleven.rule
+        assert two.parts == PARTS[two.rule]
+        assert two.when == eleven.when
+        for a, b, c in zip(
+            two.arguments, three.arguments, eleven.arguments, strict=True
+        ):
+            assert c == a + 9 * (b - a)
+
+
+def everything_taken(*call: Any) -> list[Scratch]:  # noqa: ANN401 - any op's call
+    steps = [step.scratch for step in kernel_steps(*call) if isinstance(step, Alloc)]
+    return [*scratch_of(*call), *steps]
+
+
+def made(name: str, batch: int) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    func, args, out = calls(batch)[name]
+    return func, args, {}, out
+
+
+@pytest.mark.parametrize("name", calls(2))
+def test_a_rule_calls_no_op_of_its_own(name: str) -> None:
+    with FakeTensorMode():
+        func, args, kwargs, out = made(name, 2)
+        with NoOps():
+            everything_taken(func, args, kwargs, out)
+
+
+def test_an_op_without_a_rule_takes_nothing() -> None:
+    x = torch.empty(2, 2)
+    assert scratch_of(aten.add.Tensor, (x, x), {}, x) == ()
+    assert output_bytes_of(aten.add.Tensor, (x, x), {}, x) is None
+
+
+def test_a_softmax_backward_makes_the_product_after_its_output() -> None:
+    x = torch.empty(8, 16, dtype=torch.bfloat16)
+    args = (x, x, 1, x.dtype)
+    (product,) = scratch_of(aten._softmax_backward_data.default, args, {}, x)
+    assert (product.rule, product.arguments) == ("buffer", (8 * 16 * 2,))
+    assert product.when == "after"
+
+
+def test_the_scalar_of_a_mean_squared_error_keeps_every_elements_loss() -> None:
+    x = torch.empty(8, 16)
+    out = torch.empty(())
+    assert output_bytes_of(aten.mse_loss.default, (x, x), {}, out) == 8 * 16 * 4
+
+
+def test_an_op_is_registered_once() -> None:
+    with pytest.raises(ValueError, match=r"aten\.bmm has its temporaries already"):
+        register_scratch("bmm")(lambda *_: ())
+    with pytest.raises(
+        ValueError, match=r"aten\.mse_loss has its output's size already"
+    ):
+        register_output_bytes("mse_loss")(lambda *_: 0)
+
+
+@pytest.mark.parametrize("name", sorted({*SCRATCH, *OUTPUT_BYTES, *STEPS}))
+def test_every_rule_names_an_op_of_torch(name: str) -> None:
+    packet, _, overload = name.partition(".")
+    assert not overload or overload in getattr(aten, packet).overloads()
+
+
+def test_a_grouped_convolution_joins_its_groups_in_the_end() -> None:
+    # Three groups of one channel on 2 x 8 x 8 images, 4 x 4 patches in steps of 4.
+    image, weight = torch.empty(2, 3, 8, 8), torch.empty(6, 1, 4, 4)
+    args = (image, weight, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 3)
+    depthwise = (image, weight, *args[2:])
+    out = torch.empty(2, 6, 2, 2)
+    assert kernel_steps(aten.convolution.default, depthwise, {}, out) == ()
+    image, weight = torch.empty(2, 6, 8, 8), torch.empty(6, 2, 4, 4)
+    steps = kernel_steps(aten.convolution.default, (image, weight, *args[2:]), {}, out)
+    taken = [step.scratch.arguments[0] for step in steps if isinstance(step, Alloc)]
+    # A slice of the images, 2 of 6 outputs, one sample's patches: 2 * 16 taps * 2 * 2.
+    assert taken == [2 * 2 * 64 * 4, 2 * 2 * 4 * 4, 32 * 4 * 4] * 3
+    assert steps[-1].index == 0
+    given = [
+        step.alloc.scratch.arguments[0] for step in steps if isinstance(step, Free)
+    ]
+    assert given == [32 * 4 * 4, 2 * 2 * 64 * 4] * 3, "outputs wait to be joined"
+
+
+def test_cudnn_attention_has_one_workspace_by_the_frontends_formula() -> None:
+    op = aten._scaled_dot_product_cudnn_attention_backward.default
+    query, few = torch.empty(2, 8, 64, 32).half(), torch.empty(2, 2, 64, 32).half()
+    row_sums, gradient = 2 * 8 * 64 * 4, 2 * 8 * 64 * 32 * 4
+    for key, expanded in ((query, 0), (few, 2 * 2 * 8 * 64 * 32 * 2)):
+        args = (query, query, key, key, query)
+        (taken,) = scratch_of(op, args, {}, None)
+        assert taken.arguments == (row_sums + gradient + expanded,)

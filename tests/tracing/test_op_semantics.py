@@ -1,0 +1,187 @@
+"""What CUDA does differently inside single ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn import functional
+
+from budgetfit.applying.run.run import Run
+from budgetfit.core.recipe import Recipe
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.step_tracer import trace_step
+from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.records import call_op
+from tests.models import without_loss
+
+MIB = 1 << 20
+aten = torch.ops.aten
+
+
+def target(
+    capability: tuple[int, int] = (8, 9), torch_version: tuple[int, int] = (2, 13)
+) -> CudaTarget:
+    return CudaTarget(compute_capability=capability, torch_version=torch_version)
+
+
+def backward_births(
+    model: nn.Module, batch: torch.Tensor, to: CudaTarget | None
+) -> list[int]:
+    """Return the whole MiB that a backward allocates, in order."""
+    recipe = Recipe(batch_size=4, optimizer="sgd")
+    raw = trace_step(
+        model,
+        lambda twin, on_phase: Run(
+            twin, recipe, on_phase=on_phase, on_missing_loss=without_loss
+        ),
+        batch,
+        batch_size=4,
+        blocks=(),
+        target=to,
+    )
+    phase = next(row for row in raw.phases if row.name == "backward")
+    births = [e - 1 for e in raw.log.events[phase.start : phase.end] if e > 0]
+    sizes = [raw.log.sizes[index] for index in births]
+    return [size // MIB for size in sizes if size >= MIB]
+
+
+class Forked(nn.Module):
+    """The input's gradient is a sum of two; each sample is 1 MiB, each weight too."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(512, 512, bias=False)
+        self.second = nn.Linear(512, 512, bias=False)
+        self.shared = shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = self.first(x), self.second(x)
+        # An addition hands one and the same gradient to both of its inputs.
+        return (one + other) + one if self.shared else torch.tanh(one) + one.cos()
+
+
+def test_gradients_that_meet_are_added_in_place_where_nobody_else_holds_them() -> None:
+    x = torch.zeros(2, 512, 512)
+    on_cuda = backward_births(Forked(shared=False), x, target())
+    on_cpu = backward_births(Forked(shared=False), x, None)
+    # The loss's gradient, tanh's and cos's (that one in two products), the weight's.
+    assert len(on_cpu) == len(on_cuda) + 1
+
+
+def test_a_gradient_that_goes_elsewhere_too_is_added_to_a_new_one() -> None:
+    x = torch.zeros(2, 512, 512)
+    on_cuda = backward_births(Forked(shared=True), x, target())
+    # The loss's gradient, the sum for ``one``, and two weights' gradients.
+    assert on_cuda == backward_births(Forked(shared=True), x, None) == [4, 4, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "groups", "shape", "stride"),
+    [
+        ((6, 8), (3, 8, 5), 3, (6, 5), (8, 1)),  # tokens by expert
+        ((8, 6), (6, 5), 3, (3, 8, 5), (64, 8, 1)),  # weight gradients
+        ((3, 6, 8), (8, 5), 3, (6, 5), (8, 1)),
+        ((3, 6, 8), (3, 8, 4), 0, (3, 6, 4), (24, 4, 1)),
+    ],
+)
+def test_a_grouped_product_has_rows_that_begin_at_16_bytes(
+    one: tuple[int, ...],
+    other: tuple[int, ...],
+    groups: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> None:
+    # Fake tensors refuse fp32; CUDA's output is create_grouped_gemm_output_tensor.
+    with fake_mode(), StorageLog(CudaOpSemantics(target())):
+        args = [torch.empty(one), torch.empty(other)]
+        if groups:
+            args.append(torch.empty(groups, dtype=torch.int32))
+        out = aten._grouped_mm(*args)  # noqa: SLF001 - its name in aten
+        assert out.shape == shape
+        assert out.stride() == stride
+        halves = aten._grouped_mm(*(x.half() for x in args[:2]), *args[2:])  # noqa: SLF001
+        assert halves.stride(-2) == 8  # of 2 bytes
+
+
+def test_norms_keep_their_statistics_in_fp32() -> None:
+    with fake_mode(), StorageLog(CudaOpSemantics(target())):
+        x = torch.empty(4, 8, dtype=torch.bfloat16)
+        weight = torch.empty(8, dtype=torch.bfloat16)
+        out, mean, deviation = aten.native_layer_norm(x, [8], weight, weight, 1e-5)
+    assert out.dtype == torch.bfloat16
+    assert mean.dtype == deviation.dtype == torch.float32
+
+
+def convolved(*, cudnn: bool) -> torch.Tensor:
+    card = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13), cudnn=cudnn)
+    with fake_mode(), StorageLog(CudaOpSemantics(card)):
+        image = torch.empty(2, 4, 8, 8).to(memory_format=torch.channels_last)
+        return functional.conv2d(image, torch.empty(6, 4, 3, 3))
+
+
+def test_a_convolution_without_cudnn_returns_one_piece() -> None:
+    assert convolved(cudnn=False).is_contiguous()
+    last = convolved(cudnn=True)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_gradient_of_a_norms_input_is_one_piece() -> None:
+    x = torch.empty(4, 3, 8)
+    grad = torch.empty(4, 8, 3).transpose(1, 2)
+    stats, weight = torch.empty(4, 3, 1), torch.empty(8)
+    rows = [x, [8], stats, stats, weight, weight, [True] * 3]
+    with fake_mode(), StorageLog(CudaOpSemantics(target())):
+        of_input, *_ = aten.native_layer_norm_backward(grad, *rows)
+    assert of_input.is_contiguous()
+
+
+class Indexed(nn.Module):
+    """Rows of 1 MiB of a table of 8 MiB, chosen by index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(8, MIB // 4))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.table[rows[:1]]
+
+
+def test_the_gradient_of_indexing_is_added_in_place_on_cuda() -> None:
+    rows = torch.zeros(2, dtype=torch.long)
+    table = [size for size in backward_births(Indexed(), rows, target()) if size == 8]
+    copied = [size for size in backward_births(Indexed(), rows, None) if size == 8]
+    assert len(copied) == len(table) + 1
+
+
+def workspaces(to: CudaTarget, *, products: int) -> tuple[int, int]:
+    """Return how many workspaces are taken, and how many of them are given back."""
+    with fake_mode(), StorageLog(CudaOpSemantics(to)) as log:
+        x = torch.empty(4, 4)
+        for _ in range(products):
+            x = x @ x
+    numbers = {
+        index for index, row in log.scratch.items() if row.rule == "cublas_workspace"
+    }
+    freed = {-event - 1 for event in log.events if event < 0}
+    return len(numbers), len(numbers & freed)
+
+
+def test_a_thread_keeps_its_workspace_until_torch_2_15_gives_each_back() -> None:
+    assert workspaces(target(torch_version=(2, 13)), products=3) == (1, 0)
+    assert workspaces(target(torch_version=(2, 15)), products=3) == (3, 3)
+
+
+def test_a_scaler_that_asks_about_infinities_is_told_there_are_none() -> None:
+    ops = CudaOpSemantics(target())
+    with fake_mode():
+        unknown = torch.empty(())
+        ops.in_optimizer = True
+        answer = ops.run(call_op, aten._local_scalar_dense.default, (unknown,), {})  # noqa: SLF001
+        assert answer == 0.0
+        ops.in_optimizer = False
+        with pytest.raises(DataDependentOutputException):
+            ops.run(call_op, aten._local_scalar_dense.default, (unknown,), {})  # noqa: SLF001

@@ -1,0 +1,110 @@
+"""Which blocks are equal, and which rows of them repeat."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.core.recipe import Segment
+from budgetfit.tracing.blocks.block_signature import block_signatures
+from budgetfit.tracing.blocks.repeated_runs import find_runs
+from budgetfit.tracing.fake.shortened_model import shortening
+from tests.models import Mebi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"blocks.{number}" for number in range(count))
+
+
+def periods(model: nn.Module, count: int, *segments: Segment) -> list[tuple[int, int]]:
+    """Return how many periods of how many blocks each run has."""
+    kinds = block_signatures(model, names(count))
+    runs = find_runs(names(count), kinds, segments)
+    return [(len(run.periods), len(run.periods[0])) for run in runs]
+
+
+def test_equal_blocks_are_one_run() -> None:
+    assert periods(Mebi(8), 8) == [(8, 1)]
+    assert periods(Mebi(5), 5) == [(5, 1)]
+    assert periods(Mebi(4), 4) == []  # as many as a twin keeps
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: block.inner.weight.requires_grad_(requires_grad=False),
+        lambda block: setattr(block, "inner", nn.Linear(512, 256)),
+        lambda block: setattr(block, "scale", 0.5),
+        lambda block: block.eval(),
+        lambda block: block.register_buffer("mask", torch.zeros(3)),
+        lambda block: block.register_forward_hook(print),
+        lambda block: setattr(block.inner, "weight", nn.Parameter(torch.zeros(512, 9))),
+    ],
+    ids=["frozen", "narrow", "scaled", "eval", "buffer", "hook", "shape"],
+)
+def test_what_can_be_seen_of_a_block_parts_a_run(
+    change: Callable[[Any], object],
+) -> None:
+    model = Mebi(15)
+    change(model.blocks[7])
+    assert periods(model, 15) == [(7, 1), (7, 1)]
+
+
+def test_shared_weights_make_a_block_like_no_other() -> None:
+    model = Mebi(15)
+    model.blocks[7].inner.weight = model.blocks[0].inner.weight
+    assert periods(model, 15) == [(6, 1), (7, 1)]  # neither 0 nor 7
+
+
+def test_a_block_s_place_in_the_row_is_no_difference() -> None:
+    model = Mebi(8)
+    for number, block in enumerate(model.blocks):
+        block.layer_idx = number
+    assert periods(model, 8) == [(8, 1)]
+    model.blocks[3].layer_idx = 30
+    assert periods(model, 8) == []
+
+
+def test_what_settings_say_about_each_block_parts_them() -> None:
+    model = Mebi(16)
+    model.config = SimpleNamespace(layer_types=["near", "far"] * 8)
+    assert periods(model, 16) == [(8, 2)]
+    short = shortening(
+        model,
+        names(16),
+        find_runs(names(16), block_signatures(model, names(16)), ()),
+        4,
+    )
+    assert short.kept_blocks == tuple(
+        f"blocks.{n}" for n in (0, 1, 2, 3, 12, 13, 14, 15)
+    )
+    assert short.short_blocks == names(8)
+
+
+def test_units_are_what_the_recipe_makes_of_the_blocks() -> None:
+    model, row = Mebi(24), names(24)
+    first = tuple(Segment((name,)) for name in row[:8])
+    assert periods(model, 24, *first) == [(8, 1), (16, 1)]
+    pairs = tuple(Segment(row[n : n + 2]) for n in range(0, 24, 2))
+    assert periods(model, 24, *pairs) == [(12, 2)]
+    others = tuple(Segment((name,)) for name in row[::2])
+    assert periods(model, 24, *others) == [(12, 2)]
+    jumping = (Segment((row[0], row[2])),)
+    assert periods(model, 24, *jumping) == []
+
+
+def test_a_segment_moves_with_its_blocks() -> None:
+    model, row = Mebi(12), names(12)
+    runs = find_runs(row, block_signatures(model, row), ())
+    short = shortening(model, row, runs, 4)
+    segments = tuple(Segment((name,)) for name in row)
+    assert [s.blocks for s in short.segments(segments)] == [(n,) for n in names(4)]
+    assert short.paths["blocks.11.inner"] == "blocks.3.inner"
+    assert short.paths["blocks.5.inner"] is None

@@ -1,0 +1,68 @@
+"""Memory-efficient attention since torch 2.14. The numbers are the null driver's."""
+
+# ruff: noqa: SLF001 - aten ops
+
+from __future__ import annotations
+
+import torch
+
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.kernel_rules.workspaces import scratch_bytes
+from budgetfit.memory.replay import device_properties
+from budgetfit.tracing.cuda.kernel_memory import kernel_steps
+from budgetfit.tracing.cuda.kernel_memory.registry import Alloc
+from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
+
+FORWARD = torch.ops.aten._scaled_dot_product_efficient_attention.default
+BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+OUT, SUMS = 8_388_608, 262_144
+
+
+def heads(count: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """2 samples, 1024 tokens, 64 numbers for each head."""
+    return torch.empty(2, count, 1024, 64, dtype=dtype)
+
+
+def forward_bytes(version: tuple[int, int], dropout: float) -> list[int]:
+    """Return what the forward makes, in order; host memory has no bytes."""
+    target = CudaTarget(compute_capability=(7, 5), torch_version=version)
+    with fake_mode():
+        x = heads(32)
+        with StorageLog(CudaOpSemantics(target)) as log:
+            out = FORWARD(x, x, x, None, True, dropout, False)
+            born = [log.sizes[event - 1] for event in log.events if event > 0]
+        del out
+    return born
+
+
+def test_without_dropout_seed_and_offset_are_on_the_card_and_come_first() -> None:
+    assert forward_bytes((2, 14), 0.0) == [8, 8, OUT, SUMS]
+    assert forward_bytes((2, 14), 0.1) == [0, 0, OUT, SUMS]
+    assert forward_bytes((2, 13), 0.0) == [0, 0, OUT, SUMS]
+
+
+def backward_bytes(key_heads: int, dtype: torch.dtype) -> list[int]:
+    """Return what the backward takes besides its results, in order."""
+    with fake_mode():
+        x, key = heads(32, dtype), heads(key_heads, dtype)
+        turned = x.transpose(1, 2).contiguous().transpose(1, 2)
+        numbers = None, x, x, x, x, 0.0, [True] * 4, False
+        steps = kernel_steps(BACKWARD, (turned, x, key, key, *numbers), {}, None)
+    card = device_properties(find_gpu("t4"))
+    return [
+        size
+        for step in steps
+        if isinstance(step, Alloc)
+        for size in scratch_bytes(card, step.scratch.rule, step.scratch.arguments)
+    ]
+
+
+def test_grouped_heads_get_a_gradient_for_each_query_head_first() -> None:
+    alone, shared = backward_bytes(32, torch.float16), backward_bytes(4, torch.float16)
+    assert alone == [SUMS, 16_793_600]
+    assert shared == [OUT, OUT, *alone]
+    single = [2 * OUT, SUMS, SUMS, 16_793_600]
+    assert backward_bytes(4, torch.float32) == [2 * OUT, 2 * OUT, *single]

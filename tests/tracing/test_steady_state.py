@@ -1,0 +1,145 @@
+"""The second step, made from the first, is the second step."""
+
+# ruff: noqa: ANN401 - parameters of an optimizer, rows of anything
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.steady_state import append_steady_step
+from budgetfit.utils.function_name import qualified_name
+from tests.traced import raw_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from budgetfit.tracing.recording.raw_trace import RawTrace
+
+ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
+Optimizer = torch.optim.Optimizer
+
+
+def momentum(parameters: Any) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def amsgrad(parameters: Any) -> Optimizer:
+    return torch.optim.Adam(parameters, amsgrad=True, foreach=True)
+
+
+def both(
+    name: str, recipe: Recipe, optimizer: Callable[..., Optimizer] | None = None
+) -> tuple[RawTrace, RawTrace]:
+    """Return one step with its repetition, and two steps that were really traced."""
+    repeated = raw_trace(name, recipe, target=ADA, optimizer=optimizer)
+    append_steady_step(repeated)
+    real = raw_trace(name, recipe, target=ADA, steps=2, optimizer=optimizer)
+    return repeated, real
+
+
+def rows_of(raw: RawTrace) -> list[tuple[Any, ...]]:
+    """Return all events with all that is known of their storages, phase by phase."""
+    log = raw.log
+    return [
+        (
+            phase.name,
+            phase.step,
+            phase.micro_step,
+            "birth" if event > 0 else "death",
+            log.sizes[abs(event) - 1],
+            CATEGORIES[log.categories[abs(event) - 1]],
+            log.layers[abs(event) - 1],
+            log.scratch.get(abs(event) - 1),
+        )
+        for phase in raw.phases
+        for event in log.events[phase.start : phase.end]
+    ]
+
+
+RECIPES: dict[str, tuple[str, Recipe, Callable[..., Optimizer] | None]] = {
+    "gpt2 fused": ("gpt2", Recipe(batch_size=2), None),
+    "gpt2 scaled, accumulated": (
+        "gpt2",
+        Recipe(batch_size=2, precision="fp16-mixed", gradient_accumulation_steps=2),
+        None,
+    ),
+    "gpt2 momentum": (
+        "gpt2",
+        Recipe(
+            batch_size=2, precision="bf16-mixed", optimizer=qualified_name(momentum)
+        ),
+        momentum,
+    ),
+    "foreach": ("mebi", Recipe(batch_size=2, optimizer="adamw_torch"), None),
+    "sgd": ("mebi", Recipe(batch_size=2, optimizer="sgd"), None),
+    "rmsprop": ("mebi", Recipe(batch_size=2, optimizer="rmsprop"), None),
+    "adagrad": ("mebi", Recipe(batch_size=2, optimizer="adagrad"), None),
+    "amsgrad": (
+        "mebi",
+        Recipe(batch_size=2, optimizer=qualified_name(amsgrad)),
+        amsgrad,
+    ),
+    "buffers, accumulated": (
+        "convolutions",
+        Recipe(batch_size=2, gradient_accumulation_steps=2),
+        None,
+    ),
+    "scaled foreach": (
+        "convolutions",
+        Recipe(batch_size=2, precision="fp16-mixed", optimizer="adamw_torch"),
+        None,
+    ),
+    "pure bf16": ("convolutions", Recipe(batch_size=2, precision="bf16"), None),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_repeated_step_is_the_step_that_would_come(name: str) -> None:
+    repeated, real = both(*RECIPES[name])
+    assert rows_of(repeated) == rows_of(real)
+    assert repeated.log.events == real.log.events
+    assert repeated.phases == real.phases
+    assert repeated.passes == real.passes
+    assert repeated.blocks == real.blocks
+    # Momentum begins as a copy of the gradient: a first step computes less than others.
+    assert repeated.log.ops == real.log.ops or name == "gpt2 momentum"
+
+
+def test_adafactor_replaces_one_number_of_each_weight_and_nothing_else() -> None:
+    # Its root mean square is a new scalar every time: 512 bytes that come and go are
+    # left out of the repetition, as they are of the first step.
+    recipe = Recipe(batch_size=2, optimizer="adafactor")
+    repeated, real = both("mebi", recipe)
+
+    def without_numbers(raw: RawTrace) -> list[tuple[Any, ...]]:
+        return [row for row in rows_of(raw) if row[5] != "optimizer_state"]
+
+    assert without_numbers(repeated) == without_numbers(real)
+    missing = len(real.log.events) - len(repeated.log.events)
+    assert missing == 2 * 3  # a birth and a death for each weight
+
+
+def test_a_steady_step_frees_exactly_what_it_allocates() -> None:
+    repeated, _ = both(*RECIPES["scaled foreach"])
+    start = next(row.start for row in repeated.phases if row.step == 1)
+    step = repeated.log.events[start:]
+    births = {event for event in step if event > 0}
+    assert births == {-event for event in step if event < 0}
+    assert len(births) == len(step) / 2
+
+
+def test_the_first_step_stays_as_it_was() -> None:
+    name, recipe, optimizer = RECIPES["foreach"]
+    plain = raw_trace(name, recipe, target=ADA, optimizer=optimizer)
+    events, ops = list(plain.log.events), list(plain.log.ops)
+    phases = list(plain.phases)
+    append_steady_step(plain)
+    assert plain.log.events[: len(events)] == events
+    assert plain.log.ops[: len(ops)] == ops
+    assert plain.phases[: len(phases)] == phases

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from budgetfit.applying.run.run import Run
+from budgetfit.core.recipe import Recipe
+from budgetfit.measuring.preserve_model import preserved_model
+from tests.applying.small_models import batch_for, make
+
+CPU = torch.device("cpu")
+
+
+class Scales:
+    """As bitsandbytes keeps them beside a weight."""
+
+    def __init__(self) -> None:
+        self.factors = torch.ones(2)
+        self.nested = object()
+
+
+def test_a_weight_that_was_packed_anew_is_as_before() -> None:
+    layer = nn.Linear(4, 2, bias=False)
+    weight: Any = layer.weight
+    weight.quant_state = Scales()
+    values, scales = weight.detach().clone(), dict(vars(weight.quant_state))
+    with preserved_model(layer, CPU):
+        weight.data = torch.zeros(8, 1)  # as bitsandbytes does on some CPUs
+        weight.quant_state.factors = None
+        weight.quant_state.packed = True
+        del weight.quant_state.nested
+    assert layer.weight is weight
+    assert torch.equal(weight, values)
+    assert vars(weight.quant_state) == scales
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_buffers_gradients_modes_and_generators_are_as_before(
+    precision: str,
+) -> None:
+    model = make("stack").eval()
+    model.norm = nn.BatchNorm1d(16)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = {name: item.clone() for name, item in model.state_dict().items()}
+    gradients = [item.grad for item in model.parameters()]
+    ids = [id(item) for item in model.parameters()]
+    generator = torch.get_rng_state()
+    with preserved_model(model, CPU):
+        with Run(model, Recipe(batch_size=4, precision=precision)) as run:
+            run.step(batch_for("stack"))
+        model.norm(torch.ones(2, 16))
+        model.train()
+        assert not torch.equal(model.state_dict()["head.weight"], before["head.weight"])
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert [item.grad for item in model.parameters()] == gradients
+    assert [id(item) for item in model.parameters()] == ids
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not model.head.training
+    assert model.norm.training  # made after eval()
+
+
+def test_an_error_restores_too() -> None:
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(KeyError), preserved_model(model, CPU):  # noqa: PT012
+        model.weight.data.zero_()
+        raise KeyError
+    assert torch.equal(model.weight, before)
+
+
+def test_buffers_that_were_replaced_or_made_are_the_old_ones_again() -> None:
+    model = nn.Module()
+    model.register_buffer("average", torch.ones(2))
+    model.register_buffer("table", None)
+    average = model.average
+    with preserved_model(model, CPU):
+        average.add_(1)
+        model.average, model.table = torch.zeros(2), torch.zeros(3)
+        model.register_buffer("new", torch.zeros(1))
+    assert model.average is average
+    assert average.tolist() == [1.0, 1.0]
+    assert model.table is None
+    assert not hasattr(model, "new")

@@ -1,0 +1,96 @@
+"""A verification in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from budgetfit.errors import BudgetfitError, InputError
+from budgetfit.measuring import subprocess_run
+from budgetfit.reporting.json import error_json, verification_json
+from budgetfit.reporting.render import render_verification
+from tests.reporting.sample_plans import sample_plan, sample_verification
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Child:
+    """Stands in for the process: says what it is told to, notes what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stdout: str) -> None:
+        self.stdout = stdout
+        self.stderr = "warming up\nSegmentation fault"
+        self.asked: list[str] = []
+        monkeypatch.setattr(subprocess_run, "_run", self)
+
+    def __call__(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        with open(arguments[0], encoding="utf-8") as file:  # noqa: PTH123
+            assert json.load(file)["recipe"]
+        self.asked = list(arguments[1:])
+        return subprocess.CompletedProcess([], -11, self.stdout, self.stderr)
+
+
+def verify(**options: Any) -> Any:  # noqa: ANN401
+    settings: dict[str, Any] = {
+        "steps": 4,
+        "device": "cpu",
+        "trust_remote_code": False,
+        "progress": None,
+        **options,
+    }
+    return subprocess_run.verify_in_subprocess(sample_plan(), "m:f", **settings)
+
+
+def test_u13_the_childs_answer_is_the_verification_and_says_where_it_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = sample_verification(first_step_ms=900.0)
+    child = Child(monkeypatch, verification_json(sent))
+    told: list[str] = []
+
+    found = verify(progress=told.append)
+
+    assert found.fresh_process
+    assert found.phases == sent.phases
+    assert "3 real steps in a fresh process" in render_verification(found)
+    assert child.asked == [
+        "--steps",
+        "4",
+        "--json",
+        "--model",
+        "m:f",
+        "--device",
+        "cpu",
+    ]
+    assert told == ["running 4 real steps in a fresh process"]
+
+
+def test_what_the_child_refuses_is_refused_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Child(monkeypatch, error_json(InputError("no such model")))
+    with pytest.raises(InputError, match="no such model"):
+        verify()
+    Child(monkeypatch, error_json(RuntimeError("shapes differ")))
+    with pytest.raises(BudgetfitError, match="shapes differ"):
+        verify()
+
+
+def test_a_child_that_dies_is_told_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Child(monkeypatch, "")
+    with pytest.raises(BudgetfitError, match=r"code -11 .* Segmentation fault"):
+        verify()
+
+
+def test_another_versions_answer_is_no_verification(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Child(monkeypatch, '{"device": "cpu"}')
+    with pytest.raises(BudgetfitError, match="as another version does"):
+        verify()
