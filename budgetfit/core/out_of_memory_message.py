@@ -40,6 +40,14 @@ _PREFIX: Final = re.compile(
 )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a GPU, a CUDA library or the host is out of memory."""
+    names = (kind.__name__ for kind in type(error).__mro__)
+    return "OutOfMemoryError" in names or (
+        isinstance(error, RuntimeError) and _START.search(str(error)) is not None
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryMessage:
     """The numbers of one out-of-memory message; None where it has none.

@@ -81,7 +81,6 @@ class Estimate:
             estimate, times ``time_factor``.
         time_factor: Measured over roofline, where ``verify`` has run on such a card.
         timeline: Peaks of the replay, per phase and block.
-        layers: The largest consumers.
         notes: What is not modelled.
         fits: Whether the replay stayed within the budget, without allocator retries;
             None without a budget.
@@ -99,7 +98,6 @@ class Estimate:
     at_peak_bytes: dict[str, int]
     step_ms: float
     timeline: MemoryTimeline
-    layers: tuple[Layer, ...] = ()
     notes: tuple[str, ...] = ()
     fits: bool | None = None
     usable_bytes: int | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from budgetfit.core.out_of_memory_message import is_out_of_memory
 from budgetfit.errors import InputError
 from budgetfit.measuring.categories import (
     gradient_bytes,
@@ -257,14 +258,6 @@ def _train(  # noqa: PLR0913 - the arguments of run_real_steps
         if run is not None:
             run.undo()
     return None
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error is out of memory, including cuBLAS's allocation failure."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        text in str(error)
-        for text in ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    )
 
 
 def device_name(device: torch.device) -> str:

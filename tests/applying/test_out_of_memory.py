@@ -10,10 +10,10 @@ import torch
 from budgetfit.applying.out_of_memory.error import (
     FailedStep,
     TrainingOutOfMemoryError,
-    is_out_of_memory,
     out_of_memory_error,
 )
 from budgetfit.applying.out_of_memory.expected_batch import LargerTensor
+from budgetfit.core.out_of_memory_message import is_out_of_memory
 from budgetfit.errors import BudgetfitError
 from tests.reporting.sample_plans import sample_plan, sample_recipe
 

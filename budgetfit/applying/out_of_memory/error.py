@@ -31,15 +31,6 @@ from budgetfit.utils.format_bytes import format_bytes
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
 
-# Other errors than torch.OutOfMemoryError: of the driver, libraries and host allocator.
-_TEXTS: Final = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-)
 _NOTABLE_BYTES: Final = 128 * 2**20  # below this, differences explain nothing
 _PREDICTION_ERROR: Final = 1.05  # tolerance of predictions against recordings
 
@@ -90,13 +81,6 @@ class FailedStep:
     growth: float = 1.0
     module: str = ""
     weights_intact: bool = True
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is an out-of-memory error of a device or the host."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
-    )
 
 
 def out_of_memory_error(

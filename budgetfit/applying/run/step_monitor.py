@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.applying.out_of_memory.error import (
     FailedStep,
     TrainingOutOfMemoryError,
-    is_out_of_memory,
     out_of_memory_error,
     running_module,
 )
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.batches.sample_count import count_samples
+from budgetfit.core.out_of_memory_message import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
