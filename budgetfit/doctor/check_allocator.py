@@ -3,9 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from budgetfit.doctor.allocator_settings import NAMES, mistyped_names, read_settings
 from budgetfit.doctor.facts import Machine
 from budgetfit.doctor.finding import Finding, note, ok, problem
+from budgetfit.doctor.parse_allocator_settings import (
+    NAMES,
+    mistyped_names,
+    read_settings,
+)
 
 _TOPIC: Final = "allocator"
 _NEW: Final = NAMES[2]

@@ -20,7 +20,7 @@ from budgetfit.integrations.peft import (
     loading_code,
     traceable_model,
 )
-from budgetfit.integrations.quantization.bitsandbytes import (
+from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
     loading_peak_bytes,
     with_stored_quantization,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import quiet_import
-from budgetfit.integrations.quantization.bitsandbytes import (
+from budgetfit.integrations.quantization.quantize_linear import quantize
+from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
     quantized_meta_copy,
     with_traceable_layers,
 )
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantize
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from budgetfit.integrations.source_code.common import call_source
 from budgetfit.integrations.source_code.model_loading import (

@@ -16,7 +16,6 @@ import numpy as np
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.memory.caching_allocator import AllocatorRun, CachingAllocator
-from budgetfit.memory.kernel_rules.workspaces import DeviceProperties, scratch_bytes
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
 from budgetfit.memory.reference_allocator.allocator import (
     Block,
@@ -29,6 +28,7 @@ from budgetfit.memory.replay_schedule import (
     schedule,
     with_micro_steps,
 )
+from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties, scratch_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator

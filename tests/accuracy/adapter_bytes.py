@@ -28,7 +28,7 @@ from transformers import (
 
 from budgetfit.core.adapter import Adapter, parse_adapter
 from budgetfit.integrations.peft import adapted_meta_copy
-from budgetfit.integrations.quantization.bitsandbytes import stored_bytes
+from budgetfit.integrations.quantization.traceable_layers import stored_bytes
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from budgetfit.doctor.allocator_settings import mistyped_names, read_settings
 from budgetfit.doctor.facts import TorchFacts
+from budgetfit.doctor.parse_allocator_settings import mistyped_names, read_settings
 from tests.doctor.machines import GOOD, bad, only
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations.peft import adapted_meta_copy, attach_adapters
-from budgetfit.integrations.quantization import bitsandbytes_layers as layers
-from budgetfit.integrations.quantization.bitsandbytes import (
+from budgetfit.integrations.quantization import quantize_linear as layers
+from budgetfit.integrations.quantization.quantize_linear import quantize
+from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
     loading_peak_bytes,
     stored_bytes,
     with_traceable_layers,
 )
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantize
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.integrations.adapters import QUIET, adapter, base, batch, config, trained

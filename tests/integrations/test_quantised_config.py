@@ -21,7 +21,7 @@ from transformers import (
 import budgetfit
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_source import resolve_model
-from budgetfit.integrations.quantization.bitsandbytes import stored_bytes
+from budgetfit.integrations.quantization.traceable_layers import stored_bytes
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from tests.integrations.adapters import QUIET, adapter
 

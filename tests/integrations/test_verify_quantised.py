@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantize
+from budgetfit.integrations.quantization.quantize_linear import quantize
 from tests.integrations.adapters import QUIET, adapter, base, batch
 
 pytest.importorskip("bitsandbytes")

@@ -9,12 +9,12 @@ import torch
 
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
-from budgetfit.memory.kernel_rules.workspaces import (
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.memory.scratch_sizes.workspaces import (
     CUBLASLT_WORKSPACE_BYTES,
     cublas_workspace_is_persistent,
     cublaslt_workspace_is_separate,
 )
-from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
     TrainingSettings,

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.kernel_rules.workspaces import cublas_workspace_is_persistent
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.memory.scratch_sizes.workspaces import cublas_workspace_is_persistent
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload

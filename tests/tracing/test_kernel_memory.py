@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.memory.kernel_rules.workspaces import PARTS
+from budgetfit.memory.scratch_sizes.workspaces import PARTS
 from budgetfit.tracing.cuda.kernel_memory import (
     kernel_steps,
     output_bytes_of,

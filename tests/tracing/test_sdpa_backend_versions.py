@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.kernel_rules.workspaces import scratch_bytes
 from budgetfit.memory.replay import device_properties
+from budgetfit.memory.scratch_sizes.workspaces import scratch_bytes
 from budgetfit.tracing.cuda.kernel_memory import kernel_steps
 from budgetfit.tracing.cuda.kernel_memory.registry import Alloc
 from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import quiet_import
-from budgetfit.integrations.quantization.bitsandbytes_layers import quantize_as_stored
+from budgetfit.integrations.quantization.quantize_linear import quantize_as_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from budgetfit.memory.kernel_rules.registry import round_up
 from budgetfit.memory.replay import device_properties, storage_bytes
+from budgetfit.memory.scratch_sizes.rules import round_up
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:

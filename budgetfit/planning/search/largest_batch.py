@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from budgetfit.core.step_trace import StepTrace
-    from budgetfit.memory.kernel_rules.workspaces import DeviceProperties
+    from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties
 
 
 def largest_fitting(fits: Callable[[int], bool], bound: int) -> int:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.memory.kernel_rules.registry import rounded_bytes
-from budgetfit.memory.kernel_rules.workspaces import DeviceProperties, scratch_bytes
+from budgetfit.memory.scratch_sizes.rules import rounded_bytes
+from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties, scratch_bytes
 from budgetfit.tracing.cuda.semantics.context import imitate_cuda
 from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.memory.kernel_rules import reductions
+from budgetfit.memory.scratch_sizes import reductions
 from tests.accuracy.op_level.compare import card_of, imitation, matches, recording
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))

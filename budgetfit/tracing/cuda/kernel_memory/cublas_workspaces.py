@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from budgetfit.memory.kernel_rules.workspaces import (
+from budgetfit.memory.scratch_sizes.workspaces import (
     cublas_workspace_is_persistent,
     cublaslt_workspace_is_separate,
 )

@@ -1,7 +1,7 @@
 """Registry of aten ops whose CUDA kernels allocate scratch memory.
 
 As torch's FLOP counter registry: a function per op returns the scratch memory of a
-call, as the name of a rule of ``memory.kernel_rules`` and its arguments.
+call, as the name of a rule of ``memory.scratch_sizes`` and its arguments.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from budgetfit.memory.kernel_rules.workspaces import PARTS
+from budgetfit.memory.scratch_sizes.workspaces import PARTS
 from budgetfit.tracing.records import LogStep, ScratchBuffer
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ OUTPUT_BYTES: dict[str, OutputBytesFunction] = {}
 
 
 def scratch(rule: str, *arguments: int, when: When = "after") -> Scratch:
-    """Return the scratch memory sized by a rule of ``memory.kernel_rules``.
+    """Return the scratch memory sized by a rule of ``memory.scratch_sizes``.
 
     Raises:
         KeyError: There is no such rule.

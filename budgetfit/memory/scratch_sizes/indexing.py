@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from budgetfit.memory.kernel_rules.registry import (
+from budgetfit.memory.scratch_sizes.rules import (
     DeviceProperties,
     ceil_div,
     round_up,

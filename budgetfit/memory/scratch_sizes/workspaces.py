@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from budgetfit.memory.kernel_rules import attention, indexing, reductions
-from budgetfit.memory.kernel_rules.reductions import ReductionDtypes, reduce_rows
-from budgetfit.memory.kernel_rules.registry import (
+from budgetfit.memory.scratch_sizes import attention, indexing, reductions
+from budgetfit.memory.scratch_sizes.reductions import ReductionDtypes, reduce_rows
+from budgetfit.memory.scratch_sizes.rules import (
     PARTS,
     RULES,
     DeviceProperties,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.memory.kernel_rules.registry import rounded_bytes
-from budgetfit.memory.kernel_rules.workspaces import (
+from budgetfit.memory.scratch_sizes.rules import rounded_bytes
+from budgetfit.memory.scratch_sizes.workspaces import (
     PARTS,
     RULES,
     DeviceProperties,

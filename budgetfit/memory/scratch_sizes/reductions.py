@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from budgetfit.memory.kernel_rules.registry import (
+from budgetfit.memory.scratch_sizes.rules import (
     DeviceProperties,
     ceil_div,
     rounded_bytes,

@@ -11,7 +11,7 @@ from torch import nn
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
-from budgetfit.integrations.quantization.bitsandbytes_layers import (
+from budgetfit.integrations.quantization.quantize_linear import (
     DTYPES,
     library,
     meta_linear_4bit,

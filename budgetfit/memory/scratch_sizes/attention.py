@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from budgetfit.memory.kernel_rules.registry import (
+from budgetfit.memory.scratch_sizes.rules import (
     DeviceProperties,
     ceil_div,
     round_up,
