@@ -103,8 +103,10 @@ def chains_of(  # noqa: PLR0913 - what a chain belongs to
 ) -> BlockChain:
     """Return the block profiles of a real model, as the planner sees them."""
     from budgetfit.inputs.settings import find_target_gpu, make_workload  # noqa: PLC0415
-    from budgetfit.planning.planner import settled  # noqa: PLC0415
     from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings  # noqa: PLC0415
+    from budgetfit.planning.profiling.first_trace import (  # noqa: PLC0415
+        with_checkpointable_blocks,
+    )
     from budgetfit.traces.session import TraceSession  # noqa: PLC0415
 
     workload, _ = make_workload(
@@ -115,4 +117,5 @@ def chains_of(  # noqa: PLR0913 - what a chain belongs to
         optimizer=optimizer,
         effective_batch_size=effective_batch_size,
     )
-    return BlockChain(settled(TraceSession(workload), settings), settings)
+    traces = with_checkpointable_blocks(TraceSession(workload), settings)
+    return BlockChain(traces, settings)

@@ -160,7 +160,7 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
     workload = subject_of(case, cudnn=software["cudnn_enabled"])
     traces = TraceSession(workload)
     look_up = partial(
-        traces.of if case.last_batch_size else traces.once,
+        traces.affine if case.last_batch_size else traces.exact,
         # What ``Run`` switches off was on when this was recorded: the model as it is.
         keep_own_checkpointing=case.model.settings.get("use_cache", False),
     )

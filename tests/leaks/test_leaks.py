@@ -27,7 +27,7 @@ def test_the_third_time_leaves_what_the_second_left(piece) -> None:  # type: ign
 def test_what_is_remembered_of_calls_has_a_bound() -> None:
     calls: CallCache[int] = CallCache()
     for number in range(MAX_CACHED_CALLS + 10):
-        calls.keep((number,), number)
+        calls.store((number,), number)
 
     assert len(calls) <= MAX_CACHED_CALLS
 
