@@ -1,4 +1,7 @@
-"""What holds for every test: nobody's own files are read or written."""
+"""What holds for every test: nobody's own files are read or written.
+
+``--within SECONDS`` runs as many of the cheapest tests as take that long.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import pytest
 
 from budgetfit.calibration.file import FOLDER_VARIABLE
 from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from tests import durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,3 +30,23 @@ def no_files_of_this_machine(
         patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("calibration")))
         patch.setenv(CACHE_VARIABLE, "off")
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--within", type=float, help="processor seconds; tests.durations")
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    within_s: float | None = config.getoption("--within")
+    if within_s is None:
+        return
+    functions = durations.chosen([item.nodeid for item in items], within_s)
+    left_out = [
+        each for each in items if durations.function_of(each.nodeid) not in functions
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [
+        each for each in items if durations.function_of(each.nodeid) in functions
+    ]
