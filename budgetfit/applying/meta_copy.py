@@ -47,7 +47,7 @@ def copy_to_meta(
             _on_meta(parameter, kind), requires_grad=trained
         )
     for module in model.modules():
-        for tensors in (module._buffers, module.__dict__):  # noqa: SLF001 - as deepcopy
+        for tensors in (module._buffers, module.__dict__):
             for tensor in tensors.values():
                 # Pruning and weight norm compute attributes that have a graph, and
                 # deepcopy refuses such tensors.
@@ -59,7 +59,7 @@ def copy_to_meta(
         replacement = replace(module)
         if replacement is not None:
             memo[id(module)] = replacement
-            own = replacement._parameters  # noqa: SLF001
+            own = replacement._parameters
             own.update({name: memo.get(id(p), p) for name, p in own.items()})
     try:
         return deepcopy_model(model, memo)

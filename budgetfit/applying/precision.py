@@ -108,7 +108,7 @@ def warn_if_emulated(precision: Precision, device: torch.device) -> None:
         )
 
 
-def cast_batch(batch: Any, precision: Precision, device: torch.device) -> Any:  # noqa: ANN401
+def cast_batch(batch: Any, precision: Precision, device: torch.device) -> Any:
     """Return the batch on ``device``, floats in the dtype of the weights.
 
     Pinned tensors are copied with ``non_blocking=True``.
@@ -141,7 +141,7 @@ def tensors_in_apply_order(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield parameters and buffers in the order of ``nn.Module._apply``."""
     for child in module.children():
         yield from tensors_in_apply_order(child)
-    for tensors in (module._parameters, module._buffers):  # noqa: SLF001
+    for tensors in (module._parameters, module._buffers):
         yield from (tensor for tensor in tensors.values() if tensor is not None)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  # noqa: ANN401
+def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:
     """Return ``value`` with every tensor replaced by ``change(tensor)`` (``tree_map``).
 
     Containers are rebuilt (a mapping becomes a ``dict``; named tuples and dataclasses
@@ -60,7 +60,7 @@ def named_tensors_in(
         yield from named_tensors_in(part, join_path(path, name))
 
 
-def _map_sequence(value: Any, change: Callable[[torch.Tensor], object]) -> Any:  # noqa: ANN401
+def _map_sequence(value: Any, change: Callable[[torch.Tensor], object]) -> Any:
     items = [map_tensors(item, change) for item in value]
     if isinstance(value, PackedSequence):
         items[1] = value.batch_sizes

@@ -33,7 +33,7 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
     """
     module: Any = model
     while _is_wrapper(module):
-        module = module._orig_mod  # noqa: SLF001 - it has no other name
+        module = module._orig_mod
     return module
 
 

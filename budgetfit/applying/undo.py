@@ -56,7 +56,7 @@ class Undo:
             self()
 
 
-def _set_or_delete(module: nn.Module, name: str, value: Any) -> None:  # noqa: ANN401
+def _set_or_delete(module: nn.Module, name: str, value: Any) -> None:
     if value is _ABSENT:
         module.__dict__.pop(name, None)
     else:

@@ -45,7 +45,7 @@ class _ShapeOnly:
         return len(self.shape)
 
 
-def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:  # noqa: ANN401
+def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:
     """Rebuild a nested batch from shapes by path; numbers are list indices."""
     top: dict[str, Any] = {}
     for path, (shape, _) in described.items():
@@ -55,7 +55,7 @@ def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:  # noq
             place = place.setdefault(name, {})
         place[last] = _ShapeOnly(shape)
 
-    def listed(part: Any) -> Any:  # noqa: ANN401
+    def listed(part: Any) -> Any:
         if not isinstance(part, dict):
             return part
         parts = {name: listed(each) for name, each in part.items()}
@@ -75,7 +75,7 @@ def is_tensor(part: object) -> bool:
     return hasattr(part, "shape") and hasattr(part, "dim")
 
 
-def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:  # noqa: ANN401
+def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
     """Infer the number of samples in a batch.
 
     The parts named in ``dims`` decide. Without any it is the size that most parts
@@ -102,7 +102,7 @@ def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:  # no
 
 
 def sample_dimension(
-    tensor: Any,  # noqa: ANN401
+    tensor: Any,
     samples: int | None,
     dims: SampleDims,
     path: str,
@@ -115,7 +115,7 @@ def sample_dimension(
 
 
 def sample_dimensions(
-    batch: Any,  # noqa: ANN401
+    batch: Any,
     dims: SampleDims = FIRST_DIM,
 ) -> dict[str, int | None]:
     """Return the sample dimension of each tensor of a batch, by path.
@@ -124,7 +124,7 @@ def sample_dimensions(
     """
     samples = count_samples(batch, dims)
 
-    def found(part: Any, path: str) -> Iterator[tuple[str, int | None]]:  # noqa: ANN401
+    def found(part: Any, path: str) -> Iterator[tuple[str, int | None]]:
         if is_tensor(part):
             yield path or SINGLE_TENSOR, sample_dimension(part, samples, dims, path)
         elif is_list_of_other_items(part, dims, path) or (
@@ -179,7 +179,7 @@ def is_list_of_other_items(part: object, dims: SampleDims, path: str) -> bool:
 
 
 def packed_rows(
-    part: Any,  # noqa: ANN401
+    part: Any,
     samples: int | None,
     dims: SampleDims,
     path: str,
@@ -243,7 +243,7 @@ def _count_rows(index: list[Any], samples: int) -> list[int] | None:
     return [counted[sample] for sample in range(samples)]
 
 
-def _values(tensor: Any) -> list[Any]:  # noqa: ANN401
+def _values(tensor: Any) -> list[Any]:
     try:
         return list(tensor.tolist())
     except Exception:  # noqa: BLE001 - meta and fake tensors have none
@@ -261,7 +261,7 @@ def _without_named(
 
 
 def _possible_sizes(
-    part: Any,  # noqa: ANN401
+    part: Any,
     dims: SampleDims,
     path: str,
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -287,7 +287,7 @@ def _possible_sizes(
             _sample_index(_without_named(part, dims, path)) if is_mapping else (None, 0)
         )
 
-        def is_row(name: str, child: Any) -> bool:  # noqa: ANN401
+        def is_row(name: str, child: Any) -> bool:
             return (
                 index is not None
                 and is_tensor(child)
@@ -344,7 +344,7 @@ def _shared_size(part: object, dim: int | None) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _tensors(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _tensors(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the tensors in a part of a batch with their paths."""
     if is_tensor(part):
         yield path or SINGLE_TENSOR, part
@@ -358,7 +358,7 @@ def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def children_of(part: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401
+def children_of(part: Any) -> list[tuple[str, Any]] | None:
     """Return the named children of a container; None for a leaf."""
     if isinstance(part, Mapping):
         return [(str(key), value) for key, value in part.items()]

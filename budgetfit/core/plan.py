@@ -261,7 +261,7 @@ class Plan(PlanExports):
             else self.lazy_alternatives.known
         )
 
-    def changed(self, **fields: Any) -> Plan:  # noqa: ANN401 - the fields' own types
+    def changed(self, **fields: Any) -> Plan:
         """Return a copy with other fields; lazy alternatives stay lazy."""
         if self.lazy_alternatives is not None:
             fields["alternatives"] = ()

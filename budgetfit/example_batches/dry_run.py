@@ -54,7 +54,7 @@ def forward_accepts(model: nn.Module, batch: Batch) -> bool:
     return True
 
 
-def _call(model: nn.Module, batch: Batch) -> Any:  # noqa: ANN401
+def _call(model: nn.Module, batch: Batch) -> Any:
     if isinstance(batch, dict):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)

@@ -168,7 +168,7 @@ def _video(_: BatchRequest, layer: nn.Conv3d) -> Iterable[Shape]:
     return [(layer.in_channels, *shape) for shape in _VIDEOS]
 
 
-def _generator_noise(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
+def _generator_noise(_: BatchRequest, layer: Any) -> Iterable[Shape]:
     """Return noise shapes of a generator, which starts from one pixel (DCGAN)."""
     dimensions = len(layer.kernel_size)
     return [(layer.in_channels, *(side,) * dimensions) for side in (1, 4, 8, 16)]
@@ -180,18 +180,18 @@ def _channels(width: int) -> list[Shape]:
     return [(width,), (width, DEFAULT_LENGTH), (width, *image), (width, *video)]
 
 
-def _batch_norm_input(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
+def _batch_norm_input(_: BatchRequest, layer: Any) -> Iterable[Shape]:
     shapes = _channels(layer.num_features)
     dimensions = next(digit for digit in type(layer).__name__ if digit in "123S")
     return {"1": shapes[:2], "2": shapes[2:3], "3": shapes[3:]}.get(dimensions, shapes)
 
 
-def _layer_norm_input(_: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
+def _layer_norm_input(_: BatchRequest, layer: Any) -> Iterable[Shape]:
     shape = tuple(layer.normalized_shape)
     return [shape, (DEFAULT_LENGTH, *shape)]
 
 
-def _in_sequence(request: BatchRequest, layer: Any) -> Iterable[Shape]:  # noqa: ANN401
+def _in_sequence(request: BatchRequest, layer: Any) -> Iterable[Shape]:
     length = request.max_length or DEFAULT_LENGTH
     if isinstance(layer, nn.RNNBase):
         return [(length, layer.input_size)]

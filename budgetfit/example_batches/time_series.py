@@ -50,7 +50,7 @@ def time_series_inputs(request: BatchRequest) -> Arguments:
     return batch
 
 
-def _value_shape(config: Any) -> tuple[int, ...]:  # noqa: ANN401 - any config
+def _value_shape(config: Any) -> tuple[int, ...]:
     """Return the shape of one time step: channels, or a scalar."""
     channels = first_field(config, "num_input_channels")
     if channels is not None:

@@ -114,7 +114,7 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
     return batch, returns_loss
 
 
-def _fills_generation_cache(config: Any) -> bool:  # noqa: ANN401, its fields differ by model
+def _fills_generation_cache(config: Any) -> bool:
     """Whether a forward fills a generation cache; encoders ignore ``use_cache``."""
     from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
 
@@ -197,7 +197,7 @@ def _spectrograms(request: BatchRequest, _: str | None) -> Arguments:
     return {"input_features": sound}
 
 
-def _config(request: BatchRequest) -> Any:  # noqa: ANN401, its fields differ by model
+def _config(request: BatchRequest) -> Any:
     return request.model.config
 
 

@@ -41,7 +41,7 @@ def find_adapter(
     method: str | None,
     gpu: Gpu,
     precisions: Sequence[str],
-    **asked: Any,  # noqa: ANN401 - the arguments of parse_adapter
+    **asked: Any,
 ) -> Adapter | None:
     """Parse adapter arguments, with a compute dtype that the GPU supports.
 

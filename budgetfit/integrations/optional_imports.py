@@ -27,7 +27,7 @@ def quiet_import() -> Iterator[None]:
         logging.disable(before)
 
 
-def import_attribute(module: str, name: str) -> Any:  # noqa: ANN401 - a library's class
+def import_attribute(module: str, name: str) -> Any:
     """Import an attribute of an optional dependency.
 
     Raises:

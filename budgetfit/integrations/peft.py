@@ -178,7 +178,7 @@ def loading_code(adapter: Adapter) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> Any:  # noqa: ANN401 - a PeftModel
+def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> Any:
     peft = _library()
     if has_adapters(model):
         raise InputError(
@@ -220,7 +220,7 @@ def _targets(adapter: Adapter) -> str | list[str]:
     return targets if isinstance(targets, str) else list(targets)
 
 
-def _library() -> Any:  # noqa: ANN401 - the module
+def _library() -> Any:
     try:
         with quiet_import():
             return importlib.import_module("peft")  # optional, slow to import

@@ -84,7 +84,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     model: nn.Module,
     make_planned: MakeRun,
     make_plain: MakeRun,
-    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    batch: Any,
     *,
     blocks: Sequence[str],
     planned: Collection[str] = (),
@@ -277,7 +277,7 @@ def _restore_tensors(state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 def _run_to_gradients(  # noqa: PLR0913
     model: nn.Module,
     make_run: MakeRun,
-    batch: Any,  # noqa: ANN401
+    batch: Any,
     seed: int,
     look: Callable[[], T],
     *,

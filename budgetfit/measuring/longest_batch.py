@@ -37,7 +37,7 @@ class BatchSelection:
     seen: int = 1
 
 
-def select_batches(batch: Any) -> BatchSelection:  # noqa: ANN401 - a batch, or several
+def select_batches(batch: Any) -> BatchSelection:
     """Return the longest of several batches and a selection of the others.
 
     Several batches are a data loader, a generator or a list of whole batches: mappings,
@@ -67,7 +67,7 @@ def select_batches(batch: Any) -> BatchSelection:  # noqa: ANN401 - a batch, or 
     )
 
 
-def shapes_of(batch: Any) -> Shapes:  # noqa: ANN401
+def shapes_of(batch: Any) -> Shapes:
     """Return the shapes of all tensors in a batch, in order."""
     return tuple(tuple(tensor.shape) for tensor in _tensors(batch))
 
@@ -87,7 +87,7 @@ def _spread(shapes: list[Shapes]) -> list[Shapes]:
     ]
 
 
-def _is_several(value: Any) -> bool:  # noqa: ANN401
+def _is_several(value: Any) -> bool:
     """Whether this is a loader, a generator, or a list of whole batches."""
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and all(
@@ -104,7 +104,7 @@ def _is_several(value: Any) -> bool:  # noqa: ANN401
     )
 
 
-def _tensors(value: Any) -> Iterable[torch.Tensor]:  # noqa: ANN401
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

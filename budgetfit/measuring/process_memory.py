@@ -81,7 +81,7 @@ def _from_nvml(device: torch.device) -> tuple[int | None, str]:
         return None, ""
 
 
-def _driver(nvml: Any) -> str:  # noqa: ANN401
+def _driver(nvml: Any) -> str:
     try:
         version = nvml.nvmlSystemGetDriverVersion()
     except (nvml.NVMLError, AttributeError):
@@ -89,7 +89,7 @@ def _driver(nvml: Any) -> str:  # noqa: ANN401
     return version.decode() if isinstance(version, bytes) else str(version)
 
 
-def _of_this_process(nvml: Any, device: torch.device) -> int | None:  # noqa: ANN401
+def _of_this_process(nvml: Any, device: torch.device) -> int | None:
     uuid = torch.cuda.get_device_properties(device).uuid
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):

@@ -16,7 +16,7 @@ class TrainingRun(Protocol):
 
     optimizer: torch.optim.Optimizer
 
-    def step(self, batch: Any) -> object:  # noqa: ANN401 - any nesting of tensors
+    def step(self, batch: Any) -> object:
         """Run one micro-batch; every n-th call updates the weights."""
 
     def undo(self) -> None:

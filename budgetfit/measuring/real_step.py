@@ -99,7 +99,7 @@ def find_device(device: torch.device | str | None) -> torch.device:
 
 def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     make_run: MakeRun,
-    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    batch: Any,
     *,
     steps: int = MIN_STEPS,
     micro_steps: int = 1,
@@ -230,7 +230,7 @@ class _Record:
 
 def _train(  # noqa: PLR0913 - the arguments of run_real_steps
     make_run: MakeRun,
-    batch: Any,  # noqa: ANN401
+    batch: Any,
     record: _Record,
     steps: int,
     micro_steps: int,

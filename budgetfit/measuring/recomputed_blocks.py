@@ -121,12 +121,12 @@ class RecomputationWatcher:
         return note
 
     @contextmanager
-    def _inside_forward(self, forward: Any, name: str) -> Iterator[None]:  # noqa: ANN401
+    def _inside_forward(self, forward: Any, name: str) -> Iterator[None]:
         """Watch the original forward under a replaced one (``functools.wraps``)."""
         plain = forward.__wrapped__
         note = self._hook(name)
 
-        def noting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def noting(*args: Any, **kwargs: Any) -> Any:
             note()
             return plain(*args, **kwargs)
 

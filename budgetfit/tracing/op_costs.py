@@ -41,7 +41,7 @@ def _all_heads(formula: Callable[..., int], query: int) -> Callable[..., int]:
     Grouped-query attention has the same FLOPs; torch 2.11 refuses to count it.
     """
 
-    def flops(*args: Any, **kwargs: Any) -> int:  # noqa: ANN401 - any op argument
+    def flops(*args: Any, **kwargs: Any) -> int:
         heads = args[query].shape[1]
         shapes = [x.shape if isinstance(x, torch.Tensor) else x for x in args]
         for position in (query + 1, query + 2):
@@ -70,7 +70,7 @@ def op_cost(
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    out: Any,  # noqa: ANN401 - whatever the op returned
+    out: Any,
 ) -> tuple[int, float, int]:
     """Return (rate index, floating-point operations, bytes moved) of one op."""
     tensors: list[torch.Tensor] = []
@@ -93,7 +93,7 @@ def op_cost(
     return _NONE, flops, moved_bytes
 
 
-def _collect(value: Any, into: list[torch.Tensor]) -> None:  # noqa: ANN401
+def _collect(value: Any, into: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
         into.append(value)
     elif isinstance(value, (tuple, list)):
@@ -101,7 +101,7 @@ def _collect(value: Any, into: list[torch.Tensor]) -> None:  # noqa: ANN401
             _collect(item, into)
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - an op's arguments
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in (nested) arguments, in order."""
     found: list[torch.Tensor] = []
     for item in value if isinstance(value, tuple) else (value,):

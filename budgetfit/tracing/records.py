@@ -84,7 +84,7 @@ RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 def call_op(
     func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Call the op."""
     return func(*args, **kwargs)
 
@@ -98,7 +98,7 @@ class OpSemantics(Protocol):
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run the op, or what the device runs instead."""
 
     def scratch(
@@ -106,7 +106,7 @@ class OpSemantics(Protocol):
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Any,  # noqa: ANN401
+        out: Any,
         call: CallKey | None = None,
     ) -> OpScratch:
         """Return the scratch memory of the op's kernels; ``call``: the memo's key."""

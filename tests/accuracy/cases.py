@@ -68,7 +68,7 @@ def _case(  # noqa: PLR0913  # a case has this many sides
     checkpointing: Checkpointing = "keep",
     *,
     mark: str = "",
-    **more: Any,  # noqa: ANN401  # the other fields of a Case
+    **more: Any,  # the other fields of a Case
 ) -> Case:
     """A case with the name that says what it is; ``mark`` names what is special."""
     parts = [model.name, precision, checkpointing, f"b{batch_size}", mark, gpu]

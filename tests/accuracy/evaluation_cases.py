@@ -43,7 +43,7 @@ class Evaluated:
     also: tuple[str, ...] = ()
 
 
-def _of_length(model: Model, length: int, **settings: Any) -> Model:  # noqa: ANN401
+def _of_length(model: Model, length: int, **settings: Any) -> Model:
     """The same with sequences of another length."""
     return replace(
         model,
@@ -122,7 +122,7 @@ def _case(  # noqa: PLR0913 - a line of the table below
     *,
     batch_size: int = 2,
     recompute: bool = False,
-    **more: Any,  # noqa: ANN401 - fields of Evaluated
+    **more: Any,
 ) -> Evaluated:
     words = [model.name, precision, gpu, vram]
     words += ["lora"] * more.get("lora", False) + ["full"] * more.get("full", False)

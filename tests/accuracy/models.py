@@ -23,7 +23,7 @@ def _padded(model: Model) -> Model:
     )
 
 
-def _with(model: Model, suffix: str, **settings: Any) -> Model:  # noqa: ANN401
+def _with(model: Model, suffix: str, **settings: Any) -> Model:
     """The same with other settings."""
     return replace(
         model, name=f"{model.name}-{suffix}", settings={**model.settings, **settings}

@@ -58,7 +58,7 @@ def fast_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
     return torch.optim.SGD(parameters, lr=0.5)
 
 
-def plan_of(model: nn.Module, **options: Any) -> Plan:  # noqa: ANN401
+def plan_of(model: nn.Module, **options: Any) -> Plan:
     settings: dict[str, Any] = {
         "gpu": CARD,
         "batch": batch(),
@@ -288,7 +288,7 @@ def test_out_of_memory_is_reported_with_the_plans_numbers_and_what_should_fit() 
     plan = plan_of(tower())
     with budgetfit.apply(plan) as run:
 
-        def full(*_: Any) -> None:  # noqa: ANN401 - a hook takes anything
+        def full(*_: Any) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
         handle = run.model.blocks[1].register_forward_hook(full)

@@ -44,7 +44,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def planned(model: nn.Module, **asked: Any) -> budgetfit.Plan:  # noqa: ANN401
+def planned(model: nn.Module, **asked: Any) -> budgetfit.Plan:
     asked = {"batch_dims": DIMS, "checkpointing": "full", "batch_size": 3} | asked
     return budgetfit.plan(
         model, gpu="t4", batch=MISVOTING, precision="fp32", optimizer=sgd, **asked
@@ -164,7 +164,7 @@ class FirstInput(nn.Linear):
 def test_an_estimate_of_which_nothing_grows_is_refused_as_a_plan_is() -> None:
     batch = (torch.zeros(7, 4), torch.zeros(2, 1), torch.zeros(2))
 
-    def estimated(size: int, **asked: Any) -> budgetfit.Estimate:  # noqa: ANN401
+    def estimated(size: int, **asked: Any) -> budgetfit.Estimate:
         recipe = Recipe(batch_size=size, precision="fp32", optimizer="sgd")
         return budgetfit.estimate(
             FirstInput(4, 4), recipe, gpu="t4", batch=batch, **asked

@@ -27,7 +27,7 @@ OF_THE_BASE, ITS_END = "model.layers.5", "layers.5"
 UNDER_PEFT = f"base_model.model.{OF_THE_BASE}"
 
 
-def estimated(*blocks: str, **settings: Any) -> Estimate:  # noqa: ANN401
+def estimated(*blocks: str, **settings: Any) -> Estimate:
     recipe = Recipe(batch_size=2, segments=tuple(Segment((each,)) for each in blocks))
     return budgetfit.estimate(CONFIG, recipe, **{**SETTINGS, **settings})
 

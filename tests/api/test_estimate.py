@@ -24,12 +24,12 @@ FP32 = {"precision": "fp32"}
 
 
 @functools.cache
-def mebi(recipe: Recipe | None = None, **options: Any) -> Estimate:  # noqa: ANN401
+def mebi(recipe: Recipe | None = None, **options: Any) -> Estimate:
     settings: dict[str, Any] = {"gpu": CARD, "batch": SAMPLE_OF_MEBI, **options}
     return budgetfit.estimate(Mebi(3), recipe, **settings)
 
 
-def gpt2(**options: Any) -> Estimate:  # noqa: ANN401
+def gpt2(**options: Any) -> Estimate:
     example = EXAMPLES["gpt2"]
     model = options.pop("model", None) or example.model()
     batch = options.pop("batch", example.batch)

@@ -76,7 +76,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
     sys.modules.pop("budgetfit_factory_mine", None)
 
 
-def planned(model: object, **asked: Any) -> budgetfit.Plan:  # noqa: ANN401
+def planned(model: object, **asked: Any) -> budgetfit.Plan:
     return budgetfit.plan(model, gpu="t4", batch_size=2, precision="fp32", **asked)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from tests.models import EXAMPLES, LENGTH, VOCABULARY
 LENGTHS = {8: 3, 24: 1}  # 48 tokens in 4 x 24 positions: half is padding
 
 
-def estimated(**options: Any) -> budgetfit.Estimate:  # noqa: ANN401
+def estimated(**options: Any) -> budgetfit.Estimate:
     return budgetfit.estimate(EXAMPLES["llama"].model(), gpu="l4", **options)
 
 

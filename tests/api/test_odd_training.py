@@ -18,7 +18,7 @@ from tests.models import LENGTH, VOCABULARY, WIDTH
 pytestmark = QUIET
 
 
-def plan(model: nn.Module, **options: Any) -> budgetfit.Plan:  # noqa: ANN401
+def plan(model: nn.Module, **options: Any) -> budgetfit.Plan:
     return budgetfit.plan(model, gpu=CARD, **{"batch_size": 2, **options})
 
 

@@ -30,7 +30,7 @@ def batch(samples: int = 4, length: int = 16) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids, "table": torch.zeros(5)}
 
 
-def said(plan: ExpectedBatch, *batches: Any) -> list[str]:  # noqa: ANN401
+def said(plan: ExpectedBatch, *batches: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for item in batches:

@@ -22,7 +22,7 @@ def padded() -> dict[str, torch.Tensor]:
     return whole
 
 
-def run_of(name: str, batch_size: int, steps: int, **options: Any) -> Run:  # noqa: ANN401
+def run_of(name: str, batch_size: int, steps: int, **options: Any) -> Run:
     settings = recipe(batch_size, steps, optimizer="sgd", **options)
     return without_dropout(Run(make(name), settings, learning_rate=0.1))
 

@@ -45,7 +45,7 @@ def loss(outputs: torch.Tensor, _batch: object) -> torch.Tensor:
     return (outputs - 1).square().mean()
 
 
-def run_of(model: torch.nn.Module, **settings: Any) -> Run:  # noqa: ANN401
+def run_of(model: torch.nn.Module, **settings: Any) -> Run:
     return Run(model, Recipe(batch_size=4, **settings), loss=loss)
 
 

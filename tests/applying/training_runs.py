@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PAIRS = (Segment(("layers.0", "layers.1")), Segment(("layers.3",)))
 
 
-def recipe(batch_size: int = 4, steps: int = 1, **options: Any) -> Recipe:  # noqa: ANN401
+def recipe(batch_size: int = 4, steps: int = 1, **options: Any) -> Recipe:
     """Return a recipe for the stack."""
     return Recipe(
         batch_size=batch_size,
@@ -26,7 +26,7 @@ def recipe(batch_size: int = 4, steps: int = 1, **options: Any) -> Recipe:  # no
     )
 
 
-def start(settings: Recipe | None = None, **options: Any) -> Run:  # noqa: ANN401
+def start(settings: Recipe | None = None, **options: Any) -> Run:
     """Return a run of the stack, which has dropout, from always the same weights."""
     run = Run(
         make("stack"), settings or recipe(segments=PAIRS), learning_rate=0.01, **options

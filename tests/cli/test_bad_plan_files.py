@@ -39,7 +39,7 @@ def saved(place: Path) -> dict[str, Any]:
     return document
 
 
-def changed(document: dict[str, Any], place: Path, **fields: Any) -> Path:  # noqa: ANN401
+def changed(document: dict[str, Any], place: Path, **fields: Any) -> Path:
     """Write the plan with other fields."""
     path = place / "changed.json"
     path.write_text(json.dumps({**document, **fields}))

@@ -59,7 +59,7 @@ def process(
     )
 
 
-def write_config(folder: Path, **changes: Any) -> Path:  # noqa: ANN401
+def write_config(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     (folder / "stranger.py").write_text(RUNS)

@@ -58,16 +58,16 @@ NO_CARD = replace(
 )
 
 
-def findings(machine: Machine, **changes: Any) -> list[Finding]:  # noqa: ANN401 - fields
+def findings(machine: Machine, **changes: Any) -> list[Finding]:
     return list(run_checks(replace(machine, **changes)))
 
 
-def bad(machine: Machine, **changes: Any) -> list[Finding]:  # noqa: ANN401 - fields
+def bad(machine: Machine, **changes: Any) -> list[Finding]:
     """What is no ``ok``."""
     return [f for f in findings(machine, **changes) if f.verdict != "ok"]
 
 
-def only(machine: Machine, **changes: Any) -> Finding:  # noqa: ANN401 - fields
+def only(machine: Machine, **changes: Any) -> Finding:
     """The one finding that is no ``ok``."""
     [finding] = bad(machine, **changes)
     return finding

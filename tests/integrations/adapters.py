@@ -37,7 +37,7 @@ def base(device: str = "cpu") -> LlamaForCausalLM:
         return LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # noqa: SLF001
 
 
-def adapter(method: str = "lora", **more: Any) -> Adapter:  # noqa: ANN401
+def adapter(method: str = "lora", **more: Any) -> Adapter:
     found = parse_adapter(method, **more)
     assert found is not None
     return found

@@ -40,7 +40,7 @@ peft = pytest.importorskip("peft")
 pytestmark = QUIET
 
 
-def real(**more: Any) -> nn.Module:  # noqa: ANN401
+def real(**more: Any) -> nn.Module:
     settings = {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
     return peft.get_peft_model(base(), peft.LoraConfig(**{**settings, **more}))
 

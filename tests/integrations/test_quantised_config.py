@@ -53,7 +53,7 @@ def llama(dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
 def write(tmp_path: Path) -> Callable[..., str]:
     """Save a Llama as a checkpoint says that it is stored; return its folder."""
 
-    def save(dtype: str | None = "bfloat16", **more: Any) -> str:  # noqa: ANN401
+    def save(dtype: str | None = "bfloat16", **more: Any) -> str:
         fields = LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]).to_dict()
         fields = {**fields, "dtype": dtype, **more}
         if dtype is None:
@@ -270,7 +270,7 @@ def test_a_config_without_dtype_has_that_of_the_weights_beside_it(
 def test_the_assumed_dtype_is_said_where_it_matters(write: Callable[..., str]) -> None:
     folder = write(None)
 
-    def said(**settings: Any) -> bool:  # noqa: ANN401
+    def said(**settings: Any) -> bool:
         made = budgetfit.plan(
             folder,
             gpu="rtx-4090",

@@ -104,7 +104,7 @@ def tiny_plan(  # noqa: PLR0913 - a value each
     return plan_of(str(path), model=model, estimate=sample_estimate(recipe))
 
 
-def plan_of(text: str | None, **values: Any) -> Plan:  # noqa: ANN401
+def plan_of(text: str | None, **values: Any) -> Plan:
     """A plan that was made from this text, and saved."""
     return sample_plan(provenance={"asked": {"model": text}}, **values)
 

@@ -1,7 +1,5 @@
 """Files for LLaMA-Factory and axolotl say what was planned, and what they cannot."""
 
-# ruff: noqa: ANN401 - values of YAML
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -173,7 +173,7 @@ def a_live_model_in_a_fresh_process() -> None:
     _verify(fresh_process=True)
 
 
-def _verify(**options: Any) -> None:  # noqa: ANN401
+def _verify(**options: Any) -> None:
     model = make("stack")
     settings = {"batch": batch_for("stack"), "device": "cpu", **options}
     if options.get("fresh_process"):

@@ -34,7 +34,7 @@ def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401
         run.step(batch)
 
 
-def _stack_batch(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+def _stack_batch(**changes: Any) -> dict[str, Any]:
     return {**batches(1)[0], **changes}
 
 

@@ -34,7 +34,7 @@ def _train(
     model: nn.Module,
     plan: budgetfit.Plan,
     callback: Any = None,  # noqa: ANN401
-    **changes: Any,  # noqa: ANN401
+    **changes: Any,
 ) -> transformers.Trainer:
     """Train for one step with the plan's callback and other arguments."""
     with tempfile.TemporaryDirectory() as folder:

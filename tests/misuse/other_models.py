@@ -15,7 +15,7 @@ from tests.misuse.case import refused, right, unharmed
 from tests.misuse.training import applied, options_of, plan_of, variant
 
 
-def _refused_for(model: nn.Module, kind: str = "llama", **options: Any) -> None:  # noqa: ANN401
+def _refused_for(model: nn.Module, kind: str = "llama", **options: Any) -> None:
     plan = plan_of(kind, **options)
     with unharmed(model):
         budgetfit.apply(plan, model)

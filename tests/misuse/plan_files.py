@@ -36,7 +36,7 @@ def _edited(edit: Callable[[dict[str, Any]], object]) -> Plan:
     return Plan.from_json(json.dumps(data))
 
 
-def _recipe(**changes: Any) -> Plan:  # noqa: ANN401
+def _recipe(**changes: Any) -> Plan:
     return _edited(lambda data: data["recipe"].update(changes))
 
 

@@ -21,7 +21,7 @@ RATE = 0.1
 SAMPLES = 4
 
 
-def options_of(kind: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+def options_of(kind: str, **options: Any) -> dict[str, Any]:
     """Return the arguments of ``plan``: fp32, SGD and every block recomputed."""
     return {
         "gpu": CARD,
@@ -35,7 +35,7 @@ def options_of(kind: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 @functools.cache
-def plan_of(kind: str = "stack", **options: Any) -> budgetfit.Plan:  # noqa: ANN401
+def plan_of(kind: str = "stack", **options: Any) -> budgetfit.Plan:
     """Return a plan of a small model, which does not hold that model."""
     made = budgetfit.plan(make(kind), **options_of(kind, **options))
     return made.changed(source=None)
@@ -44,7 +44,7 @@ def plan_of(kind: str = "stack", **options: Any) -> budgetfit.Plan:  # noqa: ANN
 def applied(
     kind: str = "stack",
     model: nn.Module | None = None,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> budgetfit.Run:
     """Return a run of a small model, with a rate at which it learns."""
     model = make(kind) if model is None else model
@@ -115,7 +115,7 @@ def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(weight, names[name], msg=f"{name} differs")
 
 
-def variant(kind: str, attention: str = "sdpa", **changes: Any) -> nn.Module:  # noqa: ANN401
+def variant(kind: str, attention: str = "sdpa", **changes: Any) -> nn.Module:
     """Return a small model of transformers with another config."""
     model = make(kind)
     config = copy.deepcopy(model.config)

@@ -127,7 +127,7 @@ def test_the_optimizer_and_the_precision_of_a_lever_are_its_own() -> None:
 
 
 def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
-    def offered(found: BlockChain, **changes: Any) -> list[str]:  # noqa: ANN401
+    def offered(found: BlockChain, **changes: Any) -> list[str]:
         settings = replace(SETTING, **changes)
         return [
             each.label for each in training_changes(BlockChain(found.traces, settings))

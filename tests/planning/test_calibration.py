@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def process(outside_mib: int, **changes: Any) -> ProcessMemory:  # noqa: ANN401
+def process(outside_mib: int, **changes: Any) -> ProcessMemory:
     values: dict[str, Any] = {
         "held_bytes": (4096 + outside_mib) * MIB,
         "reserved_bytes": 4096 * MIB,
@@ -63,7 +63,7 @@ def process(outside_mib: int, **changes: Any) -> ProcessMemory:  # noqa: ANN401
     return ProcessMemory(**values | changes)
 
 
-def plan(**options: Any) -> budgetfit.Plan:  # noqa: ANN401
+def plan(**options: Any) -> budgetfit.Plan:
     settings = {"gpu": "rtx-4090", "vram": "2GiB", "precision": "fp32", "batch_size": 2}
     return budgetfit.plan(Mebi(2), batch=SAMPLE_OF_MEBI, **settings | options)
 
@@ -188,11 +188,11 @@ def test_verify_on_the_cpu_keeps_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def checked(measured_ms: float, **changes: Any) -> Verification:  # noqa: ANN401
+def checked(measured_ms: float, **changes: Any) -> Verification:
     return sample_verification(step_ms=measured_ms, **changes)
 
 
-def timed_plan(step_ms: float = 100.0, **changes: Any) -> Plan:  # noqa: ANN401
+def timed_plan(step_ms: float = 100.0, **changes: Any) -> Plan:
     """A plan for the card whose step takes so long."""
     found = sample_plan()
     estimate = replace(found.estimate, step_ms=step_ms, **changes)

@@ -51,7 +51,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     """Which recipes were judged."""
     recipes: list[Recipe] = []
 
-    def spy(chains: BlockChain, recipe: Recipe, *rest: Any) -> Estimate:  # noqa: ANN401
+    def spy(chains: BlockChain, recipe: Recipe, *rest: Any) -> Estimate:
         recipes.append(recipe)
         return judge_recipe(chains, recipe, *rest)
 

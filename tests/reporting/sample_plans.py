@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - a change is any field of the value
 """Plans made by hand, every size a whole number of MiB: no torch, no tracing."""
 
 import dataclasses

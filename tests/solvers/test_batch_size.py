@@ -57,7 +57,7 @@ def choose(
     objective: Objective = "throughput",
     solve: Solve = chain_dp,
     profile: Callable[[int], ChainProfile] = profile_at,
-    **others: Any,  # noqa: ANN401 - the keywords of choose_batch_size
+    **others: Any,
 ) -> BatchChoice:
     return choose_batch_size(
         profile, solve, budget_bytes=budget_bytes, objective=objective, **others

@@ -56,7 +56,7 @@ def trace_of(
     )
 
 
-def idle_ops(events: Iterable[int], **others: Any) -> StepTrace:  # noqa: ANN401
+def idle_ops(events: Iterable[int], **others: Any) -> StepTrace:
     """Ops without work, for tests that give their times themselves."""
     return trace_of([(event, "none", 0.0, 0.0, 0.0, 0.0) for event in events], **others)
 

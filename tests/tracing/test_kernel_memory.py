@@ -118,7 +118,7 @@ def test_arguments_are_affine_in_the_batch_size_and_parts_stay(name: str) -> Non
             assert c == a + 9 * (b - a)
 
 
-def everything_taken(*call: Any) -> list[Scratch]:  # noqa: ANN401 - any op's call
+def everything_taken(*call: Any) -> list[Scratch]:
     steps = [step.scratch for step in kernel_steps(*call) if isinstance(step, Alloc)]
     return [*scratch_of(*call), *steps]
 

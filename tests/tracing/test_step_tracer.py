@@ -36,7 +36,7 @@ def trace(
     *,
     loss: Callable[..., torch.Tensor] | None = None,
     target: CudaTarget | None = ADA,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> RawTrace:
     """Trace one step of any model, without blocks."""
     return trace_step(

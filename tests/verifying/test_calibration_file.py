@@ -26,7 +26,7 @@ from budgetfit.calibration.file import (
 MIB = 2**20
 
 
-def measurement(**changes: Any) -> ContextMeasurement:  # noqa: ANN401
+def measurement(**changes: Any) -> ContextMeasurement:
     values: dict[str, Any] = {
         "card": "NVIDIA GeForce RTX 4090",
         "cuda_major": 13,
@@ -42,7 +42,7 @@ def measurement(**changes: Any) -> ContextMeasurement:  # noqa: ANN401
     return ContextMeasurement(**values | changes)
 
 
-def step_time(**changes: Any) -> StepTimeMeasurement:  # noqa: ANN401
+def step_time(**changes: Any) -> StepTimeMeasurement:
     values: dict[str, Any] = {
         "card": "NVIDIA GeForce RTX 4090",
         "precision": "bf16-mixed",

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - options of a run
 from __future__ import annotations
 
 import math

@@ -240,7 +240,7 @@ def _phases_told_to(seen: RecomputationWatcher) -> Iterator[None]:
     """Say when the backward pass is on, without asking the product."""
     plain = torch.Tensor.backward
 
-    def backward(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def backward(*args: Any, **kwargs: Any) -> None:
         seen.on_phase("backward")
         try:
             plain(*args, **kwargs)

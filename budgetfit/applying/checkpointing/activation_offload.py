@@ -52,7 +52,7 @@ def run_with_offload(
     *,
     module: nn.Module | None = None,
     after_forward: bool = False,
-) -> Any:  # noqa: ANN401 - whatever the block returns
+) -> Any:
     """Run one block with its saved tensors offloaded to host memory.
 
     The first tensor among the arguments, the hidden state, is offloaded as well. What
@@ -111,7 +111,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - storage identity
+    return tensor.untyped_storage()._cdata
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
@@ -334,7 +334,7 @@ def _unpack(packed: _SavedTensor) -> torch.Tensor:
 
 def _version(tensor: torch.Tensor) -> int:
     """Return the version counter, shared by views and aliases."""
-    return tensor._version  # noqa: SLF001 - as in torch's notes on autograd
+    return tensor._version
 
 
 def _flat_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -345,7 +345,7 @@ def _flat_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 def _autocast_source(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the leaf that this tensor, or its base, is a dtype cast of."""
-    whole = tensor if tensor._base is None else tensor._base  # noqa: SLF001
+    whole = tensor if tensor._base is None else tensor._base
     node = whole.grad_fn
     if node is None or node.name() != "ToCopyBackward0":
         return None

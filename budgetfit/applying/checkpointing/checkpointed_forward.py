@@ -60,9 +60,9 @@ class BlockCall:
     def __call__(
         self,
         function: Callable[..., Any],
-        *args: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401 - whatever the block returns
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Call ``function``, the block's forward, checkpointed or offloaded."""
         if self.offload:
             return run_with_offload(
@@ -81,9 +81,9 @@ class BlockCall:
     def call_nested(
         self,
         function: Callable[..., Any],
-        *args: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Call ``function`` in a checkpoint nested in another checkpoint.
 
         Keyword tensors would be kept alive by reference, although the outer checkpoint
@@ -97,7 +97,7 @@ class BlockCall:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Call torch's non-reentrant checkpoint.
 
         With early stop, selectively saved ops after the last tensor that backward needs
@@ -155,7 +155,7 @@ class CheckpointedForward:
         self._nested = nested
 
     @_eager
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block."""
         if not self._call.offload:
             kwargs = _without_cache(self._call.block, kwargs)
@@ -191,7 +191,7 @@ def _keywords_first(
     rest = {name: value for name, value in kwargs.items() if name not in names}
     given = len(args)
 
-    def call(*values: Any) -> Any:  # noqa: ANN401
+    def call(*values: Any) -> Any:
         named = dict(zip(names, values[given:], strict=True))
         return function(*values[:given], **named, **rest)
 

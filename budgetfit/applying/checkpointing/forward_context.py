@@ -89,11 +89,11 @@ class _Keep(torch.autograd.Function):
     """Saves its second argument and computes nothing."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, anchor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
         return anchor.new_empty((0,))
 
     @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:  # noqa: ANN401
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
         del ctx
         raise CheckpointError("Nothing is computed from this node.")

@@ -35,7 +35,7 @@ class _SavePretrained:
     def __init__(self, model: nn.Module, configs: list[Any]) -> None:
         self._model, self._configs = model, configs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Save the model with the original ``use_cache``."""
         now = [config.use_cache for config in self._configs]
         for config in self._configs:

@@ -162,7 +162,7 @@ def restored_attributes(changes: list[Change]) -> Iterator[None]:
             _set(each, value)
 
 
-def _current(each: Change) -> Any:  # noqa: ANN401
+def _current(each: Change) -> Any:
     if isinstance(each, GeneratorChange):
         return generator_state(each.generator)
     if isinstance(each, ContainerChange):
@@ -170,7 +170,7 @@ def _current(each: Change) -> Any:  # noqa: ANN401
     return each.attributes.get(each.name, _ABSENT)
 
 
-def _set(each: Change, value: Any) -> None:  # noqa: ANN401
+def _set(each: Change, value: Any) -> None:
     if isinstance(each, GeneratorChange):
         set_generator_state(each.generator, value)
     elif isinstance(each, ContainerChange):
@@ -181,7 +181,7 @@ def _set(each: Change, value: Any) -> None:  # noqa: ANN401
         each.attributes[each.name] = value
 
 
-def _holds_values(container: Any) -> bool:  # noqa: ANN401
+def _holds_values(container: Any) -> bool:
     """Whether a container has only plain values, which can be kept until backward."""
     if len(container) > _MAX_ITEMS:
         return False
@@ -193,12 +193,12 @@ def _may_set(module: nn.Module) -> bool:
     """Whether a forward may set attributes on it: torch's own layers do not."""
     return (
         not type(module).__module__.startswith("torch.nn.modules.")
-        or len(module._forward_pre_hooks) > 0  # noqa: SLF001 - weight norm computes there
-        or len(module._forward_hooks) > 0  # noqa: SLF001
+        or len(module._forward_pre_hooks) > 0
+        or len(module._forward_hooks) > 0
     )
 
 
-def _keepable(value: Any) -> Any:  # noqa: ANN401
+def _keepable(value: Any) -> Any:
     """Return the value, or ``_OTHER`` if it may hold the graph of an earlier step."""
     if value is _ABSENT or isinstance(value, _VALUES):
         return value

@@ -48,7 +48,7 @@ class BufferSnapshot(NamedTuple):
             return self.module.training  # its kernels do not bump versions
         now = self.tensors.get(self.name)
         # Version counters: torch's notes on autograd, "In-place correctness checks".
-        return now is not self.tensor or now._version != self.version  # noqa: SLF001
+        return now is not self.tensor or now._version != self.version
 
 
 class MutatedBuffers:
@@ -82,7 +82,7 @@ class MutatedBuffers:
             if isinstance(tensor, torch.Tensor):
                 is_norm = module.training and _is_torchs_norm(module) and not every
                 copy = None if is_norm else tensor.detach().clone()
-                version = tensor._version  # noqa: SLF001
+                version = tensor._version
                 held.append(BufferSnapshot(module, table, name, tensor, version, copy))
         return held
 
@@ -136,11 +136,11 @@ def restored_buffers(held: list[BufferSnapshot]) -> Iterator[None]:
 @contextmanager
 def _frozen_statistics(norm: nn.Module) -> Iterator[None]:
     """Freeze running statistics by momentum 0: new = (1 - 0) * old + 0 * batch."""
-    momentum, counted = norm.momentum, norm._buffers["num_batches_tracked"]  # noqa: SLF001
+    momentum, counted = norm.momentum, norm._buffers["num_batches_tracked"]
     must_count = isinstance(norm, SyncBatchNorm) and counted is not None
     scratch_count = counted.clone() if must_count else None  # type: ignore[union-attr]
-    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, scratch_count  # type: ignore[assignment] # noqa: SLF001
+    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, scratch_count  # type: ignore[assignment]
     try:
         yield
     finally:
-        norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted  # noqa: SLF001
+        norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted

@@ -205,7 +205,7 @@ def _sampling_slices(shape: torch.Size) -> tuple[slice, ...]:
 @contextmanager
 def _observed_saved_tensors(look: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Pass saved tensors to ``look``, before the active saved-tensor hooks."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if hooks is None:  # no active checkpoint: nothing will be recomputed
         yield
         return

@@ -93,7 +93,7 @@ class _RepeatableForward:
         self._attributes: list[Change] = []
         self._modes: list[tuple[nn.Module, bool]] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run or recompute the block."""
         if self._generators is not None:
             return self._recompute(self._generators, args, kwargs)
@@ -115,7 +115,7 @@ class _RepeatableForward:
         generators: HostRngState,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         with ExitStack() as stack:
             stack.callback(HostRngState.now().restore)
             generators.restore()

@@ -68,7 +68,7 @@ class SegmentCheckpoint:
         kwargs: dict[str, Any],
         *,
         random: bool,
-    ) -> Any:  # noqa: ANN401 - whatever the block returns
+    ) -> Any:
         """Run the segment's block number ``position`` without saving its activations.
 
         If the input is the previous block's output, the call continues that forward.
@@ -125,11 +125,11 @@ class _TensorVersion:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = weakref.ref(tensor)
         # Torch's notes on autograd, "In-place correctness checks".
-        self._version = tensor._version  # noqa: SLF001
+        self._version = tensor._version
 
     def is_still(self, tensor: torch.Tensor) -> bool:
         """Whether this is the same tensor, unmodified since."""
-        return self._tensor() is tensor and tensor._version == self._version  # noqa: SLF001
+        return self._tensor() is tensor and tensor._version == self._version
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -169,7 +169,7 @@ class _SegmentForward:
         kwargs: dict[str, Any],
         *,
         random: bool,
-    ) -> Any:  # noqa: ANN401 - whatever the block returns
+    ) -> Any:
         """Run one block and record the call."""
         call = _Call(
             forward,

@@ -88,7 +88,7 @@ class SelectiveCheckpoint:
 
 
 def draws_random_numbers(
-    op: Any,  # noqa: ANN401 - an OpOverload or a higher-order op
+    op: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> bool:
@@ -102,7 +102,7 @@ def draws_random_numbers(
 
 
 def mutated_saved_call(
-    op: Any,  # noqa: ANN401
+    op: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     saved: dict[int, str],
@@ -148,10 +148,10 @@ class _Policy:
 
     def __call__(
         self,
-        context: Any,  # noqa: ANN401 - torch's SelectiveCheckpointContext
-        op: Any,  # noqa: ANN401
-        *args: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
+        context: Any,
+        op: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> CheckpointPolicy:
         """Return the policy for one call."""
         call = f"{op}:{self._calls[op]}"
@@ -173,8 +173,8 @@ class _Policy:
             self._saved[_storage(tensor)] = call
         return CheckpointPolicy.MUST_SAVE
 
-    def _check_random(self, op: Any, before: str) -> None:  # noqa: ANN401
-        if op._schema.is_mutable:  # noqa: SLF001 - OpOverload has no public schema
+    def _check_random(self, op: Any, before: str) -> None:
+        if op._schema.is_mutable:
             raise InputError(
                 f"Block {self.block!r} saves the random numbers of {before!r}, and "
                 f"later draws others in place ({op}), which cannot be saved. Leave "
@@ -185,7 +185,7 @@ class _Policy:
 class _Context:
     """One of torch's two contexts, with counts reset and the autocast cache cleared."""
 
-    def __init__(self, policy: _Policy, mode: Any, clears_autocast_cache: bool) -> None:  # noqa: ANN401
+    def __init__(self, policy: _Policy, mode: Any, clears_autocast_cache: bool) -> None:
         self._policy = policy
         self._mode = mode
         self._clears_autocast_cache = clears_autocast_cache
@@ -228,7 +228,7 @@ def _check_op(block: str, name: str) -> None:
             "no such op. Write it as torch prints it, for example "
             f'"aten.mm.default:0", or make the plan anew.'
         )
-    if op._schema.is_mutable:  # noqa: SLF001 - OpOverload has no public schema
+    if op._schema.is_mutable:
         raise InputError(
             f"Block {block!r} cannot save {name!r}: this op writes to its arguments, "
             "and would have to run again. Save an op that makes a new tensor."
@@ -242,7 +242,7 @@ def _overwritten(block: str, what: str, by: str) -> str:
     )
 
 
-def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
+def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """Return an argument's value, given or default; None if the op has none."""
     schema = getattr(op, "_schema", None)
     for place, argument in enumerate(schema.arguments if schema is not None else ()):
@@ -254,7 +254,7 @@ def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str)
 
 def _storage(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage while it is alive."""
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - also of fake tensors
+    return tensor.untyped_storage()._cdata
 
 
 def _tensors(value: object) -> Iterable[torch.Tensor]:

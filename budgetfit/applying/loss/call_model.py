@@ -27,7 +27,7 @@ _BY_POSITION = (
 
 def compute_loss(
     model: nn.Module,
-    batch: Any,  # noqa: ANN401
+    batch: Any,
     loss: Loss | None,
     *,
     on_missing_loss: Callable[[], object] | None = None,
@@ -74,7 +74,7 @@ def compute_loss(
 
 def model_arguments(
     model: nn.Module,
-    batch: Any,  # noqa: ANN401
+    batch: Any,
     *,
     for_loss: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -113,11 +113,11 @@ def _argument_count(model: nn.Module, count: int) -> int:
 
 
 def _own_loss(
-    outputs: Any,  # noqa: ANN401
+    outputs: Any,
     kwargs: dict[str, Any],
     *,
     on_missing_loss: Callable[[], object] | None,
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Return the loss in the outputs; as ``compute_loss`` without a ``loss``."""
     own = (
         outputs.get("loss")
@@ -148,17 +148,17 @@ def _own_loss(
     return mean_of_outputs(outputs)
 
 
-def mean_of_outputs(outputs: Any) -> torch.Tensor:  # noqa: ANN401
+def mean_of_outputs(outputs: Any) -> torch.Tensor:
     """Return the mean of the means of all floating-point outputs."""
     means = [tensor.mean(dtype=torch.float32) for tensor in _float_tensors(outputs)]
     return torch.stack(means).mean()
 
 
-def _float_tensors(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def _float_tensors(outputs: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
-def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any, Any]:  # noqa: ANN401
+def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any, Any]:
     """Run an evaluation forward; return the outputs, and the loss if there is one.
 
     Labels stay in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.

@@ -166,7 +166,7 @@ class ChunkedLoss:
         num_items_in_batch: torch.Tensor | int | None = None,
         ignore_index: int = -100,
         shift_labels: torch.Tensor | None = None,
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Compute ``transformers.loss.loss_utils.ForCausalLMLoss``, in chunks."""
         if not isinstance(logits, DeferredLogits):
@@ -259,7 +259,7 @@ class _DeferredHeadForward:
         self.__wrapped__ = plain
         self._chunked = chunked
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the logits, or ``DeferredLogits``."""
         if len(args) == 1 and not kwargs and self._chunked.defers():
             return self._chunked.defer(args[0])
@@ -284,7 +284,7 @@ def _even_sizes(length: int, parts: int) -> list[int]:
     return [size + (part < left) for part in range(parts)]
 
 
-def _causal_model(model: nn.Module) -> Any:  # noqa: ANN401 - transformers' class
+def _causal_model(model: nn.Module) -> Any:
     """Return the causal LM in ``model``, itself or inside a wrapper, or None.
 
     It has an output head, and its forward passes logits to ``self.loss_function``,

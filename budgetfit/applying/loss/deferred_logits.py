@@ -56,7 +56,7 @@ class PointwiseOp:
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Apply the op to real logits."""
 
-        def filled(value: Any) -> Any:  # noqa: ANN401
+        def filled(value: Any) -> Any:
             return logits if value is _LOGITS else value
 
         args = [filled(value) for value in self.args]
@@ -108,7 +108,7 @@ class DeferredLogits:
     def __torch_function__(
         cls,
         func: Callable[..., Any],
-        types: Any,  # noqa: ANN401 - as torch declares it
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> DeferredLogits:
@@ -121,7 +121,7 @@ class DeferredLogits:
             name = getattr(func, "__name__", func)
             refuse_chunking(f"between its output head and its loss it calls {name}")
 
-        def emptied(value: Any) -> Any:  # noqa: ANN401
+        def emptied(value: Any) -> Any:
             return _LOGITS if value is own[0] else value
 
         op = PointwiseOp(
@@ -131,7 +131,7 @@ class DeferredLogits:
         )
         return replace(own[0], ops=(*own[0].ops, op))
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         """Return a recording version of a pointwise tensor method."""
         if name.startswith("__"):
             raise AttributeError(name)
@@ -144,13 +144,13 @@ class DeferredLogits:
 
 def _call(
     function: Callable[..., Any],
-    *args: Any,  # noqa: ANN401
-    **kwargs: Any,  # noqa: ANN401
+    *args: Any,
+    **kwargs: Any,
 ) -> DeferredLogits:
     return DeferredLogits.__torch_function__(function, (), args, kwargs)
 
 
-def _is_number(value: Any) -> bool:  # noqa: ANN401
+def _is_number(value: Any) -> bool:
     """Whether the argument is a scalar, which keeps the op elementwise."""
     return not isinstance(value, torch.Tensor) or value.dim() == 0
 

@@ -76,7 +76,7 @@ class _ResyncsGradients:
     queue: dict[torch.Tensor, torch.cuda.Event]
     param_groups: list[dict[str, Any]]
 
-    def __init__(self, parameters: list[Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, parameters: list[Any], *args: Any, **kwargs: Any) -> None:
         before = {each: _hook_ids(each) for each in parameters}
         super().__init__(parameters, *args, **kwargs)  # type: ignore[call-arg]
         self.trained = list(parameters)
@@ -89,7 +89,7 @@ class _ResyncsGradients:
 
     def _note_copy(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None  # noqa: S101 - just accumulated
-        self._copied[parameter] = parameter.grad._version  # noqa: SLF001
+        self._copied[parameter] = parameter.grad._version
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -101,13 +101,13 @@ class _ResyncsGradients:
         }
         return {**(self.d_opt.state if self.d_opt is not None else {}), **host}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Copy gradients that changed since backward again, then step."""
         for parameter, copied in self.queue.items():
             gradient, host = parameter.grad, self.param_d2h_map[parameter].grad
             assert gradient is not None  # noqa: S101 - kept until zero_grad
             assert host is not None  # noqa: S101 - made with the optimizer
-            if gradient._version != self._copied[parameter]:  # noqa: SLF001
+            if gradient._version != self._copied[parameter]:
                 copied.synchronize()
                 with torch.no_grad():
                     host.copy_(gradient)
@@ -129,11 +129,11 @@ class _ResyncsGradients:
         """Remove the hooks on parameters."""
         for parameter, added in self._hooks.items():
             for key in added:
-                parameter._post_accumulate_grad_hooks.pop(key, None)  # noqa: SLF001
+                parameter._post_accumulate_grad_hooks.pop(key, None)
 
 
-def _hook_ids(parameter: Any) -> set[int]:  # noqa: ANN401
-    return set(parameter._post_accumulate_grad_hooks or {})  # noqa: SLF001
+def _hook_ids(parameter: Any) -> set[int]:
+    return set(parameter._post_accumulate_grad_hooks or {})
 
 
 class FakeCpuOffloadOptimizer(torch.optim.Optimizer):

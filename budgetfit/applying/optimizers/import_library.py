@@ -8,7 +8,7 @@ from typing import Any
 from budgetfit.errors import InputError
 
 
-def import_optimizer_library(name: str, module: str) -> Any:  # noqa: ANN401 - a module
+def import_optimizer_library(name: str, module: str) -> Any:
     """Import the module of an optimizer's library.
 
     Args:

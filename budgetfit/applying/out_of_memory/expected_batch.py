@@ -72,7 +72,7 @@ class ExpectedBatch:
             }
         )
 
-    def larger(self, batch: Any) -> tuple[LargerTensor, ...]:  # noqa: ANN401 - any nesting
+    def larger(self, batch: Any) -> tuple[LargerTensor, ...]:
         """Return the batch's tensors that exceed the plan in a dimension.
 
         Tensors that the planned batch does not have are skipped.
@@ -84,7 +84,7 @@ class ExpectedBatch:
             and _exceeds(shape, planned)
         )
 
-    def growth(self, batch: Any) -> float:  # noqa: ANN401 - any nesting
+    def growth(self, batch: Any) -> float:
         """Return the largest ratio of a tensor's elements to the planned ones."""
         return max(
             (
@@ -94,7 +94,7 @@ class ExpectedBatch:
             default=1.0,
         )
 
-    def warn_if_unknown(self, batch: Any) -> None:  # noqa: ANN401 - any nesting
+    def warn_if_unknown(self, batch: Any) -> None:
         """Warn of tensors that the planned batch does not have, once for each."""
         news = [
             (name, shape)
@@ -111,7 +111,7 @@ class ExpectedBatch:
                 stacklevel=4,
             )
 
-    def warn_if_larger(self, batch: Any) -> None:  # noqa: ANN401 - any nesting
+    def warn_if_larger(self, batch: Any) -> None:
         """Warn of a batch that is larger than planned, before it runs."""
         news = [
             item
@@ -135,7 +135,7 @@ class ExpectedBatch:
         )
 
 
-def split_batch(batch: Any, size: int, dims: SampleDims = FIRST_DIM) -> Iterator[Any]:  # noqa: ANN401
+def split_batch(batch: Any, size: int, dims: SampleDims = FIRST_DIM) -> Iterator[Any]:
     """Split a batch into micro-batches of ``size`` samples; the last may be shorter.
 
     Rows of boxes, nodes or patches go with their sample. Tensors and lists without an
@@ -154,12 +154,12 @@ def split_batch(batch: Any, size: int, dims: SampleDims = FIRST_DIM) -> Iterator
 
 
 def _slice(
-    part: Any,  # noqa: ANN401
+    part: Any,
     samples: int,
     taken: range,
     dims: SampleDims,
     path: str,
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Return a range of samples; tensors are views."""
     if is_tensor(part):
         dim = sample_dimension(part, samples, dims, path)
@@ -187,14 +187,14 @@ def _slice(
     return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)
 
 
-def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> Any:  # noqa: ANN401
+def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> Any:
     """Return the rows of a range of samples; a sample index is renumbered from 0."""
     start, count = sum(shares[: taken.start]), sum(shares[taken.start : taken.stop])
     rows = tensor.narrow(0, start, count)
     return rows - taken.start if is_index else rows
 
 
-def _shapes(batch: Any) -> dict[str, Shape]:  # noqa: ANN401
+def _shapes(batch: Any) -> dict[str, Shape]:
     return {
         name or SINGLE_TENSOR: tuple(tensor.shape)
         for name, tensor in named_tensors_in(batch)

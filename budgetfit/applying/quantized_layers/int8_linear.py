@@ -67,7 +67,7 @@ class _MatMul8bitLt(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - torch gives it attributes
+        ctx: Any,
         x: torch.Tensor,
         bias: torch.Tensor | None,
         layer: Int8Linear,
@@ -84,7 +84,7 @@ class _MatMul8bitLt(torch.autograd.Function):
         return out.reshape(*shape[:-1], layer.out_features)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ANN401 - as torch has it
+    def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         needs_x, needs_bias, _ = ctx.needs_input_grad
         layer: Int8Linear = ctx.layer

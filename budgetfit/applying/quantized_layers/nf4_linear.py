@@ -135,7 +135,7 @@ def parameter_count(model: nn.Module) -> int:
     """
     unpacked: dict[int, int] = {}
     for module in model.modules():
-        weight = module._parameters.get("weight")  # noqa: SLF001 - may be a computed property
+        weight = module._parameters.get("weight")
         if isinstance(module, Nf4Linear) or type(weight).__name__ == "Params4bit":
             layer: Any = module
             unpacked[id(weight)] = layer.in_features * layer.out_features
@@ -147,7 +147,7 @@ class _MatMul4Bit(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - torch gives it attributes
+        ctx: Any,
         x: torch.Tensor,
         bias: torch.Tensor | None,
         layer: Nf4Linear,
@@ -158,7 +158,7 @@ class _MatMul4Bit(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ANN401 - as torch has it
+    def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         needs_x, needs_bias, _ = ctx.needs_input_grad
         for_x = for_bias = None

@@ -73,4 +73,4 @@ class AccumulatedGradients:
 
 def _version(tensor: torch.Tensor | None) -> int:
     """Return a tensor's version counter (in-place writes)."""
-    return 0 if tensor is None else tensor._version  # noqa: SLF001 - no public name
+    return 0 if tensor is None else tensor._version

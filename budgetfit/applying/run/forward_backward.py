@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def forward_backward(  # noqa: PLR0913 - one value each, all needed
     model: nn.Module,
-    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    batch: Any,
     *,
     loss: Loss | None,
     divisor: float,

@@ -27,7 +27,7 @@ _NAME = "num_items_in_batch"
 
 def pass_num_items(
     model: nn.Module,
-    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    batch: Any,
     loss: Loss | None,
     count: int | torch.Tensor | None,
 ) -> tuple[Any, Loss | None]:

@@ -117,7 +117,7 @@ class OptimizerUpdate:
         """Return the version counters of all weights and states."""
         states = tree_leaves(dict(self._optimizer.state))
         return [
-            item._version  # noqa: SLF001 - no public name
+            item._version
             for item in (*self._trained, *states)
             if isinstance(item, torch.Tensor)
         ]

@@ -179,7 +179,7 @@ class Run:
 
     def step(
         self,
-        batch: Any,  # noqa: ANN401 - any nesting of tensors
+        batch: Any,
         max_grad_norm: float | None = None,
         *,
         weight: float | None = None,
@@ -248,7 +248,7 @@ class Run:
                 self._run_or_drop_group(update, None)
             return waiting
 
-    def parts(self, batch: Any) -> Iterator[Any]:  # noqa: ANN401
+    def parts(self, batch: Any) -> Iterator[Any]:
         """Split a batch of any size into micro-batches; the last may be shorter."""
         return split_batch(batch, self.recipe.batch_size, self._dims)
 
@@ -355,7 +355,7 @@ class Run:
 
     def _train(
         self,
-        batch: Any,  # noqa: ANN401
+        batch: Any,
         max_grad_norm: float | None,
         weight: float | None,
         num_items_in_batch: int | torch.Tensor | None,
@@ -408,7 +408,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.group = AccumulationGroup(self.recipe.gradient_accumulation_steps)
 
-    def _run_or_drop_group(self, work: Callable[[], _Result], batch: Any) -> _Result:  # noqa: ANN401
+    def _run_or_drop_group(self, work: Callable[[], _Result], batch: Any) -> _Result:
         """Call ``work``; on an error drop the group, and explain out of memory."""
         self.updated = False
         try:

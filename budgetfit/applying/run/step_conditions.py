@@ -34,7 +34,7 @@ def check_grad_and_autocast() -> None:
         )
 
 
-def check_batch_not_empty(batch: Any) -> None:  # noqa: ANN401 - user input
+def check_batch_not_empty(batch: Any) -> None:
     """Refuse a batch without tensors, or with empty ones only.
 
     Raises:

@@ -59,7 +59,7 @@ class StepMonitor:
         self._recipe = recipe
         self._batch = ExpectedBatch.of(example, recipe.batch_size, self._dims)
 
-    def before_micro_batch(self, batch: Any, *, is_first: bool) -> None:  # noqa: ANN401
+    def before_micro_batch(self, batch: Any, *, is_first: bool) -> None:
         """Warn of the batch's size; save the RNG states before the first of an update.
 
         Args:
@@ -74,7 +74,7 @@ class StepMonitor:
         if is_first:
             self._rng_states = get_rng_states(self._device)
 
-    def _warn_if_smaller(self, batch: Any) -> None:  # noqa: ANN401
+    def _warn_if_smaller(self, batch: Any) -> None:
         """Warn if the loader's first batch has fewer samples than planned."""
         planned, effective = self._recipe.batch_size, self._recipe.effective_batch_size
         samples = count_samples(batch, self._dims) or planned
@@ -119,7 +119,7 @@ class StepMonitor:
     def report(  # noqa: PLR0913 - one value each, all needed
         self,
         error: BaseException,
-        batch: Any,  # noqa: ANN401
+        batch: Any,
         *,
         recipe: Recipe,
         phase: str,

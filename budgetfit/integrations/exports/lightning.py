@@ -46,7 +46,7 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_callback(plan: Plan) -> Any:  # noqa: ANN401 - a class of an optional library
+def plan_callback(plan: Plan) -> Any:
     """Return a callback that prepares the planned model when a fit begins.
 
     The planned model may be the LightningModule or any module in it. It is restored
@@ -67,12 +67,12 @@ class _PlanHooks:
         self._plan = plan
         self._prepared: PreparedModel | None = None
 
-    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ARG002
         """Apply checkpointing, loss and dtypes, after the Trainer's own setup."""
         self._undo()
         self._prepared = prepare(self._plan, pl_module)
 
-    def on_sanity_check_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
+    def on_sanity_check_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ARG002
         """Empty the cache before training begins.
 
         Lightning has validated two batches by now. Optimizer states would be allocated
@@ -81,13 +81,13 @@ class _PlanHooks:
         """
         torch.cuda.empty_cache()  # no-op without CUDA
 
-    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ANN401, ARG002
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ARG002
         """Restore the model."""
         self._undo()
 
     def on_exception(
         self,
-        trainer: Any,  # noqa: ANN401, ARG002
+        trainer: Any,  # noqa: ARG002
         pl_module: nn.Module,  # noqa: ARG002
         exception: BaseException,  # noqa: ARG002
     ) -> None:

@@ -213,7 +213,7 @@ class _PlannedForward:
         self._policy = policy
         self._chunked = chunked
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
         if self._policy.weights == "bf16":
             device = next(self._model.parameters()).device

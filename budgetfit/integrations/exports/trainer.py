@@ -55,11 +55,11 @@ class PlanCallback(TrainerCallback):
 
     def on_init_end(
         self,
-        args: Any,  # noqa: ANN401, ARG002 - the library's signatures
-        state: Any,  # noqa: ANN401, ARG002
-        control: Any,  # noqa: ANN401, ARG002
+        args: Any,  # noqa: ARG002 - the library's signatures
+        state: Any,  # noqa: ARG002
+        control: Any,  # noqa: ARG002
         model: nn.Module | None = None,
-        **kwargs: Any,  # noqa: ANN401, ARG002
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Cast the weights to the planned dtype."""
         if model is None:
@@ -72,12 +72,12 @@ class PlanCallback(TrainerCallback):
 
     def on_train_begin(
         self,
-        args: Any,  # noqa: ANN401
-        state: Any,  # noqa: ANN401, ARG002
-        control: Any,  # noqa: ANN401, ARG002
-        model: Any = None,  # noqa: ANN401
-        optimizer: Any = None,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401, ARG002
+        args: Any,
+        state: Any,  # noqa: ARG002
+        control: Any,  # noqa: ARG002
+        model: Any = None,
+        optimizer: Any = None,
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Apply checkpointing and chunked loss."""
         self.undo()  # auto_find_batch_size begins training several times
@@ -93,10 +93,10 @@ class PlanCallback(TrainerCallback):
 
     def on_step_begin(
         self,
-        args: Any,  # noqa: ANN401, ARG002
-        state: Any,  # noqa: ANN401, ARG002
-        control: Any,  # noqa: ANN401, ARG002
-        **kwargs: Any,  # noqa: ANN401, ARG002
+        args: Any,  # noqa: ARG002
+        state: Any,  # noqa: ARG002
+        control: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Apply checkpointing again if something has replaced it meanwhile."""
         if self._prepared is not None and self._prepared.restore():
@@ -108,16 +108,16 @@ class PlanCallback(TrainerCallback):
 
     def on_train_end(
         self,
-        args: Any,  # noqa: ANN401, ARG002
-        state: Any,  # noqa: ANN401, ARG002
-        control: Any,  # noqa: ANN401, ARG002
-        **kwargs: Any,  # noqa: ANN401, ARG002
+        args: Any,  # noqa: ARG002
+        state: Any,  # noqa: ARG002
+        control: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Restore the model."""
         self.undo()
 
 
-def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:  # noqa: ANN401
+def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
     """Warn where the Trainer's arguments differ from the plan.
 
     Raises:
@@ -152,7 +152,7 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:  # noqa: AN
         )
 
 
-def _is_planned(plan: Plan, optimizer: Any) -> bool:  # noqa: ANN401
+def _is_planned(plan: Plan, optimizer: Any) -> bool:
     """Whether an optimizer is of the planned class; True if unknown."""
     if plan.recipe.optimizer not in OPTIMIZER_NAMES:
         return True

@@ -53,7 +53,7 @@ def _takes_fused_head(module: nn.Module) -> bool:
     return False
 
 
-def is_dpo(args: Any) -> bool:  # noqa: ANN401 - of any trainer
+def is_dpo(args: Any) -> bool:
     """Whether these are TRL's arguments for DPO, where a sample is a pair."""
     return any(cls.__name__ == "DPOConfig" for cls in type(args).__mro__)
 

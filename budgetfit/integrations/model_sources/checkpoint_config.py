@@ -201,7 +201,7 @@ def _method(fields: dict[str, Any]) -> str:
     return str(getattr(method, "value", method) or "")
 
 
-def _bitsandbytes(fields: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - its config
+def _bitsandbytes(fields: dict[str, Any], name: str) -> Any:
     try:
         return _library().AutoQuantizationConfig.from_dict(fields)
     except (TypeError, ValueError, AttributeError) as error:
@@ -211,7 +211,7 @@ def _bitsandbytes(fields: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - i
         ) from None
 
 
-def _library() -> Any:  # noqa: ANN401 - the module
+def _library() -> Any:
     with quiet_import():  # imports torchao
         from transformers.quantizers import auto  # noqa: PLC0415
     return auto

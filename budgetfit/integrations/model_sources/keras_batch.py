@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def example_batch(
-    model: Any,  # noqa: ANN401 - a keras.Model
-    loss: Any,  # noqa: ANN401 - what compile() was given
+    model: Any,
+    loss: Any,
     request: BatchRequest,
 ) -> tuple[Any, bool]:
     """Return inputs, with targets where there is a compiled loss, by their names.
@@ -47,7 +47,7 @@ def example_batch(
     return {"inputs": inputs, "targets": targets}, True
 
 
-def _input(declared: Any, request: BatchRequest) -> torch.Tensor:  # noqa: ANN401
+def _input(declared: Any, request: BatchRequest) -> torch.Tensor:
     sizes = _sizes(declared.shape, request)
     if "int" in str(declared.dtype) or str(declared.dtype) == "bool":
         dtype = getattr(torch, str(declared.dtype))
@@ -56,10 +56,10 @@ def _input(declared: Any, request: BatchRequest) -> torch.Tensor:  # noqa: ANN40
 
 
 def _target(
-    output: Any,  # noqa: ANN401
-    loss: Any,  # noqa: ANN401
+    output: Any,
+    loss: Any,
     request: BatchRequest,
-    model: Any,  # noqa: ANN401
+    model: Any,
 ) -> torch.Tensor:
     """Return class ids for a sparse loss, else a distribution shaped as the output."""
     if len(output.shape) < 1:
@@ -81,13 +81,13 @@ def _sizes(shape: Sequence[int | None], request: BatchRequest) -> tuple[int, ...
     return (request.batch_size, *(int(size) for size in rest if size is not None))
 
 
-def _name(loss: Any) -> str:  # noqa: ANN401 - text, a keras Loss, or a function
+def _name(loss: Any) -> str:
     if isinstance(loss, str):
         return loss
     return str(getattr(loss, "name", None) or getattr(loss, "__name__", "loss"))
 
 
-def _unknown(model: Any, reason: str) -> InputError:  # noqa: ANN401
+def _unknown(model: Any, reason: str) -> InputError:
     return InputError(
         f"No batch can be made for the Keras model {model.name!r}: {reason}. Pass one: "
         "batch=(inputs, targets), with tensors as your data loader gives them."

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def is_whole(layer: Any) -> bool:  # noqa: ANN401
+def is_whole(layer: Any) -> bool:
     """Whether a layer is a leaf: one of Keras's own and not a model."""
     return type(layer).__module__.startswith("keras.src.layers.")
 
 
-def layers_in(layer: Any) -> list[Any]:  # noqa: ANN401
+def layers_in(layer: Any) -> list[Any]:
     """Return the direct sublayers of a layer, in order, without input layers.
 
     The functional graph inside a ``Sequential`` is skipped.
@@ -37,7 +37,7 @@ def named_layers(layers: list[Any]) -> Iterator[tuple[str, Any]]:
         yield name, layer
 
 
-def _own_name(layer: Any) -> str:  # noqa: ANN401
+def _own_name(layer: Any) -> str:
     """Return a layer's name; an auto-generated one without its number.
 
     Keras numbers layers per process, so that the same model built twice would differ.
@@ -58,7 +58,7 @@ def unused_name(name: str, used: set[str]) -> str:
     return found
 
 
-def seed_generators(layer: Any) -> list[Any]:  # noqa: ANN401
+def seed_generators(layer: Any) -> list[Any]:
     """Return the seed generators of a layer and its sublayers."""
     return [
         generator

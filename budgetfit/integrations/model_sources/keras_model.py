@@ -41,7 +41,7 @@ class _Shared:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:  # noqa: ANN401
+    def __init__(self, value: Any) -> None:
         self.value = value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
@@ -63,7 +63,7 @@ class _Call:
 class KerasLayer(nn.Module):
     """Module for one Keras layer, sharing its parameters."""
 
-    def __init__(self, layer: Any, known: dict[int, KerasLayer]) -> None:  # noqa: ANN401
+    def __init__(self, layer: Any, known: dict[int, KerasLayer]) -> None:
         super().__init__()
         known[id(layer)] = self
         self._layer = _Shared(layer)
@@ -73,7 +73,7 @@ class KerasLayer(nn.Module):
             self.add_module(name, _module_for(child, known))
         _own_variables(self, layer, inner)
 
-    def forward(self, *args: Any, keras_call: _Call, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self, *args: Any, keras_call: _Call, **kwargs: Any) -> Any:
         """Run the layer; the second and later runs of a call are recomputation."""
         layer = self._layer.value
         if not keras_call.ran:  # called by Keras, which has prepared the call
@@ -117,7 +117,7 @@ class KerasModel(nn.Module):
         InputError: The model is not built: it has no weights yet.
     """
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401 - a keras.Model
+    def __init__(self, model: Any) -> None:
         super().__init__()
         layers = layers_in(model)
         if not model.built or not any(True for _ in model.variables):
@@ -135,21 +135,21 @@ class KerasModel(nn.Module):
         _own_variables(self, model, layers)
 
     @property
-    def keras_model(self) -> Any:  # noqa: ANN401
+    def keras_model(self) -> Any:
         """The ``keras.Model`` itself."""
         return self._model.value
 
     @property
-    def compiled_loss(self) -> Any:  # noqa: ANN401 - text, a Loss, a function, or None
+    def compiled_loss(self) -> Any:
         """The loss given to ``compile(loss=...)``."""
         return getattr(self.keras_model, "loss", None)
 
     def forward(
         self,
-        inputs: Any,  # noqa: ANN401
-        targets: Any = None,  # noqa: ANN401
+        inputs: Any,
+        targets: Any = None,
         sample_weight: torch.Tensor | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run the model; with ``targets``, its compiled loss too."""
         model = self.keras_model
         cast, device = _cast_to(self), str(next(self.parameters()).device)
@@ -218,7 +218,7 @@ def _cast_to(tree: nn.Module) -> str | None:
     return None
 
 
-def _patch_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:  # noqa: ANN401
+def _patch_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:
     _set_for_now(stack, variable, "_value", parameter)
     if parameter.is_floating_point():
         _set_for_now(
@@ -245,16 +245,16 @@ def _redirect(
     device: str,
     cast: str | None,
     /,  # layers may have arguments of these names
-    *args: Any,  # noqa: ANN401
-    **kwargs: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Replace ``layer.forward``, which Keras calls after preparing a call."""
     masks = [getattr(value, "_keras_mask", None) for value in args]
     call = _Call(training=training, device=device, masks=masks, cast=cast)
     return stand_in(*args, keras_call=call, **kwargs)
 
 
-def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None:  # noqa: ANN401
+def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None:
     """Set an attribute, bypassing Keras's ``__setattr__``, until the stack ends."""
     attributes = owner.__dict__
     if name in attributes:
@@ -276,7 +276,7 @@ def _seeds_without_values(stack: ExitStack) -> None:
 
 
 @contextmanager
-def _once_only(layer: Any, seeds: list[tuple[Any, torch.Tensor]]) -> Iterator[None]:  # noqa: ANN401
+def _once_only(layer: Any, seeds: list[tuple[Any, torch.Tensor]]) -> Iterator[None]:
     """Recompute a layer with the same seeds, without updating statistics again."""
     states = [variable._value for variable in layer.non_trainable_variables]  # noqa: SLF001
     states += [
@@ -311,7 +311,7 @@ def _plain_errors() -> Iterator[None]:
             keras.config.enable_traceback_filtering()
 
 
-def _module_for(layer: Any, known: dict[int, KerasLayer]) -> KerasLayer:  # noqa: ANN401
+def _module_for(layer: Any, known: dict[int, KerasLayer]) -> KerasLayer:
     """Return the layer's module; a layer used twice has one."""
     found = known.get(id(layer))
     return _kind(type(layer).__name__)(layer, known) if found is None else found
@@ -323,7 +323,7 @@ def _kind(name: str) -> Callable[..., KerasLayer]:
     return type(name, (KerasLayer,), {"__module__": __name__})
 
 
-def _container(model: Any, named: list[tuple[str, KerasLayer]]) -> nn.Module:  # noqa: ANN401
+def _container(model: Any, named: list[tuple[str, KerasLayer]]) -> nn.Module:
     """Return the layers as a chain, or as a container without order."""
     if type(model).__name__ == "Sequential":
         return nn.Sequential(OrderedDict(named))
@@ -335,7 +335,7 @@ def _container(model: Any, named: list[tuple[str, KerasLayer]]) -> nn.Module:  #
 
 def _own_variables(
     part: KerasLayer | KerasModel,
-    layer: Any,  # noqa: ANN401
+    layer: Any,
     inner: list[Any],
 ) -> None:
     """Register the variables of a layer that belong to no sublayer."""

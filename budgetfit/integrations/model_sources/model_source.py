@@ -74,7 +74,7 @@ def is_keras_model(model: object) -> bool:
     return isinstance(kind, type) and isinstance(model, kind)
 
 
-def as_torch_module(model: Any) -> Any:  # noqa: ANN401 - any user input
+def as_torch_module(model: Any) -> Any:
     """Return a Keras model as a module tree that shares its weights; else ``model``.
 
     Raises:
@@ -92,7 +92,7 @@ def as_torch_module(model: Any) -> Any:  # noqa: ANN401 - any user input
     return KerasModel(model)
 
 
-def _keras(model: Any) -> ResolvedModel:  # noqa: ANN401 - a keras.Model
+def _keras(model: Any) -> ResolvedModel:
     module = as_torch_module(model)
     notes = []
     optimizer = getattr(model, "optimizer", None)

@@ -67,7 +67,7 @@ def load_factory(text: str) -> ResolvedModel:
         return _called(factory, text)
 
 
-def load_batch(text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
+def load_batch(text: str) -> Any:
     """Load the example batch that a text names, or call the function that makes it.
 
     Raises:
@@ -110,7 +110,7 @@ def _imported(text: str) -> Iterator[Any]:
         yield _attribute(_import(place), attribute, place)
 
 
-def _batch(made: Any, text: str) -> Any:  # noqa: ANN401 - any nesting of tensors
+def _batch(made: Any, text: str) -> Any:
     """Call a function that makes a batch; refuse meta tensors."""
     if callable(made):
         made = _result(made, text)
@@ -154,7 +154,7 @@ def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
     )
 
 
-def _result(factory: Callable[[], Any], text: str) -> Any:  # noqa: ANN401
+def _result(factory: Callable[[], Any], text: str) -> Any:
     """Call a function.
 
     Raises:
@@ -169,7 +169,7 @@ def _result(factory: Callable[[], Any], text: str) -> Any:  # noqa: ANN401
 
 
 def _parts(
-    made: Any,  # noqa: ANN401 - whatever a user's code returns
+    made: Any,
     text: str,
 ) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
     """Split a factory's result into model, batch and loss.
@@ -236,7 +236,7 @@ def _import_file(file: Path) -> ModuleType:
     return module
 
 
-def _attribute(module: ModuleType, attribute: str, place: str) -> Any:  # noqa: ANN401
+def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
     found: Any = module
     for name in attribute.split("."):
         if not hasattr(found, name):

@@ -73,7 +73,7 @@ def quantize_as_stored(model: nn.Module, stored: BitsAndBytesConfig) -> None:
     _quantize(model, how, stored.llm_int8_skip_modules, None)
 
 
-def library() -> Any:  # noqa: ANN401 - the module
+def library() -> Any:
     """Import bitsandbytes.
 
     Raises:
@@ -90,7 +90,7 @@ def library() -> Any:  # noqa: ANN401 - the module
 
 
 def meta_linear_4bit(
-    bnb: Any,  # noqa: ANN401
+    bnb: Any,
     inputs: int,
     outputs: int,
     packing: Nf4Format,
@@ -135,7 +135,7 @@ def meta_linear_4bit(
 
 
 def meta_linear_8bit(
-    bnb: Any,  # noqa: ANN401
+    bnb: Any,
     inputs: int,
     outputs: int,
     threshold: float,
@@ -224,7 +224,7 @@ def _linear_layers(
 
 
 def _four_bits(
-    bnb: Any,  # noqa: ANN401
+    bnb: Any,
     weight: torch.Tensor,
     how: Nf4Format,
     device: torch.device | str | None,
@@ -243,7 +243,7 @@ def _four_bits(
 
 
 def _eight_bits(
-    bnb: Any,  # noqa: ANN401
+    bnb: Any,
     weight: torch.Tensor,
     threshold: float,
     device: torch.device | str | None,

@@ -99,7 +99,7 @@ def loading_peak_bytes(model: nn.Module) -> int | None:
     return max(passing) + sum(tensor.nbytes for tensor in tensors)
 
 
-def stored_bytes(weight: Any) -> dict[str, int]:  # noqa: ANN401 - Params4bit, Int8Params
+def stored_bytes(weight: Any) -> dict[str, int]:
     """Return the bytes of each tensor of a real quantized weight."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
@@ -148,17 +148,17 @@ def _without_values(module: nn.Module) -> nn.Module | None:
     return new.train(layer.training)
 
 
-def _any(module: nn.Module) -> Any:  # noqa: ANN401 - a layer, whose class is optional
+def _any(module: nn.Module) -> Any:
     return module
 
 
-def _threshold(layer: Any) -> float:  # noqa: ANN401 - a Linear8bitLt
+def _threshold(layer: Any) -> float:
     if layer.state.has_fp16_weights:
         raise requantized_every_step_error()
     return layer.state.threshold
 
 
-def _packing(layer: Any) -> Nf4Format:  # noqa: ANN401 - a Linear4bit
+def _packing(layer: Any) -> Nf4Format:
     weight = layer.weight
     state = weight.quant_state
     compute = layer.compute_dtype

@@ -179,7 +179,7 @@ def planned_model(plan: Plan, text: str) -> object:
     return resolve_model(text).model if text else None
 
 
-def _config(model: Any) -> dict[str, Any]:  # noqa: ANN401 - a PreTrainedModel
+def _config(model: Any) -> dict[str, Any]:
     """The model's config as plain values, without defaults."""
     known: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=True))
     attention = getattr(model.config, "_attn_implementation", None)

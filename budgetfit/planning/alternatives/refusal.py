@@ -109,7 +109,7 @@ def _changes(
 ) -> Iterator[ArgumentChange]:
     settings = replace(block_chain.settings, loss_chunks=1)
 
-    def change(arguments: dict[str, object], **fields: Any) -> ArgumentChange:  # noqa: ANN401
+    def change(arguments: dict[str, object], **fields: Any) -> ArgumentChange:
         changed = BlockChain(block_chain.traces, replace(settings, **fields))
         return ArgumentChange(arguments, changed, request, budget)
 

@@ -48,7 +48,7 @@ class NotCacheableError(Exception):
 class Hasher(Protocol):
     """The hash that values are added to: ``value_hash.ValueHash``."""
 
-    def add(self, *values: Any) -> None:  # noqa: ANN401
+    def add(self, *values: Any) -> None:
         """Add values to the hash."""
 
     def first_seen(self, token: str) -> bool:

@@ -118,7 +118,7 @@ class ValueHash:
         """Return the hash of all that was added."""
         return self._hash.hexdigest()
 
-    def add(self, *values: Any) -> None:  # noqa: ANN401
+    def add(self, *values: Any) -> None:
         """Add values to the hash.
 
         Raises:

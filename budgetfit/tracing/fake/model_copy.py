@@ -59,11 +59,11 @@ class _CopiesOnCpu(FakeCopyMode):
 
     def __torch_function__(
         self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
-        args: Any = (),  # noqa: ANN401
-        kwargs: Any = None,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func is torch.Tensor.__deepcopy__:
             with torch._C.DisableTorchFunction():
                 tensor, memo = args

@@ -70,7 +70,7 @@ class FakeResultCache:
 
     def run(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:  # noqa: ANN401 - whatever the op returns
+    ) -> Any:
         """Run an op, as ``func(*args, **kwargs)`` does under the fake mode."""
         if not _is_cacheable(func) or not self._enabled():
             return func(*args, **kwargs)
@@ -96,7 +96,7 @@ class FakeResultCache:
         func: OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         out = func(*args, **kwargs)
         result = None
         if call_key(func, args, kwargs) == key:  # else it changed its arguments
@@ -106,14 +106,14 @@ class FakeResultCache:
         _SEEN.store(key, result)
         return out
 
-    def _recreates(self, result: ResultSpec, args: tuple[Any, ...], out: Any) -> bool:  # noqa: ANN401
+    def _recreates(self, result: ResultSpec, args: tuple[Any, ...], out: Any) -> bool:
         """Whether a recreated result equals torch's."""
         again = self._recreate(result, args)
         if result.container is None:
             again, out = (again,), (out,)
         return all(map(self._equal, again, out, result.outputs))
 
-    def _equal(self, again: Any, out: Any, made: OutputSpec | int | None) -> bool:  # noqa: ANN401
+    def _equal(self, again: Any, out: Any, made: OutputSpec | int | None) -> bool:
         if not isinstance(made, OutputSpec) or made.shape is None:
             return again is out
         one: list[Any] = []
@@ -131,13 +131,13 @@ class FakeResultCache:
 
     # -- recreating results -----------------------------------------------------------
 
-    def _recreate(self, result: ResultSpec, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def _recreate(self, result: ResultSpec, args: tuple[Any, ...]) -> Any:
         container, outputs = result
         if container is None:
             return self._output(outputs[0], args)
         return container(self._output(output, args) for output in outputs)
 
-    def _output(self, output: OutputSpec | int | None, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def _output(self, output: OutputSpec | int | None, args: tuple[Any, ...]) -> Any:
         if not isinstance(output, OutputSpec):
             return output
         argument, shape, stride, offset, dtype = output
@@ -161,7 +161,7 @@ def _is_cacheable(func: OpOverload) -> bool:
 def _result_of(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    out: Any,  # noqa: ANN401 - whatever an op returned
+    out: Any,
 ) -> ResultSpec | None:
     """Return how outputs relate to arguments; None if that is ambiguous."""
     container = type(out) if type(out) in {list, tuple} else None

@@ -55,7 +55,7 @@ def uncopyable_memo(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]
     return found
 
 
-def _is_copied(value: Any, parts: Iterable[Any]) -> bool:  # noqa: ANN401
+def _is_copied(value: Any, parts: Iterable[Any]) -> bool:
     """Whether a value can be copied if all its parts can."""
     if isinstance(value, torch.Generator):
         return False  # torch's own copy reads its state under the fake mode
@@ -66,7 +66,7 @@ def _is_copied(value: Any, parts: Iterable[Any]) -> bool:  # noqa: ANN401
     return True
 
 
-def _parts(value: Any) -> list[tuple[object, Any]]:  # noqa: ANN401
+def _parts(value: Any) -> list[tuple[object, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -78,7 +78,7 @@ def _parts(value: Any) -> list[tuple[object, Any]]:  # noqa: ANN401
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _replacement(path: str, value: Any, module: str) -> Any:  # noqa: ANN401
+def _replacement(path: str, value: Any, module: str) -> Any:
     if isinstance(value, _STATEFUL_READERS):
         raise TraceError(
             f"The model cannot be copied to plan it: its {path!r} is a "

@@ -40,7 +40,7 @@ class CudaDevicesOnCpu(TorchFunctionMode):
         types_: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the call returns
+    ) -> Any:
         """Run the call on the device of the fakes."""
         if type(func) is types.MethodWrapperType:  # an attribute access
             return func(*args, **kwargs or {})
@@ -58,7 +58,7 @@ class CudaDevicesOnCpu(TorchFunctionMode):
             },
         )
 
-    def _argument(self, value: Any, names_device: bool) -> Any:  # noqa: ANN401
+    def _argument(self, value: Any, names_device: bool) -> Any:
         kind = type(value)
         if kind is FakeTensor or isinstance(value, torch.Tensor):
             return self.on_cpu(value)

@@ -36,7 +36,7 @@ class _FinderOutsideModes:
         return spec
 
 
-def _load_without_modes(loader: Any) -> None:  # noqa: ANN401 - a loader of any kind
+def _load_without_modes(loader: Any) -> None:
     """Patch a module's loader to execute it with torch's modes disabled."""
     execute = loader.exec_module
 

@@ -55,7 +55,7 @@ def _cached_functions(module: str) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _inside(function: Any) -> list[Any]:  # noqa: ANN401 - whatever a class holds
+def _inside(function: Any) -> list[Any]:
     """Return a function and its closure, where decorators put a cached function."""
     is_function = isinstance(function, types.FunctionType)
     cells = (function.__closure__ or ()) if is_function else ()

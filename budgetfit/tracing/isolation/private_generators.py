@@ -50,7 +50,7 @@ def private_generators() -> Iterator[None]:
             torch.set_rng_state(torch_state)
 
 
-def _copies(python: Any, numpy: Any) -> Iterator[tuple[ModuleType, object, object]]:  # noqa: ANN401
+def _copies(python: Any, numpy: Any) -> Iterator[tuple[ModuleType, object, object]]:
     own = random.Random()  # noqa: S311 - no secret
     own.setstate(python)
     yield random, _PYTHON, own
@@ -67,9 +67,9 @@ def _redirected(module: ModuleType, shared: object, copy: object) -> Iterator[No
     def choose(
         method: Callable[..., Any],
         own: Callable[..., Any],
-        *args: Any,  # noqa: ANN401 - whatever is drawn
-        **kwargs: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         drawn = own if threading.get_ident() == thread else method
         return drawn(*args, **kwargs)
 

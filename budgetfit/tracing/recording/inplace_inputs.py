@@ -71,7 +71,7 @@ def blocks_mutating_inputs(
 def _note_inputs(
     name: str, inputs: list[tuple[str, torch.Tensor, int]]
 ) -> Callable[..., None]:
-    def note(_: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def note(_: nn.Module, args: Any, kwargs: Any) -> None:
         # Version counters count writes (torch's autograd notes, in-place checks).
         inputs.extend(
             (name, value, value._version)

@@ -172,7 +172,7 @@ class ModuleTracker:
 _NO_SEQUENCE = 2**63  # AccumulateGrad nodes have UINT64_MAX: run as soon as possible
 
 
-def first_tensor(value: Any) -> torch.Tensor | None:  # noqa: ANN401 - any module's output
+def first_tensor(value: Any) -> torch.Tensor | None:
     """Return the first tensor in (nested) arguments or outputs."""
     if isinstance(value, torch.Tensor):
         return value
@@ -186,13 +186,13 @@ def first_tensor(value: Any) -> torch.Tensor | None:  # noqa: ANN401 - any modul
 def _hook(
     tracker: ModuleTracker, module: nn.Module, layer: int, block: int | None
 ) -> list[Any]:
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
         if block is not None:
             value = first_tensor(args)
             tracker.start_block(block, first_tensor(kwargs) if value is None else value)
         tracker.enter(layer)
 
-    def after(_: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+    def after(_: nn.Module, _args: Any, output: Any) -> None:
         tracker.leave()
         if block is not None:
             tracker.end_block(block, first_tensor(output))

@@ -28,7 +28,7 @@ class Runner(Protocol):
 
     optimizer: torch.optim.Optimizer
 
-    def step(self, batch: Any) -> Any:  # noqa: ANN401
+    def step(self, batch: Any) -> Any:
         """Run one micro-batch; every n-th call steps the optimizer."""
 
 

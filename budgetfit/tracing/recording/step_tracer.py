@@ -134,7 +134,7 @@ def _block_pass(run: BlockForward, phase: Phase, start: int, end: int) -> BlockP
 def trace_step(  # noqa: PLR0913 - one value each, all needed
     model: nn.Module,
     program: StepProgram,
-    batch: Any,  # noqa: ANN401 - any pytree of tensors
+    batch: Any,
     *,
     batch_size: int,
     dims: SampleDims = FIRST_DIM,
@@ -231,7 +231,7 @@ class _TracedModel:
             log_weights(other, log)
         return program(self.fake, self.phases.start)
 
-    def train(self, runner: Runner, batch: Any, steps: int, micro_steps: int) -> None:  # noqa: ANN401
+    def train(self, runner: Runner, batch: Any, steps: int, micro_steps: int) -> None:
         """Run the steps, each micro-step on a batch of new tensors."""
         log, tracker, phases, raw = self.log, self.tracker, self.phases, self.raw
         log_weights(self.fake, log, tracker)  # a dtype policy may have replaced them
@@ -247,7 +247,7 @@ class _TracedModel:
                 log_optimizer_state(self.fake, runner, log, tracker)
         phases.close()
 
-    def _micro_step(self, runner: Runner, batch: Any) -> None:  # noqa: ANN401
+    def _micro_step(self, runner: Runner, batch: Any) -> None:
         def fresh(tensor: torch.Tensor) -> torch.Tensor:
             fake = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype
@@ -266,12 +266,12 @@ class _TracedModel:
 
 
 def _resized(
-    batch: Any,  # noqa: ANN401
+    batch: Any,
     batch_size: int,
     dims: SampleDims,
     *,
     real_values: bool,
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Return the batch with ``batch_size`` samples, and the values that a trace needs.
 
     Called outside the fake mode, in which added samples would have no values.
@@ -290,7 +290,7 @@ def _remove_optimizer_hooks(runner: Runner) -> None:
         remove_hooks()
 
 
-def _integers_only(batch: Any) -> Any:  # noqa: ANN401
+def _integers_only(batch: Any) -> Any:
     """Move floating-point tensors to meta; keep integers, which models may read."""
 
     def without_floats(tensor: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def _cost(
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    out: Any,  # noqa: ANN401 - whatever an op returned
+    out: Any,
 ) -> tuple[int, float, int]:
     """Return ``op_cost`` of a call, cached by ``call``."""
     if call is None:
@@ -113,7 +113,7 @@ class StorageLog(TorchDispatchMode):
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the op returns
+    ) -> Any:
         """Run the op and log what it allocates."""
         if func is _DEVICE:  # very frequent: answered without a dispatch
             return getattr(args[0], "fake_device", None) or func(*args)
@@ -152,7 +152,7 @@ class StorageLog(TorchDispatchMode):
         self,
         func: torch._ops.OpOverload,
         scratch: OpScratch,
-        out: Any,  # noqa: ANN401 - whatever an op returns
+        out: Any,
     ) -> None:
         """Log an op's scratch buffers and outputs, in the order of its kernels."""
         if scratch is NO_SCRATCH and func is not _DROPOUT:
@@ -179,7 +179,7 @@ class StorageLog(TorchDispatchMode):
     def _log_steps(
         self,
         steps: Sequence[LogStep],
-        out: Any,  # noqa: ANN401 - whatever an op returns
+        out: Any,
     ) -> list[int]:
         """Log the steps inside an op; return the storages that it has not freed."""
         outputs = out if isinstance(out, (tuple, list)) else (out,)
@@ -199,7 +199,7 @@ class StorageLog(TorchDispatchMode):
                 self.log_outputs(outputs[step.number])
         return [index for buffers in held.values() for index in buffers]
 
-    def log_outputs(self, out: Any) -> None:  # noqa: ANN401 - whatever an op returns
+    def log_outputs(self, out: Any) -> None:
         """Log the allocation of new storages in an op's outputs."""
         if isinstance(out, torch.Tensor):
             self.log_storage(out)
@@ -326,7 +326,7 @@ def _note_sources(
     first: int,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    out: Any,  # noqa: ANN401 - whatever an op returned
+    out: Any,
 ) -> MovedStorages:
     """Note the input storages of the storages from ``first`` on, made by one op.
 

@@ -72,7 +72,7 @@ def _false(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
     return AssumedValue(out, _uniform(False, out, torch.bool))
 
 
-def _equal(out: torch.Tensor, one: Any, other: Any, **_: object) -> AssumedValue | None:  # noqa: ANN401
+def _equal(out: torch.Tensor, one: Any, other: Any, **_: object) -> AssumedValue | None:
     """Evaluate ``x == x`` and ``x == inf`` for finite x; other results are masks."""
     if one is other:
         return AssumedValue(out, _uniform(True, out, torch.bool))
@@ -85,8 +85,8 @@ def _equal(out: torch.Tensor, one: Any, other: Any, **_: object) -> AssumedValue
 
 def _not_equal(
     out: torch.Tensor,
-    one: Any,  # noqa: ANN401
-    other: Any,  # noqa: ANN401
+    one: Any,
+    other: Any,
     **_: object,
 ) -> AssumedValue | None:
     if one is other:
@@ -96,7 +96,7 @@ def _not_equal(
     return _full(out)
 
 
-def _to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> AssumedValue | None:  # noqa: ANN401
+def _to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> AssumedValue | None:
     return _full(out) if kwargs.get("dtype") is torch.bool else None
 
 
@@ -138,7 +138,7 @@ def _sort(
     x: torch.Tensor,
     dim: int = -1,
     *_: object,
-    **kwargs: Any,  # noqa: ANN401
+    **kwargs: Any,
 ) -> AssumedValue | None:
     """Assume that each row's order is that of the previous row, rotated by one."""
     index, dim = out[1], kwargs.get("dim", dim)
@@ -156,7 +156,7 @@ def _sort_stable(
     out: tuple[torch.Tensor, torch.Tensor],
     x: torch.Tensor,
     *_: object,
-    **kwargs: Any,  # noqa: ANN401
+    **kwargs: Any,
 ) -> AssumedValue | None:
     return _sort(out, x, kwargs.get("dim", -1))
 

@@ -62,7 +62,7 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
-def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run any op on concrete values; return None if the CPU has no kernel for it.
 
     Dropout is the identity, and noise is the same each time and for each sample.
@@ -80,7 +80,7 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
 
 
-def _noise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+def _noise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         out = func(*args, **kwargs)
@@ -89,7 +89,7 @@ def _noise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return out
 
 
-def _attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+def _attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the attention output only, without a fused kernel's other outputs."""
     mask_at, causal_at = _ATTENTION[func]
     mask = args[mask_at] if mask_at is not None else None

@@ -111,7 +111,7 @@ class KnownValues:
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run an op on fakes; if all its input values are known, compute the outputs'.
 
         Raises:
@@ -206,7 +206,7 @@ class KnownValues:
         assumption: Callable[..., AssumedValue | None],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Any,  # noqa: ANN401
+        out: Any,
     ) -> None:
         with _disable_current_modes():
             found = assumption(out, *args, **kwargs)
@@ -223,7 +223,7 @@ class KnownValues:
         kwargs: dict[str, Any],
         *,
         known: bool,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         if known and func not in HOST_OUTPUTS:
             why = self._values.reasons(args, tuple(kwargs.values()))
             self._note(why, func)
@@ -251,7 +251,7 @@ class KnownValues:
             raise UnknownValueError(str(func), "it needs values that are not known")
         return self._assumed(func, found)
 
-    def _assumed(self, func: torch._ops.OpOverload, found: AssumedResult) -> Any:  # noqa: ANN401
+    def _assumed(self, func: torch._ops.OpOverload, found: AssumedResult) -> Any:
         why = (found.why,) if found.why else ()
         self._note(why, func)
         host = HOST_OUTPUTS.get(func, ())
@@ -262,7 +262,7 @@ class KnownValues:
             for n, x in enumerate(found.result)
         )
 
-    def _fakes_of(self, real: Any, why: Iterable[str] = ()) -> Any:  # noqa: ANN401
+    def _fakes_of(self, real: Any, why: Iterable[str] = ()) -> Any:
         """Return fakes for concrete tensors, and for unknown ones on meta."""
         if not any(True for _ in tensors_of(real)):
             return real

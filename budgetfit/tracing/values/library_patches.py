@@ -95,7 +95,7 @@ def _lists_of_tensors() -> Iterator[None]:
     """Make ``torch.tensor`` accept lists of fakes; it reads them without a dispatch."""
     original = torch.tensor
 
-    def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if isinstance(data, (list, tuple)):
             data = _read(data)
         return original(data, *args, **kwargs)
@@ -107,7 +107,7 @@ def _lists_of_tensors() -> Iterator[None]:
         torch.tensor = original
 
 
-def _read(data: Any) -> Any:  # noqa: ANN401 - numbers, tensors and lists of those
+def _read(data: Any) -> Any:
     if isinstance(data, FakeTensor):
         return data.tolist()
     if isinstance(data, (list, tuple)):

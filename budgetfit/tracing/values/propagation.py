@@ -90,7 +90,7 @@ class PropagatedValues:
                 found = self._real[tensor] = found.to(tensor.dtype)
         return found
 
-    def reasons(self, *values: Any) -> frozenset[str]:  # noqa: ANN401 - op arguments
+    def reasons(self, *values: Any) -> frozenset[str]:
         """Return the notes on what was assumed for any of these values."""
         if not len(self._why):
             return frozenset()
@@ -124,7 +124,7 @@ class PropagatedValues:
         self,
         traits: OpTraits,
         args: tuple[Any, ...],
-        out: Any,  # noqa: ANN401
+        out: Any,
     ) -> bool:
         """Return whether to compute an op whose inputs are known."""
         if traits.mutates or any(map(self.is_tracked, tensors_of(out))):
@@ -139,7 +139,7 @@ class PropagatedValues:
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Any,  # noqa: ANN401
+        out: Any,
     ) -> None:
         """Compute and record the outputs of an op whose inputs are known."""
         if func in LIKE:
@@ -169,7 +169,7 @@ class PropagatedValues:
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run an op on the concrete values of its arguments."""
         leaves, spec = tree_flatten((args, kwargs))
         values = [self.value(x) if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -250,7 +250,7 @@ def _like(
     return make
 
 
-def _one_of(value: Any) -> Any:  # noqa: ANN401 - an op's argument
+def _one_of(value: Any) -> Any:
     """Return one element of a uniform tensor."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -262,6 +262,6 @@ def _is_uniform(tensor: torch.Tensor) -> bool:
     return not any(tensor.stride()) and tensor.numel() > 0
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in any nesting."""
     return (x for x in tree_leaves(value) if isinstance(x, torch.Tensor))

@@ -17,7 +17,7 @@ _LATENTS, _TEXT = torch.zeros(2, 4, 16, 16), torch.zeros(2, 7, diffusers.CONTEXT
 _TIMES = torch.tensor([3, 500])
 
 
-def _plain(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:  # noqa: ANN401
+def _plain(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:
     return Entry(f"plain {name}", "plain diffusion networks", build, plan)
 
 

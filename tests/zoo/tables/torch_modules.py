@@ -210,7 +210,7 @@ def channels_last() -> nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
-def _torch(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:  # noqa: ANN401
+def _torch(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:
     return Entry(f"torch {name}", "torch modules", build, plan)
 
 

@@ -22,7 +22,7 @@ _X, _Y = torch.linspace(-1, 1, 4 * 8).view(4, 8), torch.zeros(4, 8)
 _TOKENS = torch.arange(20).view(2, 10)
 
 
-def _user(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:  # noqa: ANN401
+def _user(name: str, build: Callable[[], nn.Module], **plan: Any) -> Entry:
     return Entry(f"user's {name}", "users' modules", build, plan, on_meta=False)
 
 

@@ -99,7 +99,7 @@ class CastCache:
     def __init__(self) -> None:
         self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def cast(self, value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401 - any op argument
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
         """Return ``value`` in ``dtype`` if it is a tensor that autocast casts."""
         if (
             not isinstance(value, torch.Tensor)
@@ -131,7 +131,7 @@ class CastCache:
         its weight and its input. Reserved memory depends on it.
         """
 
-        def cast(value: Any) -> Any:  # noqa: ANN401
+        def cast(value: Any) -> Any:
             return tree_map(lambda x: self.cast(x, dtype), value)
 
         named = {name: cast(value) for name, value in reversed(kwargs.items())}
@@ -199,7 +199,7 @@ def _kernel(name: str, cache: CastCache) -> Callable[..., Any]:
 def _casting(
     op: Callable[..., Any], cache: CastCache, dtype: Callable[[], torch.dtype]
 ) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         wanted = dtype()
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
             args, kwargs = cache.cast_all(args, kwargs, wanted)
@@ -208,7 +208,7 @@ def _casting(
     return kernel
 
 
-def _eligible(value: Any) -> bool:  # noqa: ANN401
+def _eligible(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
@@ -219,7 +219,7 @@ def _eligible(value: Any) -> bool:  # noqa: ANN401
 def _fp32_output(op: Callable[..., Any]) -> Callable[..., Any]:
     names = [argument.name for argument in op._schema.arguments]  # type: ignore[attr-defined]
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
             if _eligible(args[0]):
                 position = names.index("dtype")
@@ -240,7 +240,7 @@ def _fp32_output(op: Callable[..., Any]) -> Callable[..., Any]:
 def _fp32_overload(
     op: Callable[..., Any], wide: Callable[..., Any]
 ) -> Callable[..., Any]:
-    def kernel(x: torch.Tensor, p: Any = 2, *rest: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def kernel(x: torch.Tensor, p: Any = 2, *rest: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
             if _eligible(x):
                 return wide(x, p, *rest, dtype=torch.float32, **kwargs)
@@ -250,7 +250,7 @@ def _fp32_overload(
 
 
 def _promoting(op: Callable[..., Any], cache: CastCache) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         widest = torch.get_autocast_dtype("cpu")
         for value in torch.utils._pytree.tree_leaves((args, kwargs)):
             if _eligible(value) and value.dtype == torch.float32:
@@ -263,7 +263,7 @@ def _promoting(op: Callable[..., Any], cache: CastCache) -> Callable[..., Any]:
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    def kernel(*_args: Any, **_kwargs: Any) -> Any:  # noqa: ANN401
+    def kernel(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError(
             f"{name} is unsafe to autocast on CUDA. Use the loss that takes logits, "
             "for example torch.nn.BCEWithLogitsLoss, or leave autocast around it."

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _composite(op: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _composite(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run torch's C++ composite; ``decompose`` would run a Python decomposition."""
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
@@ -63,11 +63,11 @@ def _rms_norm(
 
 def _half_to_float(
     fused: Callable[..., Any],
-    composite: Any,  # noqa: ANN401
+    composite: Any,
 ) -> Callable[..., Any]:
     """Return softmax of fp16 into fp32 without a cast, as on CUDA (SoftMax.cpp)."""
 
-    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
+    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
         if x.dtype == torch.float16 and dtype == torch.float32:
             return fused(x, dim, True)
         return _composite(composite, x, dim, dtype)
@@ -101,8 +101,8 @@ def _attention(target: CudaTarget) -> Callable[..., Any]:
     return kernel
 
 
-def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any]:  # noqa: ANN401
-    def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any]:
+    def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(first, FakeTensor):
             return kernel(first, *args, **kwargs)
         return _composite(composite, first, *args, **kwargs)

@@ -24,7 +24,7 @@ class _FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - what autograd hands in
+        ctx: Any,
         x: Tensor,
         shape: Sequence[int],
         weight: Tensor | None,
@@ -41,7 +41,7 @@ class _FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any,  # noqa: ANN401 - what autograd hands in
+        ctx: Any,
         grad: Tensor,
         _: Tensor,
     ) -> tuple[Tensor | None, None, Tensor | None, None]:

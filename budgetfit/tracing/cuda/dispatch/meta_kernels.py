@@ -37,7 +37,7 @@ def _grouped_product(
     )
 
 
-def _grouped_mm(one: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _grouped_mm(one: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if one.dtype == torch.bfloat16:
         return None  # torch's meta kernel supports these
     return _grouped_product(one, *args, **kwargs)
@@ -51,15 +51,15 @@ def _rms_norm(
     return x.new_empty(x.shape), rstd
 
 
-def _lstm_cell(*args: Any, **_: object) -> Any:  # noqa: ANN401
+def _lstm_cell(*args: Any, **_: object) -> Any:
     return fused_lstm_cell(args[0], args[2])
 
 
-def _gru_cell(*args: Any, **_: object) -> Any:  # noqa: ANN401
+def _gru_cell(*args: Any, **_: object) -> Any:
     return fused_gru_cell(args[0], args[2])
 
 
-def _gru_cell_backward(*args: Any, **_: object) -> Any:  # noqa: ANN401
+def _gru_cell_backward(*args: Any, **_: object) -> Any:
     return fused_gru_cell_backward(args[0], args[1], has_bias=args[2])
 
 

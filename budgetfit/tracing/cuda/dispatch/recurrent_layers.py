@@ -58,7 +58,7 @@ def _gru_cell(x: Tensor, state: State, weights: Weights) -> State:
     )
 
 
-def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401 - a Cell
+def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:
     def cell(x: Tensor, state: State, weights: Weights) -> State:
         linear = torch.nn.functional.linear
         summed = linear(state[0], weights.weight_hh, weights.bias_hh)
@@ -72,7 +72,7 @@ def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401 
 
 
 def _one_direction(
-    cell: Any,  # noqa: ANN401 - a Cell
+    cell: Any,
     steps: Sequence[Tensor],
     state: State,
     weights: Weights,
@@ -85,7 +85,7 @@ def _one_direction(
 
 
 def _one_layer(
-    cell: Any,  # noqa: ANN401 - a Cell
+    cell: Any,
     x: Tensor,
     states: Sequence[State],
     weights: Sequence[Weights],
@@ -102,7 +102,7 @@ def _one_layer(
 
 
 def _layers(  # noqa: PLR0913 - what torch passes
-    cell: Any,  # noqa: ANN401 - a Cell
+    cell: Any,
     x: Tensor,
     states: Sequence[State],
     weights: Sequence[Weights],
@@ -164,7 +164,7 @@ def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
     return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
 
 
-def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:  # noqa: ANN401 - a Cell
+def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return ``gru.input``, ``rnn_tanh.input`` or ``rnn_relu.input`` for a cell."""
 
     def layer(  # noqa: PLR0913, PLR0917 - aten's signature

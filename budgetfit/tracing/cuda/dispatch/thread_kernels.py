@@ -76,7 +76,7 @@ def _skipping(dispatch_key: str, name: str) -> Callable[..., Any]:
     key = getattr(torch._C.DispatchKey, dispatch_key)
     after = torch._C._dispatch_keyset_full_after(key)
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         return op.redispatch(keyset & after, *args, **kwargs)
 
     return kernel
@@ -104,7 +104,7 @@ def _for_threads(dispatch_key: str, name: str) -> Callable[..., Any]:
     skip = _skipping(dispatch_key, name)
     earlier = _earlier(dispatch_key, name) or skip
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         kernels = _TRACING.kernels.get(dispatch_key, {})
         if name not in kernels:
             return earlier(keyset, *args, **kwargs)

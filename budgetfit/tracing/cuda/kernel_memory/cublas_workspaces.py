@@ -62,7 +62,7 @@ class CublasWorkspaces:
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Any,  # noqa: ANN401 - whatever the op returns
+        out: Any,
         thread: str,
     ) -> tuple[list[ScratchBuffer], list[ScratchBuffer]]:
         """Return the new persistent workspaces, and those of this op only.
@@ -91,7 +91,7 @@ def in_cublaslt(
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    out: Any,  # noqa: ANN401 - whatever the op returns
+    out: Any,
     torch_version: tuple[int, int],
 ) -> bool:
     """Return whether cuBLASLt runs this product, with the bias in its epilogue.

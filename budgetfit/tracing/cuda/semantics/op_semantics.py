@@ -139,7 +139,7 @@ class CudaOpSemantics:
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run an op as on CUDA."""
         if self.in_backward:
             in_place = _in_place_in_autograd(run, func, args, kwargs)
@@ -162,7 +162,7 @@ class CudaOpSemantics:
                 return run(func, args, kwargs)
         return self._with_cuda_layout(traits, run(func, args, kwargs))
 
-    def _with_cuda_layout(self, traits: CudaOpTraits, out: Any) -> Any:  # noqa: ANN401
+    def _with_cuda_layout(self, traits: CudaOpTraits, out: Any) -> Any:
         """Return outputs with the dtypes and strides of CUDA's kernels."""
         if traits.fp32_statistics and out[0].dtype in HALF:
             return (out[0], *(statistic.float() for statistic in out[1:]))
@@ -175,7 +175,7 @@ class CudaOpSemantics:
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Any,  # noqa: ANN401
+        out: Any,
         call: CallKey | None = None,
     ) -> OpScratch:
         """Return the op's scratch memory, with the cuBLAS workspaces it allocates."""
@@ -205,7 +205,7 @@ class CudaOpSemantics:
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Any,  # noqa: ANN401
+        out: Any,
     ) -> CallMemory:
         attention = func in CUDNN_ATTENTION
         unknown = attention or (func in CUDNN_OPS and self.target.cudnn)
@@ -247,7 +247,7 @@ def _in_place_in_autograd(
     func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Run in place what autograd runs in place for plain tensors; None for other ops.
 
     For subclasses, as fake tensors are, autograd runs it out of place.
@@ -270,7 +270,7 @@ def _full_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
     return nullcontext() if mode is None else disable_fake_tensor_cache(mode)
 
 
-def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None:  # noqa: ANN401
+def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None:
     """Accumulate gradients in place where the autograd engine would on CUDA.
 
     It adds in place unless the tensor is a subclass or a mode is active, and both hold
