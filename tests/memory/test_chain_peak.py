@@ -11,7 +11,6 @@ from budgetfit.memory.chain.peak import (
     chain_points,
     chain_time_ns,
 )
-from budgetfit.solvers.exhaustive import all_plans
 from budgetfit.solvers.problem import Problem
 from tests.solvers.chains import (
     block,
@@ -22,6 +21,7 @@ from tests.solvers.chains import (
     seeded,
     single,
 )
+from tests.solvers.exhaustive import all_plans
 
 KEEP = option("keep", saved=10, forward=14, backward=3)
 RECOMPUTE = option("recompute", saved=1, forward=5, backward=12, extra=4)

@@ -10,7 +10,6 @@ from budgetfit.errors import InputError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points, chain_time_ns
 from budgetfit.planning.reports.block_report import block_rows
 from budgetfit.solvers.chain_dp import chain_dp
-from budgetfit.solvers.exhaustive import all_plans
 from budgetfit.solvers.problem import Problem
 from tests.solvers.chains import (
     block,
@@ -21,6 +20,7 @@ from tests.solvers.chains import (
     seeded,
     single,
 )
+from tests.solvers.exhaustive import all_plans
 
 MS = 1_000_000
 PRODUCT = ("aten.mm.default:0",)

@@ -8,8 +8,8 @@ from typing import Final
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile, Mode
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.exhaustive import all_plans
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
+from tests.solvers.exhaustive import all_plans
 
 # What a block can be besides kept and recomputed: mode, saved ops, input on the host.
 OTHERS: Final[list[tuple[Mode, tuple[str, ...], bool]]] = [

@@ -7,7 +7,6 @@ import pytest
 
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.errors import InputError
-from budgetfit.solvers import Solve
 from budgetfit.solvers.batch_size import (
     BatchCandidate,
     BatchChoice,
@@ -55,7 +54,7 @@ def profile_at(
 def choose(
     budget_bytes: int,
     objective: Objective = "throughput",
-    solve: Solve = chain_dp,
+    solve: Callable[[Problem], Solution] = chain_dp,
     profile: Callable[[int], ChainProfile] = profile_at,
     **others: Any,
 ) -> BatchChoice:

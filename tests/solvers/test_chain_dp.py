@@ -6,7 +6,6 @@ import pytest
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak, pareto_front
-from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from tests.solvers.chains import (
@@ -20,6 +19,7 @@ from tests.solvers.chains import (
     seeded,
     single,
 )
+from tests.solvers.exhaustive import exhaustive
 
 KEEP = option("keep", saved=20, forward=24, backward=4)
 RECOMPUTE = option("recompute", saved=1, forward=16, backward=23, extra=1)

@@ -9,7 +9,6 @@ from scipy.optimize import milp
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.chain_milp import chain_milp
-from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.problem import Problem
 from tests.solvers.chains import (
     block,
@@ -21,6 +20,7 @@ from tests.solvers.chains import (
     seeded,
     single,
 )
+from tests.solvers.exhaustive import exhaustive
 
 KEEP = option("keep", saved=20, forward=24, backward=4)
 RECOMPUTE = option("recompute", saved=1, forward=16, backward=23, extra=1)

@@ -7,7 +7,6 @@ from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.chain_milp import chain_milp
 from budgetfit.solvers.discretized_bounds import discretized_bounds
-from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.labels import segments_from_steps
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS
 from budgetfit.solvers.problem import Problem
@@ -21,6 +20,7 @@ from tests.solvers.chains import (
     rate_solution,
     seeded,
 )
+from tests.solvers.exhaustive import exhaustive
 
 MB = 10**6
 

@@ -1,5 +1,4 @@
 from budgetfit.core.recipe import Segment
-from budgetfit.solvers.exhaustive import all_plans, count_plans, exhaustive
 from budgetfit.solvers.problem import Problem
 from tests.solvers.chains import (
     block,
@@ -10,6 +9,7 @@ from tests.solvers.chains import (
     seeded,
     single,
 )
+from tests.solvers.exhaustive import all_plans, count_plans, exhaustive
 
 KEEP = option("keep", saved=20, forward=24, backward=4)
 RECOMPUTE = option("recompute", saved=1, forward=16, backward=23, extra=1)

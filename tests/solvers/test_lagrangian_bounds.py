@@ -2,7 +2,6 @@ from dataclasses import replace
 
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp, pareto_front
-from budgetfit.solvers.exhaustive import exhaustive
 from budgetfit.solvers.labels import segments_from_steps
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
 from budgetfit.solvers.problem import Problem
@@ -19,6 +18,7 @@ from tests.solvers.chains import (
     rate_solution,
     seeded,
 )
+from tests.solvers.exhaustive import exhaustive
 
 
 def test_the_optimum_lies_between_the_bounds_and_the_upper_one_has_a_plan() -> None:

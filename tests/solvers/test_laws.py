@@ -1,16 +1,26 @@
-"""What every solver promises. A new one is added to SOLVERS and inherits all of it."""
+"""What every solver promises. A new one is a row in SOLVERS and inherits all of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers import SOLVERS, Solve
-from budgetfit.solvers.exhaustive import exhaustive
-from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.chain_dp import chain_dp
+from budgetfit.solvers.chain_milp import chain_milp
+from budgetfit.solvers.problem import Problem, Solution
+from budgetfit.solvers.uniform_segments import fastest_uniform
 from tests.solvers.chains import random_problem, rate_all, rate_solution, seeded
+from tests.solvers.exhaustive import exhaustive
 
 CHAINS = 60
+Solve = Callable[[Problem], Solution]
+SOLVERS: dict[str, Solve] = {
+    "chain_dp": chain_dp,
+    "chain_milp": chain_milp,
+    "exhaustive": exhaustive,
+    "uniform_segments": fastest_uniform,
+}
 
 pytestmark = pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS)
 
