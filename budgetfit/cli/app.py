@@ -16,7 +16,6 @@ from budgetfit.cli.compare import compare
 from budgetfit.cli.doctor import doctor
 from budgetfit.cli.early_checks import check_before_torch_import
 from budgetfit.cli.explain import explain
-from budgetfit.cli.help import Command, Group
 from budgetfit.cli.output import (
     ERROR,
     INTERRUPTED,
@@ -41,6 +40,7 @@ from budgetfit.cli.save import write
 from budgetfit.cli.show import show
 from budgetfit.cli.suggested_command import plan_command
 from budgetfit.cli.tables import gpus, layers
+from budgetfit.cli.unsupported_options import Command, Group
 from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
 

@@ -5,8 +5,8 @@ import json
 import typer
 
 from budgetfit.cli import options
-from budgetfit.cli.help import Command, Group
 from budgetfit.cli.output import report_errors
+from budgetfit.cli.unsupported_options import Command, Group
 
 app = typer.Typer(
     cls=Group, help="Look at the cache of traces, or clear it.", no_args_is_help=True

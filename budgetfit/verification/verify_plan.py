@@ -17,7 +17,7 @@ from budgetfit.calibration.known_measurements import (
     store_step_time,
 )
 from budgetfit.errors import InputError
-from budgetfit.measuring.compare import (
+from budgetfit.measuring.compare_gradients import (
     GradientCheck,
     build_verification,
     check_gradients,

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 from transformers import DynamicCache
 
-from budgetfit.applying.checkpointing import checkpointed_forward as under_test
-from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.checkpointing import block_checkpoint as under_test
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError, RecomputationError

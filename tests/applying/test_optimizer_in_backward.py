@@ -16,7 +16,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.measuring import compare
+from budgetfit.measuring import compare_gradients
 from budgetfit.memory.replay import replay
 from tests.applying.live_bytes import LiveBytes
 from tests.traced import ADA, session
@@ -241,6 +241,6 @@ def test_verify_compares_gradients_that_are_still_there(
         seen.append((gradient is None, plain is None))
         return 0.0
 
-    monkeypatch.setattr(compare, "_relative_error", watch)
+    monkeypatch.setattr(compare_gradients, "_relative_error", watch)
     budgetfit.verify(replace(plan, recipe=recipe), device="cpu")
     assert set(seen) == {(False, False)}

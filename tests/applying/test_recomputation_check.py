@@ -18,7 +18,7 @@ from budgetfit.applying.checkpointing.recomputation_check import (
     _Sample,
     _sampling_slices,
 )
-from budgetfit.applying.checkpointing.repeatable_forward import RepeatableForwards
+from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
 from budgetfit.errors import RecomputationError
 
 if TYPE_CHECKING:

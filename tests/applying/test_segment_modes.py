@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForSequenceClassification
 
 from budgetfit.applying.checkpointing import activation_offload
-from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.checkpointing.selective import (
     draws_random_numbers,
     mutated_saved_call,

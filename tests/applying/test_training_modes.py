@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.core.recipe import Recipe, Segment

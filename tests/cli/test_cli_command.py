@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from budgetfit.cli.app import app
-from budgetfit.cli.help import UNSUPPORTED_OPTIONS
+from budgetfit.cli.unsupported_options import UNSUPPORTED_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

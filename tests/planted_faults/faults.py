@@ -239,7 +239,7 @@ FAULTS: Final = (
     ),
     # What is measured and kept.
     Fault(
-        "measuring/compare.py",
+        "measuring/compare_gradients.py",
         "return math.inf if math.isnan(error) else error",
         "return error",
         "verifying",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from budgetfit.applying.checkpointing import repeatable_forward
-from budgetfit.applying.checkpointing.forward_context import RngState
+from budgetfit.applying.checkpointing import recomputation_state
+from budgetfit.applying.checkpointing.autocast_and_rng import RngState
 from budgetfit.applying.checkpointing.recomputation_check import SavedTensorCheck
 from budgetfit.applying.undo import Undo
 from budgetfit.integrations.exports import prepared_model
@@ -143,7 +143,7 @@ def test_statistics_that_are_counted_twice_are_a_silent_difference(
 ) -> None:
     """Losses in training are the same all the same."""
     monkeypatch.setattr(
-        repeatable_forward, "buffers_as_before", lambda _: nullcontext()
+        recomputation_state, "buffers_as_before", lambda _: nullcontext()
     )
     compare_no_values(monkeypatch)
 

@@ -11,7 +11,7 @@ from torch import nn
 from budgetfit.applying.run.run import Run
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.measuring.compare import (
+from budgetfit.measuring.compare_gradients import (
     GradientCheck,
     build_verification,
     check_gradients,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch._subclasses import FakeTensor
 
-from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.torch_compile import disable_compile, warn_compiled_unverified
 from budgetfit.applying.undo import Undo

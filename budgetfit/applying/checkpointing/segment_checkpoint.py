@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
 from budgetfit.applying.checkpointing.activation_offload import offload_checkpoint_input
-from budgetfit.applying.checkpointing.forward_context import (
+from budgetfit.applying.checkpointing.autocast_and_rng import (
     ForwardContext,
     RngState,
     SavedByAutograd,

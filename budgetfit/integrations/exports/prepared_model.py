@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.applied_models import claim
-from budgetfit.applying.checkpointing.checkpoint import apply_segments
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.checkpointing.recipe_application import instance_flags
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES

@@ -17,7 +17,7 @@ from budgetfit.applying.checkpointing.activation_offload import (
     offload_checkpoint_input,
     run_with_offload,
 )
-from budgetfit.applying.checkpointing.repeatable_forward import RepeatableForwards
+from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
 from budgetfit.applying.checkpointing.selective import SelectiveCheckpoint
 from budgetfit.applying.pytree import tensors_in
 

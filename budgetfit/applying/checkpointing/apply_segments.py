@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch._subclasses import FakeTensor
 
-from budgetfit.applying.checkpointing.checkpointed_forward import (
+from budgetfit.applying.checkpointing.block_checkpoint import (
     BlockCall,
     CheckpointedForward,
     is_transformers_layer,
 )
 from budgetfit.applying.checkpointing.generation_cache import disable_generation_cache
-from budgetfit.applying.checkpointing.repeatable_forward import RepeatableForwards
+from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
 from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
 from budgetfit.applying.checkpointing.selective import SelectiveCheckpoint
 from budgetfit.applying.undo import Undo
