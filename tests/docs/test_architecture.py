@@ -39,3 +39,13 @@ def test_every_path_on_the_page_exists(page: str) -> None:
         path for path in paths if not any((home / path).exists() for home in homes)
     ]
     assert not missing
+
+
+def test_every_folder_says_which_file_to_open_first() -> None:
+    for init in ROOT.glob("budgetfit/**/__init__.py"):
+        if init.parent.name == "budgetfit":
+            continue
+        text = init.read_text(encoding="utf-8")
+        named = re.findall(r"``([a-z0-9_/]+\.(?:py|toml))``", text)
+        assert all((init.parent / name).exists() for name in named), init
+        assert named or init.parent.name == "utils", init

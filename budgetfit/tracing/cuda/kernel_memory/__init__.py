@@ -2,7 +2,8 @@
 
 Importing this package registers all ops; ``scratch_of`` and ``kernel_steps`` look them
 up. To add an op, register a function in one of the modules imported here, and a rule in
-``memory.scratch_sizes`` if the size is not affine in the batch size.
+``memory.scratch_sizes`` if the size is not affine in the batch size. Open
+``registry.py`` first.
 
 ``register_scratch``: the memory is taken to live until the op ends. If a kernel frees a
 buffer before it allocates the next, only the moment with the most memory is
