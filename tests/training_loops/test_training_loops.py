@@ -143,7 +143,7 @@ def test_statistics_that_are_counted_twice_are_a_silent_difference(
 ) -> None:
     """Losses in training are the same all the same."""
     monkeypatch.setattr(
-        recomputation_state, "buffers_as_before", lambda _: nullcontext()
+        recomputation_state, "restored_buffers", lambda _: nullcontext()
     )
     compare_no_values(monkeypatch)
 

@@ -58,7 +58,7 @@ def candidate_lengths(longest: int) -> list[int]:
 def thinned_lengths(lengths: Sequence[int]) -> list[int]:
     """Return ascending lengths that differ by at least 1 %.
 
-    >>> at_distances([1024, 1152, 131072, 131200, 133248])
+    >>> thinned_lengths([1024, 1152, 131072, 131200, 133248])
     [1024, 1152, 131072, 133248]
     """
     found: list[int] = []

@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 def fallback_for(precision: str | Sequence[str]) -> str | None:
     """Return the fallback of a requested precision; None if the user chose one.
 
-    >>> fallback("auto"), fallback("bf16-mixed")
+    >>> fallback_for("auto"), fallback_for("bf16-mixed")
     ('fp32', None)
     """
     return "fp32" if precision == "auto" else None
