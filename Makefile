@@ -1,7 +1,9 @@
 # Every target sets up what it needs, from a fresh clone with only Python 3.11 or later.
 #
 #   make demo             plan a 1.7 B-parameter model for an RTX 4090, then train a small one here
-#   make test             linters and all tests
+#   make check            linters and two minutes of tests: between two edits
+#   make test             linters and the tests that take eight minutes on two cores
+#   make test-all         linters and all tests, as continuous integration runs them
 #   make lint             linters only
 #   make accuracy         predictions against the recordings, as a table
 #   make accuracy-record  record again without a GPU (Linux x86-64, gcc, 6 GB of disk)
@@ -14,7 +16,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint accuracy accuracy-record bench zoo docs clean
+.PHONY: help demo check test test-all lint accuracy accuracy-record bench zoo docs clean
 
 # The first that is new enough and can make environments. 3.11 first: constraints.txt was
 # frozen on it.
@@ -35,7 +37,7 @@ RECORD_JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 help:
-	@sed -n '3,13s/^# \{0,1\}//p' Makefile
+	@sed -n '3,15s/^# \{0,1\}//p' Makefile
 
 define need_python
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Install" \
@@ -54,9 +56,16 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
+# Processor seconds of tests, the cheapest first (tests/durations.py); the rest is the
+# collection. OMP_NUM_THREADS=1: the workers share the cores, not every op all of them.
+check: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal --within 110
+
 test: lint
-	# One thread each: the workers share the cores, not every op all of them.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal --within 660
+
+test-all: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
