@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FILE: Final = Path(__file__).with_name("durations.json")
-SHORTEST_S: Final = 0.05  # shorter ones are in no file
+SHORTEST_S: Final = 0.05  # shorter ones are one line of the file
+OTHERS: Final = "all others"
 
 
 def function_of(node_id: str) -> str:
@@ -29,7 +30,7 @@ def function_of(node_id: str) -> str:
 
 
 def read() -> dict[str, float]:
-    """Return the mean seconds of one test of each function that takes long."""
+    """Return the mean seconds of one test, of each function and of all others."""
     found: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
@@ -37,14 +38,15 @@ def read() -> dict[str, float]:
 def chosen(node_ids: Iterable[str], within_s: float) -> set[str]:
     """Return the functions whose tests run: the cheapest that last ``within_s``."""
     known = read()
-    total, functions = 0.0, set[str]()
     tests = Counter(map(function_of, node_ids))
-    for function in sorted(tests, key=lambda each: (known.get(each, 0.0), each)):
-        total += tests[function] * known.get(function, SHORTEST_S / 2)
-        if function in known and total > within_s:
+    functions = tests.keys() - known.keys()
+    total = known[OTHERS] * sum(tests[function] for function in functions)
+    for function in sorted(tests.keys() & known.keys(), key=known.__getitem__):
+        total += tests[function] * known[function]
+        if total > within_s:
             break
         functions.add(function)
-    return functions | (tests.keys() - known.keys())
+    return functions
 
 
 def main() -> None:
@@ -59,6 +61,9 @@ def main() -> None:
         tests[function] += 1
     means = {name: round(seconds[name] / tests[name], 2) for name in sorted(tests)}
     long = {name: mean for name, mean in means.items() if mean >= SHORTEST_S}
+    others = tests.keys() - long.keys()
+    total = sum(seconds[name] for name in others)
+    long[OTHERS] = round(total / sum(tests[name] for name in others), 4)
     FILE.write_text(json.dumps(long, indent=0) + "\n", encoding="utf-8")
 
 
