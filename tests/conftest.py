@@ -43,10 +43,9 @@ def pytest_collection_modifyitems(
     if within_s is None:
         return
     functions = durations.chosen([item.nodeid for item in items], within_s)
-    left_out = [
-        each for each in items if durations.function_of(each.nodeid) not in functions
-    ]
+    runs, left_out = [], []
+    for item in items:
+        is_chosen = durations.function_of(item.nodeid) in functions
+        (runs if is_chosen else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [
-        each for each in items if durations.function_of(each.nodeid) in functions
-    ]
+    items[:] = runs

@@ -71,14 +71,14 @@ class Mebi(nn.Module):
         return x
 
 
-def gpt2() -> nn.Module:
+def gpt2(layers: int = 3) -> nn.Module:
     """Dropout 0.1 everywhere, tied embeddings, a generation cache that is on."""
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
             n_positions=2 * LENGTH,
             n_embd=WIDTH,
-            n_layer=3,
+            n_layer=layers,
             n_head=2,
             bos_token_id=0,
             eos_token_id=0,

@@ -150,8 +150,8 @@ def _drop_rates(document: dict[str, Any]) -> None:
         estimate = holder.get("estimate") if isinstance(holder, dict) else None
         if isinstance(estimate, dict):
             estimate.pop(_RATE, None)
-            if not estimate.get("layers", [()]):
-                del estimate["layers"]  # plans of earlier versions have it, empty
+            if estimate.get("layers") == []:  # in plans of earlier versions
+                del estimate["layers"]
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from budgetfit.integrations.quantization.traceable_layers import (
     with_traceable_layers,
 )
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
-from budgetfit.integrations.source_code.common import call_source
 from budgetfit.integrations.source_code.model_loading import (
     adapter_imports,
     adapter_lines,
     quantization_config,
     task_of,
 )
+from budgetfit.integrations.source_code.python_source import call_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -106,7 +106,7 @@ def gradients(
         return losses, {n: p.grad for n, p in run.model.named_parameters()}
 
 
-def close(one: Any, other: Any, tolerance: float = 1e-5) -> None:
+def assert_close(one: Any, other: Any, tolerance: float = 1e-5) -> None:
     assert one[0] == pytest.approx(other[0], rel=tolerance)
     for name, gradient in other[1].items():
         if gradient is None:
@@ -121,7 +121,7 @@ def close(one: Any, other: Any, tolerance: float = 1e-5) -> None:
 def test_loss_and_gradients_are_those_of_the_whole_loss(name: str, parts: int) -> None:
     model = make(name)
     chunked = gradients(model, batch(), loss_chunks=parts)
-    close(chunked, gradients(model, batch()))
+    assert_close(chunked, gradients(model, batch()))
     assert any(g is not None and g.any() for g in chunked[1].values())
 
 
@@ -138,12 +138,12 @@ def test_what_the_loss_function_is_told_counts(more: dict[str, Any]) -> None:
     model = make("llama")
     plain = gradients(model, batch(**more))
     assert plain[0] != pytest.approx(gradients(model, batch())[0], rel=1e-3)
-    close(gradients(model, batch(**more), loss_chunks=4), plain)
+    assert_close(gradients(model, batch(**more), loss_chunks=4), plain)
 
 
 def test_accumulated_micro_batches_add_up_as_before() -> None:
     model = make("qwen2")
-    close(
+    assert_close(
         gradients(model, batch(), 3, loss_chunks=4),
         gradients(model, batch(), 3),
     )
@@ -152,7 +152,7 @@ def test_accumulated_micro_batches_add_up_as_before() -> None:
 def test_recomputed_blocks_and_a_chunked_loss_go_together() -> None:
     model = make("llama")
     segments = (Segment(("model.layers.0", "model.layers.1")),)
-    close(
+    assert_close(
         gradients(model, batch(), loss_chunks=4, segments=segments),
         gradients(model, batch()),
     )
@@ -163,7 +163,7 @@ def test_under_autocast_the_head_is_bf16_and_the_loss_fp32(precision: str) -> No
     # The head's gradient is added up in bf16, 8 bits: 2^-8 an addition.
     model = make("llama")
     plain = gradients(model, batch(), precision=precision)
-    close(
+    assert_close(
         gradients(model, batch(), loss_chunks=4, precision=precision), plain, 4 * 2**-8
     )
     # The sum of 13 x 3 terms in bf16 would be off by far more than this.

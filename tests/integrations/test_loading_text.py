@@ -11,13 +11,13 @@ import transformers
 from torch import nn
 
 from budgetfit.integrations.peft import attach_adapters, loading_code
-from budgetfit.integrations.source_code.common import import_block
 from budgetfit.integrations.source_code.model_loading import (
     load_model_text,
     lora_config,
     quantization_config,
     weights_of,
 )
+from budgetfit.integrations.source_code.python_source import import_block
 from tests.integrations.adapters import CONFIG, QUIET, adapter, base, stored, trained
 from tests.reporting.sample_plans import (
     sample_estimate,

@@ -12,8 +12,6 @@ from torch import nn
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     T5Config,
@@ -29,7 +27,8 @@ from budgetfit.planning.search.evaluation_batch import evaluation_trace
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
-from tests.models import IMAGE, LENGTH, VOCABULARY, WIDTH, Mebi, images, text
+from tests import models
+from tests.models import IMAGE, VOCABULARY, WIDTH, Mebi, images, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,17 +48,7 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
 
 
 def gpt2() -> nn.Module:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=2 * LENGTH,
-            n_embd=WIDTH,
-            n_layer=14,
-            n_head=2,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
+    return models.gpt2(14)
 
 
 def llama() -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -207,3 +208,21 @@ def test_inputs_on_the_host_but_for_one_are_tried_while_traces_are_short(
     assert on_host() >= {7, 8}
     monkeypatch.setattr(lowest_peak, "MAX_EVENTS", 0)
     assert 7 not in on_host()
+
+
+def test_every_choice_of_options_is_tried_for_a_few_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is live with more may reserve less: no formula says which."""
+    model = Mebi(3)
+    small = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=find_gpu("t4"))
+    chain = BlockChain(TraceSession(small.with_found_blocks()), SETTING)
+    segments_to_try = lowest_peak._segments_to_try  # noqa: SLF001
+    tried = {frozenset(each) for each in segments_to_try(chain, Request())}
+    blocks = chain.profile_at(1).blocks
+    expected = math.prod(len(block.options) for block in blocks)
+    single = {plan for plan in tried if all(len(row.blocks) == 1 for row in plan)}
+    assert len(single) == expected > 3**3
+
+    monkeypatch.setattr(lowest_peak, "MAX_MIXTURES", expected - 1)
+    assert len(segments_to_try(chain, Request())) < expected / 2

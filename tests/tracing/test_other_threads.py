@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,7 @@ def in_another_thread(work: Callable[[], None]) -> Iterator[None]:
 @pytest.fixture
 def waiting_thread() -> Iterator[None]:
     """Another thread is alive: kernels that were registered once stay."""
-    with in_another_thread(threading.Event().wait(0.01).__bool__):  # type: ignore[arg-type]
+    with in_another_thread(lambda: time.sleep(0.01)):
         plan_net()
         yield
 

@@ -18,6 +18,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.optimizers.import_library import import_optimizer_library
+from budgetfit.applying.optimizers.step_ops import define_step_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,14 +90,10 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "RMSprop": {},
 }
 
-# A custom op, so that the roofline counts the bytes that a step moves. It never runs on
-# real tensors. A fragment, because several files define ops of this namespace.
-_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
-_LIBRARY.define(
+define_step_op(
     "bitsandbytes_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states)"
     " -> ()"
 )
-_LIBRARY.impl("bitsandbytes_step_", lambda *_: None, "Meta")
 
 
 def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:

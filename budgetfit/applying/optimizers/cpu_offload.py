@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensor
 
 from budgetfit.applying.host_copy import to_host
 from budgetfit.applying.optimizers.import_library import import_optimizer_library
+from budgetfit.applying.optimizers.step_ops import define_step_op
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,11 +35,7 @@ NOTE: Final = (
     "of ordinary host memory. The time of the step on the CPU is not counted"
 )
 
-# A custom op, so that the roofline counts the copies of weights to the device. It never
-# runs on real tensors. A fragment, because several files define ops of this namespace.
-_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
-_LIBRARY.define("offloaded_step_(Tensor(a!) parameter) -> ()")
-_LIBRARY.impl("offloaded_step_", lambda *_: None, "Meta")
+define_step_op("offloaded_step_(Tensor(a!) parameter) -> ()")
 
 
 def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.optimizers.import_library import import_optimizer_library
+from budgetfit.applying.optimizers.step_ops import define_step_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,14 +69,10 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 _FORMATS: Final = {"8bit": "8bit", "4bit": "4bit", "Fp8": "fp8"}
 
-# A custom op, so that the roofline counts the bytes that a step moves. It never runs on
-# real tensors. A fragment, because several files define ops of this namespace.
-_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
-_LIBRARY.define(
+define_step_op(
     "torchao_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states, "
     "Tensor(c!)[] temporaries) -> ()"
 )
-_LIBRARY.impl("torchao_step_", lambda *_: None, "Meta")
 
 
 def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:

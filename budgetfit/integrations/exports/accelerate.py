@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.optional_imports import import_attribute
-from budgetfit.integrations.source_code.common import (
+from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.python_source import (
     import_block,
     plan_summary_lines,
     to_source,
 )
-from budgetfit.integrations.source_code.model_loading import load_model_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.optional_imports import import_attribute
-from budgetfit.integrations.source_code.common import (
+from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.python_source import (
     import_block,
     plan_summary_lines,
     refuse_optimizer_in_backward,
 )
-from budgetfit.integrations.source_code.model_loading import load_model_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan

@@ -11,14 +11,14 @@ import torch
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
 from budgetfit.integrations.optional_imports import import_attribute
-from budgetfit.integrations.source_code.common import (
+from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.python_source import (
     import_block,
     keyword_lines,
     plan_summary_lines,
     refuse_optimizer_in_backward,
     to_source,
 )
-from budgetfit.integrations.source_code.model_loading import load_model_text
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,11 +20,11 @@ from budgetfit.integrations.exports.yaml_file import (
     uniform_treatment,
     yaml_text,
 )
-from budgetfit.integrations.source_code.common import (
+from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
+from budgetfit.integrations.source_code.python_source import (
     planned_length,
     refuse_optimizer_in_backward,
 )
-from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
 
 if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter

@@ -14,15 +14,15 @@ from budgetfit.integrations.exports.trainer_arguments import (
     known_fields,
     planned_arguments,
 )
-from budgetfit.integrations.source_code.common import (
+from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.plain_torch_loop import data_parts
+from budgetfit.integrations.source_code.python_source import (
     escape_line,
     import_block,
     keyword_lines,
     plan_summary_lines,
     to_source,
 )
-from budgetfit.integrations.source_code.model_loading import load_model_text
-from budgetfit.integrations.source_code.plain_torch_loop import data_parts
 
 if TYPE_CHECKING:
     from budgetfit.integrations.source_code.model_loading import Loading

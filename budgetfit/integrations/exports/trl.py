@@ -9,7 +9,7 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.trainer_arguments import planned_arguments
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
 from budgetfit.integrations.optional_imports import import_attribute
-from budgetfit.integrations.source_code.common import planned_length
+from budgetfit.integrations.source_code.python_source import planned_length
 from budgetfit.reporting.formatting import sample_text
 
 if TYPE_CHECKING:

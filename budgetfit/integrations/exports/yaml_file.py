@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
-from budgetfit.integrations.source_code.common import escape_line, plan_summary_lines
+from budgetfit.integrations.source_code.python_source import (
+    escape_line,
+    plan_summary_lines,
+)
 from budgetfit.reporting.formatting import blocks_text, rate_text, sample_text
 from budgetfit.utils.format_bytes import format_bytes
 

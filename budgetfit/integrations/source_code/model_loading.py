@@ -15,7 +15,7 @@ from budgetfit.integrations.model_sources.model_name import (
     is_factory_text,
     is_local_path,
 )
-from budgetfit.integrations.source_code.common import (
+from budgetfit.integrations.source_code.python_source import (
     call_source,
     escape_line,
     to_source,

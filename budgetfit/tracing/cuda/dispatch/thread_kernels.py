@@ -7,6 +7,7 @@ hands every other one on to the kernel that was there before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
@@ -48,8 +49,8 @@ def kernels_in_this_thread(
     global _users  # noqa: PLW0603 - how many traces use what is registered
     before = _TRACING.kernels
     with _LOCK:
-        _users += 1
         _register(dispatch_key, kernels)
+        _users += 1
     _TRACING.kernels = {**before, dispatch_key: kernels}
     try:
         yield
@@ -100,7 +101,9 @@ def _register(dispatch_key: str, names: Mapping[str, object]) -> None:
             known.add(name)
 
 
+@functools.cache
 def _for_threads(dispatch_key: str, name: str) -> Callable[..., Any]:
+    """Return what is registered; made once, before it hides what torch runs."""
     skip = _skipping(dispatch_key, name)
     earlier = _earlier(dispatch_key, name) or skip
 
