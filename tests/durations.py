@@ -41,7 +41,9 @@ def chosen(node_ids: Iterable[str], within_s: float) -> set[str]:
     tests = Counter(map(function_of, node_ids))
     functions = tests.keys() - known.keys()
     total = known[OTHERS] * sum(tests[function] for function in functions)
-    for function in sorted(tests.keys() & known.keys(), key=known.__getitem__):
+    for function in sorted(
+        tests.keys() & known.keys(), key=lambda each: (known[each], each)
+    ):  # by name where equal: each worker chooses for itself
         total += tests[function] * known[function]
         if total > within_s:
             break

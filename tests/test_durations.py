@@ -36,6 +36,14 @@ def test_the_cheapest_run_within_the_time(
     assert found == {f"tests/a/test_one::test_{name}" for name in names}
 
 
+def test_of_equal_ones_the_first_by_name_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of xdist, whose sets differ in order, must choose the same."""
+    names = [f"tests/a/test_one::test_{number:02}" for number in range(20)]
+    known = {**dict.fromkeys(names, 1.0), durations.OTHERS: 0.01}
+    monkeypatch.setattr(durations, "read", lambda: known)
+    assert durations.chosen(names, 7.5) == set(names[:7])
+
+
 def test_the_file_names_tests_that_there_are() -> None:
     files = {name.partition("::")[0] for name in durations.read()} - {durations.OTHERS}
     root = durations.FILE.parents[1]
