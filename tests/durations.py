@@ -3,6 +3,9 @@
     python -m pytest --junitxml suite.xml        # all tests, by one process per core
     python -m tests.durations suite.xml          # writes tests/durations.json
 
+Of several runs the highest mean counts: in a run of some tests alone, the first of them
+makes the traces that all share.
+
 ``pytest --within 120`` then runs the cheapest tests that take 120 seconds of processor
 time together; those that are not in the file, new ones, always run.
 """
@@ -51,21 +54,33 @@ def chosen(node_ids: Iterable[str], within_s: float) -> set[str]:
     return functions
 
 
-def main() -> None:
-    """Write the means of a run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("xml", type=Path)
+def means(xml: Path) -> Counter[str]:
+    """Return the mean seconds of one test of each function of a run."""
     seconds, tests = Counter[str](), Counter[str]()
-    for case in ET.parse(parser.parse_args().xml).iter("testcase"):  # noqa: S314 - pytest's
+    for case in ET.parse(xml).iter("testcase"):  # noqa: S314 - pytest's own
+        if len(case):
+            continue  # it failed or was skipped, and says nothing
         place = case.attrib["classname"].replace(".", "/")
         function = f"{place}::{case.attrib['name'].split('[', 1)[0]}"
         seconds[function] += float(case.attrib["time"])
         tests[function] += 1
-    means = {name: round(seconds[name] / tests[name], 2) for name in sorted(tests)}
-    long = {name: mean for name, mean in means.items() if mean >= SHORTEST_S}
-    others = tests.keys() - long.keys()
-    total = sum(seconds[name] for name in others)
-    long[OTHERS] = round(total / sum(tests[name] for name in others), 4)
+    return Counter({name: seconds[name] / tests[name] for name in tests})
+
+
+def main() -> None:
+    """Write the means of one run or, where there are several, the highest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("xml", type=Path, nargs="+")
+    highest = Counter[str]()
+    for xml in parser.parse_args().xml:
+        highest |= means(xml)
+    long = {
+        name: round(mean, 2)
+        for name, mean in sorted(highest.items())
+        if mean >= SHORTEST_S
+    }
+    short = [mean for mean in highest.values() if mean < SHORTEST_S]
+    long[OTHERS] = round(sum(short) / max(1, len(short)), 4)
     FILE.write_text(json.dumps(long, indent=0) + "\n", encoding="utf-8")
 
 
