@@ -17,8 +17,8 @@ from typing import Final
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
-from budgetfit.solvers.chain_milp import chain_milp
 from budgetfit.solvers.problem import Problem, Solution
+from tests.solvers.chain_milp import chain_milp
 from tests.solvers.exhaustive import count_plans, exhaustive
 
 MAX_SEGMENT: Final = 8

@@ -4,7 +4,7 @@ A solver is a function ``solve(problem) -> Solution``. It proposes segments; the
 a plan is determined by ``memory.replay``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
@@ -117,28 +117,6 @@ def segment(
     """Return the recomputed segment of ``length`` blocks from block ``start`` on."""
     names = tuple(block.name for block in chain.blocks[start : start + length])
     return Segment(names, nested=nested, input_on_host=input_on_host)
-
-
-def segments_from(problem: Problem, start: int) -> Iterator[Segment]:
-    """Yield every segment that may start at a block, in index order.
-
-    First the options of the single block, in their order; then ever longer segments,
-    each plain, with its input on the host, nested, and both.
-    """
-    block = problem.chain.blocks[start]
-    for option in block.options:
-        if option.mode != "keep":
-            yield single_segment(block, option)
-    longest = problem.longest_segment(start)
-    for length in range(2, longest + 1):
-        for nested, input_on_host in segment_variants(problem, start):
-            yield segment(
-                problem.chain,
-                start,
-                length,
-                nested=nested,
-                input_on_host=input_on_host,
-            )
 
 
 def segment_variants(problem: Problem, start: int) -> list[tuple[bool, bool]]:

@@ -91,7 +91,8 @@ class ChainStep(NamedTuple):
 def chain_steps(problem: Problem) -> list[list[ChainStep]]:
     """Return, for each block, the steps that start there, in index order.
 
-    Wrapping it, in the order of ``segments_from``, then keeping it.
+    First the options of the single block, in their order; then ever longer segments,
+    each plain, with its input on the host, nested, and both; last, keeping it.
     """
     incoming = incoming_bytes(problem.chain)
     return [

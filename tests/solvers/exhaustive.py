@@ -12,7 +12,9 @@ from budgetfit.solvers.problem import (
     Problem,
     Solution,
     describe,
-    segments_from,
+    segment,
+    segment_variants,
+    single_segment,
     wrapped_count,
 )
 
@@ -67,6 +69,28 @@ def all_plans(problem: Problem, start: int = 0) -> Iterator[tuple[Segment, ...]]
         for others in all_plans(problem, start + len(first.blocks)):
             yield (first, *others)
     yield from all_plans(problem, start + 1)
+
+
+def segments_from(problem: Problem, start: int) -> Iterator[Segment]:
+    """Yield every segment that may start at a block, in index order.
+
+    First the options of the single block, in their order; then ever longer segments,
+    each plain, with its input on the host, nested, and both.
+    """
+    block = problem.chain.blocks[start]
+    for option in block.options:
+        if option.mode != "keep":
+            yield single_segment(block, option)
+    longest = problem.longest_segment(start)
+    for length in range(2, longest + 1):
+        for nested, input_on_host in segment_variants(problem, start):
+            yield segment(
+                problem.chain,
+                start,
+                length,
+                nested=nested,
+                input_on_host=input_on_host,
+            )
 
 
 def count_plans(problem: Problem) -> int:

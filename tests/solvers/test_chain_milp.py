@@ -8,8 +8,8 @@ from scipy.optimize import milp
 
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
-from budgetfit.solvers.chain_milp import chain_milp
 from budgetfit.solvers.problem import Problem
+from tests.solvers.chain_milp import chain_milp
 from tests.solvers.chains import (
     block,
     chain_of,

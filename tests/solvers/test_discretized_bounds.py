@@ -5,12 +5,12 @@ import pytest
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
-from budgetfit.solvers.chain_milp import chain_milp
 from budgetfit.solvers.discretized_bounds import discretized_bounds
 from budgetfit.solvers.labels import segments_from_steps
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.transitions import chain_steps
+from tests.solvers.chain_milp import chain_milp
 from tests.solvers.chains import (
     block,
     chain_of,

@@ -7,9 +7,9 @@ import pytest
 
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
-from budgetfit.solvers.chain_milp import chain_milp
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.solvers.uniform_segments import fastest_uniform
+from tests.solvers.chain_milp import chain_milp
 from tests.solvers.chains import random_problem, rate_all, rate_solution, seeded
 from tests.solvers.exhaustive import exhaustive
 

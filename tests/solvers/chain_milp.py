@@ -1,4 +1,4 @@
-"""A mixed-integer linear program (MILP): independent exact solver for small chains.
+"""A mixed-integer linear program (MILP): the second reference solver of the tests.
 
 One 0/1 variable for each step of a plan; the chosen ones form a path from the first
 block to the end (flow conservation). Exactly one of them covers each block, so that the
@@ -7,7 +7,7 @@ memory constraint needs no big-M:
     sum of S over all steps that end before it + need of the step that covers it <= M
 
 twice, for the backward pass and, with autocast's weight copies, for the forward. HiGHS
-meets symmetry and time limits on deep chains; plans are made with ``chain_dp``.
+meets symmetry and time limits on deep chains.
 """
 
 import math
@@ -120,13 +120,12 @@ def _solve(
 ) -> Any:  # noqa: ANN401
     """Minimise the extra time with HiGHS within so many bytes above the static ones."""
     # Here and not above: importing it takes as long as solving a few chains.
-    # It has no types.
-    from scipy.optimize import (  # type: ignore[import-untyped]  # noqa: PLC0415
+    from scipy.optimize import (  # noqa: PLC0415
         Bounds,
         LinearConstraint,
         milp,
     )
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]  # noqa: PLC0415
+    from scipy.sparse import csr_array  # noqa: PLC0415
 
     count = len(problem.chain.blocks)
     alive = np.concatenate(
