@@ -9,30 +9,22 @@ transformers 5.14, which lacks ``every_n_layers``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from budgetfit.core.adapter import ALL_LINEAR
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.exports.yaml_file import (
-    nearest_expressible,
-    refuse_non_text_plan,
-    uniform_treatment,
-    yaml_text,
-)
+from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
 from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
-from budgetfit.integrations.source_code.python_source import (
-    planned_length,
-    refuse_optimizer_in_backward,
-)
+from budgetfit.integrations.source_code.python_source import planned_length
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
     from budgetfit.integrations.exports.yaml_file import Settings
-
-_NAME: Final = "axolotl"
 
 
 def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
@@ -41,15 +33,14 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
     Raises:
         InputError: If it cannot express the plan's model, optimizer or precision.
     """
-    refuse_non_text_plan(plan, _NAME)
-    refuse_optimizer_in_backward(plan, _NAME)
-    precision = _precision(plan)
-    written = nearest_expressible(plan, _checkpointing)
-    recipe = written.plan.recipe
-    sections = {
+    return config_text(plan, "axolotl", _checkpointing, _sections, _remarks)
+
+
+def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Settings]:
+    return {
         "model": {"base_model": weights_of(plan), **_adapter(plan.adapter)},
-        "precision": precision,
-        "memory": written.checkpointing,
+        "precision": _precision(plan),
+        "memory": memory,
         "data: REPLACE data sets by yours": {
             "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
             "sequence_len": planned_length(plan),
@@ -65,8 +56,6 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
             "num_epochs": 1,
         },
     }
-    remarks = [*written.remarks, *_remarks(plan)]
-    return yaml_text(written.plan, "A run of axolotl", remarks, sections)
 
 
 def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:
@@ -133,29 +122,27 @@ def _precision(plan: Plan) -> Settings:
     return {"bf16": half == "bf16", "fp16": half == "fp16", "tf32": policy.tf32}
 
 
-def _remarks(plan: Plan) -> list[str]:
-    found = []
-    adapter, policy = plan.adapter, find_precision(plan.recipe.precision)
+def _remarks(plan: Plan) -> Iterator[str]:
+    policy = find_precision(plan.recipe.precision)
     if plan.recipe.loss_chunks > 1:
-        found.append(
+        yield (
             "Near to a loss in parts: cut_cross_entropy: true, with its plugin "
             "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin. Nothing was "
             "predicted for it."
         )
-    if adapter is None and policy.autocast == "bf16":
-        found.append(
+    if plan.adapter is None and policy.autocast == "bf16":
+        yield (
             "It trains weights in bf16 where fp32 ones were planned: parameters, "
             "gradients and optimizer states need half of what was predicted, and "
             "updates are rounded. --precision bf16 plans that."
         )
     if policy.weights == "as-is":
-        found.append(
+        yield (
             "Planned in the dtypes of the model's config; here all is loaded and "
             "computed in 16 bits."
         )
     if has_fp32_copies(plan):
-        found.append(
+        yield (
             "Embeddings, norms and head end in 16 bits here, and were planned in fp32 "
             "(prepare_for_kbit): it needs less than predicted."
         )
-    return found

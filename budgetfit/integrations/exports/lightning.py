@@ -67,12 +67,12 @@ class _PlanHooks:
         self._plan = plan
         self._prepared: PreparedModel | None = None
 
-    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ARG002
+    def on_fit_start(self, _: object, pl_module: nn.Module) -> None:
         """Apply checkpointing, loss and dtypes, after the Trainer's own setup."""
         self._undo()
         self._prepared = prepare(self._plan, pl_module)
 
-    def on_sanity_check_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ARG002
+    def on_sanity_check_end(self, *_: object) -> None:
         """Empty the cache before training begins.
 
         Lightning has validated two batches by now. Optimizer states would be allocated
@@ -81,16 +81,11 @@ class _PlanHooks:
         """
         torch.cuda.empty_cache()  # no-op without CUDA
 
-    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:  # noqa: ARG002
+    def on_fit_end(self, *_: object) -> None:
         """Restore the model."""
         self._undo()
 
-    def on_exception(
-        self,
-        trainer: Any,  # noqa: ARG002
-        pl_module: nn.Module,  # noqa: ARG002
-        exception: BaseException,  # noqa: ARG002
-    ) -> None:
+    def on_exception(self, *_: object) -> None:
         """Restore the model."""
         self._undo()
 

@@ -14,25 +14,18 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.core.adapter import ALL_LINEAR
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.exports.yaml_file import (
-    nearest_expressible,
-    refuse_non_text_plan,
-    uniform_treatment,
-    yaml_text,
-)
+from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
 from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
-from budgetfit.integrations.source_code.python_source import (
-    planned_length,
-    refuse_optimizer_in_backward,
-)
+from budgetfit.integrations.source_code.python_source import planned_length
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
     from budgetfit.integrations.exports.yaml_file import Settings
 
-_NAME: Final = "LLaMA-Factory"
 _BITS: Final = {"nf4": 4, "int8": 8}
 
 
@@ -42,35 +35,33 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
     Raises:
         InputError: If it cannot express the plan's model, optimizer or adapters.
     """
-    refuse_non_text_plan(plan, _NAME)
-    refuse_optimizer_in_backward(plan, _NAME)
-    written = nearest_expressible(plan, _checkpointing)
-    recipe, policy = written.plan.recipe, find_precision(plan.recipe.precision)
-    training = {
-        "output_dir": "out",
-        "per_device_train_batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
-        "per_device_eval_batch_size": plan.estimate.eval_batch_size,
-        "optim": recipe.optimizer,
-        "learning_rate": 5e-5 if plan.adapter is None else 1e-4,
-        "bf16": policy.autocast == "bf16",
-        "fp16": policy.autocast == "fp16",
-        "tf32": True if policy.tf32 else None,
-    }
-    sections = {
+    return config_text(plan, "LLaMA-Factory", _checkpointing, _sections, _remarks)
+
+
+def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Settings]:
+    policy = find_precision(plan.recipe.precision)
+    return {
         "model": {"model_name_or_path": weights_of(plan), **_stored(plan)},
         "method": _method(plan),
-        "memory": written.checkpointing,
+        "memory": memory,
         "data: REPLACE data set and template by yours": {
             "dataset": "identity",
             "template": "default",
             "cutoff_len": planned_length(plan),
             "packing": False,
         },
-        "training": training,
+        "training": {
+            "output_dir": "out",
+            "per_device_train_batch_size": recipe.batch_size,
+            "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+            "per_device_eval_batch_size": plan.estimate.eval_batch_size,
+            "optim": recipe.optimizer,
+            "learning_rate": 5e-5 if plan.adapter is None else 1e-4,
+            "bf16": policy.autocast == "bf16",
+            "fp16": policy.autocast == "fp16",
+            "tf32": True if policy.tf32 else None,
+        },
     }
-    remarks = [*written.remarks, *_remarks(plan)]
-    return yaml_text(written.plan, "A run of LLaMA-Factory", remarks, sections)
 
 
 def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:
@@ -133,27 +124,25 @@ def _targets(adapter: Adapter) -> str:
     return ",".join(targets)
 
 
-def _remarks(plan: Plan) -> list[str]:
-    found = []
+def _remarks(plan: Plan) -> Iterator[str]:
     adapter, policy = plan.adapter, find_precision(plan.recipe.precision)
     if plan.recipe.loss_chunks > 1:
-        found.append(
+        yield (
             "Near to a loss in parts: enable_liger_kernel: true (package "
             "liger-kernel). Nothing was predicted for it."
         )
     if has_fp32_copies(plan):
-        found.append(
+        yield (
             "Embeddings and head stay in 16 bits here, and were planned in fp32 "
             "(prepare_for_kbit): it needs less than predicted."
         )
     if adapter is None and policy.weights == "as-is":
-        found.append(
+        yield (
             "Planned in the dtypes of the model's config; here fp32 weights are "
             "trained: it may need more than predicted."
         )
     if adapter is not None and policy.weights == "fp32" and policy.autocast is None:
-        found.append(
+        yield (
             "The base was planned in fp32, and is loaded here in the dtype of its "
             "config: it needs no more than predicted."
         )
-    return found

@@ -30,7 +30,6 @@ from budgetfit.workload.settings_check import warn_changed_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from budgetfit.core.plan import Plan
 
@@ -104,12 +103,7 @@ class PreparedModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
     def _undo_checkpointing(self) -> None:

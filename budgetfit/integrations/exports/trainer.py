@@ -54,12 +54,7 @@ class PlanCallback(TrainerCallback):
             self._prepared = None
 
     def on_init_end(
-        self,
-        args: Any,  # noqa: ARG002 - the library's signatures
-        state: Any,  # noqa: ARG002
-        control: Any,  # noqa: ARG002
-        model: nn.Module | None = None,
-        **kwargs: Any,  # noqa: ARG002
+        self, *_: object, model: nn.Module | None = None, **__: object
     ) -> None:
         """Cast the weights to the planned dtype."""
         if model is None:
@@ -71,17 +66,11 @@ class PlanCallback(TrainerCallback):
         undo()  # of buffers; applied again when training begins
 
     def on_train_begin(
-        self,
-        args: Any,
-        state: Any,  # noqa: ARG002
-        control: Any,  # noqa: ARG002
-        model: Any = None,
-        optimizer: Any = None,
-        **kwargs: Any,  # noqa: ARG002
+        self, args: Any, *_: object, model: Any = None, **kwargs: Any
     ) -> None:
         """Apply checkpointing and chunked loss."""
         self.undo()  # auto_find_batch_size begins training several times
-        _check_arguments(self._plan, args, optimizer)
+        _check_arguments(self._plan, args, kwargs.get("optimizer"))
         planned = find_planned(self._plan, model)
         warn_changed_settings(self._plan, planned)
         self._prepared = PreparedModel(
@@ -91,13 +80,7 @@ class PlanCallback(TrainerCallback):
             sets_tf32=False,  # set by args.tf32, with torch's newer API
         )
 
-    def on_step_begin(
-        self,
-        args: Any,  # noqa: ARG002
-        state: Any,  # noqa: ARG002
-        control: Any,  # noqa: ARG002
-        **kwargs: Any,  # noqa: ARG002
-    ) -> None:
+    def on_step_begin(self, *_: object, **__: object) -> None:
         """Apply checkpointing again if something has replaced it meanwhile."""
         if self._prepared is not None and self._prepared.restore():
             warnings.warn(
@@ -106,13 +89,7 @@ class PlanCallback(TrainerCallback):
                 stacklevel=2,
             )
 
-    def on_train_end(
-        self,
-        args: Any,  # noqa: ARG002
-        state: Any,  # noqa: ARG002
-        control: Any,  # noqa: ARG002
-        **kwargs: Any,  # noqa: ARG002
-    ) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         """Restore the model."""
         self.undo()
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code.python_source import (
     escape_line,
     plan_summary_lines,
+    refuse_optimizer_in_backward,
 )
 from budgetfit.reporting.formatting import blocks_text, rate_text, sample_text
 from budgetfit.utils.format_bytes import format_bytes
@@ -24,41 +24,63 @@ from budgetfit.utils.format_bytes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from budgetfit.core.plan import Estimate
+    from budgetfit.core.plan import Estimate, Plan
+
+    # Returns the checkpointing settings of a recipe, given the blocks' names; None
+    # where there are none. A program must support checkpointing every block.
+    Checkpointing = Callable[[Recipe, tuple[str, ...]], "Settings | None"]
 
 Settings = dict[str, Any]
 _BARE_EXPONENT: Final = re.compile(r"-?\d+e-?\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedPlan:
-    """The part of a plan that a config file expresses.
-
-    Attributes:
-        plan: The plan, with the recipe and estimate that the file has.
-        checkpointing: The program's checkpointing settings.
-        remarks: What it cannot express, with the effect on memory.
-    """
-
-    plan: Plan
-    checkpointing: Settings
-    remarks: tuple[str, ...] = ()
-
-
-def nearest_expressible(
-    plan: Plan, say: Callable[[Recipe, tuple[str, ...]], Settings | None]
-) -> ExportedPlan:
-    """Return the plan, or the best alternative that a program's settings can express.
+def config_text(
+    plan: Plan,
+    program: str,
+    say: Checkpointing,
+    sections: Callable[[Plan, Recipe, Settings], dict[str, Settings]],
+    remarks: Callable[[Plan], Iterable[str]],
+) -> str:
+    """Return the YAML text of a plan: remarks as comments, then groups of settings.
 
     Args:
-        plan: Its alternatives are used only where it cannot be expressed itself.
-        say: Returns the checkpointing settings of a recipe, given the blocks' names;
-            None where it has none. It must support checkpointing every block.
+        plan: The plan.
+        program: The program's name.
+        say: The program's checkpointing settings.
+        sections: Returns the settings by title, of a plan, the recipe that is written
+            and its checkpointing settings; those that are None are left out.
+        remarks: Returns what else the program cannot express.
+
+    Raises:
+        InputError: If the program cannot train these samples or this optimizer.
+    """
+    _refuse_non_text_plan(plan, program)
+    refuse_optimizer_in_backward(plan, program)
+    written, checkpointing, said = _nearest_expressible(plan, say)
+    comments = plan_summary_lines(written, f"A run of {program}")
+    comments += map(escape_line, [*said, *remarks(plan)])
+    lines = [f"# {line}".rstrip() for line in comments]
+    for title, settings in sections(plan, written.recipe, checkpointing).items():
+        lines += ["", f"# {title}"]
+        lines += [
+            f"{name}: {_value(value)}"
+            for name, value in settings.items()
+            if value is not None
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _nearest_expressible(
+    plan: Plan, say: Checkpointing
+) -> tuple[Plan, Settings, list[str]]:
+    """Return the plan, or the best alternative that a program's settings can express.
+
+    With the program's checkpointing settings, and remarks on what they cannot express.
     """
     blocks = plan.model.blocks
     settings = _said(plan.recipe, blocks, say)
     if settings is not None:
-        return ExportedPlan(plan, settings)
+        return plan, settings, []
     samples = plan.recipe.effective_batch_size
     rows = [
         (row, estimate, settings)
@@ -76,7 +98,7 @@ def nearest_expressible(
             f"{_numbers(estimate)}; the plan: {_numbers(plan.comparable)}."
         )
         other = plan.changed(recipe=estimate.recipe, estimate=estimate)
-        return ExportedPlan(other, settings, (cannot, found))
+        return other, settings, [cannot, found]
     tried = [
         f"{row.label} needs {format_bytes(row.estimate.reserved_bytes)} and "
         f"{format_bytes(plan.budget.usable_bytes)} are usable"
@@ -84,8 +106,9 @@ def nearest_expressible(
     ]
     known = "; ".join(tried) or "no setting that it has was judged for this plan"
     said = f"Below is the nearest, every block recomputed. It may not fit: {known}."
-    full = say(replace(plan.recipe, segments=_each(blocks), loss_chunks=1), blocks)
-    return ExportedPlan(plan, full or {}, (cannot, said))
+    each = tuple(Segment((name,)) for name in blocks)
+    full = say(replace(plan.recipe, segments=each, loss_chunks=1), blocks)
+    return plan, full or {}, [cannot, said]
 
 
 def _value(value: object) -> str:
@@ -103,14 +126,8 @@ def uniform_treatment(recipe: Recipe, blocks: tuple[str, ...]) -> Segment | None
     return first if recipe.segments == alike else None
 
 
-def _each(blocks: tuple[str, ...]) -> tuple[Segment, ...]:
-    return tuple(Segment((name,)) for name in blocks)
-
-
 def _said(
-    recipe: Recipe,
-    blocks: tuple[str, ...],
-    say: Callable[[Recipe, tuple[str, ...]], Settings | None],
+    recipe: Recipe, blocks: tuple[str, ...], say: Checkpointing
 ) -> Settings | None:
     return say(recipe, blocks) if recipe.loss_chunks == 1 else None
 
@@ -127,13 +144,8 @@ def _numbers(estimate: Estimate) -> str:
     return f"{memory} reserved and {rate_text(estimate.samples_per_s)} samples/s"
 
 
-def refuse_non_text_plan(plan: Plan, program: str) -> None:
-    """Refuse plans that a program for language models cannot train.
-
-    Raises:
-        InputError: If samples have no tokens, or the optimizer is not a transformers
-            name.
-    """
+def _refuse_non_text_plan(plan: Plan, program: str) -> None:
+    """Refuse samples without tokens and optimizers without a transformers name."""
     if "input_ids" not in plan.model.batch:
         raise InputError(
             f"{program} trains models of language, and a sample of this plan is "
@@ -145,19 +157,3 @@ def refuse_non_text_plan(plan: Plan, program: str) -> None:
             f"with the function {plan.recipe.optimizer}. Plan with one of those names, "
             "for example --optimizer adamw_torch_fused."
         )
-
-
-def yaml_text(
-    plan: Plan, what: str, remarks: Iterable[str], sections: dict[str, Settings]
-) -> str:
-    """Return the YAML text: remarks as comments, then groups of settings."""
-    comments = [*plan_summary_lines(plan, what), *map(escape_line, remarks)]
-    lines = [f"# {line}".rstrip() for line in comments]
-    for title, settings in sections.items():
-        lines += ["", f"# {title}"]
-        lines += [
-            f"{name}: {_value(value)}"
-            for name, value in settings.items()
-            if value is not None
-        ]
-    return "\n".join(lines) + "\n"

@@ -27,9 +27,9 @@ from budgetfit.integrations.source_code.plain_torch_loop import (
     data_parts,
     loss_part,
     main_part,
-    source_text,
 )
 from budgetfit.integrations.source_code.plain_torch_templates import Part
+from budgetfit.integrations.source_code.python_source import escape_line, to_source
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -94,8 +94,7 @@ def _docstring(plan: Plan) -> str:
         "",
         "Made by budgetfit, which it does not need. Look for FILL IN and REPLACE.",
     ]
-    # Names come from users and must not end the docstring.
-    text = "\n".join(lines).replace("\\", "/").replace('"', "'")
+    text = "\n".join(map(escape_line, lines))
     return f'"""{text}\n"""\n'
 
 
@@ -130,7 +129,7 @@ def _model(plan: Plan) -> Part:
     if is_factory_text(text):
         return _from_factory(text)
     if text and (not is_local_path(text) or Path(text).expanduser().is_dir()):
-        code = parts.MODEL_FROM_HUB.substitute(name=source_text(text))
+        code = parts.MODEL_FROM_HUB.substitute(name=to_source(text))
         return Part(code, ("import transformers",))
     model: Any = planned_model(plan, text)
     if type(model).__module__.startswith("transformers.models."):
@@ -151,17 +150,17 @@ def own_model(plan: Plan, text: str) -> Part:
         f"Fill in build_model(): return {plan.model.name} with "
         f"{plan.model.parameter_count} parameters."
     )
-    return Part(parts.MODEL_TO_FILL_IN.substitute(message=source_text(message)))
+    return Part(parts.MODEL_TO_FILL_IN.substitute(message=to_source(message)))
 
 
 def _from_factory(text: str) -> Part:
     place, _, name = text.rpartition(":")
     first, *rest = name.split(".")
     if place.endswith(".py"):
-        made = f"runpy.run_path({source_text(place)})[{source_text(first)}]"
+        made = f"runpy.run_path({to_source(place)})[{to_source(first)}]"
         imports = ("import runpy",)
     else:
-        made = f"importlib.import_module({source_text(place)}).{first}"
+        made = f"importlib.import_module({to_source(place)}).{first}"
         imports = ("import importlib",)
     code = parts.MODEL_FROM_FACTORY.substitute(made=".".join([made, *rest]))
     return Part(code, imports)
@@ -212,7 +211,7 @@ def _optimizer(name: str) -> Part:
         return Part(
             "def make_optimizer(parameters, lr):\n"
             '    """As planned; it brings its own learning rate."""\n'
-            f"    home = importlib.import_module({source_text(module)})\n"
+            f"    home = importlib.import_module({to_source(module)})\n"
             f"    return home.{function}(parameters)\n",
             ("import importlib",),
         )
@@ -220,5 +219,5 @@ def _optimizer(name: str) -> Part:
     return Part(
         "def make_optimizer(parameters, lr):\n"
         '    """FILL IN: return the optimizer that was planned."""\n'
-        f"    raise SystemExit({source_text(message)})\n"
+        f"    raise SystemExit({to_source(message)})\n"
     )

@@ -6,13 +6,13 @@ from string import Template
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.errors import InputError
-from budgetfit.integrations.source_code.plain_torch_loop import source_text
 from budgetfit.integrations.source_code.plain_torch_templates import Part
+from budgetfit.integrations.source_code.python_source import to_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.recipe import Recipe, Segment
+    from budgetfit.core.recipe import Recipe
 
 
 def recompute_parts(recipe: Recipe) -> list[Part]:
@@ -60,9 +60,10 @@ def segment_constants(recipe: Recipe) -> list[str]:
 
 def _refuse_what_is_not_exported(recipe: Recipe) -> None:
     on_host = [
-        f"{' to '.join(dict.fromkeys((each.blocks[0], each.blocks[-1])))} ({what})"
+        f"{' to '.join(dict.fromkeys((each.blocks[0], each.blocks[-1])))} "
+        f"({'offload' if each.mode == 'offload' else 'input_on_host'})"
         for each in recipe.segments
-        if (what := _offload_mode(each))
+        if each.mode == "offload" or each.input_on_host
     ]
     if recipe.loss_chunks > 1:
         on_host.append(f"the loss in {recipe.loss_chunks} chunks")
@@ -76,15 +77,9 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
         )
 
 
-def _offload_mode(segment: Segment) -> str:
-    if segment.mode == "offload":
-        return "offload"
-    return "input_on_host" if segment.input_on_host else ""
-
-
 def _tuple(names: Sequence[str], indent: int = 4) -> str:
     """Format a tuple of strings as source, one per line where it is long."""
-    words = [source_text(name) for name in names]
+    words = [to_source(name) for name in names]
     line = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
     if len(line) < 80:  # noqa: PLR2004, with its indentation below 88
         return line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
@@ -11,6 +10,7 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code import plain_torch_templates as parts
 from budgetfit.integrations.source_code.plain_torch_templates import Part
+from budgetfit.integrations.source_code.python_source import to_source
 
 if TYPE_CHECKING:
     from budgetfit.core.precision import Precision
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 _DTYPES: Final = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 _FLOATS: Final = ("float", "bfloat", "half", "double")
-
-
-def source_text(text: str) -> str:
-    """Format a string as Python source, in double quotes."""
-    # JSON escapes are valid in Python, except for characters above 16 bits.
-    return json.dumps(text, ensure_ascii=False)
 
 
 def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
@@ -62,7 +56,7 @@ def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
         bound=parts.VOCABULARY_LINE if needs_tokens else "",
         tensors="\n".join(lines),
         names=", ".join(
-            f"{source_text(name)}: tensor_{number}" for number, name in enumerate(batch)
+            f"{to_source(name)}: tensor_{number}" for number, name in enumerate(batch)
         ),
     )
     return [Part(parts.VOCABULARY), Part(code)] if needs_tokens else [Part(code)]

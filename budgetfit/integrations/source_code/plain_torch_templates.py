@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Final
 
-from budgetfit.applying.optimizers import torch_only
+from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torch_only, torchao
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,62 +59,49 @@ def build_model():
     )
 ''')
 
-_NO_DECAY: Final = "weight_decay=0.0, "
-_LOW_BIT: Final = "block_size=256, weight_decay=0.0"
 
-
-def _of(library: str, kind: str, options: str) -> Part:
-    call = f"{kind}(parameters, lr=lr, {options})"
+def _of(library: str, kind: str, *options: str) -> Part:
+    given = ", ".join(options)
+    call = f"{kind}(parameters, lr=lr, {given})"
     if len(call) > 70:  # noqa: PLR2004 - after "    return "
-        call = f"{kind}(\n        parameters, lr=lr, {options}\n    )"
+        call = f"{kind}(\n        parameters, lr=lr, {given}\n    )"
     return Part(call, (f"from {library} import {kind}",))
 
 
-_BITSANDBYTES: Final = {
-    name: _of("bitsandbytes.optim", kind, options)
-    for name, kind, options in (
-        ("adamw_bnb_8bit", "AdamW", _NO_DECAY + "optim_bits=8"),
-        ("adamw_8bit", "AdamW", _NO_DECAY + "optim_bits=8"),
-        ("paged_adamw_8bit", "AdamW", _NO_DECAY + "optim_bits=8, is_paged=True"),
-        ("paged_adamw_32bit", "AdamW", _NO_DECAY + "is_paged=True"),
-        ("ademamix", "AdEMAMix", "weight_decay=0.0"),
-        ("ademamix_8bit", "AdEMAMix", _NO_DECAY + "optim_bits=8"),
-        ("paged_ademamix_8bit", "AdEMAMix", _NO_DECAY + "optim_bits=8, is_paged=True"),
-        ("paged_ademamix_32bit", "AdEMAMix", _NO_DECAY + "is_paged=True"),
-        ("lion_32bit", "Lion", "betas=(0.9, 0.999)"),
-        ("lion_8bit", "Lion", "betas=(0.9, 0.999), optim_bits=8"),
-        ("paged_lion_32bit", "Lion", "betas=(0.9, 0.999), is_paged=True"),
-        ("paged_lion_8bit", "Lion", "betas=(0.9, 0.999), optim_bits=8, is_paged=True"),
-        ("rmsprop_bnb", "RMSprop", "optim_bits=32"),
-        ("rmsprop_bnb_8bit", "RMSprop", "optim_bits=8"),
-        ("rmsprop_bnb_32bit", "RMSprop", "optim_bits=32"),
-    )
-}
+def _bitsandbytes(spec: bitsandbytes.OptimizerSpec) -> Part:
+    options = {"Lion": ["betas=(0.9, 0.999)"], "RMSprop": []}
+    given = options.get(spec.kind, ["weight_decay=0.0"])
+    if spec.bits == 8 or spec.kind == "RMSprop":  # noqa: PLR2004
+        given.append(f"optim_bits={spec.bits}")
+    if spec.is_paged:
+        given.append("is_paged=True")
+    return _of("bitsandbytes.optim", spec.kind, *given)
+
 
 OPTIMIZERS: Final = {
-    **_BITSANDBYTES,
-    "adamw_torch_8bit": _of("torchao.optim", "AdamW8bit", _LOW_BIT),
-    "adamw_torch_4bit": _of("torchao.optim", "AdamW4bit", _LOW_BIT),
-    "adamw_torch_fp8": _of("torchao.optim", "AdamWFp8", _LOW_BIT),
-    "adamw_torch_cpu_offload": _of(
-        "torchao.optim", "CPUOffloadOptimizer", "weight_decay=0.0"
-    ),
-    "adamw_torch": Part("torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)"),
-    "adamw_torch_fused": Part(
-        "torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=True)"
-    ),
-    "sgd": Part("torch.optim.SGD(parameters, lr=lr)"),
-    "adagrad": Part("torch.optim.Adagrad(parameters, lr=lr)"),
-    "rmsprop": Part("torch.optim.RMSprop(parameters, lr=lr)"),
+    **{name: _bitsandbytes(spec) for name, spec in bitsandbytes.SPECS.items()},
     **{
-        name: Part(f"torch.optim.{kind.__name__}(parameters, lr=lr)")
-        for name, kind in torch_only.KINDS.items()
+        name: _of("torchao.optim", spec.kind, "block_size=256", "weight_decay=0.0")
+        for name, spec in torchao.SPECS.items()
     },
-    "muon": Part("torch.optim.Muon(parameters, lr=lr, weight_decay=0.0)"),
-    "adafactor": Part(
-        "Adafactor(\n        parameters, lr=lr, scale_parameter=False, "
-        "relative_step=False\n    )",
-        ("from transformers.optimization import Adafactor",),
+    cpu_offload.NAME: _of("torchao.optim", "CPUOffloadOptimizer", "weight_decay=0.0"),
+    **{
+        name: Part(f"torch.optim.{kind}(parameters, lr=lr{options})")
+        for name, kind, options in (
+            ("adamw_torch", "AdamW", ", weight_decay=0.0"),
+            ("adamw_torch_fused", "AdamW", ", weight_decay=0.0, fused=True"),
+            ("sgd", "SGD", ""),
+            ("adagrad", "Adagrad", ""),
+            ("rmsprop", "RMSprop", ""),
+            *((name, kind.__name__, "") for name, kind in torch_only.KINDS.items()),
+            ("muon", "Muon", ", weight_decay=0.0"),
+        )
+    },
+    "adafactor": _of(
+        "transformers.optimization",
+        "Adafactor",
+        "scale_parameter=False",
+        "relative_step=False",
     ),
 }
 
