@@ -4,6 +4,7 @@ Output streams and exit codes are in ``cli.output``. Modules that need torch are
 imported inside the commands, so that ``--help`` and ``gpus`` start fast.
 """
 
+import importlib
 import importlib.metadata
 import sys
 from pathlib import Path
@@ -11,11 +12,32 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from budgetfit.cli import cache, options
-from budgetfit.cli.compare import compare
-from budgetfit.cli.doctor import doctor
-from budgetfit.cli.early_checks import check_before_torch_import
+from budgetfit.cli import cache
+from budgetfit.cli.command import command
 from budgetfit.cli.explain import explain
+from budgetfit.cli.options import (
+    ADAPTERS,
+    BATCH,
+    CARD,
+    CARDS,
+    CONTEXT,
+    EXPORT,
+    LENGTHS,
+    METHODS,
+    MODEL,
+    OOM_FILE,
+    OTHER_MODEL,
+    PLAN_FILE,
+    PLAN_OUTPUT,
+    REAL_STEPS,
+    REMOTE_CODE,
+    RESERVED,
+    SAMPLES,
+    SEARCH,
+    SETTINGS,
+    SETTINGS_AS_THEY_ARE,
+    only,
+)
 from budgetfit.cli.output import (
     ERROR,
     INTERRUPTED,
@@ -25,22 +47,14 @@ from budgetfit.cli.output import (
     ignore_odd_width,
     import_or_exit,
     json_writer,
-    report_errors,
     show_progress,
     text_writer,
+    write,
 )
-from budgetfit.cli.parsing import (
-    one_or_list,
-    parse_batch_dims,
-    policy_or_blocks,
-    read_lengths,
-)
+from budgetfit.cli.parsing import arguments_of
 from budgetfit.cli.quiet_libraries import quiet_libraries
-from budgetfit.cli.save import write
-from budgetfit.cli.show import show
 from budgetfit.cli.suggested_command import plan_command
-from budgetfit.cli.tables import gpus, layers
-from budgetfit.cli.unsupported_options import Command, Group
+from budgetfit.cli.unsupported_options import Group
 from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
 
@@ -112,291 +126,185 @@ def root(
     """Take what stands before a command."""
 
 
-@app.command(
-    cls=Command,
-    epilog="Example: budgetfit plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
+@command(
+    app,
+    *(MODEL, CARD, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS, REMOTE_CODE),
+    *(SAMPLES, PLAN_OUTPUT),
+    example="plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
 )
-def plan(  # noqa: PLR0913 - the arguments of budgetfit.plan
-    model: options.Model,
+def plan(
     *,
-    vram: options.Vram = None,
-    gpu: options.Gpu = None,
-    headroom: options.Headroom = None,
-    host_ram: options.HostRam = None,
-    max_length: options.MaxLength = None,
-    image_size: options.ImageSize = None,
-    text_only: options.TextOnly = False,
-    batch: options.Batch = None,
-    batch_dims: options.BatchDims = None,
-    loss: options.Loss = None,
-    lengths: options.Lengths = None,
-    batch_size: options.BatchSize = None,
-    effective_batch_size: options.EffectiveBatchSize = None,
-    precision: options.Precision = "auto",
-    optimizer: options.Optimizer = "adamw_torch_fused",
-    checkpointing: options.Checkpointing = "auto",
-    objective: options.Objective = "throughput",
-    optimizer_in_backward: options.OptimizerInBackward = False,
-    method: options.Method = None,
-    lora_r: options.LoraR = 16,
-    lora_alpha: options.LoraAlpha = 32,
-    lora_dropout: options.LoraDropout = 0.0,
-    target_modules: options.TargetModules = "all-linear",
-    quantization: options.Quantization = None,
-    double_quantization: options.DoubleQuantization = True,
-    prepare_for_kbit: options.PrepareForKbit = True,
-    trust_remote_code: options.TrustRemoteCode = False,
-    samples: options.Samples = None,
-    why: options.Why = None,
-    save: options.SavePlan = None,
-    as_json: options.AsJson = False,
-    traceback: options.Traceback = False,
+    samples: int | None,
+    why: str | None,
+    save: Path | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
-    with report_errors(as_json=as_json, traceback=traceback, vram=vram, save=save):
-        check_before_torch_import(
-            model,
-            gpus=[gpu],
-            vram=vram,
-            headroom=headroom,
-            precision=one_or_list(precision),
-            objective=objective,
-            batch_size=batch_size,
-            effective_batch_size=effective_batch_size,
+    asked = arguments_of(given, samples)
+    with show_progress() as progress:
+        made = api().plan(
+            asked.pop("model"), asked.pop("vram"), **asked, progress=progress
         )
-        check_samples(samples)
-        with show_progress() as progress:
-            made = api().plan(
-                model,
-                vram,
-                gpu=gpu,
-                max_length=max_length,
-                image_size=image_size,
-                text_only=text_only,
-                batch=batch,
-                batch_dims=parse_batch_dims(batch_dims),
-                loss=loss,
-                lengths=read_lengths(lengths),
-                precision=one_or_list(precision),
-                optimizer=optimizer,
-                batch_size=batch_size,
-                effective_batch_size=effective_batch_size,
-                checkpointing=policy_or_blocks(checkpointing),
-                objective=objective,
-                headroom=headroom,
-                host_ram=host_ram,
-                optimizer_in_backward=optimizer_in_backward,
-                method=method,
-                lora_r=lora_r,
-                lora_alpha=lora_alpha,
-                lora_dropout=lora_dropout,
-                target_modules=one_or_list(target_modules),
-                quantization=quantization,
-                double_quantization=double_quantization,
-                prepare_for_kbit=prepare_for_kbit,
-                trust_remote_code=trust_remote_code,
-                progress=progress,
-            )
-            document = json_writer().plan_json(made, samples) if save or as_json else ""
-        lost = write(save, document + "\n")
-        if why is not None:
-            typer.echo(
-                json_writer().why_json(made.row(why)) if as_json else made.why(why)
-            )
-        elif as_json:
-            typer.echo(document)
-        else:
-            saved_as = str(save) if save and not lost else None
-            text_writer().print_plan(
-                made, saved_as=saved_as, samples=samples, work=show_progress
-            )
-        exit_if_not_saved(lost)
-        exit_unless_fits(fits=made.fits)
+        document = json_writer().plan_json(made, samples) if save or as_json else ""
+    lost = write(save, document + "\n")
+    if why is not None:
+        typer.echo(json_writer().why_json(made.row(why)) if as_json else made.why(why))
+    elif as_json:
+        typer.echo(document)
+    else:
+        saved_as = str(save) if save and not lost else None
+        text_writer().print_plan(
+            made, saved_as=saved_as, samples=samples, work=show_progress
+        )
+    exit_if_not_saved(lost)
+    exit_unless_fits(fits=made.fits)
 
 
-@app.command(
-    cls=Command,
-    epilog="Example: budgetfit estimate openai-community/gpt2 --gpu t4 --batch-size 8",
+@command(
+    app,
+    *(CONTEXT, MODEL, CARD, RESERVED, BATCH, LENGTHS, SETTINGS_AS_THEY_ARE, ADAPTERS),
+    *(REMOTE_CODE, SAMPLES),
+    example="estimate openai-community/gpt2 --gpu t4 --batch-size 8",
 )
-def estimate(  # noqa: PLR0913 - the settings that are estimated
-    context: typer.Context,
-    model: options.Model,
-    *,
-    vram: options.Vram = None,
-    gpu: options.Gpu = None,
-    headroom: options.Headroom = None,
-    host_ram: options.HostRam = None,
-    max_length: options.MaxLength = None,
-    image_size: options.ImageSize = None,
-    text_only: options.TextOnly = False,
-    batch: options.Batch = None,
-    batch_dims: options.BatchDims = None,
-    loss: options.Loss = None,
-    lengths: options.Lengths = None,
-    batch_size: options.BatchSize = None,
-    effective_batch_size: options.EffectiveBatchSize = None,
-    precision: options.OnePrecision = "as-is",
-    optimizer: options.Optimizer = "adamw_torch_fused",
-    checkpointing: options.Checkpointing = "as-is",
-    method: options.Method = None,
-    lora_r: options.LoraR = 16,
-    lora_alpha: options.LoraAlpha = 32,
-    lora_dropout: options.LoraDropout = 0.0,
-    target_modules: options.TargetModules = "all-linear",
-    quantization: options.Quantization = None,
-    double_quantization: options.DoubleQuantization = True,
-    prepare_for_kbit: options.PrepareForKbit = True,
-    trust_remote_code: options.TrustRemoteCode = False,
-    samples: options.Samples = None,
-    as_json: options.AsJson = False,
-    traceback: options.Traceback = False,
+def estimate(
+    *, context: typer.Context, samples: int | None, as_json: bool, **given: Any
 ) -> None:
     """Predict the memory of given settings; decide nothing."""
-    with report_errors(as_json=as_json, traceback=traceback):
-        check_before_torch_import(
-            model,
-            gpus=[gpu],
-            vram=vram,
-            headroom=headroom,
-            precision=precision,
-            batch_size=batch_size,
-            effective_batch_size=effective_batch_size,
+    asked = arguments_of(given, samples)
+    with show_progress() as progress:
+        found, summary = api().estimate_settings(
+            asked.pop("model"), **asked, progress=progress
         )
-        check_samples(samples)
-        with show_progress() as progress:
-            found, summary = api().estimate_settings(
-                model,
-                vram=vram,
-                gpu=gpu,
-                headroom=headroom,
-                host_ram=host_ram,
-                max_length=max_length,
-                image_size=image_size,
-                text_only=text_only,
-                batch=batch,
-                batch_dims=parse_batch_dims(batch_dims),
-                loss=loss,
-                lengths=read_lengths(lengths),
-                batch_size=batch_size,
-                effective_batch_size=effective_batch_size,
-                precision=precision,
-                optimizer=optimizer,
-                checkpointing=policy_or_blocks(checkpointing),
-                method=method,
-                lora_r=lora_r,
-                lora_alpha=lora_alpha,
-                lora_dropout=lora_dropout,
-                target_modules=one_or_list(target_modules),
-                quantization=quantization,
-                double_quantization=double_quantization,
-                prepare_for_kbit=prepare_for_kbit,
-                trust_remote_code=trust_remote_code,
-                progress=progress,
-            )
-        if as_json:
-            typer.echo(json_writer().estimate_json(found, samples))
-        else:
-            text = text_writer().estimate_text(
-                found,
-                model=summary,
-                vram=vram,
-                gpu=gpu,
-                samples=samples,
-                then=plan_command(context),
-            )
-            text_writer().show(text)
-        exit_unless_fits(fits=found.fits is not False)
+    if as_json:
+        typer.echo(json_writer().estimate_json(found, samples))
+    else:
+        text = text_writer().estimate_text(
+            found,
+            model=summary,
+            vram=asked["vram"],
+            gpu=asked["gpu"],
+            samples=samples,
+            then=plan_command(context),
+        )
+        text_writer().show(text)
+    exit_unless_fits(fits=found.fits is not False)
 
 
-app.command(
-    cls=Command,
-    epilog="Example: budgetfit compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
-)(compare)
-
-
-app.command(cls=Command, epilog="Example: budgetfit layers openai-community/gpt2")(
-    layers
+@command(
+    app,
+    *(MODEL, CARDS, RESERVED, BATCH, LENGTHS, SETTINGS, only(SEARCH, "objective")),
+    *(METHODS, ADAPTERS, REMOTE_CODE, SAMPLES),
+    example="compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
 )
+def compare(*, samples: int | None, as_json: bool, **given: Any) -> None:
+    """Tell which card or method you need: the best settings on each."""
+    asked = arguments_of(given, samples)
+    with show_progress() as progress:
+        rows, summary = api().compare(
+            asked.pop("model"), asked.pop("gpus"), **asked, progress=progress
+        )
+    if as_json:
+        typer.echo(json_writer().compare_json(rows, samples))
+    else:
+        writer = text_writer()
+        wide = writer.WIDE if asked["methods"] or samples else writer.WIDTH
+        writer.show(writer.compare_text(rows, summary, samples), width=wide)
+    exit_unless_fits(fits=any(row.fits for row in rows))
 
 
-@app.command(cls=Command, epilog="Example: budgetfit verify plan.json")
-def verify(  # noqa: PLR0913 - what a user may choose
-    plan_file: options.PlanFile,
-    *,
-    model: options.OtherModel = None,
-    batch: options.Batch = None,
-    loss: options.Loss = None,
-    steps: options.Steps = 3,
-    device: options.Device = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    as_json: options.AsJson = False,
-    traceback: options.Traceback = False,
-) -> None:
+@command(app, MODEL, BATCH, REMOTE_CODE, example="layers openai-community/gpt2")
+def layers(*, as_json: bool, **given: Any) -> None:
+    """List what each layer takes under each precision."""
+    asked = arguments_of(given)
+    with show_progress() as progress:
+        rows = api().layers(asked.pop("model"), **asked, progress=progress)
+    if as_json:
+        typer.echo(json_writer().layers_json(rows))
+    else:
+        text_writer().show(text_writer().layers_text(rows), width=text_writer().WIDE)
+
+
+@command(
+    app,
+    *(PLAN_FILE, OTHER_MODEL, only(BATCH, "batch", "loss"), REAL_STEPS, REMOTE_CODE),
+    example="verify plan.json",
+)
+def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
     """Run real steps: predicted against measured."""
-    with report_errors(as_json=as_json, traceback=traceback):
-        made = _load(plan_file)  # before torch is loaded
-        check_before_torch_import(model)
-        with show_progress() as progress:
-            check = api().verify(
-                made,
-                model,
-                batch=batch,
-                loss=loss,
-                steps=steps,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                progress=progress,
-            )
-        if as_json:
-            typer.echo(json_writer().verification_json(check))
-        else:
-            text_writer().show(
-                text_writer().verification_text(check), width=text_writer().WIDE
-            )
-        exit_unless_fits(fits=check.out_of_memory is None)
-        if not check.passed:
-            raise typer.Exit(ERROR)
+    made = _load(plan_file)  # before torch is loaded
+    asked = arguments_of(given)
+    with show_progress() as progress:
+        check = api().verify(made, asked.pop("model"), **asked, progress=progress)
+    if as_json:
+        typer.echo(json_writer().verification_json(check))
+    else:
+        text_writer().show(
+            text_writer().verification_text(check), width=text_writer().WIDE
+        )
+    exit_unless_fits(fits=check.out_of_memory is None)
+    if not check.passed:
+        raise typer.Exit(ERROR)
 
 
-app.command(cls=Command, epilog="Example: budgetfit show plan.json")(show)
+@command(app, PLAN_FILE, SAMPLES, example="show plan.json")
+def show(*, plan_file: Path, samples: int | None, as_json: bool) -> None:
+    """Print a saved plan as it was printed when it was made."""
+    check_samples(samples)
+    made = _load(plan_file)
+    if as_json:
+        typer.echo(json_writer().plan_json(made, samples))
+    else:
+        text_writer().print_plan(made, saved_as=str(plan_file), samples=samples)
 
 
-@app.command(
-    cls=Command,
-    epilog="Example: budgetfit export plan.json --to torch --save train.py",
-)
-def export(
-    plan_file: options.PlanFile,
-    *,
-    to: options.Target,
-    save: options.SaveText = None,
-    as_json: options.AsJson = False,
-    traceback: options.Traceback = False,
-) -> None:
+@command(app, PLAN_FILE, EXPORT, example="export plan.json --to torch --save train.py")
+def export(*, plan_file: Path, to: str, save: Path | None, as_json: bool) -> None:
     """Write a plan as another library's configuration."""
-    with report_errors(as_json=as_json, traceback=traceback, save=save):
-        if to not in EXPORTS:
-            raise InputError(
-                f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "
-                "for example --to torch."
-            )
-        made = _load(plan_file)
-        with (
-            show_progress()
-        ):  # what libraries print while imported does not belong on stdout
-            module = import_or_exit(EXPORTS[to])
-            text = module.export_text(made, str(plan_file))
-        lost = write(save, text)
-        if as_json:
-            typer.echo(json_writer().export_json(to, text))
-        elif save is None or lost:
-            typer.echo(text, nl=False)
-        exit_if_not_saved(lost)
+    if to not in EXPORTS:
+        raise InputError(
+            f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "
+            "for example --to torch."
+        )
+    made = _load(plan_file)
+    with show_progress():  # what libraries print while imported is no result
+        module = import_or_exit(EXPORTS[to])
+        text = module.export_text(made, str(plan_file))
+    lost = write(save, text)
+    if as_json:
+        typer.echo(json_writer().export_json(to, text))
+    elif save is None or lost:
+        typer.echo(text, nl=False)
+    exit_if_not_saved(lost)
 
 
-app.command(cls=Command, epilog="Example: budgetfit gpus")(gpus)
-app.command(cls=Command, epilog="Example: budgetfit doctor --gpu rtx-4090")(doctor)
-app.command(cls=Command, epilog="Example: budgetfit explain oom.txt")(explain)
+@command(app, example="gpus")
+def gpus(*, as_json: bool) -> None:
+    """List the cards that --gpu knows."""
+    from budgetfit.gpus.table import all_gpus  # noqa: PLC0415 - keeps --help fast
+
+    if as_json:
+        typer.echo(json_writer().gpus_json(all_gpus()))
+    else:
+        text = text_writer().gpus_text(all_gpus())
+        text_writer().show(text, width=text_writer().WIDE)
+
+
+@command(app, only(CARD, "gpu"), example="doctor --gpu rtx-4090")
+def doctor(*, gpu: str | None, as_json: bool) -> None:
+    """Check torch, driver, card and libraries, and say what to do."""
+    with show_progress():
+        module = importlib.import_module("budgetfit.doctor.checks")
+        findings = module.check_installation(gpu)
+    if as_json:
+        typer.echo(json_writer().findings_json(findings))
+    else:
+        text_writer().show(text_writer().doctor_text(findings))
+    if any(finding.verdict == "problem" for finding in findings):
+        raise typer.Exit(ERROR)
+
+
+command(app, OOM_FILE, example="explain oom.txt")(explain)
 
 
 def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet

@@ -4,9 +4,8 @@ import json
 
 import typer
 
-from budgetfit.cli import options
-from budgetfit.cli.output import report_errors
-from budgetfit.cli.unsupported_options import Command, Group
+from budgetfit.cli.command import command
+from budgetfit.cli.unsupported_options import Group
 
 app = typer.Typer(
     cls=Group, help="Look at the cache of traces, or clear it.", no_args_is_help=True
@@ -17,45 +16,39 @@ OFF = (
 )
 
 
-@app.command(cls=Command, epilog="Example: budgetfit cache info")
-def info(
-    *, as_json: options.AsJson = False, traceback: options.Traceback = False
-) -> None:
+@command(app, example="cache info")
+def info(*, as_json: bool) -> None:
     """Tell where traces are kept and what they take."""
-    with report_errors(as_json=as_json, traceback=traceback):
-        from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
-        from budgetfit.traces.cache.cache import LIMIT_BYTES, TraceCache  # noqa: PLC0415
+    from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
+    from budgetfit.traces.cache.cache import LIMIT_BYTES, TraceCache  # noqa: PLC0415
 
-        cache = TraceCache()
-        files, size_bytes = cache.size()
-        folder = str(cache.folder) if cache.folder is not None else None
-        if as_json:
-            answer = {
-                "folder": folder,
-                "files": files,
-                "bytes": size_bytes,
-                "limit_bytes": LIMIT_BYTES,
-            }
-            typer.echo(json.dumps(answer, indent=1))
-            return
-        typer.echo(f"folder  {folder or OFF}")
-        typer.echo(f"traces  {files}")
-        typer.echo(f"size    {format_bytes(size_bytes)} of {format_bytes(LIMIT_BYTES)}")
+    cache = TraceCache()
+    files, size_bytes = cache.size()
+    folder = str(cache.folder) if cache.folder is not None else None
+    if as_json:
+        answer = {
+            "folder": folder,
+            "files": files,
+            "bytes": size_bytes,
+            "limit_bytes": LIMIT_BYTES,
+        }
+        typer.echo(json.dumps(answer, indent=1))
+        return
+    typer.echo(f"folder  {folder or OFF}")
+    typer.echo(f"traces  {files}")
+    typer.echo(f"size    {format_bytes(size_bytes)} of {format_bytes(LIMIT_BYTES)}")
 
 
-@app.command(cls=Command, epilog="Example: budgetfit cache clear")
-def clear(
-    *, as_json: options.AsJson = False, traceback: options.Traceback = False
-) -> None:
+@command(app, example="cache clear")
+def clear(*, as_json: bool) -> None:
     """Remove all traces; nothing else is touched, and plans stay what they are."""
-    with report_errors(as_json=as_json, traceback=traceback):
-        from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
-        from budgetfit.traces.cache.cache import TraceCache  # noqa: PLC0415
+    from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
+    from budgetfit.traces.cache.cache import TraceCache  # noqa: PLC0415
 
-        files, size_bytes = TraceCache().clear()
-        if as_json:
-            answer = {"removed_files": files, "removed_bytes": size_bytes}
-            typer.echo(json.dumps(answer, indent=1))
-            return
-        traces = "trace" if files == 1 else "traces"
-        typer.echo(f"removed {files} {traces}, {format_bytes(size_bytes)}")
+    files, size_bytes = TraceCache().clear()
+    if as_json:
+        answer = {"removed_files": files, "removed_bytes": size_bytes}
+        typer.echo(json.dumps(answer, indent=1))
+        return
+    traces = "trace" if files == 1 else "traces"
+    typer.echo(f"removed {files} {traces}, {format_bytes(size_bytes)}")

@@ -4,39 +4,24 @@ import errno
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import typer
 
-from budgetfit.cli import options
-from budgetfit.cli.output import json_writer, report_errors, text_writer
+from budgetfit.cli.output import json_writer, text_writer
 from budgetfit.errors import InputError
 
 _LONGEST_BYTES: Final = 8 * 2**20  # read only the end of longer logs
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        help="File with the message, a traceback or a whole log; - for standard input.",
-        metavar="OOM.txt",
-    ),
-]
 
-
-def explain(
-    source: Source,
-    *,
-    as_json: options.AsJson = False,
-    traceback: options.Traceback = False,
-) -> None:
+def explain(*, source: str, as_json: bool) -> None:
     """Read an out-of-memory message: what was to blame, what to change."""
-    with report_errors(as_json=as_json, traceback=traceback):
-        module = importlib.import_module("budgetfit.explain.explain")
-        found = module.explain(_read(source))
-        if as_json:
-            typer.echo(json_writer().explanation_json(found))
-        else:
-            text_writer().show(text_writer().explain_text(found))
+    module = importlib.import_module("budgetfit.explain.explain")
+    found = module.explain(_read(source))
+    if as_json:
+        typer.echo(json_writer().explanation_json(found))
+    else:
+        text_writer().show(text_writer().explain_text(found))
 
 
 def _read(source: str) -> str:

@@ -1,312 +1,261 @@
-"""Typer options and arguments shared by the commands.
+"""Options and arguments of the commands, in groups that the commands share.
 
 Names and meanings are those of ``budgetfit.plan``, which parses the values, so that the
 command line and Python raise the same errors.
 """
 
+from collections.abc import Callable
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Any, Final, NamedTuple
 
 import typer
 
-_ANSWER = "Output"
-_MODEL = "Model"
-_SETTINGS = "Settings"
-_CARD = "Card"
+from budgetfit.cli.parsing import one_or_list, policy_or_blocks, split_names
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="A hub id, a folder or config.json, or package.module:factory or "
-        "file.py:factory that returns a module, or (module, batch, loss). Weights are "
-        "never downloaded.",
-        metavar="MODEL",
+REQUIRED: Final = Parameter.empty
+
+
+class Declared(NamedTuple):
+    """An option or argument: its type, typer's description, and how text is split."""
+
+    kind: Any
+    info: Any
+    default: Any = None
+    split: Callable[[str], Any] | None = None
+
+
+Options = dict[str, Declared]
+
+
+def _option(
+    text: str,
+    kind: Any = str,  # noqa: ANN401 - a type
+    default: Any = None,  # noqa: ANN401 - an option's value
+    *,
+    shown: str | bool = True,
+    split: Callable[[str], Any] | None = None,
+) -> Declared:
+    """Declare ``--name``: its help, type, default and what the help shows for that."""
+    return Declared(kind, typer.Option(help=text, show_default=shown), default, split)
+
+
+def _flag(text: str, words: str, *, default: bool = False) -> Declared:
+    info = typer.Option(words, help=text, show_default=not default)
+    return Declared(bool, info, default)
+
+
+def _panel(title: str, **options: Declared) -> Options:
+    """Return a group of options that the help shows under a title."""
+    for option in options.values():
+        option.info.rich_help_panel = title
+    return options
+
+
+def only(group: Options, *names: str) -> Options:
+    """Return these options of a group."""
+    return {name: group[name] for name in names}
+
+
+MODEL: Options = {
+    "model": Declared(
+        str,
+        typer.Argument(
+            help="A hub id, a folder or config.json, or package.module:factory or "
+            "file.py:factory that returns a module, or (module, batch, loss). Weights "
+            "are never downloaded.",
+            metavar="MODEL",
+        ),
+        REQUIRED,
+    )
+}
+PLAN_FILE: Options = {
+    "plan_file": Declared(
+        Path,
+        typer.Argument(
+            help="A plan that `budgetfit plan --save` wrote.", metavar="PLAN.json"
+        ),
+        REQUIRED,
+    )
+}
+OOM_FILE: Options = {
+    "source": Declared(
+        str,
+        typer.Argument(
+            help="File with the message, a traceback or a whole log; - for standard "
+            "input.",
+            metavar="OOM.txt",
+        ),
+        REQUIRED,
+    )
+}
+CONTEXT: Options = {"context": Declared(typer.Context, None, REQUIRED)}
+CARD = _panel(
+    "Card",
+    vram=_option("Memory limit: 24GB is 24 x 10^9 bytes, 24GiB is 24 x 2^30."),
+    gpu=_option(
+        "Card, as `budgetfit gpus` lists them: rtx-4090, h100-80gb ... "
+        "Without --gpu and --vram: this machine's."
     ),
-]
-PlanFile = Annotated[
-    Path,
-    typer.Argument(
-        help="A plan that `budgetfit plan --save` wrote.", metavar="PLAN.json"
+)
+CARDS = _panel(
+    "Card",
+    gpus=_option(
+        "Cards to compare, with commas: t4,l4,rtx-4090.",
+        default=REQUIRED,
+        split=split_names,
     ),
-]
-OtherModel = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="The model, where the plan was made from one in memory.",
-        rich_help_panel=_MODEL,
+)
+RESERVED = _panel(
+    "Card",
+    headroom=_option(
+        "Kept free on top of the prediction, for example 500MB.",
+        shown="1 %, at least 128 MiB",
     ),
-]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(help="Tokens in one text sample.", rich_help_panel=_MODEL),
-]
-ImageSize = Annotated[
-    str | None,
-    typer.Option(
-        help="Pixels of one image, 448, or height and width, 336x448.",
-        show_default="as the model was configured",
-        rich_help_panel=_MODEL,
+    host_ram=_option(
+        "Most pinned host memory for offloading, for example 32GiB; 0 for none.",
+        shown="what is free where this machine has the card, else 16GiB",
     ),
-]
-TextOnly = Annotated[
-    bool,
-    typer.Option(
+)
+BATCH = _panel(
+    "Model",
+    max_length=_option("Tokens in one text sample.", int),
+    image_size=_option(
+        "Pixels of one image, 448, or height and width, 336x448.",
+        shown="as the model was configured",
+    ),
+    text_only=_flag(
+        "Samples without images and sound, for models that read text too.",
         "--text-only",
-        help="Samples without images and sound, for models that read text too.",
-        rich_help_panel=_MODEL,
     ),
-]
-Batch = Annotated[
-    str | None,
-    typer.Option(
-        help="Example batch, or a function that makes one: file.py:make_batch.",
-        show_default="made from the model",
-        rich_help_panel=_MODEL,
+    batch=_option(
+        "Example batch, or a function that makes one: file.py:make_batch.",
+        shown="made from the model",
     ),
-]
-BatchDims = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Where the batch counts samples: NAME=DIM, NAME=none for what goes with "
+    batch_dims=_option(
+        "Where the batch counts samples: NAME=DIM, NAME=none for what goes with "
         "every sample, or DIM for all tensors. Once for each part.",
-        show_default="found from the batch",
-        rich_help_panel=_MODEL,
+        list[str] | None,
+        shown="found from the batch",
     ),
-]
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        help="Function loss(outputs, batch): file.py:loss.",
-        show_default="the model's own",
-        rich_help_panel=_MODEL,
+    loss=_option(
+        "Function loss(outputs, batch): file.py:loss.", shown="the model's own"
     ),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option(
-        help="Say how long one pass over so many samples takes.",
-        rich_help_panel=_ANSWER,
+)
+LENGTHS = _panel(
+    "Model",
+    lengths=_option(
+        "File of sample lengths: one in each line, or length and count.", Path
     ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Run the model code that a hub repository brings.",
-        rich_help_panel=_MODEL,
+)
+REMOTE_CODE = _panel(
+    "Model",
+    trust_remote_code=_flag(
+        "Run the model code that a hub repository brings.", "--trust-remote-code"
     ),
-]
-Vram = Annotated[
-    str | None,
-    typer.Option(
-        help="Memory limit: 24GB is 24 x 10^9 bytes, 24GiB is 24 x 2^30.",
-        rich_help_panel=_CARD,
-    ),
-]
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        help="Card, as `budgetfit gpus` lists them: rtx-4090, h100-80gb ... "
-        "Without --gpu and --vram: this machine's.",
-        rich_help_panel=_CARD,
-    ),
-]
-Gpus = Annotated[
-    str,
-    typer.Option(
-        help="Cards to compare, with commas: t4,l4,rtx-4090.",
-        rich_help_panel=_CARD,
-    ),
-]
-Lengths = Annotated[
-    Path | None,
-    typer.Option(
-        help="File of sample lengths: one in each line, or length and count.",
-        rich_help_panel=_MODEL,
-    ),
-]
-Why = Annotated[
-    str | None,
-    typer.Option(help="Explain one block instead: layers.3.", rich_help_panel=_ANSWER),
-]
-Headroom = Annotated[
-    str | None,
-    typer.Option(
-        help="Kept free on top of the prediction, for example 500MB.",
-        show_default="1 %, at least 128 MiB",
-        rich_help_panel=_CARD,
-    ),
-]
-HostRam = Annotated[
-    str | None,
-    typer.Option(
-        help="Most pinned host memory for offloading, for example 32GiB; 0 for none.",
-        show_default="what is free where this machine has the card, else 16GiB",
-        rich_help_panel=_CARD,
-    ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Samples in one micro-batch.",
-        rich_help_panel=_SETTINGS,
-    ),
-]
-EffectiveBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Samples in one optimizer step; never changed.",
-        rich_help_panel=_SETTINGS,
-    ),
-]
-Precision = Annotated[
-    str,
-    typer.Option(
-        help="auto, fp32, tf32, fp16-mixed, bf16-mixed, bf16 or as-is; "
+)
+OTHER_MODEL = _panel(
+    "Model",
+    model=_option("The model, where the plan was made from one in memory."),
+)
+SETTINGS = _panel(
+    "Settings",
+    batch_size=_option("Samples in one micro-batch.", int),
+    effective_batch_size=_option("Samples in one optimizer step; never changed.", int),
+    precision=_option(
+        "auto, fp32, tf32, fp16-mixed, bf16-mixed, bf16 or as-is; "
         "several with commas are compared.",
-        rich_help_panel=_SETTINGS,
+        default="auto",
+        split=one_or_list,
     ),
-]
-OnePrecision = Annotated[
-    str,
-    typer.Option(
-        help="fp32, tf32, fp16-mixed, bf16-mixed, bf16 or as-is.",
-        rich_help_panel=_SETTINGS,
-    ),
-]
-Optimizer = Annotated[
-    str,
-    typer.Option(
-        help="A name of transformers' optim, or of torch.optim in small letters: "
+    optimizer=_option(
+        "A name of transformers' optim, or of torch.optim in small letters: "
         "adamw_bnb_8bit, sgd, adafactor, muon ...",
-        rich_help_panel=_SETTINGS,
+        default="adamw_torch_fused",
     ),
-]
-Checkpointing = Annotated[
-    str,
-    typer.Option(
-        help="auto, none, full, every-2, sqrt, as-is, or block names with commas.",
-        rich_help_panel=_SETTINGS,
+    checkpointing=_option(
+        "auto, none, full, every-2, sqrt, as-is, or block names with commas.",
+        default="auto",
+        split=policy_or_blocks,
     ),
-]
-Objective = Annotated[
-    str,
-    typer.Option(
-        help="throughput (fastest), batch_size (largest), memory (lowest peak) or "
+)
+SETTINGS_AS_THEY_ARE = SETTINGS | _panel(
+    "Settings",
+    precision=_option(
+        "fp32, tf32, fp16-mixed, bf16-mixed, bf16 or as-is.", str, "as-is"
+    ),
+    checkpointing=SETTINGS["checkpointing"]._replace(default="as-is"),
+)
+SEARCH = _panel(
+    "Settings",
+    objective=_option(
+        "throughput (fastest), batch_size (largest), memory (lowest peak) or "
         "length (longest samples that fit, at batch 1).",
-        rich_help_panel=_SETTINGS,
+        default="throughput",
     ),
-]
-OptimizerInBackward = Annotated[
-    bool,
-    typer.Option(
-        "--optimizer-in-backward",
-        help="Update each weight as soon as its gradient is complete: no accumulation, "
+    optimizer_in_backward=_flag(
+        "Update each weight as soon as its gradient is complete: no accumulation, "
         "no clipping.",
-        rich_help_panel=_SETTINGS,
+        "--optimizer-in-backward",
     ),
-]
-_ADAPTERS = "Adapters (peft)"
-Method = Annotated[
-    str | None,
-    typer.Option(
-        help="lora or qlora: train adapters on the frozen model; full: its weights.",
-        rich_help_panel=_ADAPTERS,
+)
+METHODS = _panel(
+    "Adapters (peft)",
+    methods=_option(
+        "Methods to compare, with commas: full,lora,qlora.", split=split_names
     ),
-]
-Methods = Annotated[
-    str | None,
-    typer.Option(
-        help="Methods to compare, with commas: full,lora,qlora.",
-        rich_help_panel=_ADAPTERS,
+)
+ADAPTERS = _panel(
+    "Adapters (peft)",
+    method=_option(
+        "lora or qlora: train adapters on the frozen model; full: its weights."
     ),
-]
-LoraR = Annotated[
-    int, typer.Option(help="Rank of the adapters.", rich_help_panel=_ADAPTERS)
-]
-LoraAlpha = Annotated[
-    int, typer.Option(help="Their scale, over the rank.", rich_help_panel=_ADAPTERS)
-]
-LoraDropout = Annotated[
-    float,
-    typer.Option(
-        help="Share of an adapter's input that is dropped.",
-        rich_help_panel=_ADAPTERS,
+    lora_r=_option("Rank of the adapters.", int, 16),
+    lora_alpha=_option("Their scale, over the rank.", int, 32),
+    lora_dropout=_option("Share of an adapter's input that is dropped.", float, 0.0),
+    target_modules=_option(
+        "all-linear, a pattern, or names with commas: q_proj,v_proj.",
+        default="all-linear",
+        split=one_or_list,
     ),
-]
-TargetModules = Annotated[
-    str,
-    typer.Option(
-        help="all-linear, a pattern, or names with commas: q_proj,v_proj.",
-        rich_help_panel=_ADAPTERS,
+    quantization=_option(
+        "How the frozen model is stored: nf4 (4 bits) or int8.",
+        shown="nf4 for qlora, as it is for lora",
     ),
-]
-Quantization = Annotated[
-    str | None,
-    typer.Option(
-        help="How the frozen model is stored: nf4 (4 bits) or int8.",
-        show_default="nf4 for qlora, as it is for lora",
-        rich_help_panel=_ADAPTERS,
+    double_quantization=_flag(
+        "Leave the scales of nf4 in fp32.", " /--no-double-quantization", default=True
     ),
-]
-DoubleQuantization = Annotated[
-    bool,
-    typer.Option(
-        " /--no-double-quantization",
-        help="Leave the scales of nf4 in fp32.",
-        show_default=False,
-        rich_help_panel=_ADAPTERS,
-    ),
-]
-PrepareForKbit = Annotated[
-    bool,
-    typer.Option(
-        " /--no-prepare-for-kbit",
-        help="Without peft's prepare_model_for_kbit_training: embeddings, norms and "
+    prepare_for_kbit=_flag(
+        "Without peft's prepare_model_for_kbit_training: embeddings, norms and "
         "head of a quantised model stay as they are, and not in fp32.",
-        show_default=False,
-        rich_help_panel=_ADAPTERS,
+        " /--no-prepare-for-kbit",
+        default=True,
     ),
-]
-Steps = Annotated[int, typer.Option(help="Real optimizer steps, at least 3.")]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="cpu checks numerics without a GPU.", show_default="this machine's GPU"
-    ),
-]
-Target = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        help="trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, "
+)
+REAL_STEPS: Options = {
+    "steps": _option("Real optimizer steps, at least 3.", int, 3),
+    "device": _option("cpu checks numerics without a GPU.", shown="this machine's GPU"),
+}
+EXPORT: Options = {
+    "to": _option(
+        "trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, "
         "axolotl: settings for that library. torch: a training script that stands "
         "alone.",
+        default=REQUIRED,
     ),
-]
-SavePlan = Annotated[
-    Path | None,
-    typer.Option("--save", help="Write the plan here.", rich_help_panel=_ANSWER),
-]
-SaveText = Annotated[
-    Path | None,
-    typer.Option(
-        "--save",
-        help="Write it here.",
-        show_default="standard output",
-        rich_help_panel=_ANSWER,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON document.", rich_help_panel=_ANSWER),
-]
-Traceback = Annotated[
-    bool,
-    typer.Option(
-        "--traceback",
-        help="Show where an error came from.",
-        rich_help_panel=_ANSWER,
-    ),
-]
+    **_panel("Output", save=_option("Write it here.", Path, shown="standard output")),
+}
+SAMPLES = _panel(
+    "Output",
+    samples=_option("Say how long one pass over so many samples takes.", int),
+)
+PLAN_OUTPUT = _panel(
+    "Output",
+    why=_option("Explain one block instead: layers.3."),
+    save=_option("Write the plan here.", Path),
+)
+OUTPUT = _panel(
+    "Output",
+    as_json=_flag("Print one JSON document.", "--json"),
+    traceback=_flag("Show where an error came from.", "--traceback"),
+)

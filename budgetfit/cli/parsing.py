@@ -1,8 +1,13 @@
-"""Parse command-line values: comma lists, block names, batch dims, lengths files."""
+"""Parse command-line values: comma lists, block names, batch dims, lengths files.
 
-from collections.abc import Sequence
+What can be validated without torch, whose import takes seconds, is validated first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
 
 
@@ -77,3 +82,53 @@ def read_lengths(path: Path | None) -> dict[int, int] | None:
         length, count = int(words[0]), int(words[1]) if len(words) > 1 else 1
         counted[length] = counted.get(length, 0) + count
     return counted
+
+
+def arguments_of(
+    given: Mapping[str, Any], samples: int | None = None
+) -> dict[str, Any]:
+    """Return the arguments of ``budgetfit.plan`` that options stand for.
+
+    What can be is validated without torch; the api validates all of it again, with the
+    same functions. Of a model only an existing file with a config or a factory is
+    checked, no hub id.
+
+    Raises:
+        InputError: For the first invalid option.
+    """
+    # Imported here to keep --help fast.
+    from budgetfit.core.precision import find_precision  # noqa: PLC0415
+    from budgetfit.core.requested_precision import (  # noqa: PLC0415
+        check_batch,
+        check_objective,
+        requested_precisions,
+    )
+    from budgetfit.core.units import parse_bytes  # noqa: PLC0415
+    from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
+    from budgetfit.integrations.model_sources.model_name import check_model_text  # noqa: PLC0415
+
+    check_objective(given.get("objective", "throughput"))
+    check_batch(given.get("batch_size"), given.get("effective_batch_size"))
+    for name, none in (("vram", None), ("headroom", "0")):
+        if given.get(name) not in (None, none):
+            parse_bytes(given[name])
+    named = given.get("gpus") or [given.get("gpu")]
+    gpus = [find_gpu(name) for name in named if name is not None]
+    precision = given.get("precision", "auto")
+    if len(gpus) == 1:
+        requested_precisions(precision, gpus[0])
+    else:  # each GPU of a comparison reports what it cannot compute in
+        for name in [precision] if isinstance(precision, str) else precision:
+            if name != "auto":
+                find_precision(name)
+    if given.get("model") is not None:
+        check_model_text(given["model"])
+    check_samples(samples)
+    read: dict[str, Callable[[Any], Any]] = {
+        "batch_dims": parse_batch_dims,
+        "lengths": read_lengths,
+    }
+    return {
+        name: read[name](value) if name in read else value
+        for name, value in given.items()
+    }
