@@ -19,7 +19,7 @@ Cause = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MemoryPart:
     """One row of the memory breakdown of a GPU.
 
@@ -34,7 +34,7 @@ class MemoryPart:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Advice:
     """One recommended change.
 

@@ -1,6 +1,5 @@
 """Memory breakdown of a full GPU, from an out-of-memory message."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +10,6 @@ from budgetfit.gpus.table import generic_gpu
 
 # Sizes are printed with two decimals of a GiB: smaller differences are rounding.
 ROUNDING_BYTES: Final = 32 * 2**20
-_UNSEEN: Final = "not named: the desktop, other containers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,46 +75,32 @@ def breakdown_rows(
     message: OutOfMemoryMessage, parts: MemoryBreakdown
 ) -> tuple[MemoryPart, ...]:
     """Return the rows of the breakdown, largest first, free memory last."""
-    rows = sorted(_rows(message, parts), key=lambda part: -part.bytes)
+    allocated, pools = message.allocated_bytes, message.pools_bytes
+    tensors = None if allocated is None else max(0, allocated - pools)
+    how = "" if parts.measured else ", estimated"
+    unseen = (
+        "not named: the desktop, other containers"
+        if parts.measured
+        else "what is left: other processes, the desktop"
+    )
+    rows = (
+        ("in tensors", tensors, "model, gradients, optimizer, activations"),
+        ("private pools", pools or None, "CUDA graphs keep them for themselves"),
+        (
+            "fragmentation",
+            message.idle_bytes,
+            "reserved by PyTorch, in no tensor, not in one piece",
+        ),
+        (
+            "CUDA context",
+            parts.outside_bytes or None,
+            f"of this process, outside PyTorch's allocator{how}",
+        ),
+        *((f"process {pid}", size, "another process") for pid, size in parts.others),
+        ("others", parts.unnamed_bytes or None, unseen),
+    )
+    used = [MemoryPart(name, size, why) for name, size, why in rows if size is not None]
+    used.sort(key=lambda part: -part.bytes)
     if message.free_bytes is not None:
-        rows.append(
-            MemoryPart(name="free", bytes=message.free_bytes, meaning="nobody's")
-        )
-    return tuple(rows)
-
-
-def _rows(message: OutOfMemoryMessage, parts: MemoryBreakdown) -> Iterator[MemoryPart]:
-    if message.allocated_bytes is not None:
-        yield MemoryPart(
-            name="in tensors",
-            bytes=max(0, message.allocated_bytes - message.pools_bytes),
-            meaning="model, gradients, optimizer, activations",
-        )
-    if message.pools_bytes:
-        yield MemoryPart(
-            name="private pools",
-            bytes=message.pools_bytes,
-            meaning="CUDA graphs keep them for themselves",
-        )
-    if message.idle_bytes is not None:
-        yield MemoryPart(
-            name="fragmentation",
-            bytes=message.idle_bytes,
-            meaning="reserved by PyTorch, in no tensor, not in one piece",
-        )
-    if parts.outside_bytes:
-        how = "" if parts.measured else ", estimated"
-        yield MemoryPart(
-            name="CUDA context",
-            bytes=parts.outside_bytes,
-            meaning=f"of this process, outside PyTorch's allocator{how}",
-        )
-    for pid, size_bytes in parts.others:
-        yield MemoryPart(
-            name=f"process {pid}", bytes=size_bytes, meaning="another process"
-        )
-    if parts.unnamed_bytes:
-        what = (
-            _UNSEEN if parts.measured else "what is left: other processes, the desktop"
-        )
-        yield MemoryPart(name="others", bytes=parts.unnamed_bytes, meaning=what)
+        used.append(MemoryPart("free", message.free_bytes, "nobody's"))
+    return tuple(used)
