@@ -31,6 +31,33 @@ _BEGINNINGS: Final[tuple[tuple[Kind, str], ...]] = (
 _START: Final = re.compile(
     "|".join(f"({start})" for _, start in _BEGINNINGS).replace(" ", r"\s+")
 )
+# Wordings of each number, those of the newest releases first.
+_WORDINGS: Final = {
+    "requested_bytes": (
+        "Tried to allocate SIZE",
+        "Requested size: SIZE",
+        "Requested : SIZE",
+    ),
+    "total_bytes": (
+        "total capaci?ty of SIZE",  # version 2.1 wrote "capacty"
+        "SIZE total capacity",
+        "Device limit : SIZE",
+    ),
+    "free_bytes": (
+        "of which SIZE is free",
+        r"SIZE free\b",
+        r"Free \(according to CUDA\): SIZE",
+    ),
+    "allowed_bytes": ("SIZE allowed", r"memory fraction\) : SIZE"),
+    "allocated_bytes": (
+        "Of the allocated memory SIZE is allocated by PyTorch",
+        "SIZE already allocated",
+        "Currently allocated : SIZE",
+    ),
+    # Up to version 1.3 "cached" was that.
+    "idle_bytes": ("SIZE is reserved by PyTorch but unallocated", "SIZE cached"),
+    "process_bytes": ("this process has SIZE memory in use",),
+}
 _LONGEST: Final = 6000  # characters of one message, with its processes
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _BOXES: Final = re.compile("[\u2500-\u257f\u276f]+")
@@ -117,83 +144,40 @@ def _read(kind: Kind, start: int, text: str) -> OutOfMemoryMessage:
         return OutOfMemoryMessage(kind=kind, start=start, requested_bytes=requested)
     if kind != "allocator":
         return OutOfMemoryMessage(kind=kind, start=start)
-    allocated = _size(
-        text,
-        "Of the allocated memory SIZE is allocated by PyTorch",
-        "SIZE already allocated",
-        "Currently allocated : SIZE",
-    )
+    sizes = {name: _size(text, *wordings) for name, wordings in _WORDINGS.items()}
+    if "more than 1EB" in text:
+        sizes["requested_bytes"] = _EXABYTE
+    if (sizes["allowed_bytes"] or 0) >= _EXABYTE:
+        # cudaMallocAsync prints the largest number there is for "no limit".
+        sizes["allowed_bytes"] = None
+    reserved = _size(text, "SIZE reserved in total by PyTorch")  # from version 1.4 on
+    allocated = sizes["allocated_bytes"]
+    if sizes["idle_bytes"] is None and reserved is not None and allocated is not None:
+        sizes["idle_bytes"] = max(0, reserved - allocated)
     device = re.search(r"\bGPU (\d{1,9})\b|on device (\d{1,9})\b", text)
-    process, others = _processes(text)
+    others = re.findall(rf"Process (\d{{1,20}}) has {_SIZE} memory in use", text)
     return OutOfMemoryMessage(
         kind=kind,
         start=start,
         device=int(device[1] or device[2]) if device else None,
-        requested_bytes=_requested(text),
-        total_bytes=_size(
-            # Version 2.1 wrote "capacty".
-            text,
-            "total capaci?ty of SIZE",
-            "SIZE total capacity",
-            "Device limit : SIZE",
-        ),
-        free_bytes=_size(
-            text,
-            "of which SIZE is free",
-            r"SIZE free\b",
-            r"Free \(according to CUDA\): SIZE",
-        ),
-        allowed_bytes=_allowed(text),
-        allocated_bytes=allocated,
-        idle_bytes=_idle(text, allocated),
         pools_bytes=_size(text, "with SIZE allocated in private pools") or 0,
-        process_bytes=process,
-        others=others,
+        others=tuple((int(pid), _bytes(n, unit)) for pid, n, unit in others),
         on_amd=text.startswith("HIP"),
+        **sizes,
     )
 
 
-def _size(text: str, *patterns: str) -> int | None:
-    """Return the size in the first matching pattern."""
-    for pattern in patterns:
-        found = re.search(pattern.replace("SIZE", _SIZE), text)
+def _size(text: str, *wordings: str) -> int | None:
+    """Return the size in the first wording that matches."""
+    for wording in wordings:
+        found = re.search(wording.replace("SIZE", _SIZE), text)
         if found is not None:
-            return round(float(found[1]) * _UNITS[found[2]])
+            return _bytes(found[1], found[2])
     return None
 
 
-def _requested(text: str) -> int | None:
-    if "more than 1EB" in text:
-        return _EXABYTE
-    return _size(
-        text, "Tried to allocate SIZE", "Requested size: SIZE", "Requested : SIZE"
-    )
-
-
-def _allowed(text: str) -> int | None:
-    limit = _size(text, "SIZE allowed", r"memory fraction\) : SIZE")
-    # cudaMallocAsync prints the largest number there is for "no limit".
-    return limit if limit is None or limit < _EXABYTE else None
-
-
-def _idle(text: str, allocated: int | None) -> int | None:
-    """Return the bytes reserved but unallocated.
-
-    Up to version 1.3 "cached" was that; from 1.4 on "reserved in total" has both.
-    """
-    idle = _size(text, "SIZE is reserved by PyTorch but unallocated", "SIZE cached")
-    reserved = _size(text, "SIZE reserved in total by PyTorch")
-    if idle is None and reserved is not None and allocated is not None:
-        return max(0, reserved - allocated)
-    return idle
-
-
-def _processes(text: str) -> tuple[int | None, tuple[tuple[int, int], ...]]:
-    """Return the bytes of this process and of the others."""
-    process = _size(text, "this process has SIZE memory in use")
-    found = re.findall(rf"Process (\d{{1,20}}) has {_SIZE} memory in use", text)
-    others = tuple((int(pid), round(float(n) * _UNITS[unit])) for pid, n, unit in found)
-    return process, others
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])
 
 
 def own_process(
