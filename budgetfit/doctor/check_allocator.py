@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from budgetfit.doctor.facts import Machine
-from budgetfit.doctor.finding import Finding, note, ok, problem
+from budgetfit.doctor.facts import Finding, Machine, note, ok, problem
 from budgetfit.doctor.parse_allocator_settings import (
     NAMES,
     mistyped_names,
@@ -42,12 +41,13 @@ def check_allocator(machine: Machine) -> Iterator[Finding]:
 
 
 def _unset(machine: Machine) -> Finding:
+    meaning = "PYTORCH_ALLOC_CONF is not set: PyTorch's defaults."
     if _no_expandable(machine):
-        return ok(_TOPIC, "PYTORCH_ALLOC_CONF is not set: PyTorch's defaults.")
+        return ok(_TOPIC, meaning)
     return ok(
         _TOPIC,
-        "PYTORCH_ALLOC_CONF is not set: PyTorch's defaults. Where sample "
-        "lengths vary, segments that grow lose less to fragmentation.",
+        f"{meaning} Where sample lengths vary, segments that grow lose less to "
+        "fragmentation.",
         f"export {_NEW}=expandable_segments:True",
     )
 
@@ -62,11 +62,8 @@ def _check_variable(machine: Machine, name: str, text: str) -> Iterator[Finding]
         )
     if settings.errors:
         return
-    notes = list(_notes(machine, settings.values))
-    for meaning, command in notes:
-        yield note(_TOPIC, meaning, command)
-    if not notes:
-        yield ok(_TOPIC, f"{name}={text}.")
+    notes = tuple(_notes(machine, settings.values))
+    yield from notes or (ok(_TOPIC, f"{name}={text}."),)
     if name != _NEW:
         yield note(
             _TOPIC,
@@ -75,49 +72,43 @@ def _check_variable(machine: Machine, name: str, text: str) -> Iterator[Finding]
         )
 
 
-def _notes(machine: Machine, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _notes(machine: Machine, values: Mapping[str, str]) -> Iterator[Finding]:
     """Yield notes on valid settings with surprising effects."""
     expandable = values.get("expandable_segments") == "True"
+    fraction = values.get("per_process_memory_fraction")
     if expandable and _no_expandable(machine):
-        yield (
+        yield note(
+            _TOPIC,
             "expandable_segments does nothing on Windows and in WSL, with a warning.",
             f"export {_NEW}=max_split_size_mb:128",
         )
     if expandable and "max_split_size_mb" in values:
-        yield (
-            (
-                "max_split_size_mb is of little use where expandable_segments is on: "
-                "segments that grow have no large pieces left over."
-            ),
+        yield note(
+            _TOPIC,
+            "max_split_size_mb is of little use where expandable_segments is on: "
+            "segments that grow have no large pieces left over.",
             f"export {_NEW}=expandable_segments:True",
         )
     if values.get("backend") == "cudaMallocAsync":
-        yield (
-            (
-                "backend:cudaMallocAsync is not the allocator that budgetfit predicts: "
-                "what is reserved will differ from a plan."
-            ),
+        yield note(
+            _TOPIC,
+            "backend:cudaMallocAsync is not the allocator that budgetfit predicts: "
+            "what is reserved will differ from a plan.",
             f"export {_NEW}=backend:native",
         )
-    limited = "per_process_memory_fraction" in values
-    if "garbage_collection_threshold" in values and not limited:
-        yield (
-            (
-                "garbage_collection_threshold does nothing without a memory fraction: "
-                "torch 2.13 reads it only then."
-            ),
-            (
-                f"export {_NEW}=garbage_collection_threshold:0.8,"
-                "per_process_memory_fraction:0.95"
-            ),
+    if "garbage_collection_threshold" in values and fraction is None:
+        yield note(
+            _TOPIC,
+            "garbage_collection_threshold does nothing without a memory fraction: "
+            "torch 2.13 reads it only then.",
+            f"export {_NEW}=garbage_collection_threshold:0.8,"
+            "per_process_memory_fraction:0.95",
         )
-    if limited:
-        fraction = values["per_process_memory_fraction"]
-        yield (
-            (
-                f"per_process_memory_fraction:{fraction} limits every process to that "
-                "share of the card: hand a plan the limit."
-            ),
+    if fraction is not None:
+        yield note(
+            _TOPIC,
+            f"per_process_memory_fraction:{fraction} limits every process to that "
+            "share of the card: hand a plan the limit.",
             "budgetfit plan MODEL --vram SIZE",
         )
 

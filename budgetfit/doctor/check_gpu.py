@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from budgetfit.doctor.facts import GpuFacts, Machine
-from budgetfit.doctor.finding import Finding, note, ok, problem
+from budgetfit.doctor.facts import Finding, GpuFacts, Machine, note, ok, problem
 from budgetfit.utils.format_bytes import format_bytes
 
 _NATIVE_BF16: Final = (8, 0)

@@ -7,8 +7,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from budgetfit.doctor.check_torch import MEASURED_TRANSFORMERS, import_timeout
-from budgetfit.doctor.facts import LibraryFacts, Machine
-from budgetfit.doctor.finding import Finding, note, ok, problem
+from budgetfit.doctor.facts import Finding, LibraryFacts, Machine, note, ok, problem
 
 _MATCHING: Final = ("torchvision", "torchaudio")  # binaries for one release of torch
 _OLDEST_TRANSFORMERS: Final = "5"

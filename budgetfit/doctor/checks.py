@@ -6,8 +6,7 @@ from budgetfit.doctor.check_allocator import check_allocator
 from budgetfit.doctor.check_gpu import check_gpus
 from budgetfit.doctor.check_libraries import check_libraries
 from budgetfit.doctor.check_torch import check_torch
-from budgetfit.doctor.facts import Machine
-from budgetfit.doctor.finding import Finding, note, ok, problem
+from budgetfit.doctor.facts import Finding, Machine, note, ok, problem
 from budgetfit.doctor.gather import gather, with_gpu
 
 

@@ -1,7 +1,8 @@
-"""Facts about an installation as plain values, so that checks can be tested."""
+"""Facts about an installation and findings about them, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +134,39 @@ class Machine:
     cache_error: str = ""
     cache_no_key: str = ""
     assumed: bool = False
+
+
+Verdict = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        topic: What was checked, in one or two words.
+        verdict: ``problem`` where something fails or gives wrong numbers, else ``note``
+            or ``ok``.
+        meaning: One sentence.
+        commands: How to fix it.
+    """
+
+    topic: str
+    verdict: Verdict
+    meaning: str
+    commands: tuple[str, ...] = ()
+
+
+def ok(topic: str, meaning: str, *commands: str) -> Finding:
+    """Return a Finding that all is well; ``commands`` may still be useful."""
+    return Finding(topic, "ok", meaning, commands)
+
+
+def note(topic: str, meaning: str, *commands: str) -> Finding:
+    """Return a Finding that is good to know."""
+    return Finding(topic, "note", meaning, commands)
+
+
+def problem(topic: str, meaning: str, *commands: str) -> Finding:
+    """Return a Finding about something that fails or gives wrong numbers."""
+    return Finding(topic, "problem", meaning, commands)

@@ -18,10 +18,9 @@ from budgetfit.doctor.facts import (
     Machine,
     TorchFacts,
 )
-from budgetfit.doctor.gather_gpu import gather_gpus, has_nvidia_gpu_on_bus
+from budgetfit.doctor.gather_gpu import gather_gpus, has_nvidia_gpu_on_bus, known_gpu
 from budgetfit.doctor.subprocesses import IMPORT_LIMIT_S, import_in_subprocess, run_tool
-from budgetfit.errors import InputError
-from budgetfit.gpus.table import Gpu, find_gpu
+from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def with_gpu(machine: Machine, name: str) -> Machine:
     """
     gpu = find_gpu(name)
     for present in machine.gpus:
-        if _is_of(present, gpu):
+        if known_gpu(present.name) is gpu:
             return dataclasses.replace(machine, gpus=(present,))
     assumed = GpuFacts(
         name=gpu.title,
@@ -99,13 +98,6 @@ def with_gpu(machine: Machine, name: str) -> Machine:
     return dataclasses.replace(
         machine, gpus=(assumed,), processes=(), driver=DriverFacts(), assumed=True
     )
-
-
-def _is_of(present: GpuFacts, gpu: Gpu) -> bool:
-    try:
-        return find_gpu(present.name).name == gpu.name
-    except InputError:  # not in the table, or ambiguous
-        return False
 
 
 def _version(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from budgetfit.doctor.facts import DriverFacts, GpuFacts, ProcessFacts
 from budgetfit.doctor.subprocesses import run_tool
 from budgetfit.errors import InputError
-from budgetfit.gpus.table import find_gpu
+from budgetfit.gpus.table import Gpu, find_gpu
 
 _MIB: Final = 2**20
 _FIELDS: Final = (
@@ -59,14 +59,14 @@ def parse_gpu(row: list[str]) -> GpuFacts:
     """Parse a CSV row of ``--query-gpu``."""
     ecc, mig, capability = [*row[5:8], "", "", ""][:3]
     parts = re.fullmatch(r"(\d+)\.(\d+)", capability)
-    known = _table_row(row[0])
+    known = known_gpu(row[0])
     reported = (int(parts[1]), int(parts[2])) if parts else None
     return GpuFacts(
         name=row[0],
-        capability=reported or (known and known[0]) or None,
+        capability=reported or (known.compute_capability if known else None),
         total_bytes=_mib(row[2]) or 0,
         used_bytes=_mib(row[3]) or 0,
-        sold_as_gb=known[1] if known else None,
+        sold_as_gb=known.memory_class_gb if known else None,
         ecc=ecc == "Enabled",
         mig=mig == "Enabled",
         uuid=row[4],
@@ -98,12 +98,12 @@ def has_nvidia_gpu_on_bus() -> bool:
     return False
 
 
-def _table_row(name: str) -> tuple[tuple[int, int], int] | None:
+def known_gpu(name: str) -> Gpu | None:
+    """Look up the name that a driver reports; None if it is unknown or ambiguous."""
     try:
-        gpu = find_gpu(name)
+        return find_gpu(name)
     except InputError:
         return None
-    return gpu.compute_capability, gpu.memory_class_gb
 
 
 def _mib(word: str) -> int | None:

@@ -8,7 +8,7 @@ torch.
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 # In order of precedence; only the first one set is read (the second on ROCm only).
 NAMES: Final = (
@@ -61,79 +61,69 @@ def _refused(key: str, value: str) -> Iterator[str]:
         hint = f" (near: {near[0]})" if near else ""
         yield f"{key!r} is no setting{hint}"
         return
+    accepts, fault = _KEYS[key]
     try:
-        fault = _KEYS[key](value)
+        if not accepts(value):
+            yield f"{key}:{value} {fault}"
     except ValueError:
-        fault = "is no number"
-    if fault:
-        yield f"{key}:{value} {fault}"
+        yield f"{key}:{value} is no number"
 
 
-def _flag(value: str) -> str:
-    return "" if value in {"True", "False"} else "must be True or False, so written"
+def _powers_of_two(value: str) -> bool:
+    numbers = map(int, re.findall(r"(?:^|:)(\d+)", value))
+    return not any(number & (number - 1) for number in numbers)
 
 
-def _share(value: str) -> str:
-    return "" if 0 < float(value) < 1 else "must be between 0 and 1"
+# What a value must be: a test, which may raise ValueError, and the words for it.
+_Rule: TypeAlias = tuple[Callable[[str], bool], str]
+_FLAG: Final[_Rule] = (
+    {"True", "False"}.__contains__,
+    "must be True or False, so written",
+)
+_NUMBER: Final[_Rule] = (lambda value: int(value) is not None, "")
+_ANY: Final[_Rule] = (lambda _: True, "")
 
 
-def _fraction(value: str) -> str:
-    return "" if 0 <= float(value) <= 1 else "must be from 0 to 1"
+def _mib_from(least: int) -> _Rule:
+    return lambda value: int(value) >= least, f"must be at least {least} (MiB)"
 
 
-def _mib_from(least: int) -> Callable[[str], str]:
-    def fault(value: str) -> str:
-        return "" if int(value) >= least else f"must be at least {least} (MiB)"
-
-    return fault
-
-
-def _backend(value: str) -> str:
-    known = value in {"native", "cudaMallocAsync"}
-    return "" if known else "must be native or cudaMallocAsync"
-
-
-def _divisions(value: str) -> str:
-    for number in re.findall(r"(?:^|:)(\d+)", value):
-        if int(number) & (int(number) - 1):
-            return "must be powers of two"
-    return ""
-
-
-def _any(value: str) -> str:
-    int(value)
-    return ""
-
-
-_KEYS: Final[Mapping[str, Callable[[str], str]]] = {
-    "backend": _backend,
+_KEYS: Final[Mapping[str, _Rule]] = {
+    "backend": (
+        {"native", "cudaMallocAsync"}.__contains__,
+        "must be native or cudaMallocAsync",
+    ),
     "max_split_size_mb": _mib_from(20),
     "max_non_split_rounding_mb": _mib_from(20),
     "large_segment_size_mb": _mib_from(11),
-    "garbage_collection_threshold": _share,
-    "roundup_power2_divisions": _divisions,
-    "expandable_segments": _flag,
-    "expandable_segments_reserve": lambda _: "",
-    "expandable_segments_reserve_by_class": lambda _: "",
-    "per_process_memory_fraction": _fraction,
-    "release_lock_on_cudamalloc": _flag,
-    "release_lock_on_hipmalloc": _flag,
-    "pinned_use_cuda_host_register": _flag,
-    "pinned_use_hip_host_register": _flag,
-    "pinned_use_background_threads": _flag,
-    "pinned_num_register_threads": _any,
-    "pinned_reserve_segment_size_mb": _any,
-    "pinned_free_catch_all": _flag,
-    "pinned_max_round_threshold_mb": _any,
-    "pinned_max_cached_size_mb": _any,
-    "graph_capture_record_stream_reuse": _flag,
-    "throw_on_cudamalloc_oom": _flag,
+    "garbage_collection_threshold": (
+        lambda value: 0 < float(value) < 1,
+        "must be between 0 and 1",
+    ),
+    "roundup_power2_divisions": (_powers_of_two, "must be powers of two"),
+    "expandable_segments": _FLAG,
+    "expandable_segments_reserve": _ANY,
+    "expandable_segments_reserve_by_class": _ANY,
+    "per_process_memory_fraction": (
+        lambda value: 0 <= float(value) <= 1,
+        "must be from 0 to 1",
+    ),
+    "release_lock_on_cudamalloc": _FLAG,
+    "release_lock_on_hipmalloc": _FLAG,
+    "pinned_use_cuda_host_register": _FLAG,
+    "pinned_use_hip_host_register": _FLAG,
+    "pinned_use_background_threads": _FLAG,
+    "pinned_num_register_threads": _NUMBER,
+    "pinned_reserve_segment_size_mb": _NUMBER,
+    "pinned_free_catch_all": _FLAG,
+    "pinned_max_round_threshold_mb": _NUMBER,
+    "pinned_max_cached_size_mb": _NUMBER,
+    "graph_capture_record_stream_reuse": _FLAG,
+    "throw_on_cudamalloc_oom": _FLAG,
 }
 # Valid names that are similar to the ones above.
-_OTHERS: Final = frozenset(
-    {
-        "PYTORCH_NO_CUDA_MEMORY_CACHING",
-        "PYTORCH_XPU_ALLOC_CONF",
-        "PYTORCH_MPS_ALLOC_CONF",
-    }
+_OTHERS: Final = (
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_XPU_ALLOC_CONF",
+    "PYTORCH_MPS_ALLOC_CONF",
 )

@@ -13,7 +13,7 @@ from budgetfit.reporting.layout import commands_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.doctor.finding import Finding
+    from budgetfit.doctor.facts import Finding
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _TOPIC_COLUMNS: Final = 16

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from budgetfit.core.block_report import BlockRow
     from budgetfit.core.gpu_comparison import GpuComparison
     from budgetfit.core.plan import Estimate, Layer, Plan, Verification
-    from budgetfit.doctor.finding import Finding
+    from budgetfit.doctor.facts import Finding
     from budgetfit.explain.explanation import Explanation
     from budgetfit.gpus.table import Gpu
 

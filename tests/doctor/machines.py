@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetfit.doctor.checks import run_checks
 from budgetfit.doctor.facts import (
     DriverFacts,
+    Finding,
     GpuFacts,
     LibraryFacts,
     Machine,
     TorchFacts,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.doctor.finding import Finding
 
 MIB, GIB = 2**20, 2**30
 RTX_4090 = GpuFacts(
