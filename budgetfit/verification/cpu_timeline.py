@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.replay_schedule import event_ranges
-from budgetfit.traces.trace_recipe import trace_recipe
+from budgetfit.traces.trace_program import trace_recipe
 from budgetfit.tracing.recording.batch_scaling import exact_trace
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from transformers import (
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
-from budgetfit.planning.search.evaluation_batch import evaluation_trace
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
@@ -343,8 +342,8 @@ def test_an_evaluation_under_autocast_is_the_whole_models(name: str) -> None:
     make, batch = MODELS[name]
     workload = Workload(model=make(), batch=batch, gpu=ADA).with_found_blocks()
     twins = TraceSession(workload)
-    one = evaluation_trace(twins, "bf16-mixed")
-    other = evaluation_trace(TraceSession(workload, full_depth=True), "bf16-mixed")
+    one = twins.evaluation("bf16-mixed")
+    other = TraceSession(workload, full_depth=True).evaluation("bf16-mixed")
     if name != "mebi":  # its proof fails, and it is traced whole
         assert not [line for line in twins.log if "all blocks are" in line]
     assert one.scratch == other.scratch

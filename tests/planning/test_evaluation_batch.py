@@ -17,7 +17,6 @@ from budgetfit.memory.replay import replay
 from budgetfit.planning.search import evaluation_batch
 from budgetfit.planning.search.evaluation_batch import (
     evaluation_batch_size,
-    evaluation_trace,
 )
 from budgetfit.planning.search.largest_batch import largest_fitting
 from budgetfit.traces.session import TraceSession
@@ -95,7 +94,7 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
     budget = Budget(64 * MIB, 0, 0)
     size = evaluation_batch_size(session_, recipe, budget)
     assert size is not None
-    evaluation = evaluation_trace(session_, recipe.precision)
+    evaluation = session_.evaluation(recipe.precision)
     training = session_.exact(recipe)
     trace = evaluation_batch.append_evaluation(
         training, evaluation, batch_tensor_bytes(training, recipe.batch_size)
@@ -153,7 +152,7 @@ def test_what_goes_with_every_sample_does_not_grow_in_an_evaluation_either() -> 
 
     batch = (torch.rand(4, 3), torch.rand(9, 3), torch.rand(9))
     held = traces(Held(3, 3), batch, batch_dims=SampleDims(0, {"0": 0}))
-    trace = evaluation_trace(held, "fp32")
+    trace = held.evaluation("fp32")
     of_batch = trace.category == CATEGORIES.index("batch")
     assert set(trace.bytes_per_sample[of_batch]) == {0, 3 * 4}
 
@@ -175,7 +174,7 @@ def test_what_cannot_be_told_is_none() -> None:
 
 def test_a_model_that_is_evaluated_stays_in_training_mode() -> None:
     model = Mebi().train()
-    evaluation_trace(traces(model, EXAMPLES["mebi"].batch), "fp32")
+    traces(model, EXAMPLES["mebi"].batch).evaluation("fp32")
     assert model.training
 
 

@@ -13,7 +13,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces import errors as module_of_errors
-from budgetfit.traces import session as module_of_traces
+from budgetfit.traces import tracer as module_of_tracer
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.values.assumptions import FULL_MASK
 from budgetfit.tracing.values.concrete_execution import REAL_VALUES
@@ -209,7 +209,7 @@ def test_a_loop_that_values_end_is_computed_with_real_values() -> None:
 def test_a_model_too_large_for_real_values_is_named_with_the_op(
     batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (module_of_traces, module_of_errors):
+    for module in (module_of_tracer, module_of_errors):
         monkeypatch.setattr(module, "MAX_WEIGHTS_BYTES", 16)
     workload = Workload(model=Repeats(), batch=torch.zeros(2, 4, 4), gpu=ADA)
     with pytest.raises(TraceError, match="weights of 16 B or less") as caught:

@@ -5,14 +5,13 @@ import numpy as np
 from budgetfit.core.step_trace import Phase
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.search.evaluation_batch import evaluation_trace
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 from tests.traced import ADA, line, session
 
 
 def test_evaluation_comes_after_training_and_leaves_nothing_behind() -> None:
     training = line("gpt2")
-    evaluation = evaluation_trace(session("gpt2"), "fp32")
+    evaluation = session("gpt2").evaluation("fp32")
     both = append_evaluation(training, evaluation)
     count = len(training.events)
     assert (both.events[:count] == training.events).all()
@@ -26,7 +25,7 @@ def test_evaluation_comes_after_training_and_leaves_nothing_behind() -> None:
 
 def test_the_training_in_front_of_it_plays_as_before() -> None:
     training = line("bert")
-    evaluation = evaluation_trace(session("bert"), "fp32")
+    evaluation = session("bert").evaluation("fp32")
     gpu = find_gpu(ADA)
     alone = replay(training, 8, gpu)
     both = replay(append_evaluation(training, evaluation), 8, gpu)
@@ -38,7 +37,7 @@ def test_the_training_in_front_of_it_plays_as_before() -> None:
 
 def test_what_is_held_meanwhile_is_there_at_any_batch_size() -> None:
     training = line("vit")
-    evaluation = evaluation_trace(session("vit"), "fp32")
+    evaluation = session("vit").evaluation("fp32")
     pixels, labels = 4 * 3 * 16 * 16, 8
     held = batch_tensor_bytes(training, 5)
     assert sorted(held) == [5 * labels, 5 * pixels]

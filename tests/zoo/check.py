@@ -26,7 +26,7 @@ from budgetfit.measuring.recomputed_blocks import (
     RecomputationWatcher,
     find_blocks_saving_nothing,
 )
-from budgetfit.traces.trace_recipe import NO_LOSS
+from budgetfit.traces.trace_program import NO_LOSS
 from tests.zoo.state import (
     assert_same,
     model_state,

@@ -44,7 +44,7 @@ def lazy_alternatives(
     @neutral_torch_state()
     @freeze_gc()
     def find() -> tuple[Alternative, ...]:
-        block_chain.traces.progress("judging the alternatives")
+        block_chain.traces.tracer.progress("judging the alternatives")
         return (
             *first,
             *remaining_alternatives(block_chain, request, budget, plan, first),
@@ -52,13 +52,13 @@ def lazy_alternatives(
 
     kept = (
         None
-        if block_chain.traces.real_values
+        if block_chain.traces.tracer.real_values
         else meta_workload(block_chain.traces.workload)
     )
     if kept is None:
         find()
     else:
-        block_chain.traces.use_workload(kept)
+        block_chain.traces.tracer.workload = kept
     return LazyAlternatives(known=first, evaluate=find)
 
 

@@ -169,8 +169,8 @@ def _with_lora(block_chain: BlockChain) -> BlockChain | None:
     adapted = lora_workload(workload, base)
     if adapted is None:
         return None
-    traces = TraceSession(adapted, block_chain.traces.progress)
-    traces.log = block_chain.traces.log
+    traces = TraceSession(adapted, block_chain.traces.tracer.progress)
+    traces.tracer.log = block_chain.traces.log
     return BlockChain(traces, replace(block_chain.settings, loss_chunks=1))
 
 

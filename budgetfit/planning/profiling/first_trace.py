@@ -16,7 +16,8 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.planning.profiling.precision_fallback import with_precision_fallback
-from budgetfit.traces.session import TRACED_BATCH_SIZES, TraceSession
+from budgetfit.traces.session import TraceSession
+from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 from budgetfit.tracing.recording.inplace_inputs import blocks_mutating_inputs
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ def with_checkpointable_blocks(
                 "per forward and are always kept"
             ),
         )
-    traces = TraceSession(replace(workload, blocks=once, notes=notes), traces.progress)
+    traces = TraceSession(
+        replace(workload, blocks=once, notes=notes), traces.tracer.progress
+    )
     return without_inplace_blocks(traces, settings)
 
 
@@ -135,7 +138,7 @@ def without_inplace_blocks(
     )
     kept = tuple(name for name in workload.blocks if name not in found)
     others = replace(workload, blocks=kept, notes=(*workload.notes, note))
-    return TraceSession(others, traces.progress)
+    return TraceSession(others, traces.tracer.progress)
 
 
 def _check_scales(trace: StepTrace, workload: Workload) -> None:

@@ -8,38 +8,21 @@ previous batch until the next ones are assigned.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from budgetfit.applying.loss.call_model import evaluate_batch
-from budgetfit.applying.precision import cast_batch
-from budgetfit.applying.pytree import map_tensors
-from budgetfit.applying.run.run import Run
-from budgetfit.core.precision import find_precision
-from budgetfit.core.recipe import Recipe
 from budgetfit.memory.replay import ReplayAfterTraining
 from budgetfit.planning.search.largest_batch import largest_fitting
-from budgetfit.traces.loss_modules import FakedLoss
-from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
-from budgetfit.tracing.recording.step_tracer import trace_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from budgetfit.applying.loss.call_model import Loss
     from budgetfit.core.budget import Budget
+    from budgetfit.core.recipe import Recipe
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.traces.session import TraceSession
-    from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 MAX_EVALUATION_BATCH = 1 << 20  # where memory does not grow with the batch size
-EVALUATED_BATCHES = 2  # one after the other
 
 
 def evaluation_batch_size(
@@ -59,7 +42,7 @@ def evaluation_batch_size(
         mode, sizes are not affine in the batch size, or training itself does not fit.
     """
     try:
-        evaluation = evaluation_trace(traces, recipe.precision)
+        evaluation = traces.evaluation(recipe.precision)
     except Exception as error:  # noqa: BLE001 - any model's own, in evaluation mode
         text = " ".join(str(error).split())[:200]
         traces.log.append(f"evaluation is not traced: {type(error).__name__}: {text}")
@@ -88,73 +71,6 @@ def evaluation_batch_size(
         lambda samples: fits(samples, samples),
         _upper_bound(trace, recipe, budget.usable_bytes),
     )
-
-
-class _Evaluation:
-    """An evaluation loop over ``EVALUATED_BATCHES`` batches, as the tracer runs it."""
-
-    def __init__(self, run: Run, loss: Loss | None) -> None:
-        self.optimizer = run.optimizer
-        self._run = run
-        self._loss = loss
-        self._outputs: Any = None
-        self._left = EVALUATED_BATCHES
-
-    def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
-        """Evaluate one batch while the outputs of the previous one are still alive."""
-        run = self._run
-        policy = find_precision(run.recipe.precision)
-        moved = cast_batch(batch, policy, run.device)
-        run.model.eval()
-        with torch.no_grad():
-            with run.autocast():
-                outputs = evaluate_batch(run.model, moved, self._loss)
-            if policy.autocast is not None:  # as accelerate's ConvertOutputsToFp32
-                outputs = map_tensors(outputs, _in_fp32)
-            self._outputs = outputs
-        self._left -= 1
-        if not self._left:
-            self._outputs = None
-
-
-def _in_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    is_half = tensor.dtype in {torch.float16, torch.bfloat16}
-    return tensor.float() if is_half else tensor
-
-
-def evaluation_trace(traces: TraceSession, precision: str) -> StepTrace:
-    """Return the trace of an evaluation loop under a precision, for any batch size.
-
-    Raises:
-        NotAffineError: If sizes are not affine in the batch size.
-        Exception: What the model raises in evaluation mode.
-    """
-    workload = traces.workload
-    loss = FakedLoss(workload.loss, workload.model)
-
-    def program(model: nn.Module, on_phase: Callable[[str], None]) -> _Evaluation:
-        recipe = Recipe(batch_size=2, precision=precision, optimizer="sgd")
-        run = Run(model, recipe, on_phase=on_phase)
-        return _Evaluation(run, loss.loss)
-
-    def tracer(batch_size: int, short: Shortening | None) -> RawTrace:
-        with silence_fake_tensor_log():
-            return trace_step(
-                workload.model,
-                program,
-                workload.batch,
-                batch_size=batch_size,
-                dims=workload.batch_dims,
-                blocks=workload.blocks if short is None else short.short_blocks,
-                target=workload.target,
-                micro_steps=EVALUATED_BATCHES,
-                short=short,
-                copy_modules=loss.fake,
-                real_values=traces.real_values,
-                redirect_cuda=traces.redirect_cuda,
-            )
-
-    return traces.evaluation(precision, tracer)
 
 
 def _upper_bound(trace: StepTrace, recipe: Recipe, limit_bytes: int) -> int:

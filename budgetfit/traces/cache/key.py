@@ -47,7 +47,7 @@ def trace_key(workload: str | None, settings: object) -> str | None:
 
     Args:
         workload: What ``workload_key`` returned.
-        settings: What else the trace depends on (``TracedSettings``, batch size): plain
+        settings: What else the trace depends on (``Program``, batch size): plain
             values, tuples and dataclasses.
     """
     if workload is None:

@@ -3,16 +3,17 @@
 Copies of the middle periods are inserted between them, as many as were left out; the
 two must match (``period_matching``). Nothing is assumed about the first and the last
 period. That nothing outside the periods depends on their number is validated with the
-trace of a model one period deeper.
+trace of a model one period deeper (``validate``).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from budgetfit.core.step_trace import OpTable, Phase, UnverifiedOp
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.extrapolate_passes import (
     EventPositions,
@@ -23,7 +24,10 @@ from budgetfit.tracing.depth_extrapolation.period_labels import (
     label_timeline,
     middle_spans,
 )
-from budgetfit.tracing.depth_extrapolation.period_matching import match_middle_periods
+from budgetfit.tracing.depth_extrapolation.period_matching import (
+    match_middle_periods,
+    unverified_column,
+)
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
@@ -31,10 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import (
-        ColumnarTrace,
-        IntArray,
-    )
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
     from budgetfit.tracing.depth_extrapolation.period_labels import (
         MiddleSpans,
         Timeline,
@@ -46,20 +48,28 @@ if TYPE_CHECKING:
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
 
-def extrapolate_depth(
-    trace: ColumnarTrace, layout: RunLayout, extra: int
-) -> ColumnarTrace:
-    """Return the trace with ``extra`` more periods of one run.
+def extrapolate(
+    owned: OwnedTrace, layouts: Sequence[RunLayout], extra: Sequence[int]
+) -> OwnedTrace:
+    """Return the trace with so many more periods of each run.
 
     Raises:
-        NotRepeatedError: If the middle of the run does not repeat; the message names
-            what differs.
+        NotRepeatedError: If the middle of a run does not repeat; the message names what
+            differs.
     """
-    timeline = label_timeline(trace, layout)
+    for layout, count in zip(layouts, extra, strict=True):
+        owned = _extrapolate_run(owned, layout, count)
+    return owned
+
+
+def _extrapolate_run(owned: OwnedTrace, layout: RunLayout, extra: int) -> OwnedTrace:
+    """Return the trace with ``extra`` more periods of one run."""
+    trace = owned.trace
+    timeline = label_timeline(owned, layout)
     pairs = middle_spans(timeline)
     if not pairs:
         raise NotRepeatedError("its middle blocks leave no events")
-    match = match_middle_periods(trace, layout, timeline, pairs, extra)
+    match = match_middle_periods(owned, layout, timeline, pairs, extra)
     items = _insert_copies(timeline, pairs, match, extra)
     events = _events(trace, timeline, match, items)
     order = np.abs(events[events > 0]) - 1  # storages are numbered in allocation order
@@ -67,28 +77,25 @@ def extrapolate_depth(
     number[order] = np.arange(len(order))
     events = np.sign(events) * (number[np.abs(events) - 1] + 1)
     _check(events)
-    is_op = timeline.is_op[items.item]
-    counts = np.concatenate([[0], np.cumsum(~is_op)])
-    periods = layout.extended(extra)
-    ops = items.of(is_op)
-    shares, moved = _shares(trace, layout, timeline, ops, extra)
+    counts = np.concatenate([[0], np.cumsum(~timeline.is_op[items.item])])
     positions = EventPositions(timeline, tuple(pairs), extra, counts, match, number)
-    return replace(
-        trace,
-        storages=_storages(trace, layout.layers, periods, match, order),
-        events=events,
-        ops=_ops(trace, timeline, layout.layers, periods, match, ops)
-        | {"event": counts[:-1][is_op], "bytes_fixed": moved},
-        shares=shares,
-        phases=tuple(
-            phase._replace(
-                start=positions.moved(phase.start, starts=True),
-                end=positions.moved(phase.end, starts=False),
-            )
-            for phase in trace.phases
-        ),
-        passes=extrapolate_passes(trace, layout, positions),
-        **extrapolate_blocks(trace, layout, extra),
+    owned = _with_copied_storages(owned, layout, match, order)
+    owned = _with_copied_ops(owned, layout, timeline, match, items, extra)
+    return owned._replace(
+        trace=replace(
+            owned.trace,
+            events=events.astype(np.int32),
+            phases=tuple(_moved(phase, positions) for phase in trace.phases),
+            passes=extrapolate_passes(trace, layout, positions),
+            **extrapolate_blocks(trace, layout, extra),
+        )
+    )
+
+
+def _moved(phase: Phase, positions: EventPositions) -> Phase:
+    return phase._replace(
+        start=positions.moved(phase.start, starts=True),
+        end=positions.moved(phase.end, starts=False),
     )
 
 
@@ -132,7 +139,7 @@ def _insert_copies(
 
 
 def _events(
-    trace: ColumnarTrace, timeline: Timeline, match: PeriodMatch, items: _Items
+    trace: StepTrace, timeline: Timeline, match: PeriodMatch, items: _Items
 ) -> IntArray:
     """Return the extrapolated events, before storages are renumbered."""
     items = items.of(~timeline.is_op[items.item])
@@ -146,97 +153,133 @@ def _events(
     return np.sign(trace.events)[timeline.index[items.item]] * (storage + 1)
 
 
-def _storages(
-    trace: ColumnarTrace,
-    layers: IntArray,
-    periods: IntArray,
-    match: PeriodMatch,
-    order: IntArray,
-) -> dict[str, IntArray]:
-    """Return the columns of all storages, in their new order.
+def _with_copied_storages(
+    owned: OwnedTrace, layout: RunLayout, match: PeriodMatch, order: IntArray
+) -> OwnedTrace:
+    """Return the trace with the columns of all storages, in their new order.
 
     Raises:
         NotRepeatedError: If some are never allocated, or twice.
     """
+    trace = owned.trace
     extra, width = len(match.table) - 2, match.table.shape[1]
     slot = np.tile(np.arange(width), extra)
     copy = np.repeat(np.arange(1, extra + 1), width)
-    result = {}
-    for name, column in trace.storages.items():
-        if name in {"layer", "owner"}:
-            reference = match.layers if name == "layer" else match.owners
-            new = _layers(layers, periods, reference, slot, copy)
-        else:
-            new = column[match.table[-1]][slot]
-        result[name] = np.concatenate([column, new])
-    if not np.array_equal(np.sort(order), np.arange(len(result["fixed"]))):
+    origin = np.concatenate([np.arange(len(trace.layer)), match.table[-1][slot]])
+    if not np.array_equal(np.sort(order), np.arange(len(origin))):
         raise NotRepeatedError("its storages are not born once each")
-    return {name: column[order] for name, column in result.items()}
+    origin = origin[order]
+    layer, owner = (
+        np.concatenate([column, _layers(layout, extra, reference, slot, copy)])[order]
+        for column, reference in (
+            (trace.layer, match.layers),
+            (owned.owner, match.owners),
+        )
+    )
+    unverified = unverified_column(trace)[origin]
+    return owned._replace(
+        trace=replace(
+            trace,
+            fixed_bytes=trace.fixed_bytes[origin],
+            bytes_per_sample=trace.bytes_per_sample[origin],
+            category=trace.category[origin],
+            layer=layer.astype(np.int32),
+            scratch_index=trace.scratch_index[origin],
+            unverified_ops=tuple(
+                UnverifiedOp(op.name, tuple(np.flatnonzero(unverified == n).tolist()))
+                for n, op in enumerate(trace.unverified_ops)
+            ),
+        ),
+        owner=owner,
+        origin=owned.origin[origin],
+    )
 
 
 def _layers(
-    layers: IntArray,
-    periods: IntArray,
+    layout: RunLayout,
+    extra: int,
     reference: PeriodReference,
     place: IntArray,
     copy: IntArray,
 ) -> IntArray:
     """Return the layers that copies refer to, from those of the middle periods."""
-    column = reference.column[place]
+    column, periods = reference.column[place], layout.extended(extra)
     # Where the column is -1 the period is meaningless and may be out of range.
     row = np.clip(FIRST_MIDDLE + copy + reference.shift[place], 0, len(periods) - 1)
-    return np.where(column < 0, reference.fixed[place], layers[periods[row], column])
+    layers = layout.layers[periods[row], column]
+    return np.where(column < 0, reference.fixed[place], layers)
 
 
-def _ops(  # noqa: PLR0913, PLR0917 - both traces
-    trace: ColumnarTrace,
+def _with_copied_ops(  # noqa: PLR0913, PLR0917 - both traces
+    owned: OwnedTrace,
+    layout: RunLayout,
     timeline: Timeline,
-    layers: IntArray,
-    periods: IntArray,
     match: PeriodMatch,
     items: _Items,
-) -> dict[str, NDArray[Any]]:
-    """Return the extrapolated columns of ops, except positions and shared bytes."""
-    ops = {
-        name: column[timeline.index[items.item]] for name, column in trace.ops.items()
-    }
+    extra: int,
+) -> OwnedTrace:
+    """Return the trace with the columns of all ops."""
+    is_op = timeline.is_op[items.item]
+    events_before = np.cumsum(~is_op, dtype=np.int64)[is_op]
+    items = items.of(is_op)
+    origin = timeline.index[items.item]
+    table = owned.trace.ops
+    ops = OpTable(*(getattr(table, each.name)[origin] for each in fields(OpTable)))
+    op_owner = owned.op_owner[origin]
     new = items.copy > 0
     among_ops = np.cumsum(timeline.is_op[match.three]) - 1
     place = among_ops[items.pair[new]]
-    for name, reference in (("layer", match.op_layers), ("owner", match.op_owners)):
-        ops[name][new] = _layers(layers, periods, reference, place, items.copy[new])
-    return ops
+    for column, reference in (
+        (ops.layer, match.op_layers),
+        (op_owner, match.op_owners),
+    ):
+        column[new] = _layers(layout, extra, reference, place, items.copy[new])
+    shares, moved = _shares(owned, layout, origin, items.copy == 0, extra)
+    return owned._replace(
+        trace=replace(
+            owned.trace, ops=replace(ops, event=events_before, bytes_fixed=moved)
+        ),
+        op_owner=op_owner,
+        shares=shares,
+        op_origin=owned.op_origin[origin],
+    )
 
 
 def _shares(
-    trace: ColumnarTrace,
+    owned: OwnedTrace,
     layout: RunLayout,
-    timeline: Timeline,
-    items: _Items,
+    origin: IntArray,
+    own: NDArray[np.bool_],
     extra: int,
 ) -> tuple[IntArray, NDArray[np.float64]]:
     """Extend ops on tensor lists of all layers (``_foreach``) to the copies.
 
+    Args:
+        owned: The original trace.
+        layout: Of the run.
+        origin: The original number of each op.
+        own: Whether each is the original itself.
+        extra: Number of copies.
+
+    Returns:
+        The shares, and the bytes that each op moves at batch size 0.
+
     Raises:
         NotRepeatedError: If they move more of one middle period than of the other.
     """
-    op, layer, size = trace.shares.T
+    ops = owned.trace.ops
+    op, layer, size = owned.shares.T
     period = layout.kept_period_of_layers()[layer]
     two, three = (
-        np.bincount(
-            op[period == n],
-            weights=size[period == n],
-            minlength=len(trace.ops["event"]),
-        )
+        np.bincount(op[period == n], size[period == n], len(ops.event))
         for n in (FIRST_MIDDLE, SECOND_MIDDLE)
     )
-    if not np.array_equal(two, three) or trace.ops["bytes_per_sample"][two > 0].any():
+    if not np.array_equal(two, three) or ops.bytes_per_sample[two > 0].any():
         raise NotRepeatedError("an op on all layers treats its middle blocks apart")
-    moved = trace.ops["bytes_fixed"][timeline.index[items.item]]
-    own = items.copy == 0
-    moved[own] += extra * two[timeline.index[items.item[own]]]
+    moved = ops.bytes_fixed[origin]
+    moved[own] += extra * two[origin[own]]
     number = np.full(len(two), -1, np.int64)
-    number[timeline.index[items.item[own]]] = np.flatnonzero(own)
+    number[origin[own]] = np.flatnonzero(own)
     middle = np.flatnonzero(period == FIRST_MIDDLE)
     path, periods = layout.path_of_layer[layer[middle]], layout.extended(extra)
     copies = [
@@ -245,7 +288,7 @@ def _shares(
         )
         for n in range(1, extra + 1)
     ]
-    shares = np.concatenate([trace.shares.T, *copies], axis=1)
+    shares = np.concatenate([owned.shares.T, *copies], axis=1)
     shares[0] = number[shares[0]]
     return shares.T, moved
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import IntArray
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 from budgetfit.tracing.depth_extrapolation.period_labels import MiddleSpans, Timeline
 from budgetfit.tracing.depth_extrapolation.period_matching import PeriodMatch
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
@@ -16,8 +16,7 @@ from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECON
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from budgetfit.core.step_trace import BlockPass
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import ColumnarTrace
+    from budgetfit.core.step_trace import BlockPass, StepTrace
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
 
@@ -94,7 +93,7 @@ class EventPositions:
 
 
 def extrapolate_passes(
-    trace: ColumnarTrace, layout: RunLayout, positions: EventPositions
+    trace: StepTrace, layout: RunLayout, positions: EventPositions
 ) -> tuple[BlockPass, ...]:
     """Return all passes, those of copies between those of the middle periods."""
     period_of = layout.kept_period_of_blocks()
@@ -166,7 +165,7 @@ def _copies(
 
 
 def extrapolate_blocks(
-    trace: ColumnarTrace, layout: RunLayout, extra: int
+    trace: StepTrace, layout: RunLayout, extra: int
 ) -> dict[str, Any]:
     """Return the blocks that ran, joined flags and random blocks, copies included.
 
@@ -174,8 +173,10 @@ def extrapolate_blocks(
         NotRepeatedError: If the middle periods did not run once each, one by one, or
             differ.
     """
+    names = trace.block_names
     two, three = (
-        layout.kept_blocks(period) for period in (FIRST_MIDDLE, SECOND_MIDDLE)
+        tuple(names[block] for block in layout.kept_blocks(period))
+        for period in (FIRST_MIDDLE, SECOND_MIDDLE)
     )
     size = len(two)
     at = trace.blocks.index(two[0]) if two[0] in trace.blocks else 0
@@ -188,7 +189,10 @@ def extrapolate_blocks(
         block in trace.random_blocks for block in three
     ]:
         raise NotRepeatedError("its middle blocks are joined, or draw, differently")
-    new = [layout.blocks[n] for n in layout.extended(extra)[SECOND_MIDDLE:-2].tolist()]
+    new = [
+        [names[block] for block in layout.blocks[period]]
+        for period in layout.extended(extra)[SECOND_MIDDLE:-2].tolist()
+    ]
     drawing = [b for blocks in new for b, d in zip(blocks, draws, strict=True) if d]
     return {
         "blocks": (
@@ -201,5 +205,7 @@ def extrapolate_blocks(
             *trace.joined[at:end] * extra,
             *trace.joined[end:],
         ),
-        "random_blocks": tuple(sorted((*trace.random_blocks, *drawing))),
+        "random_blocks": tuple(
+            sorted((*trace.random_blocks, *drawing), key=names.index)
+        ),
     }

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import IntArray
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import ColumnarTrace
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.tracing.depth_extrapolation.owned_trace import OwnedTrace
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
 
@@ -31,7 +32,7 @@ class Timeline:
     Attributes:
         is_op: Whether an item is an op.
         index: Its number among the events or the ops.
-        of_event, of_op: Positions of events and ops on the timeline.
+        of_event: Positions of events on the timeline.
         period: The period that each belongs to, 1 to 4; 0 for none.
         storage: The storage of each event; -1 for ops.
         op_event: The number of events before each op.
@@ -40,7 +41,6 @@ class Timeline:
     is_op: NDArray[np.bool_]
     index: IntArray
     of_event: IntArray
-    of_op: IntArray
     period: IntArray
     storage: IntArray
     op_event: IntArray
@@ -62,13 +62,14 @@ class MiddleSpans(NamedTuple):
     rising: bool
 
 
-def label_timeline(trace: ColumnarTrace, layout: RunLayout) -> Timeline:
+def label_timeline(owned: OwnedTrace, layout: RunLayout) -> Timeline:
     """Merge events and ops and label each with its period.
 
     Raises:
         NotRepeatedError: If the run's blocks do not run in order.
     """
-    events, op_event = trace.events, trace.ops["event"]
+    trace = owned.trace
+    events, op_event = trace.events, trace.ops.event
     counted = np.arange(len(events))
     of_event = counted + np.searchsorted(op_event, counted, side="right")
     of_op = op_event + np.arange(len(op_event))
@@ -80,21 +81,22 @@ def label_timeline(trace: ColumnarTrace, layout: RunLayout) -> Timeline:
     storage = np.full(total, -1, np.int64)
     storage[of_event] = np.abs(events) - 1
     period = np.zeros(total, np.int64)
-    timeline = Timeline(is_op, index, of_event, of_op, period, storage, op_event)
+    timeline = Timeline(is_op, index, of_event, period, storage, op_event)
     period_of = layout.kept_period_of_layers()
-    by_owner = period_of[trace.storages["owner"]]
-    by_layer = period_of[trace.storages["layer"]]
+    by_owner, by_layer = period_of[owned.owner], period_of[trace.layer]
     label = np.where(by_owner > 0, by_owner, by_layer)
     period[of_event] = label[np.abs(events) - 1]
-    owned = period_of[trace.ops["owner"]]
-    period[of_op] = np.where(owned > 0, owned, period_of[trace.ops["layer"]])
+    by_owner, by_layer = period_of[owned.op_owner], period_of[trace.ops.layer]
+    period[of_op] = np.where(by_owner > 0, by_owner, by_layer)
+    has_owner = np.zeros(total, bool)
+    has_owner[of_op] = owned.op_owner >= 0
     in_pass = np.zeros(total, bool)
     for start, end, number in _pass_spans(trace, layout, timeline):
         inside = np.arange(start, end)
         # An op of the optimizer may follow at once, with no event between.
-        inside = inside[~(is_op[inside] & (_owners(trace, timeline)[inside] >= 0))]
+        inside = inside[~has_owner[inside]]
         period[inside], in_pass[inside] = number, True
-    allocated_in = np.zeros(len(trace.storages["fixed"]), np.int64)
+    allocated_in = np.zeros(len(trace.layer), np.int64)
     allocations = of_event[events > 0]
     allocated_in[storage[allocations]] = period[allocations]
     unlabelled = ~in_pass & ~is_op & (period == 0)
@@ -122,20 +124,14 @@ def _relabel_late_frees(
     period[late[between]] = before[between]
 
 
-def _frees(trace: ColumnarTrace, timeline: Timeline, position: int) -> bool:
+def _frees(trace: StepTrace, timeline: Timeline, position: int) -> bool:
     return bool(
         not timeline.is_op[position] and trace.events[timeline.index[position]] < 0
     )
 
 
-def _owners(trace: ColumnarTrace, timeline: Timeline) -> IntArray:
-    owners = np.full(len(timeline.is_op), -1, np.int64)
-    owners[timeline.of_op] = trace.ops["owner"]
-    return owners
-
-
 def _pass_spans(
-    trace: ColumnarTrace, layout: RunLayout, timeline: Timeline
+    trace: StepTrace, layout: RunLayout, timeline: Timeline
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (start, end, period) of forwards and backwards, as timeline positions."""
     period_of = layout.kept_period_of_blocks()

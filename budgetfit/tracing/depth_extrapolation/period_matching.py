@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import IntArray
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import ColumnarTrace
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.tracing.depth_extrapolation.owned_trace import OwnedTrace
     from budgetfit.tracing.depth_extrapolation.period_labels import (
         MiddleSpans,
         Timeline,
     )
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
-_STORAGE_COLUMNS = ("fixed", "slope", "category", "scratch", "unverified")
 _OP_COLUMNS = (
     "rate",
     "name",
@@ -54,9 +54,8 @@ class PeriodMatch:
     """The matched items of the middle periods, and the storages of the copies.
 
     Attributes:
-        two, three: Timeline positions of the items of both periods, in pairs.
-        allocates, frees: Which of the pairs are allocations and frees; the others are
-            ops.
+        three: Timeline positions of the second middle period's items.
+        allocates, frees: Which of them are allocations and frees; the others are ops.
         allocated_in: The period that allocates each storage.
         slots: For each storage of a middle period its column in ``table``; else -1.
         table: Corresponding storages, one row for each period from the first middle one
@@ -66,7 +65,6 @@ class PeriodMatch:
         freed: The storages that frees refer to.
     """
 
-    two: IntArray
     three: IntArray
     allocates: NDArray[np.bool_]
     frees: NDArray[np.bool_]
@@ -112,8 +110,16 @@ class PeriodMatch:
         return self.table[row, slot]
 
 
+def unverified_column(trace: StepTrace) -> IntArray:
+    """Return each storage's index into ``trace.unverified_ops``; -1: verified."""
+    column = np.full(len(trace.layer), -1, np.int64)
+    for number, op in enumerate(trace.unverified_ops):
+        column[list(op.storages)] = number
+    return column
+
+
 def match_middle_periods(
-    trace: ColumnarTrace,
+    owned: OwnedTrace,
     layout: RunLayout,
     timeline: Timeline,
     pairs: Sequence[MiddleSpans],
@@ -124,12 +130,14 @@ def match_middle_periods(
     Raises:
         NotRepeatedError: If they differ; the message names the first difference.
     """
+    trace = owned.trace
     two, three = _positions(pairs)
     _same("the order of events and ops", timeline.is_op[two], timeline.is_op[three])
     ops = timeline.is_op[three]
     op_two, op_three = timeline.index[two[ops]], timeline.index[three[ops]]
     for name in _OP_COLUMNS:
-        _same(f"ops' {name}", trace.ops[name][op_two], trace.ops[name][op_three])
+        column = getattr(trace.ops, name)
+        _same(f"ops' {name}", column[op_two], column[op_three])
     is_allocation = np.zeros(len(timeline.is_op), bool)
     is_allocation[timeline.of_event[trace.events > 0]] = True
     _same("allocations and frees", is_allocation[two], is_allocation[three])
@@ -138,35 +146,44 @@ def match_middle_periods(
         timeline.storage[two[allocates]],
         timeline.storage[three[allocates]],
     )
-    for name in _STORAGE_COLUMNS:
-        column = trace.storages[name]
+    for name, column in (
+        ("fixed", trace.fixed_bytes),
+        ("slope", trace.bytes_per_sample),
+        ("category", trace.category),
+        ("scratch", trace.scratch_index),
+        ("unverified", unverified_column(trace)),
+    ):
         _same(f"storages' {name}", column[made_two], column[made_three])
-    count = len(trace.storages["fixed"])
+    count = len(trace.layer)
     slots, allocated_in = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     slots[made_two] = slots[made_three] = np.arange(len(made_two))
     allocated_in[timeline.storage[is_allocation]] = timeline.period[is_allocation]
     copies = count + np.arange(extra * len(made_two)).reshape(extra, -1)
-    layer, owner = trace.storages["layer"], trace.storages["owner"]
-    op_layer, op_owner = trace.ops["layer"], trace.ops["owner"]
+    layers, owners, op_layers, op_owners = (
+        _relative_layers(layout, column[in_two], column[in_three])
+        for column, in_two, in_three in (
+            (trace.layer, made_two, made_three),
+            (owned.owner, made_two, made_three),
+            (trace.ops.layer, op_two, op_three),
+            (owned.op_owner, op_two, op_three),
+        )
+    )
+    freed_two, freed_three = (
+        timeline.storage[two[frees]],
+        timeline.storage[three[frees]],
+    )
     return PeriodMatch(
-        two=two,
         three=three,
         allocates=allocates,
         frees=frees,
         allocated_in=allocated_in,
         slots=slots,
         table=np.vstack([made_two, copies, made_three]),
-        layers=_relative_layers(layout, layer[made_two], layer[made_three]),
-        owners=_relative_layers(layout, owner[made_two], owner[made_three]),
-        op_layers=_relative_layers(layout, op_layer[op_two], op_layer[op_three]),
-        op_owners=_relative_layers(layout, op_owner[op_two], op_owner[op_three]),
-        freed=_freed_storages(
-            trace,
-            slots,
-            allocated_in,
-            timeline.storage[two[frees]],
-            timeline.storage[three[frees]],
-        ),
+        layers=layers,
+        owners=owners,
+        op_layers=op_layers,
+        op_owners=op_owners,
+        freed=_freed_storages(trace, slots, allocated_in, freed_two, freed_three),
     )
 
 
@@ -183,7 +200,7 @@ def _positions(pairs: Sequence[MiddleSpans]) -> tuple[IntArray, IntArray]:
 
 
 def _freed_storages(
-    trace: ColumnarTrace,
+    trace: StepTrace,
     slots: IntArray,
     allocated_in: IntArray,
     two: IntArray,
@@ -200,8 +217,10 @@ def _freed_storages(
     _same("whose storages they free", allocated_in[two] + 1, allocated_in[three])
     both = in_two & in_three
     _same("which storages they free", slots[two[both]], slots[three[both]])
-    for name in ("fixed", "slope"):
-        column = trace.storages[name]
+    for name, column in (
+        ("fixed", trace.fixed_bytes),
+        ("slope", trace.bytes_per_sample),
+    ):
         _same(f"{name} bytes of what they free", column[two], column[three])
     return PeriodReference(
         allocated_in[three] - SECOND_MIDDLE,
@@ -211,7 +230,7 @@ def _freed_storages(
 
 
 def _relative_layers(
-    layout: RunLayout, two: IntArray, three: IntArray
+    layout: RunLayout, two: NDArray[Any], three: NDArray[Any]
 ) -> PeriodReference:
     """Return the layers that both middle periods refer to, relative to the period.
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import ColumnarTrace, IntArray
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 
 if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
+    from collections.abc import Sequence
+
     from budgetfit.tracing.blocks.repeated_runs import BlockRun
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import ModulePaths
-    from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 # The middle periods of the four that a shortened model has, counted from 1.
 FIRST_MIDDLE, SECOND_MIDDLE = 2, 3
@@ -68,14 +66,16 @@ class RunLayout:
         return np.array([-1, 0, 1, *range(2, 2 + extra), *self.kept[2:]], np.int64)
 
 
-def run_layout(run: BlockRun, names: ModulePaths) -> RunLayout:
-    """Return the layout of a run in the full model.
+def run_layout(
+    run: BlockRun, layers: Sequence[str], blocks: Sequence[str]
+) -> RunLayout:
+    """Return the layout of a run in the full model, of its module and block paths.
 
     Raises:
         NotRepeatedError: If the periods left out have other modules than their
             neighbours.
     """
-    block_index = {name: n for n, name in enumerate(names.blocks)}
+    block_index = {name: n for n, name in enumerate(blocks)}
     within = {
         name: (number, place)
         for number, period in enumerate(run.periods)
@@ -84,7 +84,7 @@ def run_layout(run: BlockRun, names: ModulePaths) -> RunLayout:
     columns: dict[tuple[int, str], int] = {}
     entries: list[tuple[int, int, int]] = []  # period, column, layer
     depths = {name.count(".") + 1 for name in within}
-    for layer, path in enumerate(names.layers):
+    for layer, path in enumerate(layers):
         parts = path.split(".")
         for depth in depths:
             found = within.get(".".join(parts[:depth]))
@@ -95,8 +95,8 @@ def run_layout(run: BlockRun, names: ModulePaths) -> RunLayout:
                 entries.append((number, column, layer))
                 break
     table = np.full((len(run.periods), len(columns)), -1, np.int64)
-    period_of = np.full(len(names.layers) + 1, -1, np.int64)
-    path_of = np.full(len(names.layers) + 1, -1, np.int64)
+    period_of = np.full(len(layers) + 1, -1, np.int64)
+    path_of = np.full(len(layers) + 1, -1, np.int64)
     for number, column, layer in entries:
         table[number, column] = layer
         period_of[layer], path_of[layer] = number, column
@@ -104,23 +104,7 @@ def run_layout(run: BlockRun, names: ModulePaths) -> RunLayout:
         (table[1:-1] < 0) != (table[1] < 0)
     ).any():
         raise NotRepeatedError("its middle blocks have different modules")
-    blocks = tuple(
+    indices = tuple(
         tuple(block_index[name] for name in period) for period in run.periods
     )
-    return RunLayout(blocks, table, period_of, path_of)
-
-
-def columnar_trace(
-    trace: StepTrace, raw: RawTrace, short: Shortening, names: ModulePaths
-) -> ColumnarTrace:
-    """Convert a shortened model's trace to columns, with indices of the full model.
-
-    Raises:
-        NotRepeatedError: If the shortened model has other modules than the kept ones of
-            the full model.
-    """
-    if tuple(raw.layers) != short.short_layers:
-        raise NotRepeatedError("the twin has other modules than the model")
-    layers = [n for n, path in enumerate(short.paths.values()) if path is not None]
-    blocks = [n for n, name in enumerate(names.blocks) if name not in short.left_out]
-    return ColumnarTrace.from_step_trace(trace, raw, layers, np.array(blocks, np.int64))
+    return RunLayout(indices, table, period_of, path_of)

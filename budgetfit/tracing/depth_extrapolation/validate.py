@@ -14,119 +14,128 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from budgetfit.core.step_trace import Affine, KernelScratch
+from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.columnar_trace import first_difference
+from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
+from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
 from budgetfit.tracing.recording.batch_scaling import fit_affine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from budgetfit.tracing.depth_extrapolation.columnar_trace import (
-        ColumnarTrace,
-        IntArray,
-    )
+    from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
-_OP_FITS = (("flops_fixed", "flops_per_sample"), ("bytes_fixed", "bytes_per_sample"))
+
+def validate(
+    one: OwnedTrace,
+    other: OwnedTrace,
+    layouts: Sequence[RunLayout],
+    *,
+    sizes: bool = True,
+) -> OwnedTrace:
+    """Return ``one`` extrapolated by one period, which must equal ``other``.
+
+    Args:
+        one: A shortened model's trace.
+        other: That of a model one period deeper.
+        layouts: Of the runs in the models.
+        sizes: Whether both are of one batch size, and so their sizes are compared.
+
+    Raises:
+        NotRepeatedError: If they differ, or ``one`` cannot be extrapolated.
+    """
+    longer = extrapolate(one, layouts, [1] * len(layouts))
+    found = first_difference(longer.trace, other.trace, sizes=sizes)
+    if found:
+        raise NotRepeatedError(f"one block more makes a difference: {found}")
+    return longer
 
 
 def fit_and_validate(
-    one: ColumnarTrace,
-    other: ColumnarTrace,
-    extend: Callable[[ColumnarTrace], ColumnarTrace],
-    layouts: Sequence[RunLayout],
-) -> ColumnarTrace:
+    one: OwnedTrace, other: OwnedTrace, layouts: Sequence[RunLayout]
+) -> OwnedTrace:
     """Return ``one`` fitted for all batch sizes, after validating its extrapolation.
 
-    Args:
-        one: A shortened model's trace at one batch size.
-        other: That of a model one period deeper, at another batch size.
-        extend: Extrapolates a trace by one period.
-        layouts: Of the runs in the models.
+    Arguments as ``validate``, with ``other`` at another batch size.
 
     Raises:
         NotRepeatedError: If ``one`` extrapolated is not ``other``.
         NotAffineError: If sizes are not affine in the batch size.
     """
-    longer, storage, op = _extended(one, extend)
-    found = first_difference(longer, other, sizes=False)
-    if found:
-        raise NotRepeatedError(f"one block more makes a difference: {found}")
-    sizes = one.batch_sizes[0], other.batch_sizes[0]
-    fixed, slope = fit_affine(longer.storages["fixed"], other.storages["fixed"], sizes)
-    outside = _outside(longer, layouts)
-    if (outside & (fixed > 0) & (slope > 0)).any():
+    longer = validate(one, other, layouts, sizes=False)
+    trace, deeper = longer.trace, other.trace
+    sizes = trace.batch_sizes[0], deeper.batch_sizes[0]
+    fixed, slope = fit_affine(trace.fixed_bytes, deeper.fixed_bytes, sizes)
+    if (_outside(longer, layouts) & (fixed > 0) & (slope > 0)).any():
         raise NotRepeatedError("what is outside the blocks may depend on their number")
-    storages, ops = dict(one.storages), dict(one.ops)
-    storages["fixed"], storages["slope"] = _fold(storage, fixed), _fold(storage, slope)
-    for at_zero, per_sample in _OP_FITS:
-        pair = fit_affine(longer.ops[at_zero], other.ops[at_zero], sizes)
-        ops[at_zero], ops[per_sample] = (_fold(op, column) for column in pair)
-    # ``extrapolate_depth`` adds what ops on tensor lists move of further periods.
+    flops, bytes_moved = (
+        [
+            _fold(longer.op_origin, column)
+            for column in fit_affine(
+                getattr(trace.ops, name), getattr(deeper.ops, name), sizes
+            )
+        ]
+        for name in ("flops_fixed", "bytes_fixed")
+    )
+    # ``extrapolate`` adds what ops on tensor lists move of further periods.
     lists = np.unique(one.shares[:, 0])
-    ops["bytes_fixed"][lists] = one.ops["bytes_fixed"][lists]
-    rows = _scratch(longer, other, sizes)
+    bytes_moved[0][lists] = one.trace.ops.bytes_fixed[lists]
+    rows = _scratch(trace, deeper, sizes)
     scratch = tuple(dict.fromkeys(row for row in rows if row is not None))
-    number = {row: index for index, row in enumerate(scratch)}
-    index = [-1 if row is None else number[row] for row in rows]
-    storages["scratch"] = _fold(storage, np.array(index, np.int64))
-    return replace(one, storages=storages, ops=ops, scratch=scratch, batch_sizes=sizes)
-
-
-def _extended(
-    one: ColumnarTrace, extend: Callable[[ColumnarTrace], ColumnarTrace]
-) -> tuple[ColumnarTrace, IntArray, IntArray]:
-    """Extend a trace; also return the original index of each storage and op."""
-    counts = len(one.storages["fixed"]), len(one.ops["event"])
-    longer = extend(
-        replace(
-            one,
-            storages=one.storages | {"number": np.arange(counts[0])},
-            ops=one.ops | {"number": np.arange(counts[1])},
+    number: dict[KernelScratch | None, int] = {row: n for n, row in enumerate(scratch)}
+    index = np.array([number.get(row, -1) for row in rows], np.int32)
+    return one._replace(
+        trace=replace(
+            one.trace,
+            batch_sizes=sizes,
+            fixed_bytes=_fold(longer.origin, fixed),
+            bytes_per_sample=_fold(longer.origin, slope),
+            scratch_index=_fold(longer.origin, index),
+            scratch=scratch,
+            ops=replace(
+                one.trace.ops,
+                flops_fixed=flops[0],
+                flops_per_sample=flops[1],
+                bytes_fixed=bytes_moved[0],
+                bytes_per_sample=bytes_moved[1],
+            ),
         )
     )
-    storages, ops = dict(longer.storages), dict(longer.ops)
-    storage, op = storages.pop("number"), ops.pop("number")
-    return replace(longer, storages=storages, ops=ops), storage, op
 
 
-def _fold(number: IntArray, column: NDArray[Any]) -> NDArray[Any]:
+def _fold(origin: IntArray, column: NDArray[Any]) -> NDArray[Any]:
     """Fold a column of the extended trace back to the original one.
 
     Raises:
         NotRepeatedError: If a copy differs from its original.
     """
-    folded = np.empty(number.max(initial=-1) + 1, column.dtype)
-    folded[number] = column
-    if not np.array_equal(folded[number], column):
+    folded = np.empty(origin.max(initial=-1) + 1, column.dtype)
+    folded[origin] = column
+    if not np.array_equal(folded[origin], column):
         raise NotRepeatedError("its middle blocks differ in sizes")
     return folded
 
 
-def _outside(flat: ColumnarTrace, layouts: Sequence[RunLayout]) -> NDArray[np.bool_]:
+def _outside(longer: OwnedTrace, layouts: Sequence[RunLayout]) -> NDArray[np.bool_]:
     """Return which storages belong to no period of a run."""
-    inside = np.zeros(len(flat.storages["fixed"]), bool)
+    inside = np.zeros(len(longer.owner), bool)
     for layout in layouts:
-        for name in ("owner", "layer"):
-            inside |= layout.period_of_layer[flat.storages[name]] >= 0
+        for column in (longer.owner, longer.trace.layer):
+            inside |= layout.period_of_layer[column] >= 0
     return ~inside
 
 
 def _scratch(
-    longer: ColumnarTrace, other: ColumnarTrace, sizes: tuple[int, int]
+    longer: StepTrace, other: StepTrace, sizes: tuple[int, int]
 ) -> list[KernelScratch | None]:
     """Return each storage's scratch, with arguments affine in the batch size."""
     known: dict[tuple[int, int], KernelScratch] = {}
     rows: list[KernelScratch | None] = []
-    pairs = zip(
-        longer.storages["scratch"].tolist(),
-        other.storages["scratch"].tolist(),
-        strict=True,
-    )
-    for pair in pairs:
+    columns = longer.scratch_index.tolist(), other.scratch_index.tolist()
+    for pair in zip(*columns, strict=True):
         if pair[0] < 0:
             rows.append(None)
             continue

@@ -1,0 +1,137 @@
+"""DepthExtrapolator: full-depth traces from shortened models, validated.
+
+What must be validated is that nothing outside the runs of equal blocks depends on their
+number. This is done once for each kind of program with a model one period deeper: its
+trace must be the first one extrapolated by one period, event for event. It is traced at
+the second batch size if there is one (``depth_extrapolation.validate``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from budgetfit.tracing.blocks.block_signature import block_signatures
+from budgetfit.tracing.blocks.repeated_runs import (
+    KEPT_PERIODS,
+    NotRepeatedError,
+    find_runs,
+)
+from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
+from budgetfit.tracing.depth_extrapolation.owned_trace import owned_trace
+from budgetfit.tracing.depth_extrapolation.run_layout import run_layout
+from budgetfit.tracing.depth_extrapolation.validate import fit_and_validate, validate
+from budgetfit.tracing.fake.shortened_model import shortening
+from budgetfit.tracing.recording.batch_scaling import NotAffineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.traces.tracer import Program, Tracer
+    from budgetfit.tracing.blocks.block_signature import PlacedBlock
+    from budgetfit.tracing.blocks.repeated_runs import BlockRun
+    from budgetfit.tracing.fake.shortened_model import Shortening
+    from budgetfit.workload.workload import Workload
+
+    Kind: TypeAlias = tuple[Program, bool]
+
+# A shortened model must have at most this part of all blocks: up to three are traced.
+MAX_KEPT_FRACTION = 0.6
+
+
+class DepthExtrapolator:
+    """Extrapolates traces of one model, and remembers validated kinds of programs."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, PlacedBlock] | None = None
+        self._validated: set[Kind] = set()
+        self._failed: dict[Kind, str] = {}
+
+    def trace(
+        self, program: Program, batch_sizes: Sequence[int], tracer: Tracer
+    ) -> StepTrace | None:
+        """Return the full trace from a shortened model's; None if that saves little.
+
+        Args:
+            program: To be traced.
+            batch_sizes: One, or two for an affine trace.
+            tracer: Of the session's workload.
+
+        Raises:
+            NotRepeatedError: If the full model must be traced.
+            NotAffineError: If sizes are not affine in the batch size.
+        """
+        runs = self._runs(tracer.workload, program)
+        if not runs:
+            return None
+        kind = _kind(program)
+        if kind in self._failed:
+            raise NotRepeatedError(self._failed[kind])
+        try:
+            return self._trace(program, runs, batch_sizes, tracer)
+        except NotRepeatedError as error:
+            if not self._is_validated(program):  # else only this program fails
+                self._failed[kind] = str(error)
+            raise
+
+    def shortening(self, workload: Workload, program: Program) -> Shortening | None:
+        """Return how to shorten the model for a program; None if that saves little."""
+        runs = self._runs(workload, program)
+        if not runs:
+            return None
+        return shortening(workload.model, workload.blocks, runs, KEPT_PERIODS)
+
+    def _runs(self, workload: Workload, program: Program) -> tuple[BlockRun, ...]:
+        """Return a program's runs; none if shortening them saves little."""
+        if self._blocks is None:
+            self._blocks = block_signatures(workload.model, workload.blocks)
+        runs = find_runs(workload.blocks, self._blocks, program.segments)
+        left_out = sum(len(run.left_out(KEPT_PERIODS)) for run in runs)
+        kept = len(workload.blocks) - left_out
+        return runs if kept <= MAX_KEPT_FRACTION * len(workload.blocks) else ()
+
+    def _trace(
+        self,
+        program: Program,
+        runs: tuple[BlockRun, ...],
+        batch_sizes: Sequence[int],
+        tracer: Tracer,
+    ) -> StepTrace:
+        model, blocks = tracer.workload.model, tracer.workload.blocks
+        short, longer = (
+            shortening(model, blocks, runs, KEPT_PERIODS + more) for more in (0, 1)
+        )
+        layouts = [run_layout(run, tuple(short.paths), blocks) for run in runs]
+        extra = [len(run.periods) - KEPT_PERIODS for run in runs]
+        first = tracer.trace(program, batch_sizes[0], short)
+        if not self._is_validated(program) and len(batch_sizes) > 1:
+            try:
+                deeper = tracer.trace(program, batch_sizes[1], longer)
+                fitted = fit_and_validate(
+                    owned_trace(short, first), owned_trace(longer, deeper), layouts
+                )
+            except (NotRepeatedError, NotAffineError):
+                pass  # separate traces show which of the two failed
+            else:
+                self._validated.add(_kind(program))
+                return extrapolate(fitted, layouts, extra).trace
+        others = [tracer.trace(program, size, short) for size in batch_sizes[1:]]
+        if not self._is_validated(program):
+            deeper = tracer.trace(program, first.batch_size, longer)
+            validate(owned_trace(short, first), owned_trace(longer, deeper), layouts)
+            self._validated.add(_kind(program))
+        return extrapolate(owned_trace(short, first, *others), layouts, extra).trace
+
+    def _is_validated(self, program: Program) -> bool:
+        """Whether its kind is validated, itself or with gradient accumulation."""
+        kinds = {_kind(program), _kind(program._replace(accumulates=True))}
+        return not self._validated.isdisjoint(kinds)
+
+
+def _kind(program: Program) -> Kind:
+    """Return what a validation holds for: everything that runs outside the blocks.
+
+    How blocks are checkpointed only changes what is inside them, which is compared for
+    each trace; what counts here is whether any is.
+    """
+    return program._replace(segments=(), loss_chunks=1), bool(program.segments)

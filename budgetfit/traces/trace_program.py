@@ -1,0 +1,198 @@
+"""Trace training steps or an evaluation: the code that trains, run on fake tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.applying.loss.call_model import evaluate_batch
+from budgetfit.applying.precision import cast_batch
+from budgetfit.applying.pytree import map_tensors
+from budgetfit.applying.run.run import Run
+from budgetfit.core.precision import find_precision
+from budgetfit.traces.loss_modules import FakedLoss
+from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
+from budgetfit.tracing.isolation.scalar_randomness import (
+    LARGEST_DRAW,
+    SMALLEST_DRAW,
+    SMALLEST_DRAW_NOTE,
+    scalar_draws_as,
+)
+from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
+from budgetfit.tracing.recording.steady_state import append_steady_step
+from budgetfit.tracing.recording.step_tracer import trace_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from budgetfit.applying.loss.call_model import Loss
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.tracing.cuda.target import CudaTarget
+    from budgetfit.tracing.fake.shortened_model import Shortening
+    from budgetfit.tracing.recording.raw_trace import RawTrace
+    from budgetfit.workload.training_setup import TrainingSetup
+    from budgetfit.workload.workload import Workload
+
+MICRO_STEPS = 2  # a third micro-batch does what the second did
+EVALUATED_BATCHES = 2  # one after the other
+NO_LOSS = (
+    "there is no loss: planned with the mean of the float outputs; pass loss=, or "
+    "labels in the batch, to plan for the real one and to train"
+)
+
+
+def trace_recipe(  # noqa: PLR0913 - one value each, all needed
+    trained: Workload | TrainingSetup,
+    recipe: Recipe,
+    *,
+    blocks: Sequence[str],
+    target: CudaTarget | None,
+    own_checkpointing: bool = False,
+    short: Shortening | None = None,
+    real_values: bool = False,
+    redirect_cuda: bool = False,
+) -> RawTrace:
+    """Trace a recipe's first training step and the steady-state step after it.
+
+    Args:
+        trained: Model, batch, loss and optimizer.
+        recipe: With the batch size to trace, and segments in paths of the traced model.
+        blocks: Module paths of the chain, in the traced model.
+        target: The GPU to imitate; None for CPU semantics.
+        own_checkpointing: Whether the model's own checkpointing stays on.
+        short: How to shorten the model.
+        real_values: As in ``trace_step``.
+        redirect_cuda: As in ``trace_step``.
+
+    Raises:
+        Exception: What the model raises on fake tensors.
+    """
+    assumed: list[str] = []
+
+    def trace(micro_steps: int) -> RawTrace:
+        loss = FakedLoss(trained.loss, trained.model)
+        return trace_step(
+            trained.model,
+            lambda model, on_phase: Run(
+                model,
+                replace(recipe, gradient_accumulation_steps=micro_steps),
+                loss=loss.loss,
+                optimizer=trained.optimizer,
+                on_phase=on_phase,
+                keep_own_checkpointing=own_checkpointing,
+                dims=trained.batch_dims,
+                on_missing_loss=lambda: assumed.append(NO_LOSS),
+                simulated_device_type="cpu" if target is None else "cuda",
+            ),
+            trained.batch,
+            batch_size=recipe.batch_size,
+            dims=trained.batch_dims,
+            blocks=blocks,
+            target=target,
+            micro_steps=micro_steps,
+            short=short,
+            copy_modules=loss.fake,
+            real_values=real_values,
+            redirect_cuda=redirect_cuda,
+        )
+
+    with silence_fake_tensor_log():
+        raw = _with_most_blocks(trace, 1, len(blocks))
+        if recipe.gradient_accumulation_steps > 1:
+            if raw.gradients is not None and raw.gradients.complete:
+                append_micro_batch(raw, raw.gradients)
+            else:
+                raw = _with_most_blocks(trace, MICRO_STEPS, len(blocks))
+    append_steady_step(raw)
+    raw.notes.extend(dict.fromkeys(assumed))
+    return raw
+
+
+def _with_most_blocks(
+    trace: Callable[[int], RawTrace], micro_steps: int, count: int
+) -> RawTrace:
+    """Trace with the scalar draws (LayerDrop) under which most of the blocks run."""
+    with scalar_draws_as(LARGEST_DRAW) as largest:
+        raw = trace(micro_steps)
+    ran = len(set(raw.blocks))
+    if not largest.drawn or ran == count:
+        return raw
+    try:
+        with scalar_draws_as(SMALLEST_DRAW):
+            other = trace(micro_steps)
+    except Exception:  # noqa: BLE001 - it ran with the usual numbers
+        return raw
+    if len(set(other.blocks)) <= ran:
+        return raw
+    other.notes.append(SMALLEST_DRAW_NOTE)
+    return other
+
+
+def trace_evaluation(  # noqa: PLR0913 - as trace_recipe
+    workload: Workload,
+    recipe: Recipe,
+    *,
+    blocks: Sequence[str],
+    short: Shortening | None,
+    real_values: bool,
+    redirect_cuda: bool,
+) -> RawTrace:
+    """Trace an evaluation loop under the recipe's precision and at its batch size.
+
+    Arguments as ``trace_recipe``.
+
+    Raises:
+        Exception: What the model raises in evaluation mode.
+    """
+    loss = FakedLoss(workload.loss, workload.model)
+    with silence_fake_tensor_log():
+        return trace_step(
+            workload.model,
+            lambda model, on_phase: _Evaluation(
+                Run(model, recipe, on_phase=on_phase), loss.loss
+            ),
+            workload.batch,
+            batch_size=recipe.batch_size,
+            dims=workload.batch_dims,
+            blocks=blocks,
+            target=workload.target,
+            micro_steps=EVALUATED_BATCHES,
+            short=short,
+            copy_modules=loss.fake,
+            real_values=real_values,
+            redirect_cuda=redirect_cuda,
+        )
+
+
+class _Evaluation:
+    """An evaluation loop over ``EVALUATED_BATCHES`` batches."""
+
+    def __init__(self, run: Run, loss: Loss | None) -> None:
+        self.optimizer = run.optimizer
+        self._run = run
+        self._loss = loss
+        self._outputs: Any = None
+        self._left = EVALUATED_BATCHES
+
+    def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
+        """Evaluate one batch while the outputs of the previous one are still alive."""
+        run = self._run
+        policy = find_precision(run.recipe.precision)
+        moved = cast_batch(batch, policy, run.device)
+        run.model.eval()
+        with torch.no_grad():
+            with run.autocast():
+                outputs = evaluate_batch(run.model, moved, self._loss)
+            if policy.autocast is not None:  # as accelerate's ConvertOutputsToFp32
+                outputs = map_tensors(outputs, _in_fp32)
+            self._outputs = outputs
+        self._left -= 1
+        if not self._left:
+            self._outputs = None
+
+
+def _in_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    is_half = tensor.dtype in {torch.float16, torch.bfloat16}
+    return tensor.float() if is_half else tensor

@@ -1,0 +1,173 @@
+"""Tracer: runs a program of one workload on fake tensors, at one batch size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from budgetfit.core.recipe import Recipe
+from budgetfit.errors import BudgetfitError
+from budgetfit.traces.errors import trace_error
+from budgetfit.traces.trace_program import (
+    MICRO_STEPS,
+    trace_evaluation,
+    trace_recipe,
+)
+from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
+from budgetfit.tracing.values.concrete_execution import (
+    MAX_WEIGHTS_BYTES,
+    weights_bytes,
+)
+from budgetfit.tracing.values.known_values import UnknownValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from budgetfit.core.recipe import Segment
+    from budgetfit.tracing.fake.shortened_model import Shortening
+    from budgetfit.tracing.recording.raw_trace import RawTrace
+    from budgetfit.workload.workload import Workload
+
+# Never 1: broadcasting and squeezing differ there.
+TRACED_BATCH_SIZES = (2, 3)
+
+
+class Program(NamedTuple):
+    """What a trace depends on besides the workload and the batch size.
+
+    ``evaluates``: an evaluation loop instead of training; only the precision counts.
+    """
+
+    precision: str
+    optimizer: str = "sgd"
+    segments: tuple[Segment, ...] = ()
+    accumulates: bool = False
+    own_checkpointing: bool = False
+    loss_chunks: int = 1
+    optimizer_in_backward: bool = False
+    evaluates: bool = False
+
+    @classmethod
+    def of_recipe(cls, recipe: Recipe, *, own_checkpointing: bool = False) -> Program:
+        """Return a recipe's program; ``own_checkpointing``: the model's stays on."""
+        return cls(
+            precision=recipe.precision,
+            optimizer=recipe.optimizer,
+            segments=recipe.segments,
+            accumulates=recipe.gradient_accumulation_steps > 1,
+            own_checkpointing=own_checkpointing,
+            loss_chunks=recipe.loss_chunks,
+            optimizer_in_backward=recipe.optimizer_in_backward,
+        )
+
+    def recipe(self, batch_size: int, segments: tuple[Segment, ...]) -> Recipe:
+        """Return a recipe; ``segments``: in the paths of the traced model."""
+        return Recipe(
+            batch_size=batch_size,
+            gradient_accumulation_steps=MICRO_STEPS if self.accumulates else 1,
+            precision=self.precision,
+            optimizer=self.optimizer,
+            segments=segments,
+            loss_chunks=self.loss_chunks,
+            optimizer_in_backward=self.optimizer_in_backward,
+        )
+
+
+class Tracer:
+    """Traces programs of one workload, and remembers what running them takes.
+
+    Attributes:
+        workload: May be replaced by an equal one, in case its model changes.
+        progress: Called with what is traced.
+        log: What was traced, for the plan's provenance.
+        redirect_cuda: Whether CUDA devices named by the program are redirected to the
+            CPU, at 6 to 10 % of the time. On from the start where CUDA is available,
+            because such a program need not fail there.
+        real_values: Whether control flow depends on tensor values, so that the forward
+            runs on real tensors as well as on fakes.
+    """
+
+    def __init__(self, workload: Workload, progress: Callable[[str], None]) -> None:
+        self.workload = workload
+        self.progress = progress
+        self.log: list[str] = []
+        self.redirect_cuda = torch.cuda.is_available()
+        self.real_values = False
+
+    def trace(
+        self, program: Program, batch_size: int, short: Shortening | None = None
+    ) -> RawTrace:
+        """Trace a program at a batch size, in the full or a shortened model.
+
+        Raises:
+            TraceError: If the model cannot run on fake tensors.
+            NotRepeatedError: If the shortened model cannot.
+            Exception: In an evaluation, what the model raises.
+        """
+        blocks, segments = self.workload.blocks, program.segments
+        if short is not None:
+            blocks, segments = short.short_blocks, short.segments(segments)
+        if program.evaluates:
+            return trace_evaluation(
+                self.workload,
+                program.recipe(batch_size, segments),
+                blocks=blocks,
+                short=short,
+                real_values=self.real_values,
+                redirect_cuda=self.redirect_cuda,
+            )
+        part = "" if short is None else f", in a twin with {len(blocks)}"
+        wrapped = sum(len(segment.blocks) for segment in program.segments)
+        self.progress(
+            f"tracing batch {batch_size}, {program.precision}, {wrapped} of "
+            f"{len(self.workload.blocks)} blocks recomputed{part}"
+        )
+        try:
+            raw = trace_recipe(
+                self.workload,
+                program.recipe(batch_size, segments),
+                blocks=blocks,
+                target=self.workload.target,
+                own_checkpointing=program.own_checkpointing,
+                short=short,
+                real_values=self.real_values,
+                redirect_cuda=self.redirect_cuda,
+            )
+        except Exception as error:
+            failure = self._failure(error, batch_size)
+            if failure is None:
+                return self.trace(program, batch_size, short)
+            if short is not None:
+                reason = f"its twin does not run: {failure}"
+                raise NotRepeatedError(reason) from error
+            if failure is error:
+                raise
+            raise failure from error
+        self.log.append(
+            f"traced {program.precision} at batch {batch_size}, {wrapped} blocks "
+            f"recomputed: {len(raw.log.events)} events{part}"
+        )
+        return raw
+
+    def _failure(self, error: Exception, batch_size: int) -> BudgetfitError | None:
+        """Turn on what the model needs to run, or return what to raise.
+
+        Real values need a model that is small enough to be run with them. A larger
+        batch may fail only because it has too many values to propagate.
+        """
+        if isinstance(error, BudgetfitError):
+            return error
+        if not self.redirect_cuda and "cuda" in str(error).lower():
+            self.redirect_cuda = True
+            return None
+        if (
+            isinstance(error, UnknownValueError)
+            and not self.real_values
+            and batch_size <= max(TRACED_BATCH_SIZES)
+            and weights_bytes(self.workload.model) <= MAX_WEIGHTS_BYTES
+        ):
+            self.log.append(f"real values from here on: {error}")
+            self.real_values = True
+            return None
+        return trace_error(self.workload.model, error)
