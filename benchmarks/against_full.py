@@ -9,16 +9,12 @@ until it does. The last column compares with the fastest batch of that practice,
 is not always its largest.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from benchmarks.shared import GIB, chains_of, config, side_by_side, table
-
-if TYPE_CHECKING:
-    from budgetfit import Estimate, Plan
-    from budgetfit.core.budget import Budget
+from budgetfit import Estimate, Plan
+from budgetfit.core.budget import Budget
 
 ROOM: Final = 1.1  # of the practice's peak: with as much, the plan has to be faster
 GAIN: Final = 1.05

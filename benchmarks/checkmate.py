@@ -11,8 +11,6 @@ cost. "Whole blocks" is the same program without that: an output is made again o
 together with its block.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import dataclass

@@ -9,21 +9,17 @@ Processor seconds of one plan each, imports excluded, over those of the same pla
 without such objects.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 import budgetfit
 from benchmarks.shared import quiet, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUMBERS: Final = (5, 50, 500)
 BATCH: Final = torch.zeros(8, 64)

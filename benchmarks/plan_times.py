@@ -10,8 +10,6 @@ table". Memory is the most that the process ever held, imports included. Targets
 the answer without a cache: 5 s for 24 and 32 blocks, 15 s for 126, 1.5 GB.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

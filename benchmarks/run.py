@@ -7,8 +7,6 @@ Each is a program of its own and can be run alone. Their output is the page: not
 copied by hand.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -4,20 +4,16 @@ Tables are Markdown with padded columns, so that what is printed can be read as 
 and is the page in ``docs/`` as well.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from budgetfit.planning.profiling.block_chain import BlockChain
+from budgetfit.planning.profiling.block_chain import BlockChain
 
 ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = (ROOT / "examples" / "configs", ROOT / "benchmarks" / "configs")

@@ -7,20 +7,16 @@ flag per block can say. Every subset is traced and judged as the plan is. Ten bu
 from the least that any subset takes to what keeping everything takes.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from benchmarks.shared import MIB, quiet, side_by_side, table
-
-if TYPE_CHECKING:
-    from budgetfit import Estimate
+from budgetfit import Estimate
 
 WIDTHS: Final = (768, 1024, 512, 1536, 640, 1280)
 INNER: Final = (3072, 2048, 4096, 3072, 2560, 1280)

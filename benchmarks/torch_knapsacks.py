@@ -9,16 +9,16 @@ ops of a real transformer block, and made ones. 100 % is what fractions of items
 reach, which nothing can exceed: more means that the capacity was exceeded.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch._functorch._activation_checkpointing import knapsack
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -26,11 +26,6 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.shared import config, quiet, table
 from budgetfit.gpus.table import find_gpu
 from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch._ops import OpOverload
 
 BLOCKS: Final = 24
 SHARES: Final = (0.1, 0.25, 0.5, 0.75)

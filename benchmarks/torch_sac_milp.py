@@ -11,31 +11,25 @@ all that the allocator may reserve. The second table gives our plan as much as
 sac_milp's really takes in our replay, and compares the predicted times of both.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from unittest import mock
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.ilp_utils import Graph
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 
 from benchmarks.shared import GIB, quiet, side_by_side, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from torch.distributed._tools.ilp_utils import Graph
-
-    from budgetfit import Estimate, Plan
+from budgetfit import Estimate, Plan
 
 NEEDED: Final = ("pulp", "pwlf", "tabulate")
 LAYERS, WIDTH, HEADS, VOCABULARY = 24, 1024, 16, 8192

@@ -8,22 +8,18 @@ any plan. Peaks and times are those of the chain formula, without the optimizer 
 everything kept is the time that the others are compared with.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.shared import GIB, chains_of, config, quiet, table
+from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import chen_segments, uniform_segments
-
-if TYPE_CHECKING:
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.core.recipe import Segment
 
 # Model, length, card, precision, samples per micro-batch.
 CASES: Final = (

@@ -3,18 +3,13 @@
 ``--within SECONDS`` runs as many of the cheapest tests as take that long.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from budgetfit.calibration.file import FOLDER_VARIABLE
 from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests import durations
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,17 +10,13 @@ makes the traces that all share.
 time together; those that are not in the file, new ones, always run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from xml.etree import ElementTree as ET
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FILE: Final = Path(__file__).with_name("durations.json")
 SHORTEST_S: Final = 0.05  # shorter ones are one line of the file

@@ -4,9 +4,8 @@ Traces cost by the op and not by the byte, so depth is small and width does not 
 ``Mebi`` is the model for arithmetic by hand: all its tensors are whole MiB.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,9 +25,6 @@ from transformers import (
 )
 
 from budgetfit.applying.loss.call_model import mean_of_outputs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB = 1 << 20
 SAMPLES = 2

@@ -1,12 +1,11 @@
 """Traces that several test files share: each program is traced once for all of them."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
@@ -14,14 +13,11 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, without_loss
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 ADA, T4, HOPPER = "rtx-4090", "t4", "h100-80gb"
 

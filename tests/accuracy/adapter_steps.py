@@ -6,8 +6,6 @@ The null driver computes nothing, so attention is eager: what depends on the val
 mask would differ, and LLM.int8() finds no outliers there.
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from typing import Any

@@ -7,8 +7,6 @@ The training is examples/resume.py, and so is the uninterrupted run. Losses are 
 as text that holds every bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -20,12 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "resume.py"

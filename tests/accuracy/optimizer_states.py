@@ -4,8 +4,6 @@
 schedulefree for three names); what a missing library leaves out is said.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -6,17 +6,15 @@
 Recordings of other releases of torch are compared where that release is installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,9 +22,6 @@ from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES, RECORDINGS, release
 from tests.accuracy.predict import Comparison, compare
 from tests.accuracy.published.report import write_page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 DOCS = Path(__file__).parents[2] / "docs"
 FEW_BLOCKS = 3 * 512  # bytes

@@ -1,7 +1,5 @@
 """What of the evaluation measurement can be held without a device."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,16 +1,11 @@
 """Planned training learns what plain training learns; a killed one loses nothing."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.accuracy.kill_and_resume import kill_and_resume
 from tests.accuracy.training_curves import curves
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.filterwarnings("ignore:.*loss_type=None.*")

@@ -6,8 +6,6 @@
 The plain loop is written out here and shares nothing with ``budgetfit.Run``.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 

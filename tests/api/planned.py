@@ -2,12 +2,11 @@
 
 # ruff: noqa: ANN401 - options of plan, and whatever a model returns
 
-from __future__ import annotations
-
 import functools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +17,6 @@ from budgetfit.core.plan import Plan
 from budgetfit.gpus.cuda_context import context_bytes
 from budgetfit.gpus.table import find_gpu
 from tests.models import EXAMPLES, MIB, SAMPLES, Mebi, mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CARD = "rtx-4090"
 SAMPLE_OF_MEBI = torch.zeros(SAMPLES, 512, 512)  # 1 MiB a sample
@@ -87,8 +83,8 @@ class Planned:
 
     plan: Plan
     model: nn.Module
-    before: Fingerprint
-    after: Fingerprint
+    before: "Fingerprint"
+    after: "Fingerprint"
 
 
 @functools.cache
@@ -122,7 +118,7 @@ class Fingerprint:
     use_cache: bool | None
 
     @classmethod
-    def of(cls, model: nn.Module) -> Fingerprint:
+    def of(cls, model: nn.Module) -> "Fingerprint":
         """Take it."""
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         return cls(
@@ -138,7 +134,7 @@ class Fingerprint:
             use_cache=getattr(getattr(model, "config", None), "use_cache", None),
         )
 
-    def assert_equal(self, other: Fingerprint, *, weights: bool = True) -> None:
+    def assert_equal(self, other: "Fingerprint", *, weights: bool = True) -> None:
         """Fail where the model or the process differs, and say in what."""
         for name in ("objects", "modules", "gradients", "random_state", "use_cache"):
             assert getattr(self, name) == getattr(other, name), name

@@ -1,9 +1,8 @@
 """budgetfit.apply: the model trains by the plan, and can be put back."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ import budgetfit
 from budgetfit import InputError, Plan
 from tests.api.planned import CARD, Fingerprint
 from tests.models import EXAMPLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEPS = 4
 

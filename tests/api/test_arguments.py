@@ -2,8 +2,6 @@
 
 # ruff: noqa: ANN401 - anything at all may be handed in
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

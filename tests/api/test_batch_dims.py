@@ -1,11 +1,10 @@
 """batch_dims: what is per sample in a batch that does not show it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +15,6 @@ from budgetfit import InputError, Recipe
 from budgetfit.api.plan import compare, estimate_settings, layers
 from budgetfit.core.sample_dims import SampleDims
 from tests.core.test_sample_dims import MISVOTING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DIMS = {"x": 0}
 

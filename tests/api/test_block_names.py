@@ -1,7 +1,5 @@
 """Blocks may be named as the model has them, also where something wraps the model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

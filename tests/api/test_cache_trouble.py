@@ -1,10 +1,8 @@
 """A cache of traces that cannot be used is told once, and nothing else changes."""
 
-from __future__ import annotations
-
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +12,6 @@ from budgetfit.api.compare import compare
 from budgetfit.traces.cache import cache
 from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.models import Mebi
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BATCH = torch.zeros(2, 512, 512)
 TOLD = ("traces cannot be", "set it to off")

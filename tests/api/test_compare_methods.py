@@ -1,7 +1,5 @@
 """compare: cards and methods in one table."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 

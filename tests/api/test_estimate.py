@@ -1,10 +1,10 @@
 """budgetfit.estimate: the memory of given settings, and no decision."""
 
-from __future__ import annotations
-
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +15,6 @@ import budgetfit
 from budgetfit import Estimate, InputError, Recipe, Segment
 from tests.api.planned import CARD, SAMPLE_OF_MEBI, Fingerprint, plan_mebi, vram_bytes
 from tests.models import EXAMPLES, LENGTH, MIB, SAMPLES, VOCABULARY, Mebi
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 FP32 = {"precision": "fp32"}
 

@@ -1,8 +1,6 @@
 """Where a model cannot run in 16 bits, "auto" is fp32, and says why (decision 0026)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +11,6 @@ from budgetfit.api.compare import compare
 from budgetfit.api.plan import estimate_settings
 from budgetfit.reporting.compare_text import compare_text
 from budgetfit.reporting.layout import render
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BATCH = torch.zeros(2, 12)
 WHY = "fp32 instead of {}, because: "

@@ -1,10 +1,10 @@
 """Batches and losses out of files, sizes of images, and text alone."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +15,6 @@ import budgetfit
 from budgetfit import InputError, Recipe
 from budgetfit.api.estimate import estimate_settings, layers
 from tests.core.test_sample_count import boxes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FILE = """
 import torch

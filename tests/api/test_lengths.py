@@ -1,7 +1,5 @@
 """``lengths=``: planned for the longest sample, and what padding costs is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

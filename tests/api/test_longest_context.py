@@ -1,7 +1,5 @@
 """objective="length": the longest samples that fit, on a model of two small blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

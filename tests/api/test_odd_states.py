@@ -1,13 +1,14 @@
 """Planned in the middle of anything: the same plan, and everything as it was."""
 
 # ruff: noqa: ANN401, SLF001 - modes take anything, and have no public names
-from __future__ import annotations
 
 import contextlib
 import json
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import budgetfit
 from tests.cli.real_cli import CONFIG
 from tests.tracing.test_model_untouched import model_state, process_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 
 class Counts(TorchDispatchMode):

@@ -1,7 +1,5 @@
 """Training that cannot be planned in the usual way is planned, or refused truly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,10 +1,9 @@
 """budgetfit.plan, end to end: what it returns fits, and is what was asked for."""
 
-from __future__ import annotations
-
 import functools
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit import DoesNotFitError
+from budgetfit.core.plan import Plan
 from budgetfit.gpus.table import find_gpu
 from tests.api.planned import (
     CARD,
@@ -22,11 +22,6 @@ from tests.api.planned import (
     vram_bytes,
 )
 from tests.models import EXAMPLES, MIB, Mebi
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from budgetfit.core.plan import Plan
 
 # Kept, one sample of the six blocks takes 54 MiB; recomputed, 50.
 BUDGETS = (52, 90, 120, 240)

@@ -1,20 +1,15 @@
 """plan and estimate answer the same where they are asked the same."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import budgetfit
+from budgetfit import Estimate
 from budgetfit.api.estimate import estimate_settings
 from tests.integrations.adapters import CONFIG, QUIET
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from budgetfit import Estimate
 
 pytestmark = QUIET
 

@@ -1,10 +1,9 @@
 """budgetfit.verify on the CPU: real steps, gradients, recomputation, live bytes."""
 
-from __future__ import annotations
-
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -32,9 +31,6 @@ from tests.hazards.kinds import (
     start,
 )
 from tests.models import LENGTH, VOCABULARY, Mebi, mean
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 without_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="there is a CUDA device to verify on"

@@ -1,7 +1,6 @@
 """Bytes of all tensors alive, counted op by op: what the tests compare memory with."""
 
 # ruff: noqa: ANN401, SLF001 - as torch declares it
-from __future__ import annotations
 
 import weakref
 from typing import Any

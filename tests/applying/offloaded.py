@@ -1,12 +1,12 @@
 """A block whose saved bytes can be added up by hand, and what watches it."""
 
 # ruff: noqa: ANN401 - any block's arguments and outputs, as torch declares them
-from __future__ import annotations
 
 import functools
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from budgetfit.applying.checkpointing.activation_offload import run_with_offload
 from budgetfit.core.step_trace import TO_HOST
 from budgetfit.tracing.recording.storage_log import StorageLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 WIDTH = 16
 

@@ -1,9 +1,8 @@
 """What an optimizer keeps after a step: predicted on fake tensors, and for real."""
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,10 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from budgetfit.applying.optimizers.factory import make_optimizer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Named = str | Callable[..., torch.optim.Optimizer]
+Named = str | Callable[..., torch.optim.Optimizer]
 
 # Below, at and above 4096 elements and what 256 divides, 100,000 elements from which on
 # states are paged; numbers, biases, matrices, kernels of convolutions, embeddings.

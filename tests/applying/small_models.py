@@ -1,7 +1,5 @@
 """Small models of several architectures, with dropout, and a batch for each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,10 +1,8 @@
 """A run, its model and its optimizer belong together, from apply to undo."""
 
-from __future__ import annotations
-
 import copy
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,9 +12,6 @@ from budgetfit import InputError
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.small_models import batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BATCH = batch_for("stack")
 RECIPE = Recipe(batch_size=4, precision="fp32", optimizer="sgd")

@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -17,9 +15,6 @@ from budgetfit.memory.replay import replay
 from budgetfit.planning.judging.judge import judge
 from tests.applying.optimizer_states import kept_by_tensor
 from tests.traced import ADA, session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # A bias, the smallest tensor with 8-bit states, one with a last block of 1 element,
 # a paged one, and one that is not contiguous.

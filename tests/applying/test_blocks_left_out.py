@@ -4,11 +4,9 @@ Training goes on, gradients are the unmodified model's, and a block that did not
 not missed where recomputed blocks are counted.
 """
 
-from __future__ import annotations
-
 import copy
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,9 +18,6 @@ import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from tests.models import mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DRAWS: dict[str, Callable[[], float]] = {
     "torch": lambda: torch.rand([]).item(),

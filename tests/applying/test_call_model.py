@@ -1,5 +1,4 @@
 # ruff: noqa: ANN401 - any output, any batch
-from __future__ import annotations
 
 from typing import Any
 

@@ -1,12 +1,12 @@
 # ruff: noqa: ANN401, SLF001 - the tests look inside
-from __future__ import annotations
 
 import copy
 import inspect
 import pickle
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError, RecomputationError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SINGLES = tuple((i,) for i in range(BLOCKS))
 SEGMENTATIONS = {

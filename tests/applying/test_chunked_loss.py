@@ -1,5 +1,4 @@
 # ruff: noqa: ANN401 - any model, any batch
-from __future__ import annotations
 
 import copy
 import inspect

@@ -1,14 +1,13 @@
 # ruff: noqa: N802 - tests of user needs carry their number
 """A plan on a compiled model: eager where it recomputes, as it was after undo."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.applying.run.run import Run
@@ -21,11 +20,6 @@ from budgetfit.applying.torch_compile import (
 from budgetfit.applying.undo import Undo
 from tests.applying.small_models import batch_for, make
 from tests.applying.training_runs import PAIRS, assert_same, batches, recipe, start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
 
 COUNTED: list[int] = []
 

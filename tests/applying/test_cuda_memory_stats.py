@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from budgetfit.applying.out_of_memory.cuda_memory_stats import (

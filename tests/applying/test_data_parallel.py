@@ -1,9 +1,7 @@
 """Wrappers for several processes: refused around a model, missed around run.model."""
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,9 +14,6 @@ from budgetfit import InputError
 from budgetfit.applying.data_parallel import warn_if_not_synchronized
 from tests.applying.training_runs import batches, recipe, start
 from tests.models import Mebi
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BATCH = torch.zeros(2, 512, 512)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import collections
 import warnings
 from typing import Any

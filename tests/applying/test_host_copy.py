@@ -1,7 +1,5 @@
 """The two ops: clones on a CPU, nothing but shapes on fakes, known to the log."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -1,11 +1,11 @@
 """A checkpoint's input in host memory."""
 
 # ruff: noqa: ANN401 - any block's arguments and outputs, as torch declares them
-from __future__ import annotations
 
 import functools
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -26,9 +26,6 @@ from tests.applying.offloaded import (
     loss_of,
 )
 from tests.applying.small_models import CHAIN, batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # -- a checkpoint's input --------------------------------------------------------------
 

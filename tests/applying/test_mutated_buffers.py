@@ -1,7 +1,5 @@
 """A recomputed block finds its buffers as its forward did, and moves them on once."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

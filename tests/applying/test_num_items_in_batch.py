@@ -1,7 +1,5 @@
 """Micro-batches with different numbers of tokens train as the large batch would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Offloaded blocks: the plain model's gradients, and what moves for them."""
 
-from __future__ import annotations
-
 import functools
 import gc
 

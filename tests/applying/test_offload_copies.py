@@ -5,12 +5,11 @@ being asked for and being waited for; here each is done at the last moment, and 
 noted when the memory that it reads or writes was given back before.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -31,16 +30,13 @@ from tests.applying.offloaded import (
 )
 from tests.applying.small_models import CHAIN, batch_for, make
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 RUBBISH = 1
 
 
 class Late(NamedTuple):
     """What to wait for: the first ``count`` copies."""
 
-    stream: LateStream
+    stream: "LateStream"
     count: int
 
     def wait(self) -> None:

@@ -1,7 +1,5 @@
 """An offloaded block's graph: in-place writes, its life, where it may run."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

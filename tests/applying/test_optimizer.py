@@ -1,5 +1,4 @@
 # ruff: noqa: ANN401 - optimizers' arguments
-from __future__ import annotations
 
 import functools
 import sys

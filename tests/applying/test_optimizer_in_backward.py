@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +19,6 @@ from budgetfit.measuring import compare_gradients
 from budgetfit.memory.replay import replay
 from tests.applying.live_bytes import LiveBytes
 from tests.traced import ADA, session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WIDTH = 64
 KEPT: tuple[Segment, ...] = ()

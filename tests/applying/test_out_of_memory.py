@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,11 +11,9 @@ from budgetfit.applying.out_of_memory.error import (
 )
 from budgetfit.applying.out_of_memory.expected_batch import LargerTensor
 from budgetfit.core.out_of_memory_message import is_out_of_memory
+from budgetfit.core.plan import Plan
 from budgetfit.errors import BudgetfitError
 from tests.reporting.sample_plans import sample_plan, sample_recipe
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 CPU = torch.device("cpu")
 LONG = LargerTensor("input_ids", (6, 4096), (6, 2048))

@@ -1,8 +1,6 @@
 """The stand-ins for bitsandbytes' layers, without that library: what they allocate."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,9 +18,6 @@ from budgetfit.applying.quantized_layers.nf4_linear import (
 from budgetfit.core.precision import PRECISIONS
 from budgetfit.tracing.fake.model_copy import fake_copy
 from budgetfit.tracing.recording.storage_log import StorageLog
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INPUTS, OUTPUTS, TOKENS = 128, 256, 2048
 HALF = 2  # bytes

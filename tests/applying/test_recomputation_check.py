@@ -1,10 +1,8 @@
 """What a recomputation makes is compared with what the forward has made."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,9 +18,6 @@ from budgetfit.applying.checkpointing.recomputation_check import (
 )
 from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
 from budgetfit.errors import RecomputationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @given(st.lists(st.integers(0, 5000), max_size=5))

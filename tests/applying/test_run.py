@@ -1,11 +1,11 @@
 # ruff: noqa: ANN401, SLF001 - the tests look inside
-from __future__ import annotations
 
 import copy
 import inspect
 import io
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from budgetfit.utils.function_name import qualified_name
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.optimizer_states import READ_VALUES
 from tests.applying.small_models import CHAIN, MAKERS, Stack, batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # A GradScaler asks for values, which fake tensors do not have.
 NO_ITEM = [name for name in PRECISIONS if not PRECISIONS[name].grad_scaler]

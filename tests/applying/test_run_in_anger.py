@@ -1,13 +1,12 @@
 # ruff: noqa: ANN401, N802 - hooks take anything; tests of user needs carry their number
 """What a run meets in a real training: schedulers, failures, batches of any size."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
+from budgetfit import Plan
 from budgetfit.applying.out_of_memory.error import TrainingOutOfMemoryError
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Segment
@@ -31,11 +31,6 @@ from tests.applying.training_runs import (
     without_dropout,
 )
 from tests.reporting.sample_plans import sample_model, sample_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit import Plan
 
 FULL = (
     "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of "

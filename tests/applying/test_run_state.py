@@ -1,5 +1,4 @@
 # ruff: noqa: ANN401, N802 - states hold anything; tests of user needs carry their number
-from __future__ import annotations
 
 import io
 import random

@@ -1,5 +1,4 @@
 # ruff: noqa: ANN401 - whatever a block takes
-from __future__ import annotations
 
 import copy
 from typing import Any

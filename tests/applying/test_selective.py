@@ -1,5 +1,4 @@
 # ruff: noqa: ANN401 - whatever a block or an op takes
-from __future__ import annotations
 
 import copy
 from collections import Counter

@@ -1,7 +1,5 @@
 """torch's own optimizers: traced, trained with, and refused where they cannot be."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Which modules are in training mode: kept or set once, and said."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,8 +1,7 @@
 """Short trainings for the tests of Run: a model with dropout, batches, losses."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,9 +9,6 @@ from torch import nn
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.small_models import batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAIRS = (Segment(("layers.0", "layers.1")), Segment(("layers.3",)))
 

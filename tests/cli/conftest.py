@@ -1,20 +1,16 @@
 """The command line with a fake api behind it."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
 from tests.cli.fake_api import FakeApi
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
+Run = Callable[..., Result]
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
 
 
 @pytest.fixture
-def run(api: FakeApi) -> Callable[..., Result]:  # noqa: ARG001 - it must be in place
+def run(api: FakeApi) -> Run:  # noqa: ARG001 - it must be in place
     """Run the command line with these words."""
 
     def invoke(*words: object) -> Result:

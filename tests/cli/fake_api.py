@@ -1,7 +1,5 @@
 """An api that records how it was called, so that no test here needs torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.reporting.sample_plans import (

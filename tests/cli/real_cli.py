@@ -1,23 +1,18 @@
 """The real command line on small models, and what an error must look like."""
 
-from __future__ import annotations
-
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from click.testing import Result
 from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from click.testing import Result
 
 without_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the CUDA device of this machine is the default"

@@ -1,12 +1,9 @@
 """What each command asks of the api, prints, and ends with."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +16,8 @@ from budgetfit.errors import (
     TraceError,
 )
 from budgetfit.reporting.render import render_plan
+from tests.cli.conftest import Run
+from tests.cli.fake_api import FakeApi
 from tests.reporting.sample_plans import (
     GIB,
     sample_estimate,
@@ -26,15 +25,6 @@ from tests.reporting.sample_plans import (
     sample_plan,
     sample_verification,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
-    from tests.cli.fake_api import FakeApi
-
-    Run = Callable[..., Result]
 
 DOES_NOT_FIT = DoesNotFitError(
     needed_bytes=30 * GIB,

@@ -1,20 +1,14 @@
 """``budgetfit cache``: what it says, and that it needs neither torch nor a cache."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
 
 
 def run(*words: str) -> Result:

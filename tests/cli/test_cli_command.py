@@ -1,24 +1,18 @@
 """Help that is plain, and words for common options that there are not."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import typer.main
+from click.testing import Result
 
 from budgetfit.cli.app import app
 from budgetfit.cli.unsupported_options import UNSUPPORTED_OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
-    from tests.cli.fake_api import FakeApi
+from tests.cli.fake_api import FakeApi
 
 
 def commands() -> list[tuple[str, Any]]:

@@ -1,27 +1,21 @@
 """compare, --why and --lengths."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from budgetfit.cli.parsing import read_lengths
 from budgetfit.errors import InputError
+from tests.cli.conftest import Run
+from tests.cli.fake_api import FakeApi
 from tests.reporting.sample_plans import (
     sample_cards,
     sample_model,
     sample_plan,
     sample_row,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
-    from tests.cli.fake_api import FakeApi
 
 
 def test_compare_hands_the_cards_to_the_api_and_names_the_answer(

@@ -1,26 +1,19 @@
 """``budgetfit doctor``: what it prints, ends with, and survives."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
 from budgetfit.doctor import checks, gather
+from budgetfit.doctor.facts import Machine
 from tests.doctor import machines
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
-
-    from budgetfit.doctor.facts import Machine
 
 
 def run(*words: str) -> Result:

@@ -1,25 +1,18 @@
 """The command line on a real small model, from its config to a verified plan."""
 
-from __future__ import annotations
-
 import inspect
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from budgetfit.api import plan as real_api
 from budgetfit.cli.app import app
 from budgetfit.core.plan import Plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from click.testing import Result
-
-    from tests.cli.fake_api import FakeApi
+from tests.cli.fake_api import FakeApi
 
 CONFIG = {
     "model_type": "gpt2",

@@ -1,23 +1,17 @@
 """``budgetfit explain``: where it reads from, what it prints and ends with."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
 from tests.explain import messages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
 
 
 def run(*words: object, given: str | bytes | None = None) -> Result:

@@ -1,7 +1,5 @@
 """The options are frozen here, so that a new one is a visible decision."""
 
-from __future__ import annotations
-
 import typer.main
 
 from budgetfit.cli.app import app

@@ -1,7 +1,5 @@
 """The command line as its own process: what it imports, and how it ends."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,22 +1,16 @@
 """``budgetfit show``: a saved plan as it was printed, without torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
+from tests.cli.conftest import Run
 from tests.reporting.sample_plans import sample_plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
 
 
 def test_a_saved_plan_is_shown_as_it_was_printed(run: Run, tmp_path: Path) -> None:

@@ -1,21 +1,14 @@
 """Errors are told in the options of the command line, where there are any."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
+from click.testing import Result
 
 from budgetfit.cli.app import app
 from budgetfit.cli.error_wording import with_option_names
 from budgetfit.errors import DoesNotFitError, InputError, Suggestion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
-    from tests.cli.fake_api import FakeApi
+from tests.cli.fake_api import FakeApi
 
 
 @pytest.mark.parametrize(

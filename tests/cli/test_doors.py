@@ -1,7 +1,5 @@
 """What comes from outside: strangers' configs, interruptions, no home to write to."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,19 +3,14 @@
 Read from the source, so that a new error is held to it before anybody meets it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import budgetfit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOURCE = Path(budgetfit.__file__).parent
 ERRORS = {"BudgetfitError", "InputError", "TraceError"}

@@ -1,7 +1,5 @@
 """Which parts of a batch have one entry for each sample."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

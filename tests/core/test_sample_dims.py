@@ -1,7 +1,5 @@
 """What is said of a batch's parts decides how it is counted, cut and resized."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

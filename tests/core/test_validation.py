@@ -1,7 +1,5 @@
 """Whole numbers at the door."""
 
-from __future__ import annotations
-
 import pytest
 
 from budgetfit.core.adapter import parse_adapter

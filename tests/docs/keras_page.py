@@ -3,8 +3,6 @@
 Keras chooses its backend when it is imported, so the page has a process of its own.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a test needs of a page: its fenced blocks, its headings, its links."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

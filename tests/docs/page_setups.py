@@ -1,18 +1,14 @@
 """What each page takes for granted before its first block: models, batches, loaders."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 import budgetfit
 from tests.docs.stand_ins import small_model, tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HUB_ID = "HuggingFaceTB/SmolLM2-360M"
 

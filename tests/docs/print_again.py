@@ -5,8 +5,6 @@ of what it prints are written into the page as were there. Blocks with ``...`` a
 alone: what they leave out is somebody's choice.
 """
 
-from __future__ import annotations
-
 import sys
 
 from tests.docs.markdown import ROOT, Block, blocks, read

@@ -1,7 +1,5 @@
 """Run the blocks of a page, in their order and in one namespace."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -10,19 +8,16 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import transformers
 from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
-from tests.docs.markdown import ROOT, blocks
+from tests.docs.markdown import ROOT, Block, blocks
 from tests.docs.shown import is_shown
 from tests.docs.stand_ins import full_config
-
-if TYPE_CHECKING:
-    from tests.docs.markdown import Block
 
 # What a line of a shell block may begin with, beside `budgetfit`, which is run.
 PROMPT = "$ "

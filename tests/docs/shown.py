@@ -1,7 +1,5 @@
 """Whether what a page shows is what was printed."""
 
-from __future__ import annotations
-
 import re
 
 # What a run measured; predicted times are computed, and compared like all numbers.

@@ -7,16 +7,16 @@ over the network.
 
 # ruff: noqa: ANN401 - stands for functions that take anything
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
 import socket
 import tempfile
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -24,11 +24,6 @@ import budgetfit
 from budgetfit.api import apply_and_verify
 from budgetfit.api import plan as api
 from tests.docs.markdown import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 CONFIGS = ROOT / "examples" / "configs"
 HUB = {

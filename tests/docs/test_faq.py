@@ -1,7 +1,5 @@
 """The messages that docs/faq.md is keyed by are those that are really raised."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,19 +1,14 @@
 """docs/keras.md runs, in a process whose Keras is on torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.docs.markdown import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed")

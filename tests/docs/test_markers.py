@@ -1,8 +1,6 @@
 """What is not run says why, and is little; what is shown is compared."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from tests.docs.run_page import PageError, run_page
 from tests.docs.shown import is_shown
 from tests.docs.test_pages_run import ELSEWHERE, MADE
 from tests.integrations.page import SECTIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOT_RUN = [
     block

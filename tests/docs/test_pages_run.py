@@ -1,9 +1,7 @@
 """Every block of README and docs/ runs, parses, or says why it does not."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ from tests.docs.markdown import blocks, pages
 from tests.docs.page_setups import SETUPS
 from tests.docs.run_page import run_page
 from tests.integrations.adapters import QUIET
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Run elsewhere, each section by itself and looked at more closely.
 ELSEWHERE = {

@@ -1,7 +1,5 @@
 """The site is whole without building it: its menu, its links, its references."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import tomllib

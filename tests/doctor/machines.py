@@ -1,7 +1,5 @@
 """Made facts: a machine where all is well, to be spoilt in one place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -9,9 +7,6 @@ import torch
 from budgetfit.doctor.facts import TorchFacts
 from budgetfit.doctor.parse_allocator_settings import mistyped_names, read_settings
 from tests.doctor.machines import GOOD, bad, only
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Settings that belong to every kind of device: a CPU build reads them, too.
 SHARED = [

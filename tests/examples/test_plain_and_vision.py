@@ -1,7 +1,5 @@
 """The plain loop and the vision example run, learn, and say what they did."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

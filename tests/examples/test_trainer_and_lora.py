@@ -1,7 +1,5 @@
 """The Trainer and LoRA examples run, learn, and say what they did."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

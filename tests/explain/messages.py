@@ -4,8 +4,6 @@ The published ones name their issue. TORCH_2_13, LIMITED and EXABYTE were writte
 torch 2.13 itself, on the null driver (tests/accuracy/nulldriver).
 """
 
-from __future__ import annotations
-
 # github.com/pytorch/pytorch/issues/16417 (torch 1.0)
 TORCH_1_0 = (
     "RuntimeError: CUDA out of memory. Tried to allocate 12.50 MiB (GPU 0; 10.92 GiB "

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from budgetfit.explain.failed_phase import FailedPhase, failed_phase

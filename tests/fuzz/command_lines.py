@@ -4,8 +4,6 @@
 program, in worker processes, in a folder of models and plans under odd names.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
@@ -15,8 +13,8 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from budgetfit.cli.app import main as budgetfit_main
 from budgetfit.traces.cache.cache import CACHE_VARIABLE
@@ -25,9 +23,6 @@ from tests.fuzz.place import write_place, write_plans
 from tests.fuzz.plan_files import quiet
 from tests.fuzz.surroundings import HERE
 from tests.fuzz.workers import Outcome, default_jobs, report, run_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def run_line(line: Line) -> Outcome:

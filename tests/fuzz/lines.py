@@ -1,12 +1,11 @@
 """Random command lines of the real program, and how each may end."""
 
-from __future__ import annotations
-
 import functools
 import random
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import typer
@@ -14,9 +13,6 @@ import typer
 from budgetfit.cli.app import app
 from tests.fuzz.surroundings import draw_input, draw_variables
 from tests.fuzz.words import NONSENSE, Verdict, draw
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FITS, ERROR, USAGE, DOES_NOT_FIT = 0, 1, 2, 3
 ANY = frozenset({FITS, ERROR, USAGE, DOES_NOT_FIT})

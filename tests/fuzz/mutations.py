@@ -1,16 +1,12 @@
 """Ways to damage a saved plan: what hands, editors, disks and strangers do to it."""
 
-from __future__ import annotations
-
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    Path = tuple[str | int, ...]
+Path = tuple[str | int, ...]
 
 # What an author of a plan file would write to have code run where it is exported.
 INJECTION = 'x"""\n"\'; \nINJECTED = __import__("os").getpid()\n#'

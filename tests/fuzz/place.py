@@ -1,10 +1,9 @@
 """A folder with models, plans and files that are neither, under names of all kinds."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +12,6 @@ import budgetfit
 from tests.cli.real_cli import CONFIG, write_models
 from tests.explain import messages
 from tests.fuzz.surroundings import write_tool
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ODD_FOLDERS = ("with space", "ünï☃", "line\nbreak", "[bold]", "-dash", "a:b")
 # A line that trains; the plan was made with it, and knows its name only.

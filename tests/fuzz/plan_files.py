@@ -4,8 +4,6 @@
 each, and does with what was accepted all that can be done with a plan.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib
@@ -17,8 +15,9 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -30,9 +29,6 @@ from budgetfit.traces.cache.cache import CACHE_VARIABLE
 from tests.fuzz.mutations import mutated
 from tests.fuzz.place import small, squares, write_place, write_plans
 from tests.fuzz.workers import Outcome, default_jobs, report, run_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 LARGEST_STEP = 64  # samples; what a test machine can run
 

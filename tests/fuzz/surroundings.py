@@ -1,19 +1,13 @@
 """What a command finds besides its words: standard input, variables, nvidia-smi."""
 
-from __future__ import annotations
-
+import random
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from tests.explain import messages
-from tests.fuzz.words import NONSENSE
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.fuzz.words import Verdict
+from tests.fuzz.words import NONSENSE, Verdict
 
 # What stands for the folder of models and plans, which each run has elsewhere.
 HERE: Final = "{here}"

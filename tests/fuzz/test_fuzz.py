@@ -4,11 +4,11 @@
 cases each, with a limit of 60 s for each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,10 +25,6 @@ from tests.fuzz.lines import Line, commands, make_lines
 from tests.fuzz.place import write_place, write_plans
 from tests.fuzz.plan_files import make_cases, quiet, run_case
 from tests.fuzz.surroundings import VARIABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SEED = 20
 SHORT = 60

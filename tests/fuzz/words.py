@@ -4,12 +4,8 @@ A value knows whether the command must take it: a line of right values only ends
 or 3, one with a wrong value in it with 2, and of the others either may be true.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final, Literal
-
-if TYPE_CHECKING:
-    import random
+import random
+from typing import Final, Literal
 
 Verdict = Literal["right", "wrong", "open"]
 

@@ -1,7 +1,6 @@
 """Cases run in processes of their own, so that none can hang or end the whole run."""
 
 # ruff: noqa: T201 - a program: printing is its output
-from __future__ import annotations
 
 import contextlib
 import multiprocessing
@@ -10,12 +9,10 @@ import resource
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 LIMIT_S = 60
 _MEMORY_BYTES = 16 * 2**30  # of addresses; what asks for more has no bounds

@@ -1,7 +1,5 @@
 """On a CUDA device: a plan near its limit holds, trains, and was predicted."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,10 +6,9 @@ It also runs on the null driver, which needs no card (and pytest beside its torc
         python -m pytest tests/gpu/test_planning_beside_training.py
 """
 
-from __future__ import annotations
-
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +19,7 @@ import budgetfit
 from budgetfit.api.compare import compare
 from tests.zoo.state import assert_same, model_state, process_state
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Loss = Callable[[Any, Any], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
 
 pytestmark = [
     pytest.mark.gpu,

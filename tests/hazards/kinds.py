@@ -5,18 +5,14 @@ trains with other gradients, or not at all.
 """
 
 # ruff: noqa: S311, NPY002 - the generators are what is tried
-from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WIDTH = 8
 

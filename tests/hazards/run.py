@@ -4,10 +4,8 @@
 whether training is as the plain loop's, or refused and with which words.
 """
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.checkpoint import CheckpointError
@@ -16,9 +14,6 @@ from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import BudgetfitError
 from tests.hazards.kinds import KINDS, WIDTH, Block, Tower, between_steps, seed, start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 STEPS = 30
 RATE = 0.1

@@ -1,20 +1,13 @@
 """No block trains with other gradients in silence, whatever its forward does."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from tests.hazards.kinds import KINDS, HiddenGenerator
+from tests.hazards.kinds import KINDS, Block, HiddenGenerator
 from tests.hazards.run import TECHNIQUES, judge, plain_losses, planned_losses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.hazards.kinds import Block
 
 STEPS = 9  # more than a slow counter takes to its first change
 REFUSED = {HiddenGenerator}  # nothing that its code names leads to it

@@ -1,7 +1,5 @@
 """Small bases and adapters that several tests of LoRA share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -6,8 +6,6 @@ child, so that the environment variable reaches nothing else.
 
 # ruff: noqa: ANN401, PLC0415, SLF001, T201 - Keras is imported by the child alone
 
-from __future__ import annotations
-
 import functools
 import json
 import os

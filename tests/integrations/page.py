@@ -1,7 +1,5 @@
 """The code blocks of docs/integrations.md, by section."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

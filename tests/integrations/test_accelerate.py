@@ -1,14 +1,15 @@
 """A file that ``accelerate launch`` takes, and a plan inside accelerate's loop."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from budgetfit.core.plan import Plan
 from budgetfit.integrations.exports import accelerate as accelerate_module
 from tests.integrations.tiny_training import (
     ACCUMULATION,
@@ -23,13 +24,6 @@ from tests.integrations.tiny_training import (
 )
 
 accelerate = pytest.importorskip("accelerate")
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
-    from budgetfit.core.plan import Plan
 
 
 def trained(model: nn.Module, plan: Plan, mixed_precision: str) -> list[float]:

@@ -1,6 +1,4 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +7,7 @@ from torch import nn
 import budgetfit
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
+from budgetfit.core.adapter import Adapter
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
@@ -25,9 +24,6 @@ from budgetfit.integrations.quantization.traceable_layers import (
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.integrations.adapters import QUIET, adapter, base, batch, config, trained
-
-if TYPE_CHECKING:
-    from budgetfit.core.adapter import Adapter
 
 bnb = pytest.importorskip("bitsandbytes")
 pytestmark = QUIET

@@ -2,8 +2,6 @@
 
 # ruff: noqa: ANN401 - the library's config
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,12 +1,12 @@
 """Every code block of docs/integrations.md runs, where its library is installed."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.integrations.page import PAGE, SECTIONS
 from tests.integrations.tiny_training import (
@@ -19,11 +19,6 @@ from tests.integrations.tiny_training import (
     tiny_model,
     word_tokenizer,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
 
 LIBRARIES = {
     "transformers": "accelerate",  # its Trainer needs it

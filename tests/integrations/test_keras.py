@@ -1,7 +1,5 @@
 """A Keras 3 model on torch through plan, apply and verify."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """No library is imported before it is asked for."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -2,10 +2,8 @@
 
 # ruff: noqa: ANN401 - arguments of the library
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -27,14 +25,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the library's own imports
     lightning = pytest.importorskip("lightning")
 
+from pathlib import Path
+
+from torch import nn
+
+from budgetfit.core.plan import Plan
 from budgetfit.integrations.exports import lightning as lightning_module
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
-    from budgetfit.core.plan import Plan
 
 pytestmark = [  # the library's own
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

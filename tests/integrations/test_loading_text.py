@@ -1,15 +1,16 @@
 """The printed lines load a model with its adapters as it was planned."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch import nn
 
+from budgetfit.core.adapter import Adapter
+from budgetfit.core.plan import Plan
 from budgetfit.integrations.peft import attach_adapters, loading_code
 from budgetfit.integrations.source_code.model_loading import (
     load_model_text,
@@ -28,11 +29,6 @@ from tests.reporting.sample_plans import (
 
 peft = pytest.importorskip("peft")
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.core.plan import Plan
 
 ADAPTERS = [
     adapter("lora"),

@@ -1,10 +1,9 @@
-from __future__ import annotations
-
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import budgetfit
@@ -32,9 +31,6 @@ from tests.integrations.adapters import (
     stored,
     trained,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
 
 peft = pytest.importorskip("peft")
 pytestmark = QUIET

@@ -2,18 +2,20 @@
 
 # ruff: noqa: ANN401 - objects of libraries
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import transformers
 
 pytest.importorskip("accelerate")  # the Trainer needs it
 
-from budgetfit.core.plan import Alternative
+from pathlib import Path
+
+from torch import nn
+
+from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.integrations.exports import every_n_layers as plain_module
 from budgetfit.integrations.exports import trainer as trainer_module
@@ -35,13 +37,6 @@ from tests.integrations.tiny_training import (
     tiny_model,
 )
 from tests.reporting.sample_plans import GIB, sample_estimate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
-    from budgetfit.core.plan import Plan
 
 
 def every(model: nn.Module, n: int, **recipe: Any) -> Plan:

@@ -1,11 +1,12 @@
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from transformers import (
     BitsAndBytesConfig,
     FineGrainedFP8Config,
@@ -24,12 +25,6 @@ from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.quantization.traceable_layers import stored_bytes
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from tests.integrations.adapters import QUIET, adapter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch import nn
 
 pytestmark = QUIET
 

@@ -1,12 +1,12 @@
 """Exported scripts are run: they train as a plain loop and recompute as planned."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES, make_optimizer
+from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_source import resolve_model
@@ -25,12 +26,6 @@ from tests.reporting.sample_plans import (
     sample_plan,
     sample_recipe,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from budgetfit.core.plan import Plan
 
 GPT2 = {
     "model_type": "gpt2",

@@ -2,13 +2,15 @@
 
 # ruff: noqa: ANN401 - arguments of the library
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
+from budgetfit.core.plan import Plan as PlanType
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")  # the Trainer needs it
@@ -35,13 +37,6 @@ from tests.integrations.tiny_training import (  # noqa: E402
     runs,
     tiny_model,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
-    from budgetfit.core.plan import Plan as PlanType
 
 QUIET: dict[str, Any] = {
     "use_cpu": True,

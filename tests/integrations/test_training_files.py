@@ -1,13 +1,13 @@
 """Files for LLaMA-Factory and axolotl say what was planned, and what they cannot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from budgetfit.core.plan import Alternative
+from budgetfit.core.adapter import Adapter
+from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports import axolotl, llamafactory
@@ -25,11 +25,6 @@ from tests.reporting.sample_plans import (
 
 yaml = pytest.importorskip("yaml")
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.core.plan import Plan
 
 PROGRAMS = (llamafactory, axolotl)
 EVERY = range(24)

@@ -2,18 +2,19 @@
 
 # ruff: noqa: ANN401 - arguments of the library
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import transformers
+from torch import nn
 
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
@@ -35,12 +36,6 @@ trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
 from budgetfit.integrations.exports import trl as trl_module  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from torch import nn
 
 QUIET: dict[str, Any] = {
     "use_cpu": True,

@@ -1,7 +1,5 @@
 """A quantised model is verified on a CPU, and is as it was afterwards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,14 +2,14 @@
 
 # ruff: noqa: ANN401 - any field of a config
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
+from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
 from tests.reporting.sample_plans import (
     sample_estimate,
@@ -17,11 +17,6 @@ from tests.reporting.sample_plans import (
     sample_plan,
     sample_recipe,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.core.plan import Plan
 
 VOCABULARY = 64
 LENGTH = 8

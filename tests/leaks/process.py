@@ -1,7 +1,5 @@
 """What a process holds on to: all that could grow from one plan to the next."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -6,7 +6,6 @@ piece of work on purpose, to see that it is seen.
 """
 
 # ruff: noqa: T201 - a program: printing is its output
-from __future__ import annotations
 
 import argparse
 import os

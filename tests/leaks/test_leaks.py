@@ -1,7 +1,5 @@
 """Planning again and again leaves nothing behind; ``run.py`` does it 200 times."""
 
-from __future__ import annotations
-
 import pytest
 
 from budgetfit.tracing.call_cache import MAX_CACHED_CALLS, CallCache

@@ -1,7 +1,5 @@
 """What is done over and over: plans, estimates, and training that is undone."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

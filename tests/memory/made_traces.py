@@ -1,9 +1,7 @@
 """Step traces written by hand: what lives when, without torch."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,16 +9,14 @@ from budgetfit.core.step_trace import (
     CATEGORIES,
     Affine,
     BlockPass,
+    Category,
+    Direction,
     KernelScratch,
     OpTable,
     Phase,
+    PhaseName,
     StepTrace,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from budgetfit.core.step_trace import Category, Direction, PhaseName
 
 MIB = 1 << 20
 

@@ -25,8 +25,6 @@ A recording is JSON, gzipped:
     - `peak_allocated_bytes`, `peak_reserved_bytes`, `retries`: at the end
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The quick allocator against the full one, event by event."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

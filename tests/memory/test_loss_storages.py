@@ -1,7 +1,5 @@
 """What is made behind the last block is the loss, not "outside every layer"."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages

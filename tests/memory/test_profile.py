@@ -1,14 +1,14 @@
 """What a block costs, read off traces that were written by hand."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
 
+from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.recipe import Segment
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
@@ -22,12 +22,6 @@ from budgetfit.memory.chain.stages import (
 )
 from budgetfit.memory.replay import device_properties, replay
 from tests.memory.made_traces import MIB, TraceMaker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.core.step_trace import StepTrace
 
 ADA = find_gpu("rtx-4090")
 CARD = device_properties(ADA)

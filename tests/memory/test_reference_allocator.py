@@ -1,7 +1,5 @@
 """The caching allocator: worked examples."""
 
-from __future__ import annotations
-
 import pytest
 
 from budgetfit.memory.reference_allocator.allocator import (

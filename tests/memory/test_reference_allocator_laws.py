@@ -1,7 +1,5 @@
 """Laws that the caching allocator keeps for any sequence of requests."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The caching allocator against recordings of PyTorch's own."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import accumulate

@@ -1,15 +1,14 @@
 """The judge: traces written by hand, and laws that hold for every trace."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetfit.core.step_trace import CATEGORIES, Affine, Category
+from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.step_trace import CATEGORIES, Affine, Category, PhaseName, StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import (
     UNLIMITED_BYTES,
@@ -19,10 +18,6 @@ from budgetfit.memory.replay import (
     storage_bytes,
 )
 from tests.memory.made_traces import MIB, TraceMaker
-
-if TYPE_CHECKING:
-    from budgetfit.core.memory_timeline import MemoryTimeline
-    from budgetfit.core.step_trace import PhaseName, StepTrace
 
 ADA = find_gpu("rtx-4090")
 LARGE = 20 * MIB  # requests above 10 MiB get segments of their own, in whole 2 MiB

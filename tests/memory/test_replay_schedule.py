@@ -1,18 +1,12 @@
 """What is played beyond the trace: more micro-steps, more steps, other batch sizes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.memory.replay_schedule import event_ranges, with_micro_steps
 from tests.memory.made_traces import MIB, TraceMaker
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
 
 ADA = find_gpu("rtx-4090")
 

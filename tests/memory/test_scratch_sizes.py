@@ -1,8 +1,6 @@
 """Worked examples from rules M15 to M39 of cuda-memory.md, and laws of all rules."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -19,9 +17,6 @@ from budgetfit.memory.scratch_sizes.workspaces import (
     rule,
     scratch_bytes,
 )
-
-if TYPE_CHECKING:
-    from random import Random
 
 T4 = DeviceProperties((7, 5), 40, 1024)
 A100 = DeviceProperties((8, 0), 108, 2048)

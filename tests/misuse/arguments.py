@@ -1,7 +1,5 @@
 """Arguments of plan, estimate and verify that cannot be what was meant."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,15 +1,13 @@
 """Batches of another structure, size, dtype or kind than the planned one."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import InputError
+from budgetfit import InputError, Run
 from tests.applying.small_models import batch_for, make, text_batch
 from tests.misuse.case import refused, right, unharmed, warned
 from tests.misuse.training import (
@@ -23,9 +21,6 @@ from tests.misuse.training import (
     options_of,
     plain_losses,
 )
-
-if TYPE_CHECKING:
-    from budgetfit import Run
 
 
 def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401

@@ -1,22 +1,16 @@
 """A wrong use of budgetfit: what is done, and what is the right answer to it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from budgetfit import BudgetfitError
 from tests.zoo.state import assert_same, model_state, model_values, switches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import nn
 
 SUBJECTS = (
     "order_and_twice",

@@ -1,7 +1,5 @@
 """Copies, pickles and wrappers of a model that trains by a plan."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

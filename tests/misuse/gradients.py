@@ -1,7 +1,5 @@
 """Gradients, optimizers and backward passes of the user's beside those of a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

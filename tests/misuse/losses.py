@@ -1,9 +1,8 @@
 """Losses that are none."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +11,6 @@ import budgetfit
 from budgetfit import InputError, TraceError
 from tests.misuse.case import refused, right, unharmed, warned
 from tests.misuse.training import options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BATCH = {"input": torch.ones(4, 8)}
 

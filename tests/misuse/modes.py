@@ -1,7 +1,5 @@
 """Training modes, gradient modes and threads around a step."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

@@ -1,7 +1,5 @@
 """apply, prepare and undo: twice, in another order, and after the end."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from dataclasses import replace

@@ -1,13 +1,12 @@
 """Plans inside of other libraries' loops, with other settings than planned."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import transformers
+from torch import nn
 from typer.testing import CliRunner
 
 import budgetfit
@@ -25,9 +24,6 @@ from tests.misuse.training import (
     plain_losses,
     plan_of,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def _train(

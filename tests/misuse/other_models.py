@@ -1,7 +1,5 @@
 """Plans that meet another model than the one they were made for."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

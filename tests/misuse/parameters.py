@@ -1,25 +1,18 @@
 """Parameters, layers and requires_grad that change after apply."""
 
-from __future__ import annotations
-
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from budgetfit import InputError
+from budgetfit import InputError, Run
 from tests.applying.small_models import Block, make
 from tests.misuse.case import refused, right, unharmed
 from tests.misuse.training import applied, assert_trains_as_plain, batches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from budgetfit import Run
 
 NEW = "not in the run's optimizer and would never change"
 GONE = "no longer the model's"

@@ -1,12 +1,11 @@
 """Plan files that were edited, damaged or mixed up."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +19,6 @@ from tests.misuse.training import (
     faster,
     plan_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """Dtypes that change under a run, and autocast around it."""
 
-from __future__ import annotations
-
 import torch
 
 import budgetfit

@@ -4,8 +4,6 @@
 happened, wrong answers first; words behind it choose cases by subject or name.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

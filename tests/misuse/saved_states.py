@@ -1,13 +1,11 @@
 """States of runs, loaded where they do not belong."""
 
-from __future__ import annotations
-
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from budgetfit import InputError
+from budgetfit import InputError, Run
 from tests.misuse.case import refused, right, unharmed
 from tests.misuse.training import (
     accumulating,
@@ -16,9 +14,6 @@ from tests.misuse.training import (
     batches,
     variant,
 )
-
-if TYPE_CHECKING:
-    from budgetfit import Run
 
 
 def _trained(run: Run, kind: str = "stack") -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Every wrong use is answered by a clear error, a warning, or the right result."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.misuse.case import Case, all_cases, judge

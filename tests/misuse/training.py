@@ -1,21 +1,16 @@
 """Plans of small models, made once, and the plain loops that runs are compared with."""
 
-from __future__ import annotations
-
 import copy
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 import budgetfit
 from tests.api.planned import CARD
 from tests.applying.small_models import batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch import nn
 
 RATE = 0.1
 SAMPLES = 4

@@ -1,22 +1,16 @@
 """What a plan without an effective batch size says of accumulating."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 import budgetfit
+from budgetfit import Estimate, Plan, Recipe
+from budgetfit.core.budget import Budget
+from budgetfit.planning.profiling.block_chain import BlockChain
 from budgetfit.planning.search import accumulation
 from tests.models import MIB, Mebi, mean
-
-if TYPE_CHECKING:
-    import pytest
-
-    from budgetfit import Estimate, Plan, Recipe
-    from budgetfit.core.budget import Budget
-    from budgetfit.planning.profiling.block_chain import BlockChain
 
 
 def plan(vram: int) -> Plan:

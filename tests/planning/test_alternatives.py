@@ -1,15 +1,14 @@
 """Alternatives of a model whose tensors are whole MiB."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_time_ns
 from budgetfit.planning.alternatives.alternatives import (
@@ -30,9 +29,6 @@ from budgetfit.planning.search.search import Request, judge_recipe, rank, search
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Alternative, Estimate
 
 ADA = find_gpu("rtx-4090")
 SETTING = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")

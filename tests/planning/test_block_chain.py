@@ -1,7 +1,5 @@
 """The chain formula against the judge, on real models (memory-model C4)."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,15 +1,15 @@
 """Measured contexts replace published ones where they belong, and are named."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import budgetfit
+from budgetfit import Plan, Verification
 from budgetfit.calibration import known_measurements
 from budgetfit.calibration.file import (
     add_context_measurement,
@@ -34,11 +34,6 @@ from tests.api.planned import SAMPLE_OF_MEBI
 from tests.models import Mebi, mean
 from tests.reporting.sample_plans import sample_plan, sample_verification
 from tests.verifying.test_calibration_file import measurement, step_time
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from budgetfit import Plan, Verification
 
 MIB = 2**20
 ADA = find_gpu("rtx-4090")

@@ -1,7 +1,5 @@
 """What a chunked loss takes: predicted, and measured in a real step on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import LlamaConfig
 

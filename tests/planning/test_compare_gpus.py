@@ -1,23 +1,17 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
+from budgetfit.core.gpu_comparison import GpuComparison
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.alternatives.compare_gpus import GpuWithBudget, compare_gpus
 from budgetfit.planning.search.search import Request
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from budgetfit.core.gpu_comparison import GpuComparison
 
 ADA = find_gpu("rtx-4090")
 

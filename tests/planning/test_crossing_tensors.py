@@ -1,7 +1,5 @@
 """Tensors that cross blocks: U-shaped skips, and an encoder's output in a decoder."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,9 +1,8 @@
 """A trace made from a shortened twin is the whole model's trace, to the last number."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +27,6 @@ from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
 from tests import models
 from tests.models import IMAGE, VOCABULARY, WIDTH, Mebi, images, text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ADA = find_gpu("rtx-4090")
 SIZES: dict[str, Any] = {

@@ -1,5 +1,4 @@
 # ruff: noqa: ANN401 - any batch; the tests look inside
-from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any

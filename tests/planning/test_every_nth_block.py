@@ -1,7 +1,5 @@
 """Every n-th block recomputed, as transformers counts and as the judge sees it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

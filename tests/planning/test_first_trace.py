@@ -1,7 +1,5 @@
 """Blocks that write to their input are kept: they cannot run again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Installed code is told from a user's own, wherever it is installed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

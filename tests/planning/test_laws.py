@@ -1,7 +1,5 @@
 """Laws of the memory model on real architectures (memory-model D1, D3, D4, D5)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

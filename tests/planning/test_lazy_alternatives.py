@@ -1,10 +1,8 @@
 """A plan's alternatives wait until somebody looks; they are the planned model's."""
 
-from __future__ import annotations
-
 import copy
 import pickle
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,9 +15,6 @@ from budgetfit.planning.planner import make_plan
 from budgetfit.planning.search.search import Request
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ADA = find_gpu("rtx-4090")
 LABELS = [

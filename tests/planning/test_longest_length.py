@@ -1,13 +1,12 @@
 """The longest length that fits, on curves whose answer is known."""
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from budgetfit.core.plan import Plan
 from budgetfit.errors import DoesNotFitError
 from budgetfit.planning.alternatives.longest_length import (
     MemoryNeed,
@@ -16,11 +15,6 @@ from budgetfit.planning.alternatives.longest_length import (
     longest_that_fits,
 )
 from tests.reporting.sample_plans import sample_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.plan import Plan
 
 MIB = 2**20
 

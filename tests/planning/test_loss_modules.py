@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,6 @@ from budgetfit.traces.swap_modules import modules_in, replace_modules
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BATCH = torch.zeros(2, 512, 512)
 GLOBAL_TEACHER = nn.Linear(4, 4)

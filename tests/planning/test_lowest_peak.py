@@ -1,16 +1,16 @@
 """What needs least: which recipes are tried, and which need no trace."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
+from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import Recipe
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning.profiling.block_chain import (
@@ -24,10 +24,6 @@ from budgetfit.planning.search.search import Request, judge_recipe
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Recipe
 
 SETTING = TrainingSettings(precision="fp32", optimizer="sgd")
 

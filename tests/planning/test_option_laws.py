@@ -1,7 +1,5 @@
 """The laws of the memory model under every way to treat a block (D1, D3, D5, D7)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

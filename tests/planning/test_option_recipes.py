@@ -1,7 +1,5 @@
 """Options are tried once for each type of block, in as few programs as possible."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,18 +1,12 @@
 """A smaller batch on the way can make a plan that fits too large."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from budgetfit.core.budget import Budget
 from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.judging.partial_last_batch import last_batch_warnings
 from tests.memory.made_traces import MIB, TraceMaker
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
 
 ADA = find_gpu("rtx-4090")
 

@@ -2,17 +2,16 @@
 
 # ruff: noqa: ANN401 - options of make_plan
 
-from __future__ import annotations
-
 import functools
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.table import find_gpu
@@ -33,9 +32,6 @@ from budgetfit.planning.search.search import Request, fixed_segments, rank, sear
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, MIB, Mebi
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 ADA = find_gpu("rtx-4090")
 BLOCKS = tuple(f"blocks.{index}" for index in range(6))

@@ -1,9 +1,6 @@
 """Pruning masks are buffers, and the masked weights activations of every step."""
 
-from __future__ import annotations
-
 import gc
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,15 +9,12 @@ from torch.nn.utils import prune
 
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.run.run import Run
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.models import MIB, Mebi, mean, without_loss
-
-if TYPE_CHECKING:
-    from budgetfit.core.recipe import Segment
 
 BATCH = torch.zeros(2, 512, 512)
 

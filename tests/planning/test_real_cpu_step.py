@@ -1,9 +1,8 @@
 """A replay with a CPU's semantics is a real step on a CPU, to the byte (law D6)."""
 
-from __future__ import annotations
-
 import gc
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,15 +11,11 @@ from budgetfit.applying.run.run import Run
 from budgetfit.batches.batch_tree import map_batch, resize_batch
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.models import EXAMPLES, WITHOUT_LOSS, mean
 from tests.traced import raw_trace, session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 BATCH = 3
 STEPS = 2  # the first creates states, the second meets them

@@ -1,10 +1,9 @@
 """Settings that no count of parameters tells: dropout, activations, config numbers."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +14,6 @@ from budgetfit import Plan
 from budgetfit.workload.settings_check import model_settings, warn_changed_settings
 from tests.applying.small_models import batch_for, make
 from tests.models import mean
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tower(dropout: float = 0.1, activation: type[nn.Module] = nn.GELU) -> nn.Module:

@@ -1,7 +1,5 @@
 """Traces on disk: what comes back is what was stored, and trouble is a miss."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pickle
@@ -9,25 +7,22 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache import cache as trace_cache
 from budgetfit.traces.cache.cache import CacheSize, TraceCache, cache_folder
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.step_trace import StepTrace
 
 KEY, OTHER = "a" * 64, "b" * 64
 

@@ -1,7 +1,5 @@
 """What a user is told where a model cannot be traced."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

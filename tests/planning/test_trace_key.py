@@ -1,15 +1,15 @@
 """The key of a cached trace: equal for equals, another for all that counts."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +25,6 @@ from budgetfit.traces.cache import key as trace_key
 from budgetfit.traces.cache.key import why_not_cacheable, workload_key
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 OWN_SOURCES = trace_key.package_hash
 PROGRAM = ("fp32", "adamw_torch_fused", (), False, False)

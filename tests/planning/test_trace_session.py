@@ -1,7 +1,5 @@
 """One session's traces: each program once, and what a model that cannot run is told."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an estimate says about ops that nobody checked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from budgetfit.gpus.table import find_gpu

@@ -1,7 +1,5 @@
 """Forty faults, spread over the package: each changes what one line does."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 

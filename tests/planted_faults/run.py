@@ -4,8 +4,6 @@ python -m tests.planted_faults.run              # all forty, about an hour
 python -m tests.planted_faults.run solvers      # those in files with this in the name
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The one line that a user came for."""
 
-from __future__ import annotations
-
 import pytest
 
 from budgetfit.reporting.verification_text import verdict_text

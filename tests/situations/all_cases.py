@@ -1,13 +1,7 @@
 """All questions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from tests.situations.case import Case
 from tests.situations.cases import adapters, full_training, other_models, questions
-
-if TYPE_CHECKING:
-    from tests.situations.case import Case
 
 
 def all_cases() -> tuple[Case, ...]:

@@ -1,19 +1,15 @@
 """Ask one question as a whole process, as a user does, and read its answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -1,7 +1,5 @@
 """Case: a question of a user, and what a right answer says."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 

@@ -1,9 +1,7 @@
 """What a right answer says: worked out by hand, never taken from an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 from budgetfit.gpus.table import find_gpu
@@ -29,7 +27,7 @@ class Expectation(Protocol):
         """Return itself for a table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fits:
     """Settings that fit, with the bytes that can be counted by hand.
 
@@ -48,6 +46,7 @@ class Fits:
     parameters_gib: float
     states_gib: float | None = None
     reserved_gib: tuple[float, float] = (0.0, float("inf"))
+    _: KW_ONLY
     samples_per_s: float = 0.0
     host_gib: float = DEFAULT_HOST_GIB
     recipe: Mapping[str, object] = field(default_factory=dict)

@@ -3,12 +3,10 @@
 python -m tests.situations.in_python NAME [MODEL]
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
@@ -17,9 +15,6 @@ from budgetfit.errors import BudgetfitError
 from budgetfit.reporting.json import error_json, estimate_json, plan_json
 from tests.situations import modules
 from tests.situations.answer import DOES_NOT_FIT, FITS, USAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def unet() -> str:

@@ -3,8 +3,6 @@
 Read by path (``modules.py:blocks``), so it imports nothing but torch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

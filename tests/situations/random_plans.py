@@ -12,13 +12,11 @@ Recipes whose live bytes alone are clearly more than the budget need no trace: t
 formula of the solver says so. One in 20 of them is estimated all the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import pytest
@@ -27,7 +25,15 @@ import transformers
 from torch import nn
 
 import budgetfit
-from budgetfit import DoesNotFitError, InputError, Recipe, Segment, TraceError
+from budgetfit import (
+    DoesNotFitError,
+    Estimate,
+    InputError,
+    Plan,
+    Recipe,
+    Segment,
+    TraceError,
+)
 from budgetfit.inputs.plan_request import PlanArguments
 from budgetfit.inputs.settings import find_target_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
@@ -39,9 +45,6 @@ from budgetfit.planning.profiling.first_trace import with_checkpointable_blocks
 from budgetfit.planning.search.lowest_peak import FORMULA_ERROR
 from budgetfit.traces.session import TraceSession
 from tests.models import Mebi
-
-if TYPE_CHECKING:
-    from budgetfit import Estimate, Plan
 
 RECIPES: Final = 200
 BUDGETS: Final = 3  # below what is needed, and as many above

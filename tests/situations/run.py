@@ -5,20 +5,14 @@ python -m tests.situations.run vit-t4 qlora   # names, or parts of names
 python -m tests.situations.run --most 10      # those of at most about 10 s
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tests.situations.all_cases import all_cases
+from tests.situations.answer import Answer
+from tests.situations.case import Case
 from tests.situations.expectation import Refused, answer_in_short, pinned_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.situations.answer import Answer
-    from tests.situations.case import Case
 
 RIGHT, REFUSED, WRONG = "right", "honestly refused", "WRONG"
 

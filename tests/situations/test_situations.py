@@ -1,20 +1,16 @@
 """The quick questions; ``python -m tests.situations.run`` asks all."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.situations.all_cases import all_cases
 from tests.situations.answer import GIB, Answer, model_path
+from tests.situations.case import Case
 from tests.situations.expectation import Fits, OneLine, Refused, Rows
-
-if TYPE_CHECKING:
-    from tests.situations.case import Case
 
 QUICK = (
     "llama-1b-as-loaded",
@@ -60,7 +56,7 @@ ESTIMATE: dict[str, Any] = {
     "at_peak_bytes": {"parameters": 4 * GIB, "optimizer_state": 2 * GIB},
     "recipe": {"batch_size": 2, "gradient_accumulation_steps": 4},
 }
-FITS = Fits(parameters_gib=4.0, states_gib=2.0, reserved_gib=(8, 12), effective=8)
+FITS = Fits(4.0, 2.0, (8, 12), effective=8)
 BUDGET = {"total_bytes": 11 * GIB, "context_bytes": 0, "headroom_bytes": 0}
 
 

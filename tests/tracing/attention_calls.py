@@ -1,14 +1,10 @@
 """The attention calls that a CUDA build was asked about, in a fixed order."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BATCH = 2
 HEADS = 4

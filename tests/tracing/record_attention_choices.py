@@ -11,8 +11,6 @@ computed, only asked: ``torch._fused_sdp_choice``. Nothing of budgetfit is used;
 - ``choices``: compute capability -> a letter per call of ``attention_calls.calls()``
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from datetime import UTC, datetime

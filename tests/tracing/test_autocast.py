@@ -1,14 +1,14 @@
 """CUDA's autocast on CPU tensors. Sources: torch's own dispatcher and its header."""
 
 # ruff: noqa: ANN401, SLF001 - as torch declares it
-from __future__ import annotations
 
 import gc
 import re
 import weakref
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +27,6 @@ from budgetfit.tracing.cuda.dispatch.autocast import (
     ops_with_kernel,
 )
 from budgetfit.tracing.fake.model_copy import fake_mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SINGLE = torch.float32
 LOW = (torch.bfloat16, torch.float16)

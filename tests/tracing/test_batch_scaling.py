@@ -1,9 +1,6 @@
 """Two batch sizes are enough for all of them (tracing T6)."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -23,12 +20,10 @@ from budgetfit.tracing.recording.batch_scaling import (
     affine_trace,
     exact_trace,
 )
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.workload.workload import Workload
 from tests.traced import ADA, PAIRS, T4, line, raw_trace, session
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 CASES = [
     *((name, *PAIRS[name], recompute) for name in PAIRS for recompute in (False, True)),

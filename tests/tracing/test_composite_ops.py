@@ -1,10 +1,9 @@
 """CUDA's branches of torch's own C++, on fake CPU tensors and on no others."""
 
 # ruff: noqa: SLF001 - saved tensors and the dispatcher have no public names
-from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,9 +16,6 @@ from budgetfit.tracing.cuda.dispatch import thread_kernels
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 PATCHED = ("dropout", "softmax.int", "log_softmax.int", "scaled_dot_product_attention")

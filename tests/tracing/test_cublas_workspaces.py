@@ -1,8 +1,6 @@
 """Which workspaces products take. The rows are calls on the null driver, by version."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,9 +10,6 @@ from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 aten = torch.ops.aten
 HALF, SINGLE = torch.bfloat16, torch.float32

@@ -1,8 +1,7 @@
 """What a program puts on CUDA by name is where its weights are; no card is needed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +10,6 @@ from torch.nn import functional
 
 import budgetfit
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def moved(x: torch.Tensor, device: str) -> torch.Tensor:

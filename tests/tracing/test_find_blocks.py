@@ -1,7 +1,5 @@
 """Which modules of a model are its blocks."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 from transformers import (

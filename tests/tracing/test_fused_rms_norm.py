@@ -1,7 +1,5 @@
 """RMS normalization in a trace: CUDA's fused op, its saved tensors and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,9 +1,9 @@
 """What a traced program imports is loaded as it would be without the trace."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +15,6 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.isolation.imports import imports_outside_modes
 from budgetfit.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LIBRARY = "library_with_a_table"
 

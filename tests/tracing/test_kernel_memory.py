@@ -1,8 +1,6 @@
 # ruff: noqa: SLF001 - half of aten's ops begin with an underscore
 """The registry of kernel scratch: which ops have rules, and what rules may not do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,9 +1,9 @@
 """Values of small whole-number tensors, beside their fakes."""
 
 # ruff: noqa: ARG005, SLF001 - some questions ignore what they are given
-from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +32,6 @@ from budgetfit.tracing.values.assumptions import (
 from budgetfit.tracing.values.known_values import KnownValues, UnknownValueError
 from budgetfit.tracing.values.library_patches import patch_libraries
 from budgetfit.tracing.values.propagation import MAX_FLOATS, MAX_INTEGERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Stand = "Callable[[torch.Tensor], torch.Tensor]"
 

@@ -1,9 +1,7 @@
 """Functions that remember hold no fakes after a trace."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,9 +9,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import budgetfit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @functools.lru_cache(maxsize=4)

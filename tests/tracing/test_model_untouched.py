@@ -1,12 +1,12 @@
 """A model that was planned for is as it was, and so is the process (law D8)."""
 
 # ruff: noqa: SLF001 - what a process remembers has no public names
-from __future__ import annotations
 
 import gc
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +28,6 @@ from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, without_loss
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 HOOKS = (

@@ -1,23 +1,17 @@
 """Which layer and which block runs: forward, recomputed and backward."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from torch import nn
 
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import BlockPass
 from budgetfit.tracing.recording.module_tracker import first_tensor
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.step_tracer import trace_step
 from tests.models import EXAMPLES, MIB, without_loss
 from tests.traced import raw_trace, session
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import BlockPass
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 SGD = Recipe(batch_size=4, optimizer="sgd")
 MEBI = tuple(f"blocks.{index}" for index in range(3))

@@ -2,8 +2,6 @@
 
 # ruff: noqa: ANN401 - any call
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

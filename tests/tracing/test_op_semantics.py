@@ -1,7 +1,5 @@
 """What CUDA does differently inside single ops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

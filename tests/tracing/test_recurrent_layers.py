@@ -1,7 +1,5 @@
 """Recurrent layers as CUDA runs them: torch's own results, step by step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

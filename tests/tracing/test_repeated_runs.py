@@ -1,9 +1,8 @@
 """Which blocks are equal, and which rows of them repeat."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ from budgetfit.tracing.blocks.block_signature import block_signatures
 from budgetfit.tracing.blocks.repeated_runs import find_runs
 from budgetfit.tracing.fake.shortened_model import shortening
 from tests.models import Mebi
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def names(count: int) -> tuple[str, ...]:

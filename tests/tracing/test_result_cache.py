@@ -1,9 +1,9 @@
 """What was made of fakes before is made again, and is what torch makes."""
 
 # ruff: noqa: ANN401, SLF001 - ops take anything, and their names begin like that
-from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +22,6 @@ from budgetfit.tracing.recording import storage_log
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.traced import raw_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 aten = torch.ops.aten

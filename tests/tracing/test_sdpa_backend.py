@@ -2,11 +2,10 @@
 
 # ruff: noqa: ANN401 - fixtures that are functions
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +17,6 @@ from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.tracing.attention_calls import Call, calls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RECORDINGS = {
     version: json.loads(

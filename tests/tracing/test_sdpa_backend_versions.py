@@ -2,8 +2,6 @@
 
 # ruff: noqa: SLF001 - aten ops
 
-from __future__ import annotations
-
 import torch
 
 from budgetfit.gpus.table import find_gpu

@@ -1,20 +1,16 @@
 """The second micro-batch, made from the first, is the one that would come."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
 from tests.traced import raw_trace
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 

@@ -2,9 +2,8 @@
 
 # ruff: noqa: ANN401 - parameters of an optimizer, rows of anything
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +11,10 @@ import torch
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.utils.function_name import qualified_name
 from tests.traced import raw_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 Optimizer = torch.optim.Optimizer

@@ -1,10 +1,9 @@
 """A traced step by hand, and what kinds of models and batches it works on."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +15,10 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import TraceError
 from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.step_tracer import trace_step
 from tests.models import EXAMPLES, MIB, without_loss
 from tests.traced import raw_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 SGD = Recipe(batch_size=4, optimizer="sgd")

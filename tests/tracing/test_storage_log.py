@@ -2,9 +2,8 @@
 
 # ruff: noqa: ANN401 - as torch declares it
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ from budgetfit.core.step_trace import CATEGORIES, RATES
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import LogStep, OpScratch, ScratchBuffer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KIB = 1024  # of 256 floats
 

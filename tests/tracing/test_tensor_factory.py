@@ -1,7 +1,6 @@
 """Fakes that are made at once are those that torch makes."""
 
 # ruff: noqa: SLF001 - what a tensor is has no public names
-from __future__ import annotations
 
 import pytest
 import torch

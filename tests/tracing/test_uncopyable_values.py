@@ -1,12 +1,10 @@
 """What deepcopy refuses: copied, shared or refused by name."""
 
-from __future__ import annotations
-
 import io
 import queue
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,9 +12,6 @@ from torch import nn
 
 from budgetfit.errors import TraceError
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def numbers() -> Iterator[int]:

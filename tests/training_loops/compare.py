@@ -1,22 +1,18 @@
 """A loop under a plan against the plain one: the same numbers, or refused."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch.utils.checkpoint import CheckpointError
 
+from budgetfit.core.plan import Plan
 from budgetfit.errors import BudgetfitError
 from tests.training_loops.loops import WAYS, Loop
+from tests.training_loops.own_loops import Trained
 from tests.training_loops.treatments import runs_again, segments_of
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from tests.training_loops.own_loops import Trained
 
 # A plan switches a generation cache off. It copies keys, so that the products with them
 # round in another order: 2^-24 each, 2^-8 under bf16 autocast. AdamW then enlarges what

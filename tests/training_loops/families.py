@@ -1,10 +1,9 @@
 """Small models of several architectures, and data for them: samples of many lengths."""
 
-from __future__ import annotations
-
 import random
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.applying import small_models
 from tests.applying.small_models import BLOCKS, VOCABULARY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CLASSES = 4
 LONGEST = 16

@@ -5,17 +5,18 @@ Each takes its settings, a plan or None for the library alone, and a folder to w
 
 # ruff: noqa: ANN401, PLC0415 - arguments of libraries, that are imported where used
 
-from __future__ import annotations
-
 import os
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tests.training_loops.families import seed_all
+from budgetfit.core.plan import Plan
+from tests.training_loops.families import Batch, seed_all
 from tests.training_loops.own_loops import PlainLoop, Trained, final_state, train
 from tests.training_loops.settings import (
     BATCH_SIZE,
@@ -24,14 +25,6 @@ from tests.training_loops.settings import (
     plain_optimizer,
     scheduler_for,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor, nn
-
-    from budgetfit.core.plan import Plan
-    from tests.training_loops.families import Batch
 
 
 def make_optimizer(

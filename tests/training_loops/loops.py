@@ -1,9 +1,10 @@
 """Which loops are compared: ways to train, families, and what is done in the loop."""
 
-from __future__ import annotations
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from budgetfit.core.plan import Plan
 from tests.training_loops import library_loops, parallel_loops, trainers
 from tests.training_loops.own_loops import (
     PlainLoop,
@@ -15,13 +16,7 @@ from tests.training_loops.own_loops import (
 from tests.training_loops.settings import Settings
 from tests.training_loops.treatments import TREATMENTS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from budgetfit.core.plan import Plan
-
-    Way = Callable[[Settings, Plan | None, Path], Trained]
+Way = Callable[[Settings, Plan | None, Path], Trained]
 
 
 def with_run(settings: Settings, plan: Plan | None, _: Path) -> Trained:

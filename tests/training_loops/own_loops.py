@@ -6,17 +6,17 @@ goes around that, ``train`` does, the same for all of them.
 
 # ruff: noqa: ANN401 - losses of any model's outputs, states
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import budgetfit
+from budgetfit.core.plan import Plan
 from tests.training_loops.families import Batch, collate, seed_all
 from tests.training_loops.settings import (
     BATCH_SIZE,
@@ -25,11 +25,6 @@ from tests.training_loops.settings import (
     plain_optimizer,
     scheduler_for,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from budgetfit.core.plan import Plan
 
 
 class Trained(NamedTuple):

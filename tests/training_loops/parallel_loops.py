@@ -1,15 +1,15 @@
 """Data parallelism: DistributedDataParallel with gloo, in one process and in two."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 
+from budgetfit.core.plan import Plan
 from tests.training_loops.own_loops import (
     PlainDDP,
     PreparedDDP,
@@ -17,12 +17,7 @@ from tests.training_loops.own_loops import (
     Trained,
     train,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from budgetfit.core.plan import Plan
-    from tests.training_loops.settings import Settings
+from tests.training_loops.settings import Settings
 
 
 def run_under_ddp(settings: Settings, plan: Plan | None, folder: Path) -> Trained:

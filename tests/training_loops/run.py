@@ -5,8 +5,6 @@ first, and counts. Words after it choose loops that have all of them: ``Trainer`
 ``gpt2``, ``offload``; ``--updates 5`` trains less.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import logging
@@ -14,7 +12,6 @@ import os
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,9 +26,7 @@ from tests.training_loops.compare import (
     trained,
 )
 from tests.training_loops.loops import Loop, loops
-
-if TYPE_CHECKING:
-    from tests.training_loops.own_loops import Trained
+from tests.training_loops.own_loops import Trained
 
 NEEDED = {
     "Trainer": "accelerate",

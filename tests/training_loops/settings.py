@@ -1,20 +1,15 @@
 """What people do in a loop beside forward, backward and step; and a plan for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe, Segment
 from tests.reporting.sample_plans import sample_estimate, sample_model, sample_plan
 from tests.training_loops.families import FAMILIES, Batch, Family, collate
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 BATCH_SIZE = 2
 LEARNING_RATE = 1e-3

@@ -1,13 +1,11 @@
 """Every way to train, for a few steps; what is wrong is noticed."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -30,9 +28,6 @@ from tests.training_loops.loops import TRAINED, WAYS, Loop, loops
 from tests.training_loops.run import NEEDED, table
 from tests.training_loops.settings import Settings
 from tests.training_loops.treatments import TREATMENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UPDATES = 2
 PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.training_loops.run")

@@ -5,21 +5,16 @@ Each takes its settings, a plan or None for the library alone, and a folder to w
 
 # ruff: noqa: ANN401, PLC0415 - arguments of libraries, that are imported where used
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from torch import Tensor
+
+from budgetfit.core.plan import Plan
 from tests.training_loops.families import collate, seed_all
 from tests.training_loops.own_loops import Trained, final_state
 from tests.training_loops.settings import BATCH_SIZE, LEARNING_RATE, Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from budgetfit.core.plan import Plan
 
 
 def with_trainer(settings: Settings, plan: Plan | None, folder: Path) -> Trained:

@@ -1,13 +1,8 @@
 """What a plan may do with the blocks of a model, and how often each then runs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from budgetfit.core.recipe import Segment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Some of the calls in a block of any family; what one does not call is skipped.
 SAVED = (

@@ -1,7 +1,5 @@
 """The file that verify keeps its measurements in: whole, bounded, never in the way."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Categories at the peak, predicted against what real objects take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

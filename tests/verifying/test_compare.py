@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,6 @@ from budgetfit.measuring.compare_gradients import (
 )
 from budgetfit.measuring.real_step import MeasuredPhase, RealSteps
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def compare(

@@ -1,7 +1,5 @@
 """Host memory of this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

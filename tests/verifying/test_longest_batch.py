@@ -1,8 +1,7 @@
 """The longest batch runs first (user-needs U5)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +9,6 @@ from torch.utils.data import DataLoader
 
 from budgetfit.errors import InputError
 from budgetfit.measuring.longest_batch import MAX_OTHERS_RUN, select_batches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def of_length(length: int) -> dict[str, torch.Tensor]:

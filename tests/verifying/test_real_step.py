@@ -1,11 +1,12 @@
 # ruff: noqa: ANN401 - batches and runs of any kind
-from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from budgetfit.applying.run.run import Run
 from budgetfit.core.out_of_memory_message import is_out_of_memory
@@ -16,11 +17,6 @@ from budgetfit.measuring.process_memory import ProcessMemory
 from budgetfit.measuring.real_step import find_device, run_real_steps
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import nn
 
 MIB = 2**20
 
@@ -40,7 +36,7 @@ class Script:
         self.scale: Callable[[int], int] = lambda call: call
         self.on_phase: Callable[[str], None] = print
 
-    def __call__(self, on_phase: Callable[[str], None]) -> Script:
+    def __call__(self, on_phase: Callable[[str], None]) -> "Script":
         self.on_phase = on_phase
         return self
 
@@ -59,7 +55,7 @@ class Script:
         self.peak_bytes = self.live_bytes
 
     @contextmanager
-    def counting(self) -> Iterator[Script]:
+    def counting(self) -> Iterator["Script"]:
         yield self
 
 

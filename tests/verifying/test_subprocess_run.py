@@ -1,10 +1,9 @@
 """A verification in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from budgetfit.measuring import subprocess_run
 from budgetfit.reporting.json import error_json, verification_json
 from budgetfit.reporting.render import render_verification
 from tests.reporting.sample_plans import sample_plan, sample_verification
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Child:

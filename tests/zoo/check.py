@@ -5,19 +5,19 @@ of a real step equal to a plain training step's, blocks really recomputed, undon
 verified on the CPU, with the state of model and process as before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from torch import nn
 
 import budgetfit
 from budgetfit.applying.loss.call_model import compute_loss, mean_of_outputs
@@ -27,6 +27,7 @@ from budgetfit.measuring.recomputed_blocks import (
     find_blocks_saving_nothing,
 )
 from budgetfit.traces.trace_program import NO_LOSS
+from tests.zoo.entry import Entry
 from tests.zoo.state import (
     assert_same,
     model_state,
@@ -34,13 +35,6 @@ from tests.zoo.state import (
     switches,
     unchanged,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import nn
-
-    from tests.zoo.entry import Entry
 
 GPU = "rtx-4090"
 BATCH_SIZE = 2

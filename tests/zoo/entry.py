@@ -3,8 +3,6 @@
 Each file in ``tables/`` has its ``ENTRIES``; a new file needs no registration.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 ``test_zoo`` fails for a name that works again, so that it leaves this list.
 """
 
-from __future__ import annotations
-
 KNOWN_FAILURES: dict[str, str] = {
     "xLSTMForCausalLM": (
         "does not train without its own library: its backward pass finds states that "

@@ -5,16 +5,14 @@ python -m tests.zoo.run "causal LM" T5   # families, or names that hold a word
 python -m tests.zoo.run --write          # also docs/zoo.md
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -22,9 +20,6 @@ import transformers
 from tests.zoo.check import STAGES, Outcome, check
 from tests.zoo.entry import zoo
 from tests.zoo.known_failures import KNOWN_FAILURES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 SECONDS_PER_ENTRY = 120

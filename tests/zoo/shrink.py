@@ -6,24 +6,18 @@ tokens and pixels are few. What the names of fields do not tell is in
 ``stock_sizes.py``, or in the table that lists the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import transformers
+from torch import nn
 from transformers import PreTrainedConfig
 
 from tests.zoo.entry import Entry
 from tests.zoo.stock_sizes import LAYERS, PLANS, SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from torch import nn
 
 VOCABULARY, EXPERTS, PIXELS = 1024, 8, 64
 POSITIONS, TEXT_POSITIONS = 128, 16  # images and sound have tokens among the text's

@@ -1,20 +1,14 @@
 """What planning, applying and verifying must leave as they found it."""
 
-from __future__ import annotations
-
 import contextlib
 import random
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import nn
 
 
 @contextlib.contextmanager

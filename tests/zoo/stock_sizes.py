@@ -1,7 +1,5 @@
 """Sizes of stock models that their fields' names do not tell (``shrink.py``)."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 LAYERS: Final = 2

@@ -1,8 +1,7 @@
 """What cannot be planned says which part, and what to do instead."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,6 @@ from tests.zoo.networks import (
     user_structure,
 )
 from tests.zoo.tables.torch_modules import Lazy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _GRAPH = {"nodes": torch.zeros(4, 8), "edges": torch.tensor([[0, 3], [1, 2]])}
 REFUSED: list[tuple[Callable[[], nn.Module], dict[str, Any], type, str]] = [

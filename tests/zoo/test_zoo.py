@@ -4,8 +4,6 @@ All of them take half an hour (``make zoo``); here runs every tenth of each
 family, and what is known not to work.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest

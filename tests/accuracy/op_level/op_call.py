@@ -6,8 +6,6 @@ at the end if it is no device memory. ``=bfloat16`` is a dtype, likewise layouts
 memory formats; ``=device`` is the card. Everything else is itself.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

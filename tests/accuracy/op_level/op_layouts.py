@@ -1,7 +1,5 @@
 """Random shapes and layouts, the same on every run."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

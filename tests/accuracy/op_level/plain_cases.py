@@ -14,167 +14,39 @@ if TYPE_CHECKING:
 
     from tests.accuracy.op_level.op_layouts import Case
 
+
+def names(text: str) -> list[str]:
+    """Return the words of a text."""
+    return text.split()
+
+
 DEVICE = {"device": torch.device("cuda")}
-UNARY = [
-    "abs",
-    "acos",
-    "asin",
-    "atan",
-    "ceil",
-    "clone",
-    "cos",
-    "cosh",
-    "digamma",
-    "elu",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "frac",
-    "gelu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "isinf",
-    "isnan",
-    "leaky_relu",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logical_not",
-    "logit",
-    "mish",
-    "neg",
-    "reciprocal",
-    "relu",
-    "relu6",
-    "round",
-    "rsqrt",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "sinh",
-    "softplus",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "trunc",
-    "zeros_like",
-    "ones_like",
-    "empty_like",
-    "rand_like",
-    "randn_like",
-    "celu",
-    "selu",
-    "hardshrink",
-    "softshrink",
-    "positive",
-    "nan_to_num",
-    "signbit",
-    "logical_not",
-    "bernoulli",
-    "log_sigmoid_forward",
-]
-BINARY = [
-    "add.Tensor",
-    "sub.Tensor",
-    "mul.Tensor",
-    "div.Tensor",
-    "atan2",
-    "fmod.Tensor",
-    "remainder.Tensor",
-    "maximum",
-    "minimum",
-    "pow.Tensor_Tensor",
-    "eq.Tensor",
-    "ne.Tensor",
-    "lt.Tensor",
-    "le.Tensor",
-    "gt.Tensor",
-    "ge.Tensor",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "fmax",
-    "fmin",
-    "hypot",
-    "logaddexp",
-    "floor_divide",
-    "xlogy.Tensor",
-]
-SCALAR = [
-    "add.Tensor",
-    "sub.Tensor",
-    "mul.Tensor",
-    "div.Tensor",
-    "pow.Tensor_Scalar",
-    "eq.Scalar",
-    "ne.Scalar",
-    "lt.Scalar",
-    "le.Scalar",
-    "gt.Scalar",
-    "ge.Scalar",
-    "fmod.Scalar",
-    "remainder.Scalar",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "fill.Scalar",
-    "full_like",
-    "rsub.Scalar",
-]
-IN_PLACE = [
-    "add_.Tensor",
-    "sub_.Tensor",
-    "mul_.Tensor",
-    "div_.Tensor",
-    "copy_",
-    "relu_",
-    "sigmoid_",
-    "tanh_",
-    "exp_",
-    "sqrt_",
-    "neg_",
-    "zero_",
-    "abs_",
-    "clamp_",
-    "fill_.Scalar",
-    "normal_",
-    "uniform_",
-    "bernoulli_.float",
-    "masked_fill_.Scalar",
-    "addcmul_",
-    "addcdiv_",
-    "lerp_.Scalar",
-    "lerp_.Tensor",
-    "logical_not_",
-    "tril_",
-    "triu_",
-    "random_",
-    "silu_",
-    "hardtanh_",
-    "hardswish_",
-    "leaky_relu_",
-    "exponential_",
-    "reciprocal_",
-    "rsqrt_",
-    "pow_.Scalar",
-    "floor_",
-    "clamp_min_",
-    "clamp_max_",
-    "round_",
-    "sign_",
-    "sin_",
-    "cos_",
-    "log_",
-]
+UNARY = names("""
+    abs acos asin atan ceil clone cos cosh digamma elu erf erfc erfinv exp exp2 expm1
+    floor frac gelu hardsigmoid hardswish hardtanh isinf isnan leaky_relu lgamma log
+    log10 log1p log2 logical_not logit mish neg reciprocal relu relu6 round rsqrt
+    sigmoid sign silu sin sinh softplus sqrt square tan tanh trunc zeros_like ones_like
+    empty_like rand_like randn_like celu selu hardshrink softshrink positive nan_to_num
+    signbit logical_not bernoulli log_sigmoid_forward
+""")
+BINARY = names("""
+    add.Tensor sub.Tensor mul.Tensor div.Tensor atan2 fmod.Tensor remainder.Tensor
+    maximum minimum pow.Tensor_Tensor eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor
+    ge.Tensor logical_and logical_or logical_xor fmax fmin hypot logaddexp floor_divide
+    xlogy.Tensor
+""")
+SCALAR = names("""
+    add.Tensor sub.Tensor mul.Tensor div.Tensor pow.Tensor_Scalar eq.Scalar ne.Scalar
+    lt.Scalar le.Scalar gt.Scalar ge.Scalar fmod.Scalar remainder.Scalar clamp
+    clamp_min clamp_max fill.Scalar full_like rsub.Scalar
+""")
+IN_PLACE = names("""
+    add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor copy_ relu_ sigmoid_ tanh_ exp_
+    sqrt_ neg_ zero_ abs_ clamp_ fill_.Scalar normal_ uniform_ bernoulli_.float
+    masked_fill_.Scalar addcmul_ addcdiv_ lerp_.Scalar lerp_.Tensor logical_not_ tril_
+    triu_ random_ silu_ hardtanh_ hardswish_ leaky_relu_ exponential_ reciprocal_
+    rsqrt_ pow_.Scalar floor_ clamp_min_ clamp_max_ round_ sign_ sin_ cos_ log_
+""")
 BACKWARD = {  # of grad and input, or output
     "gelu_backward": [],
     "hardsigmoid_backward": [],

@@ -11,8 +11,6 @@ request is a positive number of bytes, as asked for; ``-k`` frees the k-th reque
 is never freed is the op's output.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -1,7 +1,5 @@
 """Every recorded op call against the model, byte for byte."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

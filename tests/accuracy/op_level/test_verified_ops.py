@@ -1,7 +1,5 @@
 """The list of verified ops is what the recordings prove, no more and no less."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

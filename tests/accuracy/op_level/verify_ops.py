@@ -8,23 +8,19 @@ architectures and every one of them is predicted to the byte. ``--traces`` reads
 ops in ``harvested_calls.json``, which every op of the cases' traces is in.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.tracing.cuda import kernel_memory
 from tests.accuracy.op_level.compare import card_of, imitation, matches, recording
 from tests.accuracy.op_level.harvested_cases import HARVEST
 from tests.accuracy.op_level.op_call import op_named
 from tests.accuracy.op_level.record_ops import RECORDINGS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VERIFIED: Final = Path(kernel_memory.__file__).parent / "verified_ops.txt"
 LEAST_CALLS: Final = 3  # that differ

@@ -4,15 +4,10 @@ peft keeps the adapter's weights in fp32 beside a bf16 model: what enters an ada
 cast, and its result is added in fp32 and cast back.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 class Lora(nn.Module):

@@ -1,7 +1,5 @@
 """The published process footprints against the ranges that the others of them leave."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ values with one LoRA pair beside it whose result is padded with zeros, norms in 
 and a cross entropy of 128 tokens at a time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ python -m tests.accuracy.published.report            # print and write the page
 python -m tests.accuracy.published.report --jobs 4
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

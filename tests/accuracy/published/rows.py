@@ -1,7 +1,5 @@
 """What others measured and published, as data, and why some of it has no prediction."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What others published: some rows of each kind, within what they are allowed."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

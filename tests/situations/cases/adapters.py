@@ -13,12 +13,7 @@ CASES = (
     Case(
         "qwen-8b-qlora-4090",
         f"plan Qwen3-8B --gpu rtx-4090 --method qlora --lora-r 64 {LONG}",
-        Fits(
-            parameters_gib=8.522,
-            states_gib=1.301,
-            reserved_gib=(10.58, 22.90),
-            effective=16,
-        ),
+        Fits(8.522, 1.301, (10.58, 22.90), effective=16),
         "6.946 B in nf4 3.23, 1.245 B of embeddings and head in fp32 4.64, adapters "
         "174.6 M in fp32 0.65: 8.52; states 1.30, gradients 0.65, scales 0.10. Every "
         "block recomputed, nothing on the host, loss in 8 parts: 13.90.",
@@ -27,12 +22,7 @@ CASES = (
     Case(
         "qwen-8b-lora-4090",
         f"plan Qwen3-8B --gpu rtx-4090 --method lora --lora-r 64 {LONG}",
-        Fits(
-            parameters_gib=15.906,
-            states_gib=1.301,
-            reserved_gib=(17.86, 22.90),
-            effective=16,
-        ),
+        Fits(15.906, 1.301, (17.86, 22.90), effective=16),
         "8.191 B in bf16 15.26 and adapters in fp32 0.65: 15.91. Every block "
         "recomputed, nothing on the host, loss in 8 parts: 19.67.",
         60,
@@ -40,12 +30,7 @@ CASES = (
     Case(
         "qwen-14b-qlora-4090",
         f"plan Qwen3-14B --gpu rtx-4090 --method qlora --lora-r 64 {LONG}",
-        Fits(
-            parameters_gib=12.907,
-            states_gib=1.914,
-            reserved_gib=(15.97, 22.90),
-            effective=16,
-        ),
+        Fits(12.907, 1.914, (15.97, 22.90), effective=16),
         "13.212 B in nf4 6.15, 1.556 B in fp32 5.80, adapters 256.9 M 0.96: 12.91. "
         "Every block recomputed, nothing on the host, loss in 8 parts: 20.97; no more "
         "than the host's 16 GiB may be pinned, where it was 103.85.",
@@ -64,12 +49,7 @@ CASES = (
     Case(
         "qwen-32b-qlora-unprepared",
         f"plan Qwen3-32B --gpu rtx-4090 --method qlora --no-prepare-for-kbit {LONG}",
-        Fits(
-            parameters_gib=17.930,
-            states_gib=1.0,
-            reserved_gib=(19.89, 22.90),
-            effective=16,
-        ),
+        Fits(17.930, 1.0, (19.89, 22.90), effective=16),
         "nf4 14.53, bf16 2.90, adapters 0.50: 17.93. Known: 21.92.",
         60,
     ),
@@ -77,13 +57,7 @@ CASES = (
         "qwen-32b-qlora-short",
         "plan Qwen3-32B --gpu rtx-4090 --method qlora --no-prepare-for-kbit "
         "--max-length 512 --effective-batch-size 16",
-        Fits(
-            parameters_gib=17.930,
-            states_gib=1.0,
-            reserved_gib=(19.89, 22.90),
-            samples_per_s=0.65,
-            effective=16,
-        ),
+        Fits(17.930, 1.0, (19.89, 22.90), samples_per_s=0.65, effective=16),
         "As qwen-32b-qlora-unprepared, at 512 tokens. Every block recomputed, batch 1: "
         "0.594 samples/s, 1 GiB unused. At batch 4, with inputs on the host and the "
         "loss in 8 parts: 0.657 in 22.12 GiB.",
@@ -101,12 +75,7 @@ CASES = (
     Case(
         "llama-70b-qlora-a100",
         f"plan Llama-3.3-70B --gpu a100-80gb --method qlora {LONG}",
-        Fits(
-            parameters_gib=40.480,
-            states_gib=1.543,
-            reserved_gib=(43.80, 77.90),
-            effective=16,
-        ),
+        Fits(40.480, 1.543, (43.80, 77.90), effective=16),
         "40.48 GiB of parameters, as on the rtx-4090, and 34 GiB for activations.",
         120,
     ),
@@ -114,12 +83,7 @@ CASES = (
         "qwen-4b-lora-32k",
         "plan Qwen3-4B --gpu a100-80gb --method lora --max-length 32768 "
         "--effective-batch-size 16",
-        Fits(
-            parameters_gib=7.615,
-            states_gib=0.246,
-            reserved_gib=(8.11, 77.90),
-            effective=16,
-        ),
+        Fits(7.615, 0.246, (8.11, 77.90), effective=16),
         "4.022 B in bf16 7.49, adapters 33.0 M in fp32 0.12. Logits of one sample in "
         "fp32: 32768 x 151936 x 4 bytes = 18.5 GiB, several times at once: loss in "
         "parts; a block's input is 0.16 GiB in bf16.",
@@ -129,12 +93,7 @@ CASES = (
         "llama-8b-qlora-131k",
         "plan Llama-3.1-8B --gpu a100-80gb --method qlora --max-length 131072 "
         "--effective-batch-size 16",
-        Fits(
-            parameters_gib=7.321,
-            states_gib=0.312,
-            reserved_gib=(7.89, 77.90),
-            effective=16,
-        ),
+        Fits(7.321, 0.312, (7.89, 77.90), effective=16),
         "6.979 B in nf4 3.25, 1.051 B in fp32 3.91, adapters 0.16: 7.32. A block's "
         "input is 131072 x 4096 x 4 bytes = 2 GiB: all 32 are 64 GiB, too much for the "
         "host's 16; in 6 nested segments of 5 or 6, 12 GiB are on the host and at most "
@@ -145,13 +104,7 @@ CASES = (
         "llama-8b-qlora-131k-host",
         "plan Llama-3.1-8B --gpu a100-80gb --method qlora --max-length 131072 "
         "--effective-batch-size 16 --host-ram 128GB",
-        Fits(
-            parameters_gib=7.321,
-            states_gib=0.312,
-            reserved_gib=(7.89, 77.90),
-            host_gib=119.21,
-            effective=16,
-        ),
+        Fits(7.321, 0.312, (7.89, 77.90), host_gib=119.21, effective=16),
         "As llama-8b-qlora-131k; with 64 GiB of inputs on the host 68.78.",
         60,
     ),
@@ -160,9 +113,9 @@ CASES = (
         "plan gemma-3-4b-it --gpu t4 --method qlora --max-length 1024 "
         "--effective-batch-size 16",
         Fits(
-            parameters_gib=4.364,
-            states_gib=0.287,
-            reserved_gib=(4.85, 14.44),
+            4.364,
+            0.287,
+            (4.85, 14.44),
             host_gib=8.0,
             recipe={"precision": "fp16-mixed"},
             effective=16,
@@ -174,12 +127,7 @@ CASES = (
         "mistral-7b-lora-4090",
         "plan Mistral-7B-v0.3 --gpu 4090 --method lora --max-length 4096 "
         "--effective-batch-size 16",
-        Fits(
-            parameters_gib=13.657,
-            states_gib=0.312,
-            reserved_gib=(14.13, 22.90),
-            effective=16,
-        ),
+        Fits(13.657, 0.312, (14.13, 22.90), effective=16),
         "7.248 B in bf16 13.50, adapters 41.9 M in fp32 0.16.",
         50,
     ),
@@ -187,12 +135,7 @@ CASES = (
         "mistral-7b-lora-bf16",
         "plan Mistral-7B-v0.3 --gpu 4090 --method lora --max-length 4096 "
         "--effective-batch-size 16 --precision bf16",
-        Fits(
-            parameters_gib=13.579,
-            states_gib=0.156,
-            reserved_gib=(13.80, 22.90),
-            effective=16,
-        ),
+        Fits(13.579, 0.156, (13.80, 22.90), effective=16),
         "7.248 B and adapters in bf16: 13.50 + 0.08.",
         50,
     ),
@@ -201,9 +144,9 @@ CASES = (
         "plan Phi-4-mini --gpu T4 --method lora --max-length 1024 "
         "--effective-batch-size 16",
         Fits(
-            parameters_gib=7.231,
-            states_gib=0.172,
-            reserved_gib=(7.49, 14.44),
+            7.231,
+            0.172,
+            (7.49, 14.44),
             recipe={"precision": "fp16-mixed"},
             effective=16,
         ),
@@ -264,9 +207,9 @@ CASES = (
         "estimate Qwen2.5-VL-7B --gpu rtx-4090 --method qlora --batch-size 1 "
         "--checkpointing full --precision bf16-mixed",
         Fits(
-            parameters_gib=7.615,
-            states_gib=0.386,
-            reserved_gib=(8.2, 22.90),
+            7.615,
+            0.386,
+            (8.2, 22.90),
             says=("224",),
         ),
         "7.200 B in nf4 3.35, 1.092 B in fp32 4.07, adapters 51.8 M 0.19; and it says "

@@ -8,9 +8,9 @@ CASES = (
         "llama-1b-4090",
         "plan Llama-3.2-1B --gpu rtx-4090 --max-length 2048 --effective-batch-size 32",
         Fits(
-            parameters_gib=4.604,
-            states_gib=9.207,
-            reserved_gib=(18.41, 22.90),
+            4.604,
+            9.207,
+            (18.41, 22.90),
             recipe={"precision": "bf16-mixed"},
             effective=32,
         ),
@@ -52,12 +52,7 @@ CASES = (
         "llama-3b-8bit",
         "plan Llama-3.2-3B --gpu rtx-4090 --max-length 2048 --effective-batch-size 32 "
         "--precision bf16 --optimizer adamw_bnb_8bit",
-        Fits(
-            parameters_gib=5.984,
-            states_gib=6.078,
-            reserved_gib=(18.05, 22.90),
-            effective=32,
-        ),
+        Fits(5.984, 6.078, (18.05, 22.90), effective=32),
         "3.2127 B x 2 bytes: weights 5.98, gradients 5.98; two states of 1 byte and "
         "4 for each 256: 5.98 x (1 + 1/64) = 6.08. Known: 21.26, loss in 8 parts.",
     ),
@@ -66,9 +61,9 @@ CASES = (
         "estimate Llama-3.2-1B --gpu rtx-4090 --max-length 2048 --batch-size 4 "
         "--checkpointing full",
         Fits(
-            parameters_gib=2.302,
-            states_gib=4.604,
-            reserved_gib=(9.21, 22.90),
+            2.302,
+            4.604,
+            (9.21, 22.90),
             recipe={"batch_size": 4},
             says=("bf16",),
         ),
@@ -94,9 +89,9 @@ CASES = (
         "plan Qwen3-0.6B --gpu t4 --lengths tests/situations/lengths.txt "
         "--effective-batch-size 16",
         Fits(
-            parameters_gib=2.220,
-            states_gib=4.441,
-            reserved_gib=(8.88, 14.44),
+            2.220,
+            4.441,
+            (8.88, 14.44),
             recipe={"precision": "fp16-mixed"},
             effective=16,
             says=("padding",),
@@ -121,24 +116,14 @@ CASES = (
     Case(
         "mamba2-a100",
         "plan mamba2-1.3b --gpu a100-80gb --max-length 1024 --effective-batch-size 8",
-        Fits(
-            parameters_gib=5.006,
-            states_gib=10.011,
-            reserved_gib=(20.02, 77.90),
-            effective=8,
-        ),
+        Fits(5.006, 10.011, (20.02, 77.90), effective=8),
         "1.3438 B parameters: 5.01, gradients 5.01, AdamW 10.01.",
         130,
     ),
     Case(
         "smollm2-accumulates",
         "python accumulates examples/configs/SmolLM2-1.7B",
-        Fits(
-            parameters_gib=3.188,
-            states_gib=6.375,
-            reserved_gib=(12.75, 21.63),
-            recipe={"gradient_accumulation_steps": 16},
-        ),
+        Fits(3.188, 6.375, (12.75, 21.63), recipe={"gradient_accumulation_steps": 16}),
         "The README's first plan, for 24GB = 22.35 GiB in bf16, without an effective "
         "batch size; estimated with 16 micro-batches: 1.7114 B x 2 bytes = 3.19, "
         "gradients 3.19, AdamW 6.38. It planned 3 x 1, which needs 23.54 once it "

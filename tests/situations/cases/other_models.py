@@ -8,9 +8,9 @@ CASES = (
         "vit-t4",
         "plan vit-base-patch16-224 --gpu t4 --effective-batch-size 256",
         Fits(
-            parameters_gib=0.322,
-            states_gib=0.645,
-            reserved_gib=(1.29, 14.44),
+            0.322,
+            0.645,
+            (1.29, 14.44),
             recipe={"precision": "fp16-mixed"},
             effective=256,
         ),
@@ -19,24 +19,14 @@ CASES = (
     Case(
         "convnext-t4",
         "plan convnext-base-224 --gpu t4 --effective-batch-size 256",
-        Fits(
-            parameters_gib=0.330,
-            states_gib=0.660,
-            reserved_gib=(1.32, 14.44),
-            effective=256,
-        ),
+        Fits(0.330, 0.660, (1.32, 14.44), effective=256),
         "88.59 M parameters: 0.33 and 0.66.",
         40,
     ),
     Case(
         "whisper-small-t4",
         "plan whisper-small --gpu t4 --effective-batch-size 16",
-        Fits(
-            parameters_gib=0.9005,
-            states_gib=1.801,
-            reserved_gib=(3.60, 14.44),
-            effective=16,
-        ),
+        Fits(0.9005, 1.801, (3.60, 14.44), effective=16),
         "241.7 M parameters: 0.90 and 1.80.",
         25,
     ),
@@ -55,13 +45,7 @@ CASES = (
     Case(
         "bert-t4",
         "plan bert-base-uncased --gpu t4 --max-length 128 --effective-batch-size 32",
-        Fits(
-            parameters_gib=0.408,
-            states_gib=0.816,
-            reserved_gib=(1.63, 14.44),
-            recipe={"batch_size": 32},
-            effective=32,
-        ),
+        Fits(0.408, 0.816, (1.63, 14.44), recipe={"batch_size": 32}, effective=32),
         "109.5 M parameters: 0.41 and 0.82. 32 rows of 128 tokens have logits of 32 x "
         "128 x 30522 x 4 bytes = 0.47 GiB: everything fits at once.",
         15,
@@ -69,36 +53,21 @@ CASES = (
     Case(
         "deberta-t4",
         "plan deberta-v3-base --gpu t4 --max-length 256 --effective-batch-size 32",
-        Fits(
-            parameters_gib=0.687,
-            states_gib=1.374,
-            reserved_gib=(2.75, 14.44),
-            effective=32,
-        ),
+        Fits(0.687, 1.374, (2.75, 14.44), effective=32),
         "184.4 M parameters: 0.69 and 1.37.",
         70,
     ),
     Case(
         "modernbert-t4",
         "plan ModernBERT-base --gpu t4 --max-length 512 --effective-batch-size 32",
-        Fits(
-            parameters_gib=0.5575,
-            states_gib=1.115,
-            reserved_gib=(2.23, 14.44),
-            effective=32,
-        ),
+        Fits(0.5575, 1.115, (2.23, 14.44), effective=32),
         "149.7 M parameters: 0.56 and 1.12.",
         25,
     ),
     Case(
         "segformer-t4",
         "plan segformer-b2-ade-512 --gpu t4 --effective-batch-size 16",
-        Fits(
-            parameters_gib=0.1023,
-            states_gib=0.2046,
-            reserved_gib=(0.41, 14.44),
-            effective=16,
-        ),
+        Fits(0.1023, 0.2046, (0.41, 14.44), effective=16),
         "27.46 M parameters: 0.10 and 0.20.",
         60,
     ),
@@ -106,9 +75,9 @@ CASES = (
         "dinov2-t4",
         "plan dinov2-base --gpu t4 --effective-batch-size 64",
         Fits(
-            parameters_gib=0.3225,
-            states_gib=0.645,
-            reserved_gib=(1.29, 14.44),
+            0.3225,
+            0.645,
+            (1.29, 14.44),
             effective=64,
             says=("mean",),
         ),
@@ -120,9 +89,9 @@ CASES = (
         "own-blocks",
         "plan modules:blocks --gpu rtx-4090",
         Fits(
-            parameters_gib=1.370,
-            states_gib=2.741,
-            reserved_gib=(5.48, 22.90),
+            1.370,
+            2.741,
+            (5.48, 22.90),
             says=("mean", "128"),
         ),
         "24 blocks of 12 x 1024^2 + 13 x 1024 and two tables of 32000 x 1024: 367.8 M "
@@ -132,12 +101,7 @@ CASES = (
     Case(
         "own-cnn",
         "plan modules:cnn --gpu t4 --effective-batch-size 64",
-        Fits(
-            parameters_gib=0.0994,
-            states_gib=0.1988,
-            reserved_gib=(0.40, 14.44),
-            effective=64,
-        ),
+        Fits(0.0994, 0.1988, (0.40, 14.44), effective=64),
         "26.69 M parameters: 0.10 and 0.20.",
         10,
     ),
@@ -158,24 +122,14 @@ CASES = (
     Case(
         "unet-4090",
         "python unet",
-        Fits(
-            parameters_gib=0.977,
-            states_gib=1.955,
-            reserved_gib=(3.91, 22.90),
-            effective=32,
-        ),
+        Fits(0.977, 1.955, (3.91, 22.90), effective=32),
         "262.4 M parameters: 0.98 and 1.95. Batch and loss are handed in.",
         60,
     ),
     Case(
         "dit-4090",
         "python dit",
-        Fits(
-            parameters_gib=1.940,
-            states_gib=3.880,
-            reserved_gib=(7.76, 22.90),
-            effective=32,
-        ),
+        Fits(1.940, 3.880, (7.76, 22.90), effective=32),
         "520.7 M parameters: 1.94 and 3.88. Batch and loss are handed in.",
         30,
     ),
@@ -184,12 +138,7 @@ CASES = (
         "plan modules:dit --gpu rtx-4090 --effective-batch-size 32 "
         "--batch tests/situations/modules.py:dit_batch "
         "--loss tests/situations/modules.py:noise_loss",
-        Fits(
-            parameters_gib=1.940,
-            states_gib=3.880,
-            reserved_gib=(7.76, 22.90),
-            effective=32,
-        ),
+        Fits(1.940, 3.880, (7.76, 22.90), effective=32),
         "As dit-4090, without Python.",
         30,
     ),

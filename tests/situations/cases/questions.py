@@ -4,7 +4,7 @@ from tests.situations.case import Case
 from tests.situations.expectation import Fits, OneLine
 
 SMALL = "--batch-size 1 --max-length 128 --precision fp32"
-GPT2 = Fits(parameters_gib=0.464, states_gib=0.927, reserved_gib=(1.39, 5.0))
+GPT2 = Fits(0.464, 0.927, (1.39, 5.0))
 GPT2_WHY = "124.4 M parameters: 0.46, AdamW 0.93."
 OWNED = ("rtx-4070-ti", "rtx-5060-ti-16gb", "RTX 4090 Laptop", "gtx 1080 ti")
 HONEST = {"--gpus 2": "several GPUs", "--fsdp": "one GPU", "--compile": "compile"}
@@ -42,12 +42,7 @@ CASES = (
         "gpt2-hours",
         "plan gpt2 --gpu t4 --max-length 512 --effective-batch-size 32 "
         "--samples 100000",
-        Fits(
-            parameters_gib=0.464,
-            states_gib=0.927,
-            reserved_gib=(1.85, 14.44),
-            effective=32,
-        ),
+        Fits(0.464, 0.927, (1.85, 14.44), effective=32),
         f"{GPT2_WHY} The hours are samples over samples/s.",
         15,
     ),
@@ -55,9 +50,9 @@ CASES = (
         "gpt2-length",
         "plan gpt2 --gpu t4 --objective length --effective-batch-size 16",
         Fits(
-            parameters_gib=0.464,
-            states_gib=0.927,
-            reserved_gib=(1.85, 14.44),
+            0.464,
+            0.927,
+            (1.85, 14.44),
             effective=16,
             says=("1024",),
         ),
@@ -69,12 +64,7 @@ CASES = (
         "smollm2-length",
         "plan SmolLM2-1.7B --gpu rtx-4090 --precision bf16 --objective length "
         "--effective-batch-size 16",
-        Fits(
-            parameters_gib=3.188,
-            states_gib=6.375,
-            reserved_gib=(12.75, 22.90),
-            effective=16,
-        ),
+        Fits(3.188, 6.375, (12.75, 22.90), effective=16),
         "1.7114 B x 2 bytes: 3.19, gradients 3.19, AdamW 6.38.",
         60,
     ),

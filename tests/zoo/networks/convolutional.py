@@ -1,7 +1,5 @@
 """Convolutional image networks in plain torch, as in torchvision and timm, tiny."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Diffusion networks in plain torch, as in diffusers, tiny."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Diffusion's other networks: autoencoders, a whole training step, control, video."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as users do

@@ -1,7 +1,5 @@
 """Branches, shuffles, pyramids and iterations: convolutional networks of odd shapes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """What users keep in attributes: locks, generators, tensors, slots, late buffers."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

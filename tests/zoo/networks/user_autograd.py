@@ -1,7 +1,5 @@
 """What users do inside forward: autograd, in-place ops, hooks, loops and more."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

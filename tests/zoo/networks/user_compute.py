@@ -1,7 +1,5 @@
 """What users compute: transforms, loops, inner gradients, experts, other machinery."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as users do

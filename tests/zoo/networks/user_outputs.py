@@ -1,7 +1,5 @@
 """What users return, and what they call their models with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """How users put modules together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -111,7 +109,7 @@ class FrozenTrunk(nn.Module):
         self.trunk.requires_grad_(False).eval()
         self.head = nn.Sequential(Block(), Block())
 
-    def train(self, mode: bool = True) -> FrozenTrunk:
+    def train(self, mode: bool = True) -> "FrozenTrunk":
         super().train(mode)
         self.trunk.eval()
         return self

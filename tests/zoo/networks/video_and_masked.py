@@ -1,7 +1,5 @@
 """A transformer of videos, and one that learns from masked images."""
 
-from __future__ import annotations
-
 import math
 
 import torch

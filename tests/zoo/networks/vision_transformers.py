@@ -1,7 +1,5 @@
 """Image networks of attention and of mixers in plain torch, as in timm, tiny."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as users do

@@ -1,7 +1,5 @@
 """Stock models of speech and other sound."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.zoo.shrink import small_entries

@@ -1,7 +1,5 @@
 """Decoders that predict the next token: dense, mixtures of experts, state spaces."""
 
-from __future__ import annotations
-
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.zoo.shrink import small_entries

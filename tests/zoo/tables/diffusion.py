@@ -1,17 +1,13 @@
 """Diffusion networks written in plain torch, as diffusers writes them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from tests.zoo.entry import Entry
 from tests.zoo.networks import diffusers, diffusers_training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LATENTS, _TEXT = torch.zeros(2, 4, 16, 16), torch.zeros(2, 7, diffusers.CONTEXT)
 _TIMES = torch.tensor([3, 500])

@@ -1,7 +1,5 @@
 """Encoders that fill in masked tokens, and other pretraining heads of text models."""
 
-from __future__ import annotations
-
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from tests.zoo.shrink import small_entries

@@ -1,7 +1,5 @@
 """Stock models of images and text, of documents, and of sound and text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.zoo.shrink import small_entries

@@ -1,9 +1,6 @@
 """Encoders with decoders that write text."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from torch import nn
 from transformers import (
     BertConfig,
     EncoderDecoderConfig,
@@ -12,9 +9,6 @@ from transformers import (
 
 from tests.zoo.entry import Entry
 from tests.zoo.shrink import shrink, small_entries
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def _bert_to_bert() -> nn.Module:

@@ -1,7 +1,5 @@
 """Stock models of time series, proteins, decisions and bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.zoo.shrink import small_entries

@@ -1,18 +1,14 @@
 """torch's own modules, alone and in a row."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as users do
 
 from tests.zoo.entry import Entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WIDTH = 16
 _SMALL: dict[str, Any] = {"d_model": WIDTH, "nhead": 2, "dim_feedforward": 16}

@@ -1,9 +1,8 @@
 """Modules as users write them: outputs, arguments, structure, autograd, loops."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +13,6 @@ from tests.zoo.networks import user_autograd as ag
 from tests.zoo.networks import user_compute as co
 from tests.zoo.networks import user_outputs as out
 from tests.zoo.networks import user_structure as st
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _X, _Y = torch.linspace(-1, 1, 4 * 8).view(4, 8), torch.zeros(4, 8)
 _TOKENS = torch.arange(20).view(2, 10)

@@ -1,7 +1,5 @@
 """Stock models of images and videos."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import ResNetConfig

@@ -1,9 +1,7 @@
 """Image networks written in plain torch, as torchvision and timm write them."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,9 +10,6 @@ from tests.zoo.networks import convolutional as conv
 from tests.zoo.networks import more_convolutional as more
 from tests.zoo.networks import video_and_masked as masked
 from tests.zoo.networks import vision_transformers as vit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _plain(name: str, build: Callable[[], nn.Module]) -> Entry:
