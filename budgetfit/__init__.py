@@ -13,8 +13,9 @@ from budgetfit.utils.lazy_import import lazy_import
 if TYPE_CHECKING:
     from budgetfit.api.plan import apply, estimate, plan, verify
     from budgetfit.applying.run.run import Run
-    from budgetfit.core.plan import Estimate, Plan, Verification
+    from budgetfit.core.plan import Estimate, Plan
     from budgetfit.core.recipe import Recipe, Segment
+    from budgetfit.core.verification import Verification
     from budgetfit.errors import (
         BudgetfitError,
         DoesNotFitError,
@@ -49,7 +50,7 @@ _MODULES: Final = {
     "Run": "budgetfit.applying.run.run",
     "Segment": "budgetfit.core.recipe",
     "TraceError": "budgetfit.errors",
-    "Verification": "budgetfit.core.plan",
+    "Verification": "budgetfit.core.verification",
     "apply": "budgetfit.api.plan",
     "estimate": "budgetfit.api.plan",
     "plan": "budgetfit.api.plan",

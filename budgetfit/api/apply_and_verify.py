@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE, OPTIMIZER_NAMES
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import unwrap_compiled_for
-from budgetfit.core.plan import Plan, Verification
+from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from budgetfit.inputs.adapter import (
     attach_planned_adapter,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+
+    from budgetfit.core.verification import Verification
 
     Loss = Callable[[Any, Any], torch.Tensor]
     Progress = Callable[[str], None]

@@ -8,24 +8,29 @@ they become notes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import sys
 import tempfile
+import time
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from budgetfit.calibration.file_lock import exclusive_lock
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
 FOLDER_VARIABLE: Final = "BUDGETFIT_CALIBRATION"
 FILE_NAME: Final = "calibration.json"
 LOCK_NAME: Final = "calibration.lock"
+# Writers hold the lock for milliseconds.
+LOCK_TIMEOUT_S: Final = 10.0
+_PAUSE_S: Final = 0.01
 MAX_KEPT: Final = 10  # newest records per card and CUDA version or precision
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -33,7 +38,11 @@ Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 
 
-class ContextMeasurement(BaseModel):
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ContextMeasurement(_Strict):
     """A CUDA context size measured by ``verify``.
 
     Attributes:
@@ -50,8 +59,6 @@ class ContextMeasurement(BaseModel):
         date: ISO, UTC.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     card: Text
     cuda_major: Annotated[int, Field(ge=1, le=99)]
     outside_bytes: Annotated[int, Field(ge=2**20, le=2**33)]
@@ -64,7 +71,7 @@ class ContextMeasurement(BaseModel):
     date: Date
 
 
-class StepTimeMeasurement(BaseModel):
+class StepTimeMeasurement(_Strict):
     """The time of an optimizer step, measured by ``verify`` and predicted.
 
     Attributes:
@@ -77,8 +84,6 @@ class StepTimeMeasurement(BaseModel):
         host: The machine.
         date: ISO, UTC.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     card: Text
     precision: Text
@@ -95,15 +100,12 @@ class StepTimeMeasurement(BaseModel):
         return self.measured_ms / self.roofline_ms
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Calibration(_Strict):
+    """What the file holds, oldest first."""
 
     format: Literal[1]
     measurements: tuple[ContextMeasurement, ...] = ()
     step_times: tuple[StepTimeMeasurement, ...] = ()
-
-
-Row = TypeVar("Row", bound=BaseModel)
 
 
 class CalibrationError(Exception):
@@ -133,86 +135,57 @@ def calibration_path() -> Path:
     return folder / FILE_NAME
 
 
-def read_context_measurements() -> tuple[ContextMeasurement, ...]:
-    """Return the stored CUDA contexts, oldest first; empty without a file.
+def read_calibration() -> Calibration:
+    """Return what is stored; empty without a file.
 
     Raises:
         CalibrationError: There is a file, and it cannot be used.
     """
-    return _read().measurements
-
-
-def read_step_times() -> tuple[StepTimeMeasurement, ...]:
-    """Return the stored step times, oldest first; empty without a file.
-
-    Raises:
-        CalibrationError: There is a file, and it cannot be used.
-    """
-    return _read().step_times
-
-
-def add_context_measurement(measurement: ContextMeasurement) -> Path:
-    """Add a CUDA context to the file and return its path.
-
-    The newest ``MAX_KEPT`` of each card and CUDA version stay. A file that cannot be
-    parsed is not overwritten: it may belong to another program.
-
-    Raises:
-        CalibrationError: It cannot be written.
-    """
-
-    def added(known: _Document) -> _Document:
-        rows = _with_newest(known.measurements, measurement, ("card", "cuda_major"))
-        return known.model_copy(update={"measurements": rows})
-
-    return _rewrite(added)
-
-
-def add_step_time(step_time: StepTimeMeasurement) -> Path:
-    """Add a step time to the file and return its path.
-
-    The newest ``MAX_KEPT`` of each card and precision stay; see also
-    ``add_context_measurement``.
-
-    Raises:
-        CalibrationError: It cannot be written.
-    """
-
-    def added(known: _Document) -> _Document:
-        rows = _with_newest(known.step_times, step_time, ("card", "precision"))
-        return known.model_copy(update={"step_times": rows})
-
-    return _rewrite(added)
-
-
-def _with_newest(
-    rows: tuple[Row, ...], new: Row, names: tuple[str, str]
-) -> tuple[Row, ...]:
-    def alike(row: Row) -> bool:
-        return all(getattr(row, name) == getattr(new, name) for name in names)
-
-    same = tuple(row for row in rows if alike(row))
-    others = tuple(row for row in rows if not alike(row))
-    return others + (*same, new)[-MAX_KEPT:]
-
-
-def _read() -> _Document:
     path = calibration_path()
     try:
         found = path.stat()
         return _parsed(path, found.st_ino, found.st_mtime_ns, found.st_size)
     except FileNotFoundError:
-        return _Document(format=1)
+        return Calibration(format=1)
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path} cannot be read ({_reason(error)})") from None
 
 
+def add_measurement(new: ContextMeasurement | StepTimeMeasurement) -> Path:
+    """Add a CUDA context or a step time to the file and return its path.
+
+    The newest ``MAX_KEPT`` of each card and CUDA version or precision stay. A file that
+    cannot be parsed is not overwritten: it may belong to another program.
+
+    Raises:
+        CalibrationError: It cannot be written.
+    """
+    of_context = isinstance(new, ContextMeasurement)
+    name = "measurements" if of_context else "step_times"
+    kind = attrgetter("card", "cuda_major" if of_context else "precision")
+    path = calibration_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(path.with_name(LOCK_NAME)):
+            document = read_calibration()
+            rows = getattr(document, name)
+            same = [row for row in rows if kind(row) == kind(new)]
+            others = [row for row in rows if kind(row) != kind(new)]
+            kept = (*others, *(*same, new)[-MAX_KEPT:])
+            document = document.model_copy(update={name: kept})
+            text = json.dumps(document.model_dump(mode="json"), indent=1) + "\n"
+            _replace(path, text)
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be written ({_reason(error)})") from None
+    return path
+
+
 @functools.lru_cache(maxsize=4)
-def _parsed(path: Path, _inode: int, _mtime_ns: int, _size_bytes: int) -> _Document:
+def _parsed(path: Path, _inode: int, _mtime_ns: int, _size_bytes: int) -> Calibration:
     """Parse the file once per version: every candidate of a plan reads it."""
     text = path.read_text(encoding="utf-8")
     try:
-        return _Document.model_validate_json(text)
+        return Calibration.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -220,20 +193,6 @@ def _parsed(path: Path, _inode: int, _mtime_ns: int, _size_bytes: int) -> _Docum
             f"{path} is damaged or not budgetfit's ({f'{where}: ' if where else ''}"
             f"{first['msg']})"
         ) from None
-
-
-def _rewrite(change: Callable[[_Document], _Document]) -> Path:
-    """Read, change and replace the file under the lock."""
-    path = calibration_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(path.with_name(LOCK_NAME)):
-            document = change(_read())
-            text = json.dumps(document.model_dump(mode="json"), indent=1) + "\n"
-            _replace(path, text)
-    except OSError as error:
-        raise CalibrationError(f"{path} cannot be written ({_reason(error)})") from None
-    return path
 
 
 def _replace(path: Path, text: str) -> None:
@@ -250,3 +209,41 @@ def _replace(path: Path, text: str) -> None:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _try_lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def exclusive_lock(lock: Path) -> Iterator[None]:
+    """Hold an exclusive lock, across processes, on the file ``lock``; made if missing.
+
+    The file is not removed: another process could then lock a new one. The operating
+    system releases the lock when the file is closed or the process exits.
+
+    Raises:
+        OSError: The file cannot be made or locked.
+        TimeoutError: Another process held it for ``LOCK_TIMEOUT_S`` seconds.
+    """
+    with lock.open("ab") as file:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                _try_lock(file.fileno())
+                break
+            except (BlockingIOError, PermissionError) as error:
+                if time.monotonic() > deadline:
+                    text = f"another process has been writing for {LOCK_TIMEOUT_S:g} s"
+                    raise TimeoutError(None, text, str(lock)) from error
+                time.sleep(_PAUSE_S)
+        yield

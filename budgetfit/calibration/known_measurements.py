@@ -19,10 +19,8 @@ from budgetfit.calibration.file import (
     CalibrationError,
     ContextMeasurement,
     StepTimeMeasurement,
-    add_context_measurement,
-    add_step_time,
-    read_context_measurements,
-    read_step_times,
+    add_measurement,
+    read_calibration,
 )
 from budgetfit.gpus.cuda_context import (
     CudaContext,
@@ -33,7 +31,8 @@ from budgetfit.gpus.table import gpu_from_properties
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan, Verification
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.verification import Verification
     from budgetfit.gpus.table import Gpu
     from budgetfit.measuring.process_memory import ProcessMemory
 
@@ -75,7 +74,7 @@ def context_for(gpu: Gpu) -> tuple[CudaContext, tuple[str, ...]]:
     eager = version is not None and os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
     estimate = estimated_context(gpu, eager=eager)
     try:
-        kept = read_context_measurements()
+        kept = read_calibration().measurements
     except CalibrationError as error:
         return estimate, (f"what verify measured before was not used: {error}",)
     same = [
@@ -130,7 +129,7 @@ def store_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
     if version is None:
         return "The CUDA context was not kept: this torch does not tell its CUDA."
     try:
-        path = add_context_measurement(
+        path = add_measurement(
             ContextMeasurement(
                 card=gpu.title,
                 cuda_major=_major(version),
@@ -192,7 +191,7 @@ def time_factor(gpu: Gpu, precision: str) -> TimeFactor | None:
     are compared with each other, and one that was never measured must not look faster.
     """
     try:
-        kept = read_step_times()
+        kept = read_calibration().step_times
     except CalibrationError:
         return None  # context_for has a note on it
     card = [
@@ -239,7 +238,7 @@ def store_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
         return f"{found}; that is not plausible, so it was not kept for later plans."
     precision = plan.recipe.precision
     try:
-        path = add_step_time(
+        path = add_measurement(
             StepTimeMeasurement(
                 card=gpu.title,
                 precision=precision,

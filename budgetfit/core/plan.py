@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.block_report import BlockRow, find_block
@@ -15,24 +15,8 @@ from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.validation import check_samples
-from budgetfit.core.verification import CategoryCheck, PhaseCheck, Verification
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-__all__ = [
-    "Alternative",
-    "CategoryCheck",
-    "Estimate",
-    "Layer",
-    "LayerMemory",
-    "ModelSummary",
-    "PhaseCheck",
-    "Plan",
-    "Verification",
-]
 
 SECONDS_PER_HOUR = 3600
 # Label of the alternative that shows the plan under gradient accumulation.
@@ -108,7 +92,8 @@ class Estimate:
     host_bytes: int = 0
 
     def __str__(self) -> str:
-        return str(lazy_import("budgetfit.reporting.render").render_estimate(self))
+        reports = lazy_import("budgetfit.reporting.render")
+        return str(reports.render(reports.estimate_text(self)))
 
     def with_samples(self, samples: int) -> Estimate | None:
         """Return this estimate at another effective batch size.
@@ -250,7 +235,8 @@ class Plan(PlanExports):
         return rows
 
     def __str__(self) -> str:
-        return str(lazy_import("budgetfit.reporting.render").render_plan(self))
+        reports = lazy_import("budgetfit.reporting.render")
+        return str(reports.render(reports.plan_text(self)))
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:
@@ -301,9 +287,8 @@ class Plan(PlanExports):
         Raises:
             InputError: If no block, or more than one, matches.
         """
-        return str(
-            lazy_import("budgetfit.reporting.render").render_why(self.row(block))
-        )
+        reports = lazy_import("budgetfit.reporting.render")
+        return str(reports.render(reports.why_text(self.row(block))))
 
     def row(self, block: str) -> BlockRow:
         """Return the numbers behind ``why``.
@@ -315,8 +300,7 @@ class Plan(PlanExports):
 
     def to_json(self) -> str:
         """Return the plan as one JSON document."""
-        text: str = _json().to_json(self)
-        return text
+        return str(lazy_import("budgetfit.core.plan_json").to_json(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -325,7 +309,7 @@ class Plan(PlanExports):
         Raises:
             InputError: If the text is not a plan of this format; names the field.
         """
-        plan: Plan = _json().from_json(text)
+        plan: Plan = lazy_import("budgetfit.core.plan_json").from_json(text)
         return plan
 
     def save(self, path: str | Path) -> None:
@@ -339,8 +323,5 @@ class Plan(PlanExports):
         Raises:
             InputError: If the file cannot be read or is not a plan.
         """
-        return cls.from_json(_json().read_plan_text(path))
-
-
-def _json() -> ModuleType:
-    return lazy_import("budgetfit.core.plan_json")
+        read_plan_text = lazy_import("budgetfit.core.plan_json").read_plan_text
+        return cls.from_json(read_plan_text(path))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from budgetfit.core.plan import Estimate, ModelSummary, Plan
+from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, SegmentMode
 from budgetfit.errors import InputError
@@ -92,8 +92,7 @@ def _parse_document(text: str) -> dict[str, Any]:
     if not isinstance(data, dict) or type(found) is not int or found != FORMAT:
         raise InputError(f"This is not a plan of this version. {_ANEW}")
     for where, value in _values(data):
-        why = _why_not(where, value)
-        if why:
+        if why := _why_not(where, value):
             raise damaged_plan_error(".".join(where), why)
     return data
 
@@ -103,7 +102,10 @@ def to_json(plan: Plan) -> str:
     plain = TypeAdapter(Plan).dump_python(
         replace(plan, source=None), mode="json", exclude={"source", "lazy_alternatives"}
     )
-    _add_rates(plain, plan)
+    # Derived fields, for other readers of the document.
+    plain["estimate"][_RATE] = plan.estimate.samples_per_s
+    for row, known in zip(plain["alternatives"], plan.alternatives, strict=True):
+        row["estimate"][_RATE] = known.estimate.samples_per_s
     return json.dumps({"format": FORMAT, **plain}, indent=1)
 
 
@@ -126,23 +128,13 @@ def from_json(text: str) -> Plan:
         raise damaged_plan_error(
             where, first["msg"].removeprefix("Value error, ")
         ) from None
-    _check_fields(plan)
+    for where, why in _faults(plan):
+        raise damaged_plan_error(where, why)
     return plan
 
 
-def _add_rates(document: dict[str, Any], plan: Plan) -> None:
-    """Add ``samples_per_s`` to each estimate, for other readers of the document."""
-    pairs = [(document["estimate"], plan.estimate)]
-    pairs += [
-        (row["estimate"], known.estimate)
-        for row, known in zip(document["alternatives"], plan.alternatives, strict=True)
-    ]
-    for estimate, known in pairs:
-        estimate[_RATE] = known.samples_per_s
-
-
 def _drop_rates(document: dict[str, Any]) -> None:
-    """Drop derived fields: ``samples_per_s`` of ``_add_rates``, and hours."""
+    """Drop derived fields: ``samples_per_s`` and hours."""
     for name in _TIMES:
         document.pop(name, None)
     rows = document.get("alternatives")
@@ -201,96 +193,75 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _check_fields(plan: Plan) -> None:
-    """Check that fields are consistent with each other.
-
-    Raises:
-        InputError: Names the first field that is not.
-    """
-    _check_recipe("recipe", plan.recipe, plan.model.blocks)
-    _check_estimate("estimate", plan.estimate)
+def _faults(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield fields that are not consistent with others, each with the reason."""
+    blocks = plan.model.blocks
+    yield from _recipe_faults("recipe", plan.recipe, blocks)
+    yield from _estimate_faults("estimate", plan.estimate)
     for number, row in enumerate(plan.alternatives):
         where = f"alternatives.{number}.estimate"
-        _check_recipe(f"{where}.recipe", row.estimate.recipe, plan.model.blocks)
-        _check_estimate(where, row.estimate)
+        yield from _recipe_faults(f"{where}.recipe", row.estimate.recipe, blocks)
+        yield from _estimate_faults(where, row.estimate)
     for number, block in enumerate(plan.block_table):
-        if block.chosen >= len(block.choices):
-            raise damaged_plan_error(
-                f"block_table.{number}.chosen",
-                f"there are {len(block.choices)} choices, counted from 0",
-            )
+        where, count = f"block_table.{number}", len(block.choices)
+        if block.chosen >= count:
+            yield f"{where}.chosen", f"there are {count} choices, counted from 0"
         for choice, each in enumerate(block.choices):
             if each.mode not in _MODES:
-                raise damaged_plan_error(
-                    f"block_table.{number}.choices.{choice}.mode",
-                    f"{each.mode!r:.60} is none of {', '.join(_MODES)}",
-                )
-    _check_dims(plan.model)
-    _check_asked(plan.provenance.get("asked"))
-    length = plan.provenance.get("longest_length")
-    if length is not None and (type(length) is not int or length < 1):
-        raise damaged_plan_error(
-            "provenance.longest_length", "a whole number is expected"
-        )
-    for name in ("solver", "certificate"):
-        if not isinstance(plan.provenance.get(name, ""), str):
-            raise damaged_plan_error(f"provenance.{name}", "a text is expected")
-    _check_same(plan.recipe, plan.estimate.recipe)
+                why = f"{each.mode!r:.60} is none of {', '.join(_MODES)}"
+                yield f"{where}.choices.{choice}.mode", why
+    if plan.model.batch_dims is not None:
+        try:
+            plan.model.batch_dims.check_names(plan.model.batch)
+        except InputError as error:
+            yield "model.batch_dims.named", str(error)
+    yield from _provenance_faults(plan.provenance)
+    # All numbers belong to the original recipe.
+    for name in plan.recipe.__dataclass_fields__:
+        known = getattr(plan.estimate.recipe, name)
+        if getattr(plan.recipe, name) != known:
+            why = f"all numbers of the plan are those of {known!r:.80}, so it cannot be"
+            yield (
+                f"recipe.{name}",
+                f"{why} edited by hand: plan again with what you want",
+            )
 
 
-def _check_recipe(where: str, recipe: Recipe, blocks: tuple[str, ...]) -> None:
+def _recipe_faults(
+    where: str, recipe: Recipe, blocks: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
     try:
         find_precision(recipe.precision)
     except InputError as error:
-        raise damaged_plan_error(f"{where}.precision", str(error)) from None
+        yield f"{where}.precision", str(error)
     for name in recipe.wrapped_blocks:
         if name not in blocks:
-            raise damaged_plan_error(
-                f"{where}.segments", f"the planned model has no block {name!r}"
-            )
+            yield f"{where}.segments", f"the planned model has no block {name!r}"
 
 
-def _check_dims(model: ModelSummary) -> None:
-    if model.batch_dims is None:
-        return
-    try:
-        model.batch_dims.check_names(model.batch)
-    except InputError as error:
-        raise damaged_plan_error("model.batch_dims.named", str(error)) from None
-
-
-def _check_estimate(where: str, estimate: Estimate) -> None:
+def _estimate_faults(where: str, estimate: Estimate) -> Iterator[tuple[str, str]]:
     for name in ("step_ms", "time_factor"):
         if getattr(estimate, name) <= 0:
-            raise damaged_plan_error(f"{where}.{name}", "it must be above zero")
-    points = estimate.timeline.points
-    if points and estimate.timeline.peak >= len(points):
-        raise damaged_plan_error(
-            f"{where}.timeline.peak", f"there are {len(points)} points, counted from 0"
-        )
+            yield f"{where}.{name}", "it must be above zero"
+    count = len(estimate.timeline.points)
+    if count and estimate.timeline.peak >= count:
+        yield f"{where}.timeline.peak", f"there are {count} points, counted from 0"
 
 
-def _check_asked(asked: object) -> None:
-    """Check the recorded arguments of ``plan`` that ``verify`` uses again."""
+def _provenance_faults(provenance: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Check what reports show, and the arguments that ``verify`` uses again."""
+    asked = provenance.get("asked")
     if asked is None:
-        return
-    if not isinstance(asked, dict):
-        raise damaged_plan_error("provenance.asked", "an object is expected")
+        asked = {}
+    elif not isinstance(asked, dict):
+        yield "provenance.asked", "an object is expected"
     for name, kinds in _ASKED.items():
         value = asked.get(name)
         if value is not None and type(value) not in kinds:  # True is not a number here
-            raise damaged_plan_error(
-                f"provenance.asked.{name}", f"{value!r:.60} was not asked"
-            )
-
-
-def _check_same(recipe: Recipe, estimated: Recipe) -> None:
-    """Refuse an edited recipe: all numbers belong to the original one."""
-    for name in recipe.__dataclass_fields__:
-        value, known = getattr(recipe, name), getattr(estimated, name)
-        if value != known:
-            raise damaged_plan_error(
-                f"recipe.{name}",
-                f"all numbers of the plan are those of {known!r:.80}, so it cannot be "
-                "edited by hand: plan again with what you want",
-            )
+            yield f"provenance.asked.{name}", f"{value!r:.60} was not asked"
+    length = provenance.get("longest_length")
+    if length is not None and (type(length) is not int or length < 1):
+        yield "provenance.longest_length", "a whole number is expected"
+    for name in ("solver", "certificate"):
+        if not isinstance(provenance.get(name, ""), str):
+            yield f"provenance.{name}", "a text is expected"

@@ -102,7 +102,9 @@ class Verification:
     gradient_noise: float | None = None
 
     def __str__(self) -> str:
-        return str(lazy_import("budgetfit.reporting.render").render_verification(self))
+        reports = lazy_import("budgetfit.reporting.render")
+        text = reports.verification_text(self)
+        return str(reports.render(text, width=reports.WIDE))
 
     @property
     def allocated_error(self) -> float | None:

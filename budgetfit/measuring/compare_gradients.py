@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from budgetfit.core.plan import PhaseCheck, Verification
+from budgetfit.core.verification import PhaseCheck, Verification
 from budgetfit.errors import RecomputationError
 from budgetfit.measuring.categories import category_checks
 from budgetfit.measuring.preserve_model import restore_attributes, snapshot_attributes

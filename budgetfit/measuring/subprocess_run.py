@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from budgetfit.core.plan import Verification
+from budgetfit.core.verification import Verification
 from budgetfit.errors import BudgetfitError, InputError
 
 if TYPE_CHECKING:

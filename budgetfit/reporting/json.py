@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from budgetfit.core.block_report import BlockRow
     from budgetfit.core.gpu_comparison import GpuComparison
-    from budgetfit.core.plan import Estimate, Layer, Plan, Verification
+    from budgetfit.core.plan import Estimate, Layer, Plan
+    from budgetfit.core.verification import Verification
     from budgetfit.doctor.facts import Finding
     from budgetfit.explain.explanation import Explanation
     from budgetfit.gpus.table import Gpu

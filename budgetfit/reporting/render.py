@@ -1,4 +1,4 @@
-"""All text reports, and ``print`` of Plan, Estimate, Verification and ``plan.why``."""
+"""All text reports; ``print`` of a plan loads this file, and so do commands."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from budgetfit.core.block_report import BlockRow
-    from budgetfit.core.plan import Estimate, Plan, Verification
+    from budgetfit.core.plan import Plan
 
 __all__ = [
     "WIDE",
@@ -37,34 +36,10 @@ __all__ = [
     "plan_text",
     "print_plan",
     "render",
-    "render_estimate",
-    "render_plan",
-    "render_verification",
-    "render_why",
     "show",
     "verification_text",
     "why_text",
 ]
-
-
-def render_plan(plan: Plan) -> str:
-    """Render the plan as plain text, for ``print(plan)``."""
-    return render(plan_text(plan))
-
-
-def render_estimate(estimate: Estimate) -> str:
-    """Render the estimate as plain text, for ``print(estimate)``."""
-    return render(estimate_text(estimate))
-
-
-def render_verification(check: Verification) -> str:
-    """Render the verification as plain text, for ``print(check)``."""
-    return render(verification_text(check), width=WIDE)
-
-
-def render_why(row: BlockRow) -> str:
-    """Render the explanation of a block as plain text, for ``plan.why``."""
-    return render(why_text(row))
 
 
 def print_plan(

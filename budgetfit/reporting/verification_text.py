@@ -14,7 +14,7 @@ from budgetfit.utils.format_bytes import format_bytes, format_range
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from budgetfit.core.plan import PhaseCheck, Verification
+    from budgetfit.core.verification import PhaseCheck, Verification
 
 _COLUMNS = (
     "",

@@ -32,7 +32,8 @@ from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from budgetfit.core.plan import Plan, Verification
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.verification import Verification
     from budgetfit.gpus.table import Gpu
     from budgetfit.measuring.real_step import RealSteps
     from budgetfit.workload.training_setup import TrainingSetup

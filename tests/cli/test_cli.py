@@ -15,7 +15,6 @@ from budgetfit.errors import (
     Suggestion,
     TraceError,
 )
-from budgetfit.reporting.render import render_plan
 from tests.cli.conftest import Run
 from tests.cli.fake_api import FakeApi
 from tests.reporting.sample_plans import (
@@ -49,7 +48,7 @@ def test_plan_prints_the_plan_and_ends_with_0(run: Run) -> None:
     result = run("plan", "gpt2", "--vram", "24GB")
 
     assert result.exit_code == 0
-    assert result.stdout == render_plan(sample_plan()) + "\n"
+    assert result.stdout == str(sample_plan()) + "\n"
 
 
 MADE_FROM_THE_MODEL = {

@@ -12,10 +12,8 @@ import budgetfit
 from budgetfit import Plan, Verification
 from budgetfit.calibration import known_measurements
 from budgetfit.calibration.file import (
-    add_context_measurement,
-    add_step_time,
-    read_context_measurements,
-    read_step_times,
+    add_measurement,
+    read_calibration,
 )
 from budgetfit.calibration.known_measurements import (
     context_for,
@@ -69,7 +67,7 @@ def test_without_measurements_published_reports_count() -> None:
 
 def test_a_later_plan_uses_and_names_what_verify_measured() -> None:
     note = store_context(process(470), ADA)
-    (kept,) = read_context_measurements()
+    (kept,) = read_calibration().measurements
     assert "Later predictions for this card use its CUDA context of 470 MiB" in note
     found = plan()
     where = f"measured on this machine on {kept.date}"
@@ -91,7 +89,7 @@ def test_a_later_plan_uses_and_names_what_verify_measured() -> None:
 
 def test_everything_that_was_measured_on_is_kept() -> None:
     store_context(process(470), ADA)
-    (kept,) = read_context_measurements()
+    (kept,) = read_calibration().measurements
     assert (kept.card, kept.cuda_major, kept.cuda) == (ADA.title, 13, "13.0")
     assert (kept.driver, kept.torch) == ("580.65", str(torch.__version__))
     assert (kept.total_bytes, kept.host) == (ADA.total_bytes, HERE)
@@ -103,20 +101,20 @@ def test_everything_that_was_measured_on_is_kept() -> None:
     ids=["another CUDA", "another card"],
 )
 def test_what_was_measured_elsewhere_is_not_used(changes: dict[str, Any]) -> None:
-    add_context_measurement(measurement(**changes))
+    add_measurement(measurement(**changes))
     assert context_for(ADA) == (estimated_context(ADA), ())
 
 
 def test_a_torch_without_cuda_uses_no_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    add_context_measurement(measurement())
+    add_measurement(measurement())
     monkeypatch.setattr(known_measurements, "cuda_version", lambda: None)
     assert context_for(ADA) == (estimated_context(ADA), ())
 
 
 def test_a_machine_with_the_same_home_is_told_apart() -> None:
-    add_context_measurement(measurement(host=f"not {HERE}"))
+    add_measurement(measurement(host=f"not {HERE}"))
     found, _ = context_for(ADA)
     assert found.source == "measured on another machine on 2026-11-21 by verify"
 
@@ -133,7 +131,7 @@ def test_a_damaged_file_is_a_note_on_a_plan_as_good_as_before(folder: Path) -> N
 
 
 def test_an_edited_size_is_not_believed() -> None:
-    add_context_measurement(measurement(outside_bytes=8000 * MIB))
+    add_measurement(measurement(outside_bytes=8000 * MIB))
     context, notes = context_for(ADA)
     assert context == estimated_context(ADA)
     assert notes[0].startswith("a CUDA context that verify kept was not used")
@@ -234,7 +232,7 @@ def test_a_scaled_prediction_is_measured_against_the_roofline_itself() -> None:
     scaled = timed_plan(step_ms=150.0, time_factor=1.5)
     note = store_step_time(checked(150.0 * 8), scaled, ADA)
     assert note.startswith("The step took 12.00 times the roofline")
-    (kept,) = read_step_times()
+    (kept,) = read_calibration().step_times
     assert (kept.roofline_ms, kept.measured_ms) == (100.0, 1200.0)
 
 
@@ -257,11 +255,11 @@ def test_another_card_has_its_own_times() -> None:
     made = replace(timed_plan(), gpu=find_gpu("t4"))
     note = store_step_time(checked(120.0), made, ADA)
     assert "predicted for the NVIDIA T4" in note.replace("Tesla", "NVIDIA")
-    assert len(read_step_times()) == 1
+    assert len(read_calibration().step_times) == 1
 
 
 def test_another_machine_is_named() -> None:
-    add_step_time(step_time(host=f"not {HERE}"))
+    add_measurement(step_time(host=f"not {HERE}"))
     found = time_factor(ADA, "bf16-mixed")
     assert found is not None
     assert "on another machine by 1 verification, the last on 2026-11-21" in found.note
@@ -279,7 +277,7 @@ def test_a_time_that_says_nothing_about_others_is_told_and_not_kept(
     measured_ms: float, why: str
 ) -> None:
     assert why in remember(measured_ms)
-    assert read_step_times() == ()
+    assert read_calibration().step_times == ()
 
 
 @pytest.mark.parametrize(
@@ -294,11 +292,11 @@ def test_a_time_that_says_nothing_about_others_is_told_and_not_kept(
 def test_a_run_that_was_not_the_plan_keeps_no_time(failed: dict[str, Any]) -> None:
     check = checked(120.0, **failed)
     assert "did not run" in store_step_time(check, timed_plan(), ADA)
-    assert read_step_times() == ()
+    assert read_calibration().step_times == ()
 
 
 def test_an_edited_time_is_not_believed() -> None:
-    add_step_time(step_time(measured_ms=1e6))
+    add_measurement(step_time(measured_ms=1e6))
     assert time_factor(ADA, "bf16-mixed") is None
 
 
@@ -311,7 +309,7 @@ def test_a_damaged_file_gives_no_factor_and_a_note(folder: Path) -> None:
 def test_only_a_card_changes_times() -> None:
     check = checked(120.0)
     assert with_recorded_step_time(check, timed_plan(), None) == check
-    assert read_step_times() == ()
+    assert read_calibration().step_times == ()
     found = with_recorded_step_time(check, timed_plan(time_factor=1.25), ADA)
     assert found.time_factor == 1.25
     assert "times the roofline" in found.notes[-1]

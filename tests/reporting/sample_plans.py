@@ -13,11 +13,10 @@ from budgetfit.core.plan import (
     Layer,
     LayerMemory,
     ModelSummary,
-    PhaseCheck,
     Plan,
-    Verification,
 )
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.verification import PhaseCheck, Verification
 from budgetfit.gpus.table import Gpu, find_gpu
 
 MIB = 2**20

@@ -5,8 +5,6 @@ from dataclasses import replace
 from budgetfit.reporting.render import (
     estimate_text,
     render,
-    render_estimate,
-    render_verification,
 )
 from tests.reporting.sample_plans import (
     GIB,
@@ -33,7 +31,7 @@ def test_a_card_is_echoed_with_its_real_capacity() -> None:
 
 def test_with_a_model_blocks_are_numbered_and_without_one_counted() -> None:
     with_model = render(estimate_text(sample_estimate(), model=sample_model()))
-    without = render(estimate_text(sample_estimate()))
+    without = str(sample_estimate())
 
     assert "checkpoint blocks 0-15 (16 of 24)" in with_model
     assert "checkpoint 16 blocks" in without
@@ -41,7 +39,7 @@ def test_with_a_model_blocks_are_numbered_and_without_one_counted() -> None:
 
 def test_the_verdict_needs_a_budget() -> None:
     def heading(fits: bool | None) -> str:
-        text = render(estimate_text(sample_estimate(fits=fits)))
+        text = str(sample_estimate(fits=fits))
         (line,) = [line for line in text.splitlines() if "ESTIMATE" in line]
         return line
 
@@ -59,21 +57,21 @@ def test_an_allocator_that_cached_nothing_has_no_row() -> None:
 
 
 def test_what_is_not_modelled_is_told() -> None:
-    assert "* cuDNN is not modelled." in render(estimate_text(sample_estimate()))
+    assert "* cuDNN is not modelled." in str(sample_estimate())
 
 
 def test_crumbs_share_a_row() -> None:
     parts = {"parameters": 20 * 2**30 - 3072, "buffers": 1024, "batch": 2048}
 
-    text = render(estimate_text(sample_estimate(at_peak_bytes=parts)))
+    text = str(sample_estimate(at_peak_bytes=parts))
 
     assert "batch, buffers" in text
     assert "3 KiB" in text
 
 
 def test_printing_in_python_uses_the_same_text() -> None:
-    assert render_estimate(sample_estimate()).startswith("ESTIMATE")
-    assert "VERIFIED" in render_verification(sample_verification())
+    assert str(sample_estimate()).startswith("ESTIMATE")
+    assert "VERIFIED" in str(sample_verification())
 
 
 def test_a_limit_above_the_card_is_the_card() -> None:
@@ -85,12 +83,12 @@ def test_a_limit_above_the_card_is_the_card() -> None:
 def test_as_it_is_says_what_that_is() -> None:
     as_is = sample_recipe(precision="as-is", batch_size=8, segments=())
 
-    text = render(estimate_text(sample_estimate(as_is, as_is="bf16")))
+    text = str(sample_estimate(as_is, as_is="bf16"))
 
     assert (
         "as it is: bf16, no autocast, no checkpointing, adamw_torch_fused, batch 8\n"
     ) in text
-    assert "as it is" not in render(estimate_text(sample_estimate()))
+    assert "as it is" not in str(sample_estimate())
 
 
 def test_what_does_not_fit_says_of_how_much_and_what_to_type_next() -> None:
@@ -102,7 +100,7 @@ def test_what_does_not_fit_says_of_how_much_and_what_to_type_next() -> None:
     assert "reserved 22.00 GiB of 21.00 GiB usable   DOES NOT FIT" in text
     assert f"    {command.strip()}" in text.splitlines()
     assert "NEXT" not in render(estimate_text(sample_estimate(), then=command))
-    assert "budgetfit.plan(model, ...)" in render_estimate(found)
+    assert "budgetfit.plan(model, ...)" in str(found)
 
 
 def test_pefts_own_names_are_left_out_of_layers() -> None:
@@ -111,6 +109,6 @@ def test_pefts_own_names_are_left_out_of_layers() -> None:
         at_peak_layers=(("base_model.model.lm_head", GIB), ("logits and loss", 1)),
     )
 
-    text = render(estimate_text(sample_estimate(timeline=timeline)))
+    text = str(sample_estimate(timeline=timeline))
 
     assert "largest layers: lm_head 1.00 GiB, logits and loss 1 B" in text

@@ -10,7 +10,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Alternative, Plan
 from budgetfit.gpus.cuda_context import CudaContext, measured_context
 from budgetfit.gpus.table import find_gpu, generic_gpu
-from budgetfit.reporting.render import plan_text, print_plan, render, render_plan, show
+from budgetfit.reporting.render import plan_text, print_plan, render, show
 from tests.reporting.sample_plans import (
     GIB,
     MIB,
@@ -30,14 +30,14 @@ def line_with(text: str, words: str) -> str:
 
 
 def test_the_answer_comes_before_the_reasons() -> None:
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
     order = ["RECOMMENDED", "WHERE IT GOES", "ALTERNATIVES", "WATCH OUT", "NEXT"]
 
     assert sorted(order, key=text.index) == order
 
 
 def test_the_settings_are_named_as_other_libraries_name_them() -> None:
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
 
     assert "batch_size 6   gradient_accumulation_steps 11   (effective 66)" in text
     assert "precision bf16-mixed   optimizer adamw_torch_fused" in text
@@ -46,7 +46,7 @@ def test_the_settings_are_named_as_other_libraries_name_them() -> None:
 
 def test_the_reserved_peak_stands_beside_what_is_usable() -> None:
     # 24 GiB - 512 MiB context - 512 MiB headroom = 23 GiB
-    heading = line_with(render_plan(sample_plan()), "RECOMMENDED")
+    heading = line_with(str(sample_plan()), "RECOMMENDED")
 
     assert heading.endswith("reserved 22.00 GiB of 23.00 GiB   FITS")
 
@@ -54,18 +54,18 @@ def test_the_reserved_peak_stands_beside_what_is_usable() -> None:
 def test_a_plan_that_does_not_fit_says_so() -> None:
     plan = sample_plan(estimate=sample_estimate(fits=False))
 
-    assert line_with(render_plan(plan), "RECOMMENDED").endswith("DOES NOT FIT")
+    assert line_with(str(plan), "RECOMMENDED").endswith("DOES NOT FIT")
 
 
 def test_allocated_reserved_and_process_are_three_named_numbers() -> None:
     # process = 22 GiB reserved + 512 MiB context
-    peaks = line_with(render_plan(sample_plan()), "peak allocated 20.00 GiB")
+    peaks = line_with(str(sample_plan()), "peak allocated 20.00 GiB")
 
     assert "reserved 22.00 GiB   process 22.50 GiB" in peaks
 
 
 def test_the_parts_at_the_peak_add_up_to_the_process() -> None:
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
     part = text[text.index("WHERE IT GOES") : text.index("largest layers")]
     rows = part.splitlines()[1:-1]
     sizes = [
@@ -79,7 +79,7 @@ def test_the_parts_at_the_peak_add_up_to_the_process() -> None:
 
 
 def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
 
     assert "gradients" not in text
     bars = [line_with(text, f"  {name} ").count("#") for name in ("parameters", "CUDA")]
@@ -88,30 +88,30 @@ def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
 
 
 def test_the_moment_of_the_peak_is_named() -> None:
-    assert "at the peak (backward of model.layers.15)" in render_plan(sample_plan())
+    assert "at the peak (backward of model.layers.15)" in str(sample_plan())
 
 
 def test_the_gain_is_over_checkpointing_every_block() -> None:
     # 66 samples / 6.6 s = 10 per s, against 66 / 8.25 s = 8 per s
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
 
     assert "6,600 ms, 10 samples/s (roofline estimate)" in text
     assert "\n  +25 % over checkpointing every block" in text
 
 
 def test_without_a_judged_full_checkpointing_no_gain_is_claimed() -> None:
-    assert "over checkpointing" not in render_plan(sample_plan(alternatives=()))
+    assert "over checkpointing" not in str(sample_plan(alternatives=()))
 
 
 def test_full_checkpointing_itself_gains_nothing_over_itself() -> None:
     every_block = sample_estimate(sample_recipe(segments=singles(range(24))))
     plan = sample_plan(estimate=every_block)
 
-    assert "over checkpointing" not in render_plan(plan)
+    assert "over checkpointing" not in str(plan)
 
 
 def test_every_alternative_is_a_row_with_peak_speed_and_verdict() -> None:
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
 
     assert "this plan" in text
     row = line_with(text, "everything kept, batch 2").split()
@@ -119,14 +119,14 @@ def test_every_alternative_is_a_row_with_peak_speed_and_verdict() -> None:
 
 
 def test_warnings_and_what_is_not_modelled_are_listed() -> None:
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
 
     assert "* Labels are made up; pass batch= for your own." in text
     assert "* cuDNN is not modelled." in text
 
 
 def test_it_says_that_no_gpu_was_used_and_where_the_model_is_from() -> None:
-    text = render_plan(sample_plan())
+    text = str(sample_plan())
 
     assert "Estimate, no GPU used; from config.json, no weights loaded" in text
     assert "One sample: input_ids 2048 int64, labels 2048 int64" in text
@@ -138,7 +138,7 @@ def test_a_size_without_a_card_is_echoed_with_the_cards_of_its_class() -> None:
         gpu=generic_gpu(total_bytes), budget=Budget(total_bytes, 512 * MIB, 512 * MIB)
     )
 
-    text = render_plan(plan)
+    text = str(plan)
 
     assert "24GB = 22.35 GiB: 21.35 GiB usable\n  after CUDA context 512 MiB" in text
     assert "Cards sold as 24 GB have 21.96 GiB (l4)" in text
@@ -149,13 +149,13 @@ def test_a_limit_below_the_card_is_told_apart_from_the_card() -> None:
         gpu=find_gpu("rtx-4090"), budget=Budget(20 * 10**9, 512 * MIB, 512 * MIB)
     )
 
-    assert "rtx-4090 23.64 GiB, limited to 20GB = 18.63 GiB: " in render_plan(plan)
+    assert "rtx-4090 23.64 GiB, limited to 20GB = 18.63 GiB: " in str(plan)
 
 
 def test_frozen_parameters_are_told() -> None:
     plan = sample_plan(model=sample_model(trainable_count=41_943_040))
 
-    assert "1.71 B parameters, 41.9 M trained, in 24 blocks" in render_plan(plan)
+    assert "1.71 B parameters, 41.9 M trained, in 24 blocks" in str(plan)
 
 
 def test_a_saved_plan_is_named_in_the_next_command() -> None:
@@ -182,7 +182,7 @@ def test_a_command_is_never_broken_over_lines() -> None:
     ],
 )
 def test_plain_text_is_ascii_within_80_columns(plan: Plan) -> None:
-    text = render_plan(plan)
+    text = str(plan)
 
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 80
@@ -192,7 +192,7 @@ def test_plain_text_is_ascii_within_80_columns(plan: Plan) -> None:
 def test_brackets_in_names_are_text_and_not_markup() -> None:
     plan = sample_plan(model=sample_model(name="[bold]net[/bold]"))
 
-    assert "[bold]net[/bold]: 1.71 B" in render_plan(plan)
+    assert "[bold]net[/bold]: 1.71 B" in str(plan)
 
 
 def terminal(**settings: str) -> Console:
@@ -220,7 +220,7 @@ def test_a_terminal_gets_colour_and_a_pipe_none() -> None:
     assert "\x1b[1;32mFITS" in printed(console)
     assert "\u2588" in printed(console)
     assert "\x1b" not in printed(pipe)
-    assert printed(pipe) == render_plan(sample_plan()) + "\n"
+    assert printed(pipe) == str(sample_plan()) + "\n"
 
 
 def test_no_color_is_respected_on_a_terminal() -> None:
@@ -235,11 +235,11 @@ def test_no_color_is_respected_on_a_terminal() -> None:
 def test_a_warning_that_comes_twice_is_told_once() -> None:
     plan = sample_plan(warnings=("cuDNN is not modelled.",))
 
-    assert render_plan(plan).count("cuDNN is not modelled.") == 1
+    assert str(plan).count("cuDNN is not modelled.") == 1
 
 
 def test_the_solver_and_the_versions_are_told_last() -> None:
-    *_, solver, versions = render_plan(sample_plan()).splitlines()
+    *_, solver, versions = str(sample_plan()).splitlines()
 
     assert solver == "Solver: No plan is faster."
     assert versions == "budgetfit 0.1.0, torch 2.13.0, transformers 5.23.0"
@@ -248,7 +248,7 @@ def test_the_solver_and_the_versions_are_told_last() -> None:
 def test_assumed_speeds_of_a_real_card_are_told() -> None:
     gpu = sample_gpu(rates_assumed=True, source="rates assumed: rtx-3090")
 
-    assert "Speeds are rates assumed: rtx-3090" in render_plan(sample_plan(gpu=gpu))
+    assert "Speeds are rates assumed: rtx-3090" in str(sample_plan(gpu=gpu))
 
 
 def test_the_process_and_its_context_are_ranges_where_they_are_estimates() -> None:
@@ -265,7 +265,7 @@ def test_the_process_and_its_context_are_ranges_where_they_are_estimates() -> No
             process_range_bytes=(22 * GIB + 331 * MIB, 22 * GIB + 614 * MIB)
         ),
     )
-    text = render(plan_text(plan))
+    text = str(plan)
     assert "after CUDA context 512 MiB (331-614 MiB) and headroom" in text
     assert "process 22.32-22.60 GiB" in text
 
@@ -273,7 +273,7 @@ def test_the_process_and_its_context_are_ranges_where_they_are_estimates() -> No
 def test_a_measured_context_is_said_to_be_one() -> None:
     context = measured_context([470 * MIB], "here")
     plan = sample_plan(budget=Budget(24 * GIB, 470 * MIB, 512 * MIB, context))
-    assert "CUDA context 470 MiB (measured) and headroom" in render(plan_text(plan))
+    assert "CUDA context 470 MiB (measured) and headroom" in str(plan)
 
 
 def test_alternatives_that_change_training_stand_apart_with_their_notes() -> None:
@@ -285,7 +285,7 @@ def test_alternatives_that_change_training_stand_apart_with_their_notes() -> Non
         note="an estimate only",
     )
     plan = sample_plan(alternatives=(*sample_plan().alternatives, changing))
-    text = render_plan(plan)
+    text = str(plan)
     heading = text.index("changes what is trained:")
     assert text.index("everything kept") < heading < text.index("with LoRA r=16")
     assert "  with LoRA r=16: an estimate only" in text
@@ -295,7 +295,7 @@ def test_alternatives_that_change_training_stand_apart_with_their_notes() -> Non
 
 def test_an_alternative_that_is_the_plan_says_so() -> None:
     same = Alternative(label="largest batch", estimate=sample_estimate(), fits=True)
-    text = render_plan(sample_plan(alternatives=(same,)))
+    text = str(sample_plan(alternatives=(same,)))
     assert line_with(text, "largest batch").split()[2:] == ["this", "plan"]
 
 
@@ -305,7 +305,7 @@ def test_what_another_training_gains_is_no_gain_over_checkpointing_every_block()
     full, *_ = sample_plan().alternatives
     changing = dataclasses.replace(full, changes_training=True)
     plan = sample_plan(alternatives=(changing,))
-    assert "over checkpointing" not in render_plan(plan)
+    assert "over checkpointing" not in str(plan)
 
 
 def test_the_answer_tells_all_that_was_decided_and_how_good_it_is() -> None:
@@ -313,7 +313,7 @@ def test_the_answer_tells_all_that_was_decided_and_how_good_it_is() -> None:
         sample_recipe(loss_chunks=8), host_bytes=3 * GIB, eval_batch_size=48
     )
     provenance = {"certificate": "proven optimal: within 0.1 % of the best"}
-    text = render_plan(sample_plan(estimate=estimate, provenance=provenance))
+    text = str(sample_plan(estimate=estimate, provenance=provenance))
     assert "output head and loss in 8 parts" in text
     assert "pinned host memory 3.00 GiB" in text
     assert "evaluation: up to 48 samples at once" in text

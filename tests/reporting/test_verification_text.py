@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from budgetfit.core.plan import CategoryCheck
-from budgetfit.reporting.render import WIDE, render, verification_text
+from budgetfit.core.verification import CategoryCheck
 from tests.reporting.sample_plans import GIB, MIB, sample_verification
 
 
@@ -20,7 +19,7 @@ def cells(text: str, name: str) -> list[str]:
 
 
 def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
-    text = render(verification_text(sample_verification()), width=WIDE)
+    text = str(sample_verification())
 
     # 20 predicted, 16 measured: 20 / 16 - 1 = +25 %
     assert cells(text, "peak allocated") == ["20.00 GiB", "16.00 GiB", "+25 %"]
@@ -30,21 +29,21 @@ def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
 
 
 def test_a_scaled_time_says_by_how_much() -> None:
-    text = render(verification_text(sample_verification(time_factor=1.324)), width=WIDE)
+    text = str(sample_verification(time_factor=1.324))
 
     # the 400 ms are scaled already
     assert cells(text, "steady step (roofline x 1.32)") == ["400 ms", "500 ms", "-20 %"]
 
 
 def test_the_first_step_and_the_steady_ones_are_rows_apart() -> None:
-    text = render(verification_text(sample_verification()), width=WIDE)
+    text = str(sample_verification())
 
     assert cells(text, "first step forward") == ["14.00 GiB", "16.00 GiB", "-12 %"]
     assert cells(text, "steady backward") == ["20.00 GiB", "16.00 GiB", "+25 %"]
 
 
 def test_u14_a_first_step_that_makes_states_is_timed_apart() -> None:
-    text = render(verification_text(sample_verification(first_step_ms=900)), width=WIDE)
+    text = str(sample_verification(first_step_ms=900))
 
     assert cells(text, "first step  ") == ["900 ms"]
 
@@ -62,7 +61,7 @@ def test_categories_are_compared_at_the_peak() -> None:
             ),
         )
     )
-    text = render(verification_text(check), width=WIDE)
+    text = str(check)
 
     assert "AT THE PEAK" in text
     assert cells(text, "optimizer state") == ["8.00 GiB", "8.00 GiB", "+0.00 %"]
@@ -75,25 +74,25 @@ def test_host_memory_is_told() -> None:
         measured_pinned_bytes=2 * GIB,
         host_growth_bytes=3 * GIB,
     )
-    text = render(verification_text(check), width=WIDE)
+    text = str(check)
 
     assert "pinned host memory: 2.00 GiB, predicted 1.00 GiB" in text
     assert "host memory of the process: 3.00 GiB more" in text
-    assert "pinned" not in render(verification_text(sample_verification()), width=WIDE)
+    assert "pinned" not in str(sample_verification())
 
 
 def test_u5_what_shorter_batches_reserved_after_the_longest_is_told() -> None:
     same = sample_verification(shorter_batches=5, shorter_reserved_bytes=22 * GIB)
     more = sample_verification(shorter_batches=1, shorter_reserved_bytes=23 * GIB)
 
-    text = render(verification_text(same), width=WIDE)
+    text = str(same)
     assert "then 5 shorter batches: nothing more was reserved" in text
-    text = render(verification_text(more), width=WIDE)
+    text = str(more)
     assert "then 1 shorter batch: 1.00 GiB more were reserved" in text
 
 
 def test_equal_gradients_and_planned_recomputation_pass() -> None:
-    text = render(verification_text(sample_verification()), width=WIDE)
+    text = str(sample_verification())
 
     assert text.startswith("PASSED: peak 22.00 GiB reserved, predicted 22.00 GiB")
     assert "VERIFIED on NVIDIA GeForce RTX 4090, 3 real steps" in text
@@ -107,7 +106,7 @@ def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
         gradients_match=False, max_gradient_error=0.5, recomputed_blocks=0
     )
 
-    text = render(verification_text(check), width=WIDE)
+    text = str(check)
 
     assert text.startswith("FAILED: ")
     assert "gradients: DIFFER" in text
@@ -117,7 +116,7 @@ def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
 def test_out_of_memory_is_a_result() -> None:
     check = sample_verification(out_of_memory="CUDA out of memory. Tried 2 GiB")
 
-    text = render(verification_text(check), width=WIDE)
+    text = str(check)
 
     assert text.startswith("FAILED: ")
     assert "out of memory: CUDA out of memory. Tried 2 GiB" in text
@@ -132,7 +131,7 @@ def test_the_cpu_check_says_that_it_did_not_check_vram() -> None:
         notes=("VRAM was not checked: CPU.", "The process was not measured."),
     )
 
-    text = render(verification_text(check), width=WIDE)
+    text = str(check)
 
     assert text.splitlines()[1].startswith("CHECKED on the CPU, 3 real steps")
     assert text.splitlines()[0].endswith("; VRAM was not checked")
@@ -148,7 +147,7 @@ def test_what_was_not_measured_has_a_dash_and_no_error() -> None:
         for phase in sample_verification().phases
     )
 
-    text = render(verification_text(sample_verification(phases=phases)), width=WIDE)
+    text = str(sample_verification(phases=phases))
 
     assert cells(text, "first step forward") == ["14.00 GiB", "-", "-"]
     assert not any(
@@ -162,7 +161,7 @@ def test_the_process_and_its_context_are_compared_with_their_ranges() -> None:
         predicted_process_range_bytes=(22 * GIB + 512 * MIB, 24 * GIB),
         measured_context_bytes=512 * MIB,
     )
-    text = render(verification_text(check), width=WIDE)
+    text = str(check)
     assert row(text, "peak of the process")[1:3] == [
         "23.00 GiB (22.50-24.00 GiB)",
         "23.00 GiB",

@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 
 from budgetfit.calibration import file as calibration_file
-from budgetfit.calibration import file_lock
 from budgetfit.calibration.file import (
     CalibrationError,
     ContextMeasurement,
     StepTimeMeasurement,
-    add_context_measurement,
-    add_step_time,
+    add_measurement,
     calibration_path,
-    read_context_measurements,
-    read_step_times,
+    read_calibration,
 )
 
 MIB = 2**20
@@ -61,44 +58,44 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_kept_is_nothing_to_read(folder: Path) -> None:
-    assert read_context_measurements() == ()
+    assert read_calibration().measurements == ()
     assert not folder.exists()
 
 
 def test_what_is_kept_is_read_again(folder: Path) -> None:
     first, second = measurement(), measurement(card="Tesla T4", outside_bytes=MIB)
-    assert add_context_measurement(first) == folder / "calibration.json"
-    add_context_measurement(second)
-    assert read_context_measurements() == (first, second)
+    assert add_measurement(first) == folder / "calibration.json"
+    add_measurement(second)
+    assert read_calibration().measurements == (first, second)
 
 
 @pytest.mark.usefixtures("folder")
 def test_only_the_newest_ten_of_a_card_and_cuda_version_stay() -> None:
     other = measurement(cuda_major=12, cuda="12.8")
-    add_context_measurement(other)
+    add_measurement(other)
     for day in range(1, 13):
-        add_context_measurement(measurement(date=f"2026-11-{day:02}"))
-    kept = read_context_measurements()
+        add_measurement(measurement(date=f"2026-11-{day:02}"))
+    kept = read_calibration().measurements
     assert kept[0] == other
     assert [row.date[-2:] for row in kept[1:]] == [f"{day:02}" for day in range(3, 13)]
 
 
 @pytest.mark.usefixtures("folder")
 def test_step_times_stand_beside_contexts() -> None:
-    add_context_measurement(measurement())
-    add_step_time(step_time())
-    add_context_measurement(measurement(outside_bytes=MIB))
-    assert read_step_times() == (step_time(),)
-    assert len(read_context_measurements()) == 2
+    add_measurement(measurement())
+    add_measurement(step_time())
+    add_measurement(measurement(outside_bytes=MIB))
+    assert read_calibration().step_times == (step_time(),)
+    assert len(read_calibration().measurements) == 2
     assert step_time().ratio == pytest.approx(1.32)
 
 
 @pytest.mark.usefixtures("folder")
 def test_only_the_newest_ten_of_a_card_and_precision_stay() -> None:
-    add_step_time(step_time(precision="fp32"))
+    add_measurement(step_time(precision="fp32"))
     for steps in range(1, 13):
-        add_step_time(step_time(steps=steps))
-    first, *kept = read_step_times()
+        add_measurement(step_time(steps=steps))
+    first, *kept = read_calibration().step_times
     assert first.precision == "fp32"
     assert [row.steps for row in kept] == list(range(3, 13))
 
@@ -110,8 +107,8 @@ def test_verifications_that_end_at_once_lose_nothing() -> None:
         "from tests.verifying.test_calibration_file import *\n"
         "for day in range(1, 9):\n"
         "    card = f'{sys.argv[1]} {day}'\n"
-        "    add_context_measurement(measurement(card=card))\n"
-        "    add_step_time(step_time(card=card))\n"
+        "    add_measurement(measurement(card=card))\n"
+        "    add_measurement(step_time(card=card))\n"
     )
     writers = [
         subprocess.Popen([sys.executable, "-c", code, name])  # noqa: S603
@@ -119,30 +116,30 @@ def test_verifications_that_end_at_once_lose_nothing() -> None:
     ]
     assert [writer.wait() for writer in writers] == [0] * 4
     cards = {f"{name} {day}" for name in "abcd" for day in range(1, 9)}
-    assert {row.card for row in read_context_measurements()} == cards
-    assert {row.card for row in read_step_times()} == cards
+    assert {row.card for row in read_calibration().measurements} == cards
+    assert {row.card for row in read_calibration().step_times} == cards
 
 
 def test_a_writer_that_never_ends_is_told_and_goes_on_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_lock, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(calibration_file, "LOCK_TIMEOUT_S", 0.0)
     folder.mkdir()
     lock = folder / "calibration.lock"
     with (
-        file_lock.exclusive_lock(lock),
+        calibration_file.exclusive_lock(lock),
         pytest.raises(CalibrationError, match="another process has been writing"),
     ):
-        add_context_measurement(measurement())
-    add_context_measurement(measurement())  # it is free again
+        add_measurement(measurement())
+    add_measurement(measurement())  # it is free again
 
 
 @pytest.mark.usefixtures("folder")
 def test_another_process_reads_what_this_one_keeps() -> None:
-    add_context_measurement(measurement())
+    add_measurement(measurement())
     code = (
-        "from budgetfit.calibration.file import read_context_measurements\n"
-        "print(read_context_measurements()[0].outside_bytes)"
+        "from budgetfit.calibration.file import read_calibration\n"
+        "print(read_calibration().measurements[0].outside_bytes)"
     )
     found = subprocess.run(  # noqa: S603 - this interpreter
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -153,17 +150,17 @@ def test_another_process_reads_what_this_one_keeps() -> None:
 def test_a_writer_that_dies_leaves_the_old_file_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_context_measurement(measurement())
+    add_measurement(measurement())
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(CalibrationError, match="cannot be written"):
-        add_context_measurement(measurement(outside_bytes=MIB))
+        add_measurement(measurement(outside_bytes=MIB))
     monkeypatch.undo()
     monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(folder))
-    assert read_context_measurements() == (measurement(),)
+    assert read_calibration().measurements == (measurement(),)
     assert {path.name for path in folder.iterdir()} == {
         "calibration.json",
         "calibration.lock",
@@ -203,9 +200,9 @@ def test_a_damaged_or_foreign_file_is_named_and_left_alone(
     path = folder / "calibration.json"
     path.write_text(text)
     with pytest.raises(CalibrationError, match="damaged or not budgetfit's"):
-        read_context_measurements()
+        read_calibration()
     with pytest.raises(CalibrationError, match="damaged or not budgetfit's"):
-        add_context_measurement(measurement())
+        add_measurement(measurement())
     assert path.read_text() == text
 
 
@@ -213,7 +210,7 @@ def test_bytes_that_are_no_text_are_told(folder: Path) -> None:
     folder.mkdir()
     (folder / "calibration.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CalibrationError, match="UnicodeDecodeError"):
-        read_context_measurements()
+        read_calibration()
 
 
 def test_a_folder_that_cannot_be_made_is_told(
@@ -222,7 +219,7 @@ def test_a_folder_that_cannot_be_made_is_told(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(tmp_path / "file" / "below"))
     with pytest.raises(CalibrationError, match="cannot be"):
-        add_context_measurement(measurement())
+        add_measurement(measurement())
 
 
 def test_a_user_without_a_home_gets_no_folder_here(
