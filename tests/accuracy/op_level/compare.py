@@ -1,11 +1,12 @@
 """One recorded call against the model: the bytes alive at the op's worst moment."""
 
-from __future__ import annotations
-
 import json
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -15,15 +16,8 @@ from budgetfit.tracing.cuda.semantics.context import imitate_cuda
 from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.records import ScratchBuffer
 from tests.accuracy.op_level.op_call import decode, op_named, strided
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    import torch
-
-    from budgetfit.tracing.records import ScratchBuffer
 
 # Nothing that is recorded here depends on the card outside the rules.
 TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)

@@ -1,18 +1,11 @@
 """Convolutions without cuDNN: plain, dilated, transposed, grouped and depthwise."""
 
-from __future__ import annotations
+import random
+from collections.abc import Iterator
 
-from typing import TYPE_CHECKING
+import torch
 
-from tests.accuracy.op_level.op_layouts import FLOATS, seeded, tensor
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-
-    import torch
-
-    from tests.accuracy.op_level.op_layouts import Case
+from tests.accuracy.op_level.op_layouts import FLOATS, Case, seeded, tensor
 
 KINDS = ("plain", "dilated", "grouped", "depthwise", "wide depthwise", "transposed")
 

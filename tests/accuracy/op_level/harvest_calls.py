@@ -7,29 +7,24 @@ and dtype are written to ``harvested_calls.json``, where the family ``harvested`
 ``op_families`` reads them.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES
 from tests.accuracy.op_level.op_call import encode
 from tests.accuracy.predict import recipe_of, segments_of, subject_of
 from tests.accuracy.training import allowed_attention
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.accuracy.case import Case
 
 HARVEST = Path(__file__).parent / "harvested_calls.json"
 MOST_CALLS = 8  # of one op

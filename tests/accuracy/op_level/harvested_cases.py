@@ -1,15 +1,10 @@
 """Calls that the accuracy cases' traces make, collected by ``harvest_calls.py``."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.accuracy.op_level.op_layouts import Case
+from tests.accuracy.op_level.op_layouts import Case
 
 HARVEST = Path(__file__).parent / "harvested_calls.json"
 

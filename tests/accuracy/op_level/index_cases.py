@@ -1,24 +1,18 @@
 """Calls that index, sort, multiply and convolve."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 
 from tests.accuracy.op_level.op_layouts import (
     FLOATS,
+    Case,
     layout,
     matrix,
     seeded,
     size,
     tensor,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.accuracy.op_level.op_layouts import Case
 
 
 def scatters() -> Iterator[Case]:

@@ -1,17 +1,10 @@
 """Calls that layers make: normalizations, embeddings, attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 
-from tests.accuracy.op_level.op_layouts import FLOATS, heads_of, seeded, tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.accuracy.op_level.op_layouts import Case
+from tests.accuracy.op_level.op_layouts import FLOATS, Case, heads_of, seeded, tensor
 
 
 def norms() -> Iterator[Case]:

@@ -1,18 +1,18 @@
 """Calls of modules: normalization, pooling, resizing, cells, losses, rarer layers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 
 from tests.accuracy.op_level.convolution_cases import image
-from tests.accuracy.op_level.op_layouts import FLOATS, layout, seeded, size, tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.accuracy.op_level.op_layouts import Case
+from tests.accuracy.op_level.op_layouts import (
+    FLOATS,
+    Case,
+    layout,
+    seeded,
+    size,
+    tensor,
+)
 
 LONG = torch.int64
 

@@ -1,8 +1,6 @@
 """The calls that are recorded, by family."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from tests.accuracy.op_level import (
     convolution_cases,
@@ -13,11 +11,7 @@ from tests.accuracy.op_level import (
     plain_cases,
     reduction_cases,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.accuracy.op_level.op_layouts import Case
+from tests.accuracy.op_level.op_layouts import Case
 
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": layer_cases.attention,

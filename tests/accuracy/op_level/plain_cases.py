@@ -1,18 +1,18 @@
 """Calls of plain ops: arithmetic, copies, factories, joins, random numbers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Iterator
 
 import torch
 
-from tests.accuracy.op_level.op_layouts import FLOATS, layout, seeded, size, tensor
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-
-    from tests.accuracy.op_level.op_layouts import Case
+from tests.accuracy.op_level.op_layouts import (
+    FLOATS,
+    Case,
+    layout,
+    seeded,
+    size,
+    tensor,
+)
 
 
 def names(text: str) -> list[str]:

@@ -1,17 +1,10 @@
 """Calls that reduce: sums, extrema, norms, losses, softmax."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 
-from tests.accuracy.op_level.op_layouts import FLOATS, layout, seeded, tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.accuracy.op_level.op_layouts import Case
+from tests.accuracy.op_level.op_layouts import FLOATS, Case, layout, seeded, tensor
 
 
 def sums() -> Iterator[Case]:

@@ -1,10 +1,7 @@
 """What budgetfit predicts for a published row."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from budgetfit.core.budget import plan_budget
 from budgetfit.core.recipe import Recipe
@@ -14,11 +11,8 @@ from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
-from tests.accuracy.published.programs import alternative, program
+from tests.accuracy.published.programs import Program, alternative, program
 from tests.accuracy.published.rows import Row, no_prediction
-
-if TYPE_CHECKING:
-    from tests.accuracy.published.programs import Program
 
 ASSUMED_CARD = "rtx-3090"  # where a row states none
 

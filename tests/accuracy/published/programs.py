@@ -1,10 +1,8 @@
 """The program of each published row that can be predicted: model, batch, settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -13,9 +11,7 @@ from torch.nn import functional
 
 from tests.accuracy.published import adapters
 from tests.accuracy.published.litgpt_model import Gpt, GptShape, LoraLinear
-
-if TYPE_CHECKING:
-    from tests.accuracy.published.rows import Row
+from tests.accuracy.published.rows import Row
 
 LITGPT = {
     "falcon-7b": GptShape(
