@@ -21,9 +21,7 @@ def test_a_benchmark_is_a_program_that_can_be_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.name)
-def test_the_page_says_what_is_compared_and_no_command(
-    benchmark: Benchmark,
-) -> None:
+def test_the_page_says_what_is_compared_and_no_command(benchmark: Benchmark) -> None:
     text = introduction(benchmark)
     assert len(text) > 100
     assert "\n    python -m" not in text

@@ -52,11 +52,7 @@ def chains(name: str, gpu: str, precision: str, accumulation: int = 1) -> BlockC
 
 
 def line(
-    name: str,
-    gpu: str = ADA,
-    precision: str = "fp32",
-    *,
-    recompute: bool = False,
+    name: str, gpu: str = ADA, precision: str = "fp32", *, recompute: bool = False
 ) -> StepTrace:
     """Return the trace, for all batch sizes, with all blocks kept or all recomputed."""
     traces = session(name, gpu)

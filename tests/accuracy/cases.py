@@ -7,14 +7,7 @@ allow it, fits the card.
 from pathlib import Path
 from typing import Any, Final
 
-from tests.accuracy.case import (
-    CARDS,
-    Attention,
-    Case,
-    Checkpointing,
-    Model,
-    Precision,
-)
+from tests.accuracy.case import CARDS, Attention, Case, Checkpointing, Model, Precision
 from tests.accuracy.models import (
     BERT,
     BERT_EAGER_PADDED,

@@ -29,13 +29,7 @@ from tests.accuracy.provenance import (
     weights_as_they_are,
 )
 from tests.accuracy.training import Training, allowed_attention
-from tests.accuracy.well_formed import (
-    FORMAT,
-    GPU,
-    NULL_DRIVER,
-    faults,
-    phases_of,
-)
+from tests.accuracy.well_formed import FORMAT, GPU, NULL_DRIVER, faults, phases_of
 
 
 class Recorder:

@@ -47,11 +47,7 @@ def faults(recording: dict[str, Any]) -> list[str]:
         found.append("the case has changed since the recording was made")
     if recording["software"]["allocator"] != case.allocator:
         found.append("the allocator's settings are not those of the case")
-    return [
-        *found,
-        *_faults_of_order(recording, case),
-        *_faults_of_sizes(recording),
-    ]
+    return [*found, *_faults_of_order(recording, case), *_faults_of_sizes(recording)]
 
 
 def _faults_of_order(recording: dict[str, Any], case: Case) -> list[str]:

@@ -123,10 +123,7 @@ def test_plan_refuses(options: dict[str, Any], message: str) -> None:
             Recipe(batch_size=2, segments=(Segment(("layers.9",)),)),
             "has no block 'layers.9'",
         ),
-        (
-            Recipe(batch_size=2, loss_chunks=2),
-            "loss_chunks cuts the output head",
-        ),
+        (Recipe(batch_size=2, loss_chunks=2), "loss_chunks cuts the output head"),
     ],
 )
 def test_estimate_refuses(recipe: Any, message: str) -> None:

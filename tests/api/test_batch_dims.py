@@ -49,10 +49,7 @@ def planned(model: nn.Module, **asked: Any) -> budgetfit.Plan:
 
 def trained(plan: budgetfit.Plan, model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights after one update with the whole batch, cut by the plan."""
-    with (
-        warnings.catch_warnings(),
-        budgetfit.apply(plan, model, optimizer=sgd) as run,
-    ):
+    with warnings.catch_warnings(), budgetfit.apply(plan, model, optimizer=sgd) as run:
         warnings.simplefilter("error")  # of a larger batch than planned
         for part in run.parts(MISVOTING):
             run.step(part)

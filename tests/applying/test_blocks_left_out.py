@@ -179,12 +179,7 @@ def test_bart_trains_with_layerdrop() -> None:
     config.decoder_start_token_id = config.forced_eos_token_id = 2
     model = transformers.BartModel(config).train()
     plan = budgetfit.plan(
-        model,
-        gpu="t4",
-        batch_size=2,
-        checkpointing="full",
-        precision="fp32",
-        loss=mean,
+        model, gpu="t4", batch_size=2, checkpointing="full", precision="fp32", loss=mean
     )
     ids = torch.arange(3, 35).repeat(2, 1)
     with budgetfit.apply(plan) as run:

@@ -37,11 +37,7 @@ def said(plan: ExpectedBatch, *batches: Any) -> list[str]:
 
 
 def test_the_planned_shapes_have_the_planned_batch_size() -> None:
-    assert planned().shapes == {
-        "input_ids": (4, 16),
-        "labels": (4, 16),
-        "table": (5,),
-    }
+    assert planned().shapes == {"input_ids": (4, 16), "labels": (4, 16), "table": (5,)}
 
 
 def test_what_is_as_planned_or_smaller_says_nothing() -> None:

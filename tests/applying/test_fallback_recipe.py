@@ -119,10 +119,7 @@ def test_without_a_plan_it_is_the_next_divisor() -> None:
 
 
 def test_the_treatment_of_blocks_is_said_by_kind() -> None:
-    segments = (
-        *singles(range(2)),
-        Segment((BLOCKS[5],), mode="offload"),
-    )
+    segments = (*singles(range(2)), Segment((BLOCKS[5],), mode="offload"))
     recipe = sample_recipe(batch_size=2, segments=segments)
     found = find_fallback_recipe(recipe, None, usable_bytes=None)
     assert str(found).endswith(", 2 blocks recomputed and 1 block offloaded")

@@ -14,10 +14,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from budgetfit.applying.optimizers import bitsandbytes, torch_only, torchao
-from budgetfit.applying.optimizers.factory import (
-    OPTIMIZER_NAMES,
-    make_optimizer,
-)
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES, make_optimizer
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
 

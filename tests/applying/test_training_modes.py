@@ -128,8 +128,6 @@ def test_blocks_run_again_in_the_mode_of_their_forward(
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     pairs = zip(
-        gradients(tuple(TREATMENTS[treatment](CHAIN[name]))),
-        gradients(()),
-        strict=True,
+        gradients(tuple(TREATMENTS[treatment](CHAIN[name]))), gradients(()), strict=True
     )
     assert all(torch.equal(a, b) for a, b in pairs)

@@ -41,10 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("--gpu t4 --precision bf16", "Tesla T4 has 7.5: it would only be emulated"),
         ("--gpu t4 --precision fp32,bf16-mixed", "Use --precision fp16-mixed"),
         ("--gpu t4 --optimizer adamx", "'adamx' is not an optimizer. Did you mean"),
-        (
-            "--gpu t4 --optimizer lomo",
-            "it runs the backward pass itself",
-        ),
+        ("--gpu t4 --optimizer lomo", "it runs the backward pass itself"),
         ("--gpu t4 --batch-size 0", "batch_size must be a whole number of at least 1"),
         ("--gpu t4 --batch-size -1", "got -1"),
         ("--gpu t4 --effective-batch-size 0", "effective_batch_size must be a whole"),

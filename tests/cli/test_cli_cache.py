@@ -27,11 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_info_tells_folder_files_and_bytes(folder: Path) -> None:
     lines = run("info").stdout.splitlines()
-    assert lines == [
-        f"folder  {folder}",
-        "traces  2",
-        "size    1 MiB of 512 MiB",
-    ]
+    assert lines == [f"folder  {folder}", "traces  2", "size    1 MiB of 512 MiB"]
     assert json.loads(run("info", "--json").stdout) == {
         "folder": str(folder),
         "files": 2,

@@ -92,10 +92,7 @@ def test_a_batch_that_cannot_fit_ends_with_3_and_what_is_needed(config: str) -> 
         (("--gpu", "t4", "--checkpointing", "some"), "checkpointing"),
         (("--gpu", "t4", "--objective", "luck"), "not an objective"),
         (("--gpu", "t4", "--headroom", "lots"), "not a memory size"),
-        (
-            ("--gpu", "t4", "--batch-size", "3", "--effective-batch-size", "4"),
-            "divi",
-        ),
+        (("--gpu", "t4", "--batch-size", "3", "--effective-batch-size", "4"), "divi"),
         (("--gpu", "t4", "--max-length", "99"), "max_length"),
     ],
 )

@@ -85,7 +85,7 @@ def test_ctrl_c_in_a_trace_ends_at_once_and_leaves_no_file(tmp_path: Path) -> No
     left = [*cache.iterdir(), *scratch.iterdir()]
     assert [path for path in left if "torchinductor" not in path.name] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("cache", "model.py", "scratch"),
+        *("cache", "model.py", "scratch")
     ]
 
 
@@ -114,7 +114,7 @@ def test_without_a_home_to_write_to_plans_are_made_all_the_same(
     assert result.returncode == 0, result.stderr
     assert "FITS" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("config.json", "stranger.py"),
+        *("config.json", "stranger.py")
     ]
 
 

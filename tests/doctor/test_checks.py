@@ -6,11 +6,7 @@ import pytest
 import transformers
 
 from budgetfit.doctor.check_libraries import OLDEST
-from budgetfit.doctor.check_torch import (
-    MEASURED_TORCH,
-    MEASURED_TRANSFORMERS,
-    runs_on,
-)
+from budgetfit.doctor.check_torch import MEASURED_TORCH, MEASURED_TRANSFORMERS, runs_on
 from budgetfit.doctor.facts import (
     DriverFacts,
     LibraryFacts,

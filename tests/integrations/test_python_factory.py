@@ -146,9 +146,7 @@ def test_a_file_imports_its_neighbours_as_when_python_runs_it(
 
 
 def test_a_module_of_the_working_folder_is_found(
-    write: Callable[[str, str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("package_of_mine/__init__.py", "")
     write("package_of_mine/models.py", MODEL)

@@ -472,10 +472,7 @@ def test_a_model_from_a_file_is_built_by_its_function(tmp_path: Path) -> None:
     plan = plan_of(
         f"{path}:make",
         estimate=sample_estimate(recipe),
-        model=sample_model(
-            blocks=("0", "1", "2"),
-            batch={"0": ((5, 4), "float32")},
-        ),
+        model=sample_model(blocks=("0", "1", "2"), batch={"0": ((5, 4), "float32")}),
     )
 
     losses = opened(plan).main(RUN)
@@ -516,9 +513,7 @@ def test_names_cannot_break_the_script() -> None:
         script.build_model()
 
 
-def test_masks_and_class_labels_have_values_that_a_model_takes(
-    tmp_path: Path,
-) -> None:
+def test_masks_and_class_labels_have_values_that_a_model_takes(tmp_path: Path) -> None:
     plan = tiny_plan(GPT2, tmp_path)
     batch = {
         "input_ids": ((4, 8), "int64"),

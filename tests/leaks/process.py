@@ -108,7 +108,4 @@ def memory() -> dict[str, int]:
         return {}
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", file.read_text(), re.MULTILINE))
     anonymous, swapped = int(kib["RssAnon"]), int(kib["VmSwap"])
-    return {
-        "private": (anonymous + swapped) << 10,
-        "resident": int(kib["VmRSS"]) << 10,
-    }
+    return {"private": (anonymous + swapped) << 10, "resident": int(kib["VmRSS"]) << 10}

@@ -40,10 +40,7 @@ def test_a_small_request_takes_a_2_mib_segment_that_the_next_ones_share() -> Non
     allocator.malloc(1)
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (512, 2 * MIB)
     allocator.malloc(MIB)  # the last size of the small pool: 1 MiB + 512 of 2 MiB
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
-        MIB + 512,
-        2 * MIB,
-    )
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (MIB + 512, 2 * MIB)
     allocator.malloc(MIB)  # only 1 MiB - 512 is left: a second segment
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
         2 * MIB + 512,

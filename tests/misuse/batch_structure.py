@@ -360,18 +360,14 @@ def weight_for_some() -> None:
     run.step(data[1])
 
 
-@warned(
-    "attention_mask",
-)
+@warned("attention_mask")
 def a_tensor_that_was_not_planned() -> None:
     """An attention mask in the batch of a plan that was made without one."""
     batch = text_batch()
     applied("llama").step(batch | {"attention_mask": torch.ones_like(batch["labels"])})
 
 
-@warned(
-    "effective",
-)
+@warned("effective")
 def half_of_the_planned_batch_size() -> None:
     """A loader of 2 samples for micro-batches of 4: updates of half the samples."""
     run = accumulating()
@@ -435,11 +431,7 @@ def numpy_labels_for_the_loss_alone() -> None:
         return outputs.mean() * float(batch["scale"][0])
 
     torch.manual_seed(0)
-    batch = {
-        "input": torch.randn(4, 8),
-        "names": list("abcd"),
-        "scale": np.ones(2),
-    }
+    batch = {"input": torch.randn(4, 8), "names": list("abcd"), "scale": np.ones(2)}
     plan = budgetfit.plan(
         nn.Linear(8, 2), gpu="t4", batch=batch, batch_size=4, loss=loss
     )

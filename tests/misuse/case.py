@@ -81,9 +81,7 @@ def warned(words: str, *, fault: str = "") -> Callable[[_Case], _Case]:
     return _declare(UserWarning, words, fault)
 
 
-def right(
-    fault: str = "",
-) -> Callable[[_Case], _Case]:
+def right(fault: str = "") -> Callable[[_Case], _Case]:
     """Declare that a right result is right: the function asserts what it is."""
     return _declare(None, "", fault)
 

@@ -182,9 +182,7 @@ class Criterion(nn.Module):
         return (outputs * self.scale).mean()
 
 
-@warned(
-    "loss.*trainable",
-)
+@warned("loss.*trainable")
 def a_loss_that_trains() -> None:
     """A loss with parameters of its own, which no optimizer has."""
     run = budgetfit.apply(_plan(Criterion()))

@@ -76,10 +76,7 @@ class SwollenBlock(Block):
         return hidden_states + scale * self.down(inner), scale
 
 
-@refused(
-    "SwollenBlock",
-    InputError,
-)
+@refused("SwollenBlock", InputError)
 def other_class_with_the_same_names() -> None:
     """A model whose blocks have the planned names and sizes, and another forward."""
     model = make("stack")
@@ -96,10 +93,7 @@ class OtherStack(Stack):
         return nn.functional.cross_entropy(self.head(x), labels)
 
 
-@refused(
-    "OtherStack",
-    InputError,
-)
+@refused("OtherStack", InputError)
 def other_class_with_the_same_blocks() -> None:
     """A model of another class, which runs the planned blocks twice."""
     _refused_for(OtherStack().train(), "stack")

@@ -13,12 +13,7 @@ import budgetfit
 from budgetfit import InputError, Plan
 from tests.applying.small_models import make
 from tests.misuse.case import refused, right, unharmed
-from tests.misuse.training import (
-    assert_trains_as_plain,
-    batches,
-    faster,
-    plan_of,
-)
+from tests.misuse.training import assert_trains_as_plain, batches, faster, plan_of
 
 
 @functools.cache

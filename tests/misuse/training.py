@@ -37,9 +37,7 @@ def plan_of(kind: str = "stack", **options: Any) -> budgetfit.Plan:
 
 
 def applied(
-    kind: str = "stack",
-    model: nn.Module | None = None,
-    **options: Any,
+    kind: str = "stack", model: nn.Module | None = None, **options: Any
 ) -> budgetfit.Run:
     """Return a run of a small model, with a rate at which it learns."""
     model = make(kind) if model is None else model

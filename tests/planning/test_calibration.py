@@ -11,10 +11,7 @@ import torch
 import budgetfit
 from budgetfit import Plan, Verification
 from budgetfit.calibration import known_measurements
-from budgetfit.calibration.file import (
-    add_measurement,
-    read_calibration,
-)
+from budgetfit.calibration.file import add_measurement, read_calibration
 from budgetfit.calibration.known_measurements import (
     context_for,
     store_context,

@@ -14,9 +14,7 @@ from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.search import evaluation_batch
-from budgetfit.planning.search.evaluation_batch import (
-    evaluation_batch_size,
-)
+from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.largest_batch import largest_fitting
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.recording.evaluation import batch_tensor_bytes

@@ -321,16 +321,10 @@ CUDA = torch.backends.cuda
 SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "flash": _switch(CUDA.flash_sdp_enabled, CUDA.enable_flash_sdp, False),
     "efficient": _switch(
-        CUDA.mem_efficient_sdp_enabled,
-        CUDA.enable_mem_efficient_sdp,
-        False,
+        CUDA.mem_efficient_sdp_enabled, CUDA.enable_mem_efficient_sdp, False
     ),
     "math": _switch(CUDA.math_sdp_enabled, CUDA.enable_math_sdp, False),
-    "cudnn attention": _switch(
-        CUDA.cudnn_sdp_enabled,
-        CUDA.enable_cudnn_sdp,
-        False,
-    ),
+    "cudnn attention": _switch(CUDA.cudnn_sdp_enabled, CUDA.enable_cudnn_sdp, False),
     "default dtype": _switch(
         torch.get_default_dtype, torch.set_default_dtype, torch.float64
     ),
@@ -407,11 +401,7 @@ def test_a_helper_in_another_file_counts(
             del sys.modules[name]
         net = importlib.import_module("mypackage.net")
         return key(
-            Workload(
-                model=net.Net(2, 2),
-                batch=torch.zeros(2, 2),
-                gpu=find_gpu("t4"),
-            )
+            Workload(model=net.Net(2, 2), batch=torch.zeros(2, 2), gpu=find_gpu("t4"))
         )
 
     monkeypatch.syspath_prepend(tmp_path)

@@ -110,10 +110,7 @@ def sample_model(**changes: Any) -> ModelSummary:
         "blocks": BLOCKS,
         "block_type": "LlamaDecoderLayer",
         "source": "from config.json, no weights loaded",
-        "batch": {
-            "input_ids": ((2, 2048), "int64"),
-            "labels": ((2, 2048), "int64"),
-        },
+        "batch": {"input_ids": ((2, 2048), "int64"), "labels": ((2, 2048), "int64")},
     }
     return ModelSummary(**values | changes)
 

@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-from budgetfit.reporting.render import (
-    estimate_text,
-    render,
-)
+from budgetfit.reporting.render import estimate_text, render
 from tests.reporting.sample_plans import (
     GIB,
     sample_estimate,

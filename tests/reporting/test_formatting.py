@@ -14,13 +14,7 @@ from budgetfit.reporting.formatting import (
     size_text,
     time_text,
 )
-from tests.reporting.sample_plans import (
-    BLOCKS,
-    GIB,
-    sample_recipe,
-    segments,
-    singles,
-)
+from tests.reporting.sample_plans import BLOCKS, GIB, sample_recipe, segments, singles
 
 
 @pytest.mark.parametrize(
@@ -87,10 +81,7 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
 @pytest.mark.parametrize(
     ("chosen", "text"),
     [
-        (
-            singles(range(16)),
-            "checkpoint blocks 0-15 (16 of 24); keep blocks 16-23",
-        ),
+        (singles(range(16)), "checkpoint blocks 0-15 (16 of 24); keep blocks 16-23"),
         (singles(range(24)), "checkpoint all 24 blocks"),
         ((), "keep all 24 blocks; nothing is recomputed"),
         (
@@ -104,10 +95,7 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
                 "keep blocks 5-6, 8-23"
             ),
         ),
-        (
-            singles(range(1)),
-            "checkpoint block 0 (1 of 24); keep blocks 1-23",
-        ),
+        (singles(range(1)), "checkpoint block 0 (1 of 24); keep blocks 1-23"),
         (
             (*singles(range(2)), Segment((BLOCKS[2],), mode="offload")),
             (

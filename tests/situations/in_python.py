@@ -35,8 +35,7 @@ def accumulates(model: str) -> str:
 
 
 def _diffusion(
-    make: Callable[[], torch.nn.Module],
-    batch: Callable[[], dict[str, torch.Tensor]],
+    make: Callable[[], torch.nn.Module], batch: Callable[[], dict[str, torch.Tensor]]
 ) -> str:
     with torch.device("meta"):
         model = make()

@@ -12,12 +12,7 @@ from tests.situations.answer import GIB, Answer, model_path
 from tests.situations.case import Case
 from tests.situations.expectation import Fits, OneLine, Refused, Rows
 
-QUICK = (
-    "llama-1b-as-loaded",
-    "own-argument",
-    "own-missing",
-    "dit-no-batch",
-)
+QUICK = ("llama-1b-as-loaded", "own-argument", "own-missing", "dit-no-batch")
 CASES = {case.name: case for case in all_cases()}
 
 

@@ -176,11 +176,7 @@ def random_chain(
 
 
 def random_problem(
-    rnd: random.Random,
-    length: int,
-    *,
-    costly: bool = False,
-    most_others: int = 0,
+    rnd: random.Random, length: int, *, costly: bool = False, most_others: int = 0
 ) -> Problem:
     """A random chain, with a budget from just below its lowest peak to its highest."""
     chain = random_chain(rnd, length, costly=costly, most_others=most_others)

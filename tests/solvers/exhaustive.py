@@ -85,11 +85,7 @@ def segments_from(problem: Problem, start: int) -> Iterator[Segment]:
     for length in range(2, longest + 1):
         for nested, input_on_host in segment_variants(problem, start):
             yield segment(
-                problem.chain,
-                start,
-                length,
-                nested=nested,
-                input_on_host=input_on_host,
+                problem.chain, start, length, nested=nested, input_on_host=input_on_host
             )
 
 

@@ -62,12 +62,7 @@ def idle_ops(events: Iterable[int], **others: Any) -> StepTrace:
 
 
 def time_of(
-    card: str,
-    rate: str,
-    *,
-    flops: float = 0.0,
-    moved: float = 0.0,
-    tf32: bool = False,
+    card: str, rate: str, *, flops: float = 0.0, moved: float = 0.0, tf32: bool = False
 ) -> float:
     trace = trace_of([(0, rate, flops, 0.0, moved, 0.0)])
     return float(op_times_ns(trace, 1, find_gpu(card), tf32=tf32)[0])

@@ -11,10 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.nn import functional
 from torch.nn.utils import rnn
 
@@ -130,11 +127,7 @@ ASSUMED: dict[str, tuple[Callable[[torch.Tensor], Any], Any, str]] = {
         5,
         FULL_MASK,
     ),
-    "finite numbers": (
-        lambda x: bool(torch.isfinite(torch.empty(3)).all()),
-        True,
-        "",
-    ),
+    "finite numbers": (lambda x: bool(torch.isfinite(torch.empty(3)).all()), True, ""),
     "no nan": (lambda x: bool(torch.isnan(torch.empty(3)).any()), False, ""),
     "one is not another": (
         lambda x: torch.equal(torch.empty(3), torch.empty(3)),

@@ -240,7 +240,6 @@ def test_a_model_that_reads_something_else_is_refused_with_an_example() -> None:
         transformers.Pix2StructVisionModel, hidden_size=16, num_hidden_layers=1
     )
     with pytest.raises(
-        InputError,
-        match=r"Pix2StructVisionModel: it reads flattened_patches.*batch=",
+        InputError, match=r"Pix2StructVisionModel: it reads flattened_patches.*batch="
     ):
         make_batch(model)

@@ -45,11 +45,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "product": lambda: (aten.mm.default, (floats(3, 4), floats(5, 4).t()), {}),
     "view": lambda: (aten.view.default, (floats(3, 4), [12]), {}),
     "unsafe view": lambda: (aten._unsafe_view.default, (floats(3, 4), [12]), {}),
-    "slice of a slice": lambda: (
-        aten.slice.Tensor,
-        (floats(9, 4)[2:], 0, 1, 3),
-        {},
-    ),
+    "slice of a slice": lambda: (aten.slice.Tensor, (floats(9, 4)[2:], 0, 1, 3), {}),
     "detach": lambda: (aten.detach.default, (floats(3, 4).t(),), {}),
     "split": lambda: (aten.split.Tensor, (floats(6, 4), 2), {}),
     "expand": lambda: (aten.expand.default, (floats(3, 1), [3, 7]), {}),

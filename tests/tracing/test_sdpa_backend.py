@@ -176,13 +176,7 @@ def attend() -> Iterator[Any]:
             assert key is not None
             assert value is not None
             return torch.nn.functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                mask,
-                call.dropout,
-                call.causal,
-                enable_gqa=call.gqa,
+                query, key, value, mask, call.dropout, call.causal, enable_gqa=call.gqa
             )
 
     with fake_mode():

@@ -129,10 +129,7 @@ class RunLoop(PlainLoop):
         return loss
 
     def state(self) -> dict[str, Any]:
-        return {
-            "run": self.run.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-        }
+        return {"run": self.run.state_dict(), "scheduler": self.scheduler.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
         self.run.load_state_dict(state["run"])

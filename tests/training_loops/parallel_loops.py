@@ -10,13 +10,7 @@ import torch
 from torch import distributed
 
 from budgetfit.core.plan import Plan
-from tests.training_loops.own_loops import (
-    PlainDDP,
-    PreparedDDP,
-    RunDDP,
-    Trained,
-    train,
-)
+from tests.training_loops.own_loops import PlainDDP, PreparedDDP, RunDDP, Trained, train
 from tests.training_loops.settings import Settings
 
 

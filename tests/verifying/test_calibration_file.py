@@ -181,10 +181,7 @@ DAMAGED = {
     ),
     "nothing at all": "{}",
     "a time that cannot be": json.dumps(
-        {
-            "format": 1,
-            "step_times": [step_time().model_dump() | {"measured_ms": -1.0}],
-        }
+        {"format": 1, "step_times": [step_time().model_dump() | {"measured_ms": -1.0}]}
     ),
     "a field too many": json.dumps(
         {"format": 1, "measurements": [measurement().model_dump() | {"x": 1}]}

@@ -39,9 +39,7 @@ def test_the_blocks_of_the_segments_are_seen_and_no_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_recomputed_blocks_are_those_of_the_recipe_in_every_mode(
-    name: str,
-) -> None:
+def test_recomputed_blocks_are_those_of_the_recipe_in_every_mode(name: str) -> None:
     # The Sequential's blocks 1 and 3 are Dropouts without any product to save.
     chain = CHAIN[name]
     segments = (

@@ -28,13 +28,7 @@ from budgetfit.measuring.recomputed_blocks import (
 )
 from budgetfit.traces.trace_program import NO_LOSS
 from tests.zoo.entry import Entry
-from tests.zoo.state import (
-    assert_same,
-    model_state,
-    random_state,
-    switches,
-    unchanged,
-)
+from tests.zoo.state import assert_same, model_state, random_state, switches, unchanged
 
 GPU = "rtx-4090"
 BATCH_SIZE = 2
@@ -265,10 +259,7 @@ def _norm(gradients: Gradients) -> float:
 
 
 def _assert_close(
-    what: str,
-    planned: torch.Tensor | None,
-    plain: torch.Tensor | None,
-    rounding: float,
+    what: str, planned: torch.Tensor | None, plain: torch.Tensor | None, rounding: float
 ) -> None:
     """Assert equality relative to the plain one's norm, but for rounding."""
     assert (planned is None) == (plain is None), f"{what} is there only once"

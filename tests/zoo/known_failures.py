@@ -7,5 +7,5 @@ KNOWN_FAILURES: dict[str, str] = {
     "xLSTMForCausalLM": (
         "does not train without its own library: its backward pass finds states that "
         "were overwritten, in plain PyTorch too"
-    ),
+    )
 }

@@ -86,12 +86,7 @@ def prepare(environment: Path) -> None:
 
 def _run(*command: str | Path, variables: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(  # noqa: S603  # own commands, in an own environment
-        command,
-        cwd=ROOT,
-        env=variables,
-        check=False,
-        capture_output=True,
-        text=True,
+        command, cwd=ROOT, env=variables, check=False, capture_output=True, text=True
     )
     if done.returncode != 0:
         msg = f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}"
@@ -107,11 +102,7 @@ def main() -> int:
     parser.add_argument("--torch", default=pinned_version("torch"), help="its version")
     parser.add_argument("--environment", type=Path, help="another folder for it")
     parser.add_argument(
-        "--also",
-        nargs="*",
-        default=[],
-        metavar="PACKAGE",
-        help="of constraints.txt",
+        "--also", nargs="*", default=[], metavar="PACKAGE", help="of constraints.txt"
     )
     parser.add_argument("--python", default=sys.executable, help="to make it with")
     options = parser.parse_args()

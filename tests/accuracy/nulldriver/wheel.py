@@ -65,10 +65,7 @@ def wheel_of(environment: Path) -> Wheel:
         msg = f"torch {torch} in {environment} is not a CUDA build"
         raise ValueError(msg)
     return Wheel(
-        packages=Path(packages),
-        torch=torch,
-        cuda=cuda,
-        compiled_archs=archs_in(archs),
+        packages=Path(packages), torch=torch, cuda=cuda, compiled_archs=archs_in(archs)
     )
 
 

@@ -50,9 +50,7 @@ def test_the_recordings_cover_five_architectures_and_hundreds_of_calls() -> None
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_each_recording_says_what_it_was_made_on(
-    path: Path,
-) -> None:
+def test_each_recording_says_what_it_was_made_on(path: Path) -> None:
     for card in recording(path)["cards"].values():
         assert card["origin"] in ("null driver", "gpu")
         assert (card["origin"] == "null driver") == (card["device"] == "NullCUDA")

@@ -206,12 +206,7 @@ CASES = (
         "qwen-vl-7b-qlora",
         "estimate Qwen2.5-VL-7B --gpu rtx-4090 --method qlora --batch-size 1 "
         "--checkpointing full --precision bf16-mixed",
-        Fits(
-            7.615,
-            0.386,
-            (8.2, 22.90),
-            says=("224",),
-        ),
+        Fits(7.615, 0.386, (8.2, 22.90), says=("224",)),
         "7.200 B in nf4 3.35, 1.092 B in fp32 4.07, adapters 51.8 M 0.19; and it says "
         "which size of images it took.",
         12,

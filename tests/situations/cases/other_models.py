@@ -74,13 +74,7 @@ CASES = (
     Case(
         "dinov2-t4",
         "plan dinov2-base --gpu t4 --effective-batch-size 64",
-        Fits(
-            0.3225,
-            0.645,
-            (1.29, 14.44),
-            effective=64,
-            says=("mean",),
-        ),
+        Fits(0.3225, 0.645, (1.29, 14.44), effective=64, says=("mean",)),
         "86.58 M parameters: 0.32 and 0.65. It has no loss, and the answer says what "
         "was taken for one.",
         15,
@@ -88,12 +82,7 @@ CASES = (
     Case(
         "own-blocks",
         "plan modules:blocks --gpu rtx-4090",
-        Fits(
-            1.370,
-            2.741,
-            (5.48, 22.90),
-            says=("mean", "128"),
-        ),
+        Fits(1.370, 2.741, (5.48, 22.90), says=("mean", "128")),
         "24 blocks of 12 x 1024^2 + 13 x 1024 and two tables of 32000 x 1024: 367.8 M "
         "parameters: 1.37 and 2.74. The length and the loss that it took are said.",
         15,

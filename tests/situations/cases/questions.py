@@ -49,13 +49,7 @@ CASES = (
     Case(
         "gpt2-length",
         "plan gpt2 --gpu t4 --objective length --effective-batch-size 16",
-        Fits(
-            0.464,
-            0.927,
-            (1.85, 14.44),
-            effective=16,
-            says=("1024",),
-        ),
+        Fits(0.464, 0.927, (1.85, 14.44), effective=16, says=("1024",)),
         f"{GPT2_WHY} The longest that the model has positions for, 1024, fits: it is "
         "planned at batch 8 for that.",
         20,

@@ -174,9 +174,7 @@ class UNet2DCondition(nn.Module):
         skips: tuple[Tensor, ...] = (x,)
         for block in self.down_blocks:
             x, made = block(
-                hidden_states=x,
-                temb=temb,
-                encoder_hidden_states=encoder_hidden_states,
+                hidden_states=x, temb=temb, encoder_hidden_states=encoder_hidden_states
             )
             skips += made
         x = self.mid_block(x, temb)

@@ -21,11 +21,7 @@ ENTRIES = [
     _plain(
         "UNet with time and text",
         diffusers.UNet2DCondition,
-        batch={
-            "sample": _LATENTS,
-            "timestep": _TIMES,
-            "encoder_hidden_states": _TEXT,
-        },
+        batch={"sample": _LATENTS, "timestep": _TIMES, "encoder_hidden_states": _TEXT},
     ),
     _plain(
         "UNet, a tuple as output",
@@ -43,10 +39,7 @@ ENTRIES = [
     _plain(
         "MMDiT",
         diffusers.MMDiT,
-        batch={
-            "hidden_states": torch.zeros(2, 9, 16),
-            "encoder_hidden_states": _TEXT,
-        },
+        batch={"hidden_states": torch.zeros(2, 9, 16), "encoder_hidden_states": _TEXT},
     ),
     _plain("VAE", diffusers_training.VAE),
     _plain("VQ-VAE", diffusers_training.VQVAE),

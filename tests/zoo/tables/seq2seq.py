@@ -1,11 +1,7 @@
 """Encoders with decoders that write text."""
 
 from torch import nn
-from transformers import (
-    BertConfig,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
-)
+from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from tests.zoo.entry import Entry
 from tests.zoo.shrink import shrink, small_entries

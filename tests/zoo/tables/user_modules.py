@@ -41,11 +41,7 @@ _OUTPUTS = [
     _user(
         "several losses",
         out.SeveralLosses,
-        batch={
-            "x": _X,
-            "kind": torch.tensor([0, 1, 2, 0]),
-            "value": torch.zeros(4),
-        },
+        batch={"x": _X, "kind": torch.tensor([0, 1, 2, 0]), "value": torch.zeros(4)},
         loss=out.weighed_losses,
     ),
     _user(
