@@ -7,12 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.adapter import FULL, METHODS
-from budgetfit.core.gpu_comparison import GpuComparison
-from budgetfit.core.requested_precision import (
-    check_batch,
-    check_objective,
-    requested_precisions,
-)
+from budgetfit.core.plan import GpuComparison
+from budgetfit.core.precision import requested_precisions
+from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
 from budgetfit.inputs.adapter import find_adapter
 from budgetfit.inputs.settings import (

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.core.requested_precision import (
-    check_batch,
-    requested_precisions,
-    runs_on,
-)
+from budgetfit.core.precision import requested_precisions, runs_on
+from budgetfit.core.validation import check_batch
 from budgetfit.inputs.adapter import find_adapter
 from budgetfit.inputs.settings import (
     find_target_gpu,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.core.requested_precision import check_batch
-from budgetfit.core.validation import check_positive_int
+from budgetfit.core.validation import check_batch, check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.inputs.plan_request import PlanArguments
 from budgetfit.planning.alternatives.longest_length import (

@@ -97,13 +97,9 @@ def arguments_of(
         InputError: For the first invalid option.
     """
     # Imported here to keep --help fast.
-    from budgetfit.core.precision import find_precision  # noqa: PLC0415
-    from budgetfit.core.requested_precision import (  # noqa: PLC0415
-        check_batch,
-        check_objective,
-        requested_precisions,
-    )
+    from budgetfit.core.precision import find_precision, requested_precisions  # noqa: PLC0415
     from budgetfit.core.units import parse_bytes  # noqa: PLC0415
+    from budgetfit.core.validation import check_batch, check_objective  # noqa: PLC0415
     from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
     from budgetfit.integrations.model_sources.model_name import check_model_text  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Plan, Estimate, Alternative, Layer: the results of planning; JSON round-trips."""
+"""Plan, Estimate, Alternative, GpuComparison, Layer: the results of planning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from budgetfit.core.adapter import Adapter
+from budgetfit.core.adapter import FULL, Adapter
 from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
@@ -154,6 +154,34 @@ class Alternative:
     def is_suggestion(self) -> bool:
         """Whether only users may choose it: changes training, or rules out clipping."""
         return self.changes_training or self.estimate.recipe.optimizer_in_backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuComparison:
+    """The best settings for a model on one GPU, by one training method.
+
+    Attributes:
+        gpu, budget: The GPU and its usable memory.
+        estimate: The best settings; where nothing fits, those with the lowest peak;
+            None where the GPU cannot run the requested precision.
+        problem: Why it cannot; empty otherwise.
+        blocks: Number of blocks that can be checkpointed.
+        warnings: Deviations from the request.
+        method: ``full``, ``lora`` or ``qlora``: what is trained.
+    """
+
+    gpu: Gpu
+    budget: Budget
+    estimate: Estimate | None
+    problem: str = ""
+    blocks: int = 0
+    warnings: tuple[str, ...] = ()
+    method: str = FULL
+
+    @property
+    def fits(self) -> bool:
+        """Whether the judged peak fits this GPU."""
+        return self.estimate is not None and bool(self.estimate.fits)
 
 
 @dataclass(slots=True, kw_only=True)

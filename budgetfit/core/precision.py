@@ -5,10 +5,14 @@ Names follow Lightning and accelerate (``bf16-mixed``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from budgetfit.gpus.table import Gpu
 
 WeightsDtype = Literal["as-is", "fp32", "bf16"]
 AutocastDtype = Literal["fp16", "bf16"]
@@ -74,3 +78,40 @@ def automatic_precision(compute_capability: tuple[int, int]) -> Precision:
     if compute_capability >= BF16_CAPABILITY:
         return PRECISIONS["bf16-mixed"]
     return PRECISIONS["fp16-mixed"]
+
+
+def requested_precisions(wanted: str | Sequence[str], gpu: Gpu) -> tuple[str, ...]:
+    """Resolve the requested dtype policies to compare, by name.
+
+    Raises:
+        InputError: If a policy is unknown or the GPU has no hardware for it.
+    """
+    several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+    names: Sequence[Any] = wanted if several else [wanted]
+    if not names:
+        raise InputError(
+            'The list of precisions is empty. Use for example precision="bf16-mixed".'
+        )
+    found = []
+    for name in names:
+        policy = (
+            automatic_precision(gpu.compute_capability)
+            if name == "auto"
+            else find_precision(name)
+        )
+        if policy.needs_capability > gpu.compute_capability:
+            major, minor = policy.needs_capability
+            have = ".".join(map(str, gpu.compute_capability))
+            raise InputError(
+                f"precision={policy.name!r} needs compute capability {major}.{minor}, "
+                f"and {gpu.title} has {have}: it would only be emulated. "
+                'Use precision="fp16-mixed".'
+            )
+        if policy.name not in found:
+            found.append(policy.name)
+    return tuple(found)
+
+
+def runs_on(precision: str, gpu: Gpu) -> bool:
+    """Return whether a GPU has hardware for a dtype policy."""
+    return find_precision(precision).needs_capability <= gpu.compute_capability

@@ -1,4 +1,4 @@
-"""Validate integer arguments: samples, tokens, ranks, pixels."""
+"""Validate arguments: samples, tokens, ranks, pixels, batch sizes, the objective."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from budgetfit.errors import InputError
 MAX_SAMPLES: Final = 2**24
 MAX_BATCH_SIZE: Final = 2**40
 MAX_PIXELS: Final = 2**14  # along each side
+OBJECTIVES: Final = ("throughput", "batch_size", "memory", "length")
 
 # Pixels of a square, height and width, or both as text: "336x448".
 ImageSize: TypeAlias = int | str | tuple[int, int] | None
@@ -38,6 +39,41 @@ def check_positive_int(
             f"example {example}."
         )
     return value
+
+
+def check_batch(batch_size: int | None, effective_batch_size: int | None) -> None:
+    """Check batch sizes before anything is traced.
+
+    Raises:
+        InputError: If a size is below 1 or the micro-batch does not divide the
+            effective batch.
+    """
+    for name, value, most in (
+        ("batch_size", batch_size, MAX_SAMPLES),
+        ("effective_batch_size", effective_batch_size, MAX_BATCH_SIZE),
+    ):
+        if value is not None:
+            check_positive_int(name, value, most=most)
+    if batch_size and effective_batch_size and effective_batch_size % batch_size:
+        smaller = range(batch_size, 0, -1)
+        divisor = next(size for size in smaller if effective_batch_size % size == 0)
+        raise InputError(
+            f"batch_size {batch_size} does not divide effective_batch_size "
+            f"{effective_batch_size}, and the effective batch is never changed. The "
+            f"next smaller one that does is {divisor}."
+        )
+
+
+def check_objective(objective: str) -> None:
+    """Check the objective's name.
+
+    Raises:
+        InputError: If there is no such objective.
+    """
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"{objective!r} is not an objective. Use one of: {', '.join(OBJECTIVES)}."
+        )
 
 
 def check_samples(samples: int | None) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from budgetfit.doctor.facts import Finding, GpuFacts, Machine, note, ok, problem
-from budgetfit.gpus.torch_builds import CUDA_13_LOWEST_CAPABILITY
+from budgetfit.gpus.table import CUDA_13_LOWEST_CAPABILITY
 
 # CUDA major versions and the first Linux driver of each; minor versions run on all
 # drivers of their major (CUDA Compatibility, "Minor Version Compatibility").

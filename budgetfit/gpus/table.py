@@ -31,6 +31,10 @@ _REFERENCES: Final = (
     "h200",
     "b200",
 )
+CUDA_13_LOWEST_CAPABILITY: Final = (7, 5)  # CUDA 13 dropped older capabilities
+# PyTorch publishes builds for CUDA 12 up to this release (pytorch/pytorch, issue
+# 190385); the one for 12.6 is the last with Maxwell, Pascal and Volta.
+_LAST_WITH_CUDA_12: Final = "2.14"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +188,19 @@ def generic_gpu(total_bytes: int) -> Gpu:
         title=f"a {format_bytes(total_bytes)} card, assumed to be like {model.title}",
         source=f"assumed: {model.name} ({model.source})",
         rates_assumed=True,
+    )
+
+
+def builds_note(gpu: Gpu) -> str | None:
+    """Return a note on the builds needed for an old GPU; None if any will do."""
+    if gpu.compute_capability >= CUDA_13_LOWEST_CAPABILITY:
+        return None
+    major, minor = gpu.compute_capability
+    return (
+        f"{gpu.title} (capability {major}.{minor}) trains with PyTorch's builds for "
+        f"CUDA 12.6 alone, the last of them torch {_LAST_WITH_CUDA_12}: pip install "
+        f'"torch=={_LAST_WITH_CUDA_12}.*" --index-url '
+        "https://download.pytorch.org/whl/cu126"
     )
 
 

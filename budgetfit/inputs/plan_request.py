@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.requested_precision import (
-    check_batch,
-    check_objective,
-    requested_precisions,
-)
+from budgetfit.core.precision import requested_precisions
+from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.inputs.adapter import find_adapter
 from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.sample_lengths import LengthSummary

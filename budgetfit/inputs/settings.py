@@ -26,8 +26,7 @@ from budgetfit.example_batches.make_batch import (
     make_batch,
 )
 from budgetfit.gpus.cuda_context import CudaContext
-from budgetfit.gpus.table import Gpu, find_gpu, generic_gpu
-from budgetfit.gpus.torch_builds import builds_note
+from budgetfit.gpus.table import Gpu, builds_note, find_gpu, generic_gpu
 from budgetfit.inputs.adapter import adapter_as_stored, model_to_trace
 from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.sample_lengths import LengthSummary, summarize_lengths

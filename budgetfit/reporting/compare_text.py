@@ -15,8 +15,7 @@ from budgetfit.utils.format_bytes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.gpu_comparison import GpuComparison
-    from budgetfit.core.plan import ModelSummary
+    from budgetfit.core.plan import GpuComparison, ModelSummary
 
 GIB = 2**30
 _COLUMNS = ("fits", "batch", "precision", "peak, GiB", "redone", "per s", "")

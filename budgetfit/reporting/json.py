@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from budgetfit.core.block_report import BlockRow
-    from budgetfit.core.gpu_comparison import GpuComparison
-    from budgetfit.core.plan import Estimate, Layer, Plan
+    from budgetfit.core.plan import Estimate, GpuComparison, Layer, Plan
     from budgetfit.core.verification import Verification
     from budgetfit.doctor.facts import Finding
     from budgetfit.explain.explanation import Explanation

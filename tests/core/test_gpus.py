@@ -12,12 +12,12 @@ from budgetfit.errors import InputError
 from budgetfit.gpus.table import (
     Gpu,
     all_gpus,
+    builds_note,
     find_gpu,
     generic_gpu,
     gpu_from_properties,
     gpus_of_class,
 )
-from budgetfit.gpus.torch_builds import builds_note
 from budgetfit.gpus.unsupported import unsupported_reason
 
 GIB = 2**30

@@ -4,8 +4,7 @@ import pytest
 
 from budgetfit.core.adapter import parse_adapter
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.requested_precision import check_batch
-from budgetfit.core.validation import MAX_SAMPLES, check_positive_int
+from budgetfit.core.validation import MAX_SAMPLES, check_batch, check_positive_int
 from budgetfit.errors import InputError
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from budgetfit.core.requested_precision import check_batch, requested_precisions
+from budgetfit.core.precision import requested_precisions
+from budgetfit.core.validation import check_batch
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 

@@ -5,7 +5,7 @@ import torch
 
 from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpu_comparison import GpuComparison
+from budgetfit.core.plan import GpuComparison
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.alternatives.compare_gpus import GpuWithBudget, compare_gpus

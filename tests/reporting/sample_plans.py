@@ -5,11 +5,11 @@ from typing import Any
 
 from budgetfit.core.block_report import BlockChoice, BlockRow
 from budgetfit.core.budget import Budget
-from budgetfit.core.gpu_comparison import GpuComparison
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.plan import (
     Alternative,
     Estimate,
+    GpuComparison,
     Layer,
     LayerMemory,
     ModelSummary,

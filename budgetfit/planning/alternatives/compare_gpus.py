@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from budgetfit.core.gpu_comparison import GpuComparison
-from budgetfit.core.requested_precision import requested_precisions
+from budgetfit.core.plan import GpuComparison
+from budgetfit.core.precision import requested_precisions
 from budgetfit.errors import InputError
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
