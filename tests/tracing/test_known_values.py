@@ -30,21 +30,25 @@ from budgetfit.tracing.values.known_values import KnownValues, UnknownValueError
 from budgetfit.tracing.values.library_patches import patch_libraries
 from budgetfit.tracing.values.propagation import MAX_FLOATS, MAX_INTEGERS
 
-Stand = "Callable[[torch.Tensor], torch.Tensor]"
+
+@pytest.fixture
+def values() -> Iterator[KnownValues]:
+    """Follow values while the test runs on fake tensors."""
+    known = KnownValues()
+    with fake_mode(), StorageLog(None, known.run):
+        yield known
 
 
 @pytest.fixture
-def stand_in() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+def stand_in(values: KnownValues) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a fake tensor whose values are those of a real one."""
-    values = KnownValues()
 
     def fake(real: torch.Tensor) -> torch.Tensor:
         twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
         values.record(twin, real)
         return twin
 
-    with fake_mode(), StorageLog(None, values.run):
-        yield fake
+    return fake
 
 
 TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13))
@@ -110,13 +114,6 @@ def test_a_shape_that_depends_on_values_is_the_real_one(
     assert out.tolist() == real.tolist()  # and its values are known in turn
 
 
-def _through_a_view(x: torch.Tensor) -> int:
-    copy = x.clone()
-    view = copy[0]
-    copy.copy_(torch.randint(0, 9, (2, 4)))
-    return int(view.sum())
-
-
 ASSUMED: dict[str, tuple[Callable[[torch.Tensor], Any], Any, str]] = {
     "a number read": (lambda x: (torch.empty(2, 4) * x).sum().item(), 1.0, READ_NUMBER),
     "a float's mask": (lambda x: bool((torch.empty(4) > 0).any()), True, FULL_MASK),
@@ -174,41 +171,33 @@ ASSUMED: dict[str, tuple[Callable[[torch.Tensor], Any], Any, str]] = {
 
 @pytest.mark.parametrize("question", ASSUMED)
 def test_what_depends_on_weights_or_chance_is_assumed_by_a_rule_that_is_noted(
-    question: str,
+    question: str, values: KnownValues
 ) -> None:
     ask, answer, note = ASSUMED[question]
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        twin = torch.empty(2, 4, dtype=torch.long)
-        values.record(twin, MASK)
-        assert ask(twin) == answer
+    twin = torch.empty(2, 4, dtype=torch.long)
+    values.record(twin, MASK)
+    assert ask(twin) == answer
     assert list(values.notes) == ([note] if note else [])
 
 
-def test_what_is_written_number_by_number_is_known() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        shapes = torch.empty((2, 2), dtype=torch.long)
-        for level, (height, width) in enumerate([(8, 6), (4, 3)]):
-            shapes[level, 0], shapes[level, 1] = height, width
-        assert int(shapes.prod(1).sum()) == 60
+def test_what_is_written_number_by_number_is_known(values: KnownValues) -> None:
+    shapes = torch.empty((2, 2), dtype=torch.long)
+    for level, (height, width) in enumerate([(8, 6), (4, 3)]):
+        shapes[level, 0], shapes[level, 1] = height, width
+    assert int(shapes.prod(1).sum()) == 60
     assert values.notes == {}
 
 
-def test_nothing_is_noted_where_no_one_asks() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        x = torch.empty(4, 4)
-        torch.where(x > 0, x, 0).topk(2)
+def test_nothing_is_noted_where_no_one_asks(values: KnownValues) -> None:
+    x = torch.empty(4, 4)
+    torch.where(x > 0, x, 0).topk(2)
     assert values.notes == {}
 
 
-def test_a_note_says_which_module_asked_first() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        for name in ("first", "second"):
-            values.where = lambda name=name: name
-            torch.empty(()).item()
+def test_a_note_says_which_module_asked_first(values: KnownValues) -> None:
+    for name in ("first", "second"):
+        values.where = lambda name=name: name
+        torch.empty(()).item()
     assert values.note_lines() == [f"{READ_NUMBER} (first in 'first')"]
 
 
@@ -241,26 +230,23 @@ def test_whole_numbers_that_nothing_says_are_not_guessed(
         UNKNOWN[question](twin)
 
 
-def test_of_an_optimizer_nothing_is_assumed() -> None:
-    values = KnownValues()
+def test_of_an_optimizer_nothing_is_assumed(values: KnownValues) -> None:
     values.phase = "optimizer"
-    with fake_mode(), StorageLog(None, values.run):
-        number = torch.empty(())
-        with pytest.raises(DataDependentOutputException):
-            number.item()
+    number = torch.empty(())
+    with pytest.raises(DataDependentOutputException):
+        number.item()
 
 
+@pytest.mark.usefixtures("values")
 def test_a_loop_that_ends_on_a_no_is_not_told_yes_for_ever() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        x = torch.empty(())
+    x = torch.empty(())
 
-        def ends() -> None:
-            while x > 1:
-                pass
+    def ends() -> None:
+        while x > 1:
+            pass
 
-        with pytest.raises(UnknownValueError, match="a loop ends when values say so"):
-            ends()
+    with pytest.raises(UnknownValueError, match="a loop ends when values say so"):
+        ends()
 
 
 def test_a_tensor_that_was_not_remembered_is_unknown(
@@ -272,16 +258,14 @@ def test_a_tensor_that_was_not_remembered_is_unknown(
         int((known + unknown).sum())
 
 
-def test_what_is_too_large_to_be_worth_its_time_is_unknown() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        small = torch.zeros(MAX_INTEGERS, dtype=torch.long)
-        assert int(small.sum()) == 0
-        large = torch.zeros(MAX_INTEGERS + 1, dtype=torch.long)
-        with pytest.raises(UnknownValueError):
-            int(large.sum())
-        floats = torch.zeros(MAX_FLOATS + 1)
-        assert floats.sum().item() == 1.0
+def test_what_is_too_large_to_be_worth_its_time_is_unknown(values: KnownValues) -> None:
+    small = torch.zeros(MAX_INTEGERS, dtype=torch.long)
+    assert int(small.sum()) == 0
+    large = torch.zeros(MAX_INTEGERS + 1, dtype=torch.long)
+    with pytest.raises(UnknownValueError):
+        int(large.sum())
+    floats = torch.zeros(MAX_FLOATS + 1)
+    assert floats.sum().item() == 1.0
     assert list(values.notes) == [READ_NUMBER]
 
 
@@ -300,20 +284,18 @@ def test_in_a_large_batch_nothing_is_assumed_for_what_a_small_one_says() -> None
                     _ = tokens[tokens == 7]
 
 
+@pytest.mark.usefixtures("values")
 def test_a_large_mask_is_as_full_as_a_small_one() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        x = torch.empty(2, MAX_INTEGERS)
-        assert x[(x > 0) & ~(x > 9)].shape == (2 * MAX_INTEGERS,)
-        assert bool(torch.isfinite(x).all())
+    x = torch.empty(2, MAX_INTEGERS)
+    assert x[(x > 0) & ~(x > 9)].shape == (2 * MAX_INTEGERS,)
+    assert bool(torch.isfinite(x).all())
 
 
+@pytest.mark.usefixtures("values")
 def test_a_full_mask_can_be_written_to() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        mask = torch.empty(2, 3) > 0
-        mask.logical_and_(torch.tensor([True, False, True]))
-        assert mask.tolist() == [[True, False, True]] * 2
+    mask = torch.empty(2, 3) > 0
+    mask.logical_and_(torch.tensor([True, False, True]))
+    assert mask.tolist() == [[True, False, True]] * 2
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -392,12 +374,11 @@ def test_a_lone_number_in_text_is_written_out() -> None:
     assert "__format__" not in vars(FakeTensor)
 
 
+@pytest.mark.usefixtures("values")
 def test_a_lone_random_number_lets_every_layer_run() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        for chance in (torch.rand([]), torch.rand(1)):
-            assert not chance < 0.999999  # layerdrop: skip if below its probability
-            assert chance < 1
+    for chance in (torch.rand([]), torch.rand(1)):
+        assert not chance < 0.999999  # layerdrop: skip if below its probability
+        assert chance < 1
 
 
 def test_following_values_leaves_no_mark_in_the_log() -> None:
@@ -415,22 +396,19 @@ def test_following_values_leaves_no_mark_in_the_log() -> None:
     assert with_values == log.sizes
 
 
-def test_values_are_forgotten_with_their_tensors() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        x = torch.arange(4)
-        y = x + 1
-        assert len(values._values._real) == 2
-        del x, y
+def test_values_are_forgotten_with_their_tensors(values: KnownValues) -> None:
+    x = torch.arange(4)
+    y = x + 1
+    assert len(values._values._real) == 2
+    del x, y
     assert len(values._values._real) == 0
 
 
+@pytest.mark.usefixtures("values")
 def test_zeros_like_an_unknown_tensor_are_known() -> None:
-    values = KnownValues()
-    with fake_mode(), StorageLog(None, values.run):
-        unknown = torch.empty(3, 4)
-        assert not torch.zeros_like(unknown).any()
-        assert torch.ones_like(unknown, dtype=torch.int64).sum().item() == 12
+    unknown = torch.empty(3, 4)
+    assert not torch.zeros_like(unknown).any()
+    assert torch.ones_like(unknown, dtype=torch.int64).sum().item() == 12
 
 
 def _expert_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
