@@ -85,13 +85,11 @@ def test_the_model_that_was_planned_trains_and_is_put_back() -> None:
     model = tower()
     plan = plan_of(model)
     before = Fingerprint.of(model)
-
     run = budgetfit.apply(plan)
     assert run.model is model
     assert run.recipe == plan.recipe
     losses = train(run)
     run.undo()
-
     assert losses[-1] < losses[0]
     after = Fingerprint.of(model)
     for name in ("objects", "modules", "gradients"):
@@ -112,7 +110,6 @@ def test_two_micro_batches_make_one_step() -> None:
 def test_as_a_context_manager_it_undoes_itself() -> None:
     model = tower()
     plan = plan_of(model)
-
     with budgetfit.apply(plan):
         assert "forward" in vars(model.blocks[0])
     assert "forward" not in vars(model.blocks[0])
@@ -122,7 +119,6 @@ def test_a_loaded_plan_trains_as_the_one_that_was_saved(saved: Path) -> None:
     first, second = tower(), tower()
     with budgetfit.apply(plan_of(first)) as run:
         expected = train(run)
-
     loaded = Plan.load(saved)
     with budgetfit.apply(loaded, second, loss=cross_entropy, optimizer=fast_sgd) as run:
         assert train(run) == expected
@@ -133,7 +129,6 @@ def test_a_recomputed_model_trains_as_one_that_keeps_everything() -> None:
     for policy in ("none", "full"):
         with budgetfit.apply(plan_of(tower(), checkpointing=policy)) as run:
             losses.append(train(run))
-
     assert losses[0] == losses[1]
 
 
@@ -181,7 +176,6 @@ def test_another_model_than_the_planned_one_is_refused(saved: Path) -> None:
     renamed.layers = renamed.blocks
     del renamed.blocks
     before = Fingerprint.of(other)
-
     with pytest.raises(InputError, match="this model has 243 parameters, not 234"):
         budgetfit.apply(Plan.load(saved), other)
     with pytest.raises(InputError, match=r"has no block 'blocks\.0'"):
@@ -224,7 +218,6 @@ def test_what_is_no_plan_or_no_model_is_refused(saved: Path) -> None:
 def test_a_model_on_meta_has_nothing_to_train() -> None:
     model = tower().to("meta")
     plan = plan_of(model, effective_batch_size=None)
-
     with pytest.raises(InputError, match="on the meta device"):
         budgetfit.apply(plan)
     with budgetfit.apply(plan, tower()) as run:
@@ -248,12 +241,10 @@ def test_a_mixed_plan_of_a_library_model_trains_clips_and_saves() -> None:
     example = EXAMPLES["gpt2"]
     model = example.model()
     keys = list(model.state_dict())
-
     with budgetfit.apply(mixed_plan(), model) as run:
         assert list(model.state_dict()) == keys
         losses = [run.step(example.batch, max_grad_norm=1.0).item() for _ in range(20)]
         state = run.state_dict()
-
     assert mixed_plan().recipe.precision == "bf16-mixed"
     assert min(losses[-4:]) < losses[0]
     assert set(state) > {"model", "optimizer", "scaler"}

@@ -169,7 +169,6 @@ def test_a_trace_error_names_the_module_and_the_op(
 ) -> None:
     with pytest.raises(TraceError, match=r"in 'layers\.0\.0' at aten\.mm") as caught:
         plan(batch=torch.zeros(4, 9))
-
     assert caught.value.module == "layers.0.0"
     assert caught.value.op == "aten.mm.default"
     # torch logs a traceback of its own for every op that a fake tensor refuses
@@ -183,10 +182,8 @@ def test_a_trace_error_names_the_module_and_the_op(
 def test_after_an_error_the_model_is_as_it_was(options: dict[str, Any]) -> None:
     model = Net()
     before = Fingerprint.of(model)
-
     with pytest.raises(budgetfit.BudgetfitError):
         plan(model=model, **options)
-
     Fingerprint.of(model).assert_equal(before)
 
 
@@ -199,7 +196,6 @@ def test_without_card_and_limit_it_asks_for_one() -> None:
 @without_cuda
 def test_a_limit_alone_stands_for_a_card_that_is_named_in_a_note() -> None:
     card = find_target_gpu("24GB", None)
-
     assert card.total_bytes == 24 * 10**9
     (note,) = card.notes
     assert card.gpu.title in note
@@ -208,7 +204,6 @@ def test_a_limit_alone_stands_for_a_card_that_is_named_in_a_note() -> None:
 
 def test_a_card_alone_brings_its_own_memory() -> None:
     card = find_target_gpu(None, "RTX 4090")
-
     assert card.gpu == find_gpu(CARD)
     assert card.budget(0).total_bytes == find_gpu(CARD).total_bytes
     assert card.notes == ()
@@ -216,7 +211,6 @@ def test_a_card_alone_brings_its_own_memory() -> None:
 
 def test_with_both_the_card_is_limited() -> None:
     card = find_target_gpu("8GiB", CARD)
-
     assert card.budget(0).total_bytes == 8 * 2**30
     assert card.budget("0") == card.budget(0)
     assert card.budget("1GiB").headroom_bytes == 2**30

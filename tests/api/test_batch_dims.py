@@ -65,7 +65,6 @@ def test_a_batch_that_misvotes_trains_as_in_the_plain_loop(
     plain = copy.deepcopy(model)
     plain(**MISVOTING).backward()
     sgd(plain.parameters()).step()
-
     plan = planned(model, effective_batch_size=6)
     if is_loaded:
         plan.save(tmp_path / "plan.json")

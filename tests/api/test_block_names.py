@@ -42,7 +42,6 @@ def test_the_base_models_names_are_a_checkpointing_too() -> None:
     asked: dict[str, Any] = {"checkpointing": [OF_THE_BASE], "batch_size": 2}
     plan = budgetfit.plan(CONFIG, **asked, **SETTINGS)
     found, _ = estimate_settings(CONFIG, **asked, **SETTINGS)
-
     assert plan.recipe.wrapped_blocks == (UNDER_PEFT,)
     assert found.recipe.wrapped_blocks == (UNDER_PEFT,)
 
@@ -67,5 +66,4 @@ def test_a_part_of_a_block_may_be_recomputed_for_itself() -> None:
         for blocks in ((), (f"{OF_THE_BASE}.mlp",), (OF_THE_BASE,))
     )
     peaks = [each.phase_peaks_bytes["forward"] for each in (whole, part, kept)]
-
     assert peaks == sorted(set(peaks))

@@ -54,7 +54,6 @@ def test_a_plan_says_so_once_and_is_the_same(
     (text,) = told(plan.warnings)
     assert reason in text
     assert str(plan).count("traces cannot be") == 1
-
     monkeypatch.setenv(CACHE_VARIABLE, "off")
     silent = planned()
     assert told(silent.warnings) == []
@@ -64,7 +63,6 @@ def test_a_plan_says_so_once_and_is_the_same(
 def test_estimates_and_comparisons_say_so(reason: str) -> None:
     found = budgetfit.estimate(Mebi(3), gpu="t4", batch=BATCH)
     rows, _ = compare(Mebi(3), ["t4", "rtx-4090"], batch=BATCH, batch_size=2)
-
     assert reason in told(found.notes)[0]
     assert all(reason in told(row.warnings)[0] for row in rows)
 
@@ -77,7 +75,6 @@ def test_a_model_whose_traces_have_no_key_is_told_the_reason(
     model.source = torch.Generator()
     found = budgetfit.estimate(model, gpu="t4", batch=BATCH)
     assert "in a torch._C.Generator" in "".join(found.notes)
-
     monkeypatch.setenv(CACHE_VARIABLE, "off")
     off = budgetfit.estimate(model, gpu="t4", batch=BATCH)
     assert "traces" not in "".join(off.notes)

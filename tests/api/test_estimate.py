@@ -34,7 +34,6 @@ def gpt2(**options: Any) -> Estimate:
 
 def test_without_a_recipe_the_model_is_taken_as_it_is() -> None:
     found = mebi()
-
     assert found.recipe == Recipe(batch_size=SAMPLES, precision="as-is")
     # three weights of one MiB and the two moments of each
     assert found.at_peak_bytes["parameters"] == 3 * MIB
@@ -44,7 +43,6 @@ def test_without_a_recipe_the_model_is_taken_as_it_is() -> None:
 
 def test_an_estimate_of_a_plans_recipe_is_the_plans_own() -> None:
     plan = plan_mebi(120, checkpointing="sqrt", effective_batch_size=8)
-
     again = budgetfit.estimate(
         Mebi(6),
         plan.recipe,
@@ -53,7 +51,6 @@ def test_an_estimate_of_a_plans_recipe_is_the_plans_own() -> None:
         headroom=0,
         batch=SAMPLE_OF_MEBI,
     )
-
     assert again.timeline == plan.estimate.timeline
     assert again.step_ms == plan.estimate.step_ms
     assert again.process_bytes == plan.estimate.process_bytes
@@ -65,7 +62,6 @@ def test_each_sample_takes_what_the_blocks_keep_of_it() -> None:
     ten, more = (
         mebi(Recipe(batch_size=size)).phase_peaks_bytes["forward"] for size in (10, 18)
     )
-
     # a block keeps its input and its tanh, of one MiB each; the last sum is still there
     # and its mean takes a little
     assert 0 <= more - ten - 8 * (3 * 2 + 1) * MIB <= 4096
@@ -75,7 +71,6 @@ def test_recomputing_every_block_takes_less_and_longer() -> None:
     kept = mebi(Recipe(batch_size=32))
     blocks = tuple(Segment((f"blocks.{index}",)) for index in range(3))
     recomputed = mebi(Recipe(batch_size=32, segments=blocks))
-
     assert recomputed.allocated_bytes < kept.allocated_bytes
     assert recomputed.step_ms > kept.step_ms
 
@@ -84,7 +79,6 @@ def test_the_limit_decides_whether_it_fits_and_nothing_else() -> None:
     recipe = Recipe(batch_size=8)
     wide = mebi(recipe)
     tight = mebi(recipe, vram=vram_bytes(100), headroom=0)
-
     assert wide.fits is True
     assert tight.fits is False  # 114 MiB
     assert tight.reserved_bytes == wide.reserved_bytes == 114 * MIB
@@ -92,7 +86,6 @@ def test_the_limit_decides_whether_it_fits_and_nothing_else() -> None:
 
 def test_phases_categories_and_the_process_add_up() -> None:
     found = mebi(Recipe(batch_size=8, **FP32))
-
     assert max(found.phase_peaks_bytes.values()) == found.allocated_bytes
     assert sum(found.at_peak_bytes.values()) == found.allocated_bytes
     assert found.allocated_bytes <= found.reserved_bytes < found.process_bytes
@@ -102,7 +95,6 @@ def test_phases_categories_and_the_process_add_up() -> None:
 def test_accumulated_gradients_stay_between_micro_batches() -> None:
     once = mebi(Recipe(batch_size=8, **FP32))
     often = mebi(Recipe(batch_size=8, gradient_accumulation_steps=4, **FP32))
-
     # three gradients of one MiB, alive at the peak of the later forwards
     assert 0 < often.allocated_bytes - once.allocated_bytes <= 3 * MIB
     assert often.step_ms > 3 * once.step_ms
@@ -113,12 +105,9 @@ def test_the_models_own_checkpointing_is_seen() -> None:
     switch_on = getattr(own, "activation_checkpointing_enable", None)
     (switch_on or own.gradient_checkpointing_enable)()
     before = Fingerprint.of(own)
-
     # 16 samples: what is recomputed outweighs a workspace (torch 2.11)
     batch = {name: value.repeat(8, 1) for name, value in EXAMPLES["gpt2"].batch.items()}
-
     kept, recomputed = (gpt2(model=model, batch=batch) for model in (plain, own))
-
     assert kept.recipe.segments == ()
     assert len(recomputed.recipe.wrapped_blocks) == 3
     assert recomputed.allocated_bytes < kept.allocated_bytes
@@ -130,9 +119,7 @@ def test_frozen_parameters_have_no_gradients_and_no_states() -> None:
     for parameter in frozen.transformer.h.parameters():
         parameter.requires_grad_(False)
     before = Fingerprint.of(frozen)
-
     part, whole = gpt2(model=frozen), gpt2()
-
     assert part.at_peak_bytes["parameters"] == whole.at_peak_bytes["parameters"]
     # 3 blocks of 12 x 32^2 + 13 x 32 parameters, two moments of 4 bytes each
     states = 3 * (12 * 32**2 + 13 * 32) * 2 * 4
@@ -147,9 +134,7 @@ def test_tied_weights_are_there_once() -> None:
     tied = EXAMPLES["gpt2"].model()
     untied = EXAMPLES["gpt2"].model()
     untied.lm_head.weight = nn.Parameter(untied.lm_head.weight.detach().clone())
-
     once, twice = gpt2(model=tied), gpt2(model=untied)
-
     # one more embedding of 64 x 32 floats
     more = twice.at_peak_bytes["parameters"] - once.at_peak_bytes["parameters"]
     assert more == VOCABULARY * 32 * 4
@@ -159,7 +144,6 @@ def test_tied_weights_are_there_once() -> None:
 def test_a_model_on_meta_takes_what_a_real_one_takes() -> None:
     on_meta = EXAMPLES["gpt2"].model().to("meta")
     on_meta.tie_weights()
-
     assert gpt2(model=on_meta) == gpt2()
 
 
@@ -167,9 +151,7 @@ def test_a_config_is_a_model_without_weights() -> None:
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2
     )
-
     found = budgetfit.estimate(config, vram="8GB", max_length=8)
-
     assert any("no card named" in note for note in found.notes)
     # ids and labels of 2 samples of 8 tokens, in units of 512 bytes
     assert found.at_peak_bytes["batch"] == 2 * 512
@@ -182,9 +164,7 @@ def test_text_may_name_a_function_that_builds_the_model(tmp_path: Path) -> None:
         "def build():\n"
         "    return nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))\n"
     )
-
     found = budgetfit.estimate(f"{file}:build", Recipe(batch_size=4), gpu="t4")
-
     assert found.at_peak_bytes["parameters"] == 2 * (MIB + 512 * 4)
 
 
@@ -199,7 +179,6 @@ def test_a_loss_of_the_users_is_part_of_the_step() -> None:
         budgetfit.estimate(example.model(), gpu=CARD, batch=example.batch, loss=loss)
         for loss in (None, squares)
     )
-
     # 2 samples of 6 x 4 outputs, each a MiB wide, saved once for the square
     assert heavy.allocated_bytes - plain.allocated_bytes >= 2 * 6 * 4 * MIB
 
@@ -208,7 +187,6 @@ def test_a_vast_batch_is_predicted_from_small_ones() -> None:
     # a million ids: more whole numbers than are followed, and GPT-2 asks about them
     vast = gpt2(recipe=Recipe(batch_size=1 << 17, **FP32))
     small = [gpt2(recipe=Recipe(batch_size=size, **FP32)) for size in (64, 128)]
-
     slope = (small[1].allocated_bytes - small[0].allocated_bytes) / 64
     assert vast.allocated_bytes == pytest.approx(slope * (1 << 17), rel=0.05)
 
@@ -219,7 +197,6 @@ def test_a_function_in_a_recipe_is_refused_with_the_form_that_works() -> None:
 
     with pytest.raises(InputError, match=r"Recipe\(..., optimizer=") as refused:
         Recipe(batch_size=4, optimizer=half_sgd)  # type: ignore[arg-type]
-
     (name,) = re.findall(r'optimizer="(.*)"\), optimizer=half_sgd', str(refused.value))
     found = mebi(Recipe(batch_size=4, optimizer=name), optimizer=half_sgd)
     assert found.recipe.optimizer == name

@@ -144,7 +144,6 @@ def test_a_plan_is_the_same_in_any_state_and_leaves_it(
             found = make(config())
             assert getattr(state, "calls", None) == calls
             assert process_state() == before
-
     assert found == plain
 
 
@@ -164,7 +163,6 @@ def test_estimates_are_the_same_in_any_state() -> None:
     model = transformers.GPT2LMHeadModel(config())
     before = model_state(model)
     expected = budgetfit.estimate(model, recipe, gpu="t4")
-
     for name in ("inference mode", "autocast", "default dtype bf16", "FLOP counter"):
         with STATES[name]():
             assert budgetfit.estimate(model, recipe, gpu="t4") == expected, name
@@ -175,7 +173,6 @@ def test_a_model_that_was_made_in_inference_mode_can_be_planned() -> None:
     with torch.inference_mode():
         model = transformers.GPT2LMHeadModel(config())
         inside = make(model)
-
     assert make(model) == inside
     assert all(parameter.is_inference() for parameter in model.parameters())
 
@@ -190,7 +187,6 @@ def test_plans_in_two_threads_are_equal(plain: dict[str, Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
     assert found == [plain, plain]
     assert process_state() == before
 
@@ -213,7 +209,5 @@ def test_a_worker_of_a_data_loader_can_plan(plain: dict[str, Any]) -> None:
     loader = DataLoader(
         Planned(), num_workers=1, batch_size=None, multiprocessing_context="fork"
     )
-
     (text,) = list(loader)
-
     assert json.loads(text) == plain

@@ -35,7 +35,6 @@ def ms_per_sample(plan: Plan) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_gets_a_plan_that_fits(kind: str) -> None:
     plan = planned(kind).plan
-
     assert plan.fits
     assert plan.estimate.fits
     assert plan.estimate.reserved_bytes <= plan.budget.usable_bytes
@@ -50,16 +49,13 @@ def test_every_kind_of_model_gets_a_plan_that_fits(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_planning_leaves_the_model_and_the_process_as_they_were(kind: str) -> None:
     found = planned(kind)
-
     found.after.assert_equal(found.before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_prints_the_answer_first(kind: str) -> None:
     plan = planned(kind).plan
-
     text = str(plan)
-
     assert text.startswith(plan.model.name)
     head = text.split("WHERE IT GOES", maxsplit=1)[0]
     assert "RECOMMENDED" in head
@@ -73,16 +69,13 @@ def test_a_plan_prints_the_answer_first(kind: str) -> None:
 def test_a_saved_plan_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None:
     plan = planned(kind).plan
     path = tmp_path / "plan.json"
-
     plan.save(path)
-
     assert budgetfit.Plan.load(path) == plan
     assert str(budgetfit.Plan.load(path)) == str(plan)
 
 
 def test_blocks_are_recomputed_where_the_batch_does_not_fit_otherwise() -> None:
     plan = planned("module list").plan
-
     # 8 samples, all kept: 114 MiB in a budget of 100
     assert plan.recipe.batch_size == 8
     assert plan.recipe.wrapped_blocks
@@ -93,14 +86,12 @@ def test_blocks_are_recomputed_where_the_batch_does_not_fit_otherwise() -> None:
 
 def test_a_larger_budget_never_gives_a_slower_plan() -> None:
     plans = [mebi(mib) for mib in BUDGETS]
-
     for smaller, larger in pairwise(plans):
         assert ms_per_sample(larger) <= ms_per_sample(smaller)
 
 
 def test_a_larger_budget_never_gives_a_smaller_largest_batch() -> None:
     sizes = [mebi(mib, objective="batch_size").recipe.batch_size for mib in BUDGETS]
-
     assert sizes == sorted(sizes)
     assert len(set(sizes)) > 1
 
@@ -111,7 +102,6 @@ def test_what_is_chosen_is_never_slower_than_a_usual_practice(
     mib: int, policy: str
 ) -> None:
     free, practice = mebi(mib), mebi(mib, checkpointing=policy)
-
     assert ms_per_sample(free) <= ms_per_sample(practice)
 
 
@@ -119,7 +109,6 @@ def test_each_objective_wins_what_it_looks_for() -> None:
     fast = mebi(120)
     large = mebi(120, objective="batch_size")
     small = mebi(120, objective="memory")
-
     assert ms_per_sample(fast) <= min(map(ms_per_sample, (large, small)))
     assert large.recipe.batch_size > max(
         fast.recipe.batch_size, small.recipe.batch_size
@@ -133,7 +122,6 @@ def test_each_objective_wins_what_it_looks_for() -> None:
 def test_checkpointing_policies_are_followed() -> None:
     blocks = mebi(120).model.blocks
     assert blocks == tuple(f"blocks.{index}" for index in range(6))
-
     assert mebi(120, checkpointing="none").recipe.segments == ()
     full = mebi(120, checkpointing="full").recipe.segments
     assert [segment.blocks for segment in full] == [(name,) for name in blocks]
@@ -167,27 +155,23 @@ def test_as_it_is_keeps_what_the_model_recomputes_itself() -> None:
 @pytest.mark.parametrize("effective", [1, 7, 24])
 def test_the_effective_batch_is_kept_exactly(effective: int) -> None:
     recipe = mebi(120, effective_batch_size=effective).recipe
-
     assert recipe.batch_size * recipe.gradient_accumulation_steps == effective
 
 
 def test_a_micro_batch_that_is_given_is_taken() -> None:
     recipe = mebi(120, batch_size=3, effective_batch_size=12).recipe
-
     assert (recipe.batch_size, recipe.gradient_accumulation_steps) == (3, 4)
 
 
 def test_the_best_of_several_precisions_is_taken() -> None:
     plan = mebi(120, precision=("fp32", "bf16"))
     alone = [mebi(120, precision=name) for name in ("fp32", "bf16")]
-
     assert ms_per_sample(plan) == min(map(ms_per_sample, alone))
 
 
 @pytest.mark.parametrize(("gpu", "name"), [("t4", "fp16-mixed"), (CARD, "bf16-mixed")])
 def test_the_precision_follows_from_the_card(gpu: str, name: str) -> None:
     vram = vram_bytes(200, gpu)
-
     assert mebi(0, gpu=gpu, vram=vram, precision="auto").recipe.precision == name
 
 
@@ -200,16 +184,13 @@ def test_a_model_on_meta_gets_the_same_plan() -> None:
         batch=SAMPLE_OF_MEBI,
         precision="fp32",
     )
-
     assert plan.estimate == mebi(120).estimate
     assert "on meta" in plan.model.source
 
 
 def test_without_a_batch_one_is_made() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
-
     plan = budgetfit.plan(model, gpu=CARD, batch_size=2)
-
     assert list(plan.model.batch.values()) == [((2, 16), "float32")]
     assert any("there is no loss" in text for text in plan.estimate.notes)
 
@@ -217,7 +198,6 @@ def test_without_a_batch_one_is_made() -> None:
 def test_a_function_may_make_the_optimizer() -> None:
     plan = mebi(120, optimizer=torch.optim.SGD, batch_size=1)
     adamw = mebi(120, batch_size=1)
-
     assert plan.recipe.optimizer == "torch.optim.sgd.SGD"
     # AdamW keeps two moments of each of the 6 weights of one MiB
     saved = adamw.estimate.at_peak_bytes["optimizer_state"]
@@ -229,7 +209,6 @@ def test_limit_and_card_are_where_they_were_said_to_be() -> None:
     alone = mebi(0, vram=None, batch_size=1).budget
     limited = mebi(0, vram="2GB", batch_size=1).budget
     unnamed = mebi(0, vram="2GB", gpu=None, batch_size=1)
-
     assert alone.total_bytes == total
     assert limited.total_bytes == unnamed.budget.total_bytes == 2 * 10**9
     assert limited.context_bytes == alone.context_bytes
@@ -238,14 +217,12 @@ def test_limit_and_card_are_where_they_were_said_to_be() -> None:
 
 def test_a_limit_above_the_card_is_the_card_and_said_so() -> None:
     plan = mebi(0, vram="48GB", batch_size=1)
-
     assert plan.budget.total_bytes == find_gpu(CARD).total_bytes
     assert any("less than the 44.70 GiB asked for" in text for text in plan.warnings)
 
 
 def test_headroom_is_kept_free() -> None:
     tight = mebi(240, headroom="120MiB")
-
     assert tight.budget.headroom_bytes == 120 * MIB
     assert tight.budget.usable_bytes == 120 * MIB
     assert tight.estimate == mebi(120).estimate
@@ -253,7 +230,6 @@ def test_headroom_is_kept_free() -> None:
 
 def test_provenance_says_how_the_numbers_came_about() -> None:
     provenance = mebi(120).provenance
-
     assert provenance["torch"] == torch.__version__
     assert {"transformers", "budgetfit", "solver", "traces", "rounds"} <= set(
         provenance

@@ -49,9 +49,7 @@ def live_bytes(check: Verification) -> tuple[list[int], list[int]]:
 def test_every_kind_of_plan_passes_with_live_bytes_as_predicted(kind: str) -> None:
     found = planned(kind)
     before = Fingerprint.of(found.model)
-
     check = budgetfit.verify(found.plan, device="cpu")
-
     assert check.passed, str(check)
     assert check.steps == 3
     assert check.gradients_match
@@ -88,7 +86,6 @@ def test_a_teacher_in_the_loss_is_counted_and_left_where_it_was() -> None:
 
 def test_weights_and_optimizer_state_are_counted_exactly() -> None:
     check = budgetfit.verify(planned("gpt2").plan, device="cpu")
-
     rows = {row.name: row for row in check.categories}
     assert {"parameters", "gradients", "optimizer_state"} <= rows.keys()
     for row in rows.values():
@@ -135,11 +132,9 @@ def test_a_block_that_saves_nothing_need_not_run_again() -> None:
 def test_u5_of_several_batches_the_longest_is_measured_and_others_follow() -> None:
     plan = planned("module list").plan
     lengths = (64, 512, 128)
-
     check = budgetfit.verify(
         plan, batch=[{"x": torch.zeros(2, n, 512)} for n in lengths], device="cpu"
     )
-
     assert check.passed
     assert check.shorter_batches == 2
     assert check.allocated_error == 0  # the longest is as long as was planned
@@ -150,7 +145,6 @@ def test_u5_a_batch_longer_than_planned_is_told() -> None:
     check = budgetfit.verify(
         planned("module list").plan, batch=torch.zeros(2, 600, 512), device="cpu"
     )
-
     assert any("plan for it, with batch=, max_length=" in n for n in check.notes)
 
 
@@ -184,7 +178,6 @@ def test_a_fresh_process_refuses_what_cannot_be_written_down() -> None:
 
 def test_it_says_that_vram_was_not_checked() -> None:
     check = budgetfit.verify(planned("sequential").plan, device="cpu", steps=4)
-
     assert check.steps == 4
     assert check.measured_process_bytes is None
     assert any("VRAM was not checked" in note for note in check.notes)
@@ -239,7 +232,6 @@ def test_blocks_whose_state_is_kept_pass_and_are_left_as_they_were(
     check, model = checked(kind)
     assert not log
     assert calls == {"global": 0, "hook": 0}
-
     assert check.passed, str(check)
     assert check.max_gradient_error == 0
     assert getattr(model.blocks[0], "count", 0) == 0
@@ -247,7 +239,6 @@ def test_blocks_whose_state_is_kept_pass_and_are_left_as_they_were(
 
 def test_a_recomputation_that_is_not_a_repetition_fails() -> None:
     check, _ = checked(HiddenGenerator)
-
     assert not check.passed
     assert check.gradients_match is False
     assert check.max_gradient_error is None  # no gradient was made
@@ -300,10 +291,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_loaded_plan_is_verified_with_its_model_and_batch(saved: Path) -> None:
     plan = Plan.load(saved)
-
     batch = torch.zeros(2, 512, 512)
     check = budgetfit.verify(plan, Mebi(), batch=batch, loss=mean, device="cpu")
-
     assert check.passed
     assert check.allocated_error == 0
 
@@ -326,9 +315,7 @@ def test_a_plan_from_a_config_is_verified_with_random_weights() -> None:
         vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2
     )
     plan = budgetfit.plan(config, gpu="t4", batch_size=2, checkpointing="full")
-
     check = budgetfit.verify(plan, device="cpu")
-
     assert plan.recipe.precision == "fp16-mixed"
     assert check.passed
     assert check.recomputed_blocks == 2
@@ -343,7 +330,6 @@ def test_a_plan_file_runs_no_code_that_it_names(saved: Path, tmp_path: Path) -> 
     document["provenance"]["asked"]["model"] = f"{harm}:build"
     evil = tmp_path / "plan.json"
     evil.write_text(json.dumps(document))
-
     with pytest.raises(InputError, match="no model to verify"):
         budgetfit.verify(Plan.load(evil), loss=mean, device="cpu")
     assert not (tmp_path / "ran").exists()
@@ -369,7 +355,6 @@ def test_fewer_than_three_steps_are_refused(steps: Any) -> None:  # noqa: ANN401
 
 def test_another_model_is_refused() -> None:
     plan = planned("module list").plan
-
     with pytest.raises(InputError, match="Plan again for this model"):
         budgetfit.verify(plan, Mebi(2), device="cpu")
     with pytest.raises(InputError, match="on the meta device"):
@@ -378,9 +363,7 @@ def test_another_model_is_refused() -> None:
 
 def test_progress_is_told() -> None:
     told: list[str] = []
-
     budgetfit.verify(planned("sequential").plan, device="cpu", progress=told.append)
-
     assert any("gradients" in line for line in told)
     assert any("3 real steps of batch 2" in line for line in told)
 

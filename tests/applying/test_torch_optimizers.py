@@ -38,11 +38,9 @@ def test_an_estimate_has_the_states_that_a_step_leaves(name: str) -> None:
         parameter.grad = torch.ones_like(parameter)
     real = make_optimizer(name, model.parameters(), device_type="cpu")
     real.step()
-
     found = budgetfit.estimate(
         matrices(), gpu="t4", batch=torch.zeros(2, 40), optimizer=name
     )
-
     assert found.at_peak_bytes["optimizer_state"] == kept_on_the_card(real)
 
 
@@ -53,7 +51,6 @@ def test_each_is_torchs_own_without_weight_decay_and_trains(name: str) -> None:
     made = make_optimizer(name, model.parameters(), lr=0.1, device_type="cpu")
     model(torch.ones(1, 40)).sum().backward()
     made.step()
-
     assert type(made) is KINDS[name]
     assert made.defaults["lr"] == 0.1
     assert not made.defaults.get("weight_decay")
@@ -62,10 +59,8 @@ def test_each_is_torchs_own_without_weight_decay_and_trains(name: str) -> None:
 
 def test_muon_refuses_what_is_no_matrix_and_says_what_to_do() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-
     with pytest.raises(InputError) as caught:
         budgetfit.estimate(model, gpu="t4", batch=torch.zeros(2, 4), optimizer="muon")
-
     text = str(caught.value)
     assert "matrices only, and 3 of the 4 trained tensors" in text
     assert "of shape (4,)" in text

@@ -62,7 +62,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 )
 def test_settings_that_plan_refuses(place: Path, words: str, message: str) -> None:
     result = run("plan", place / "config.json", *words.split())
-
     assert_one_line(result, 2, message)
 
 
@@ -82,14 +81,12 @@ def test_settings_that_plan_refuses(place: Path, words: str, message: str) -> No
 )
 def test_settings_that_estimate_refuses(place: Path, words: str, message: str) -> None:
     result = run("estimate", place / "config.json", *words.split())
-
     assert_one_line(result, 2, message)
 
 
 @without_cuda
 def test_neither_card_nor_limit_is_told_with_both_spellings(place: Path) -> None:
     result = run("plan", place / "config.json")
-
     assert_one_line(result, 2, "(--vram 24GB, --gpu rtx-4090)")
 
 
@@ -116,7 +113,6 @@ def test_neither_card_nor_limit_is_told_with_both_spellings(place: Path) -> None
 )
 def test_models_that_are_none(place: Path, model: str, message: str) -> None:
     result = run("plan", place / model, "--gpu", "t4")
-
     assert_one_line(result, 2, message)
 
 
@@ -133,7 +129,6 @@ TOO_MUCH = ("--gpu", "t4", "--vram", "600MB", "--batch-size", 100_000)
 
 def test_what_does_not_fit_is_an_answer_on_stdout(place: Path) -> None:
     result = run("plan", place / "config.json", *TOO_MUCH)
-
     assert result.exit_code == 3
     assert "Does not fit: the lowest peak that was found is " in result.stdout
     assert "Largest part: " in result.stdout
@@ -144,7 +139,6 @@ def test_what_does_not_fit_is_an_answer_on_stdout(place: Path) -> None:
 
 def test_what_does_not_fit_is_one_document_with_json(place: Path) -> None:
     result = run("plan", place / "config.json", *TOO_MUCH, "--json")
-
     assert result.exit_code == 3
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "DoesNotFitError"
@@ -159,7 +153,6 @@ def test_an_estimate_that_does_not_fit_ends_with_3(place: Path) -> None:
         *("estimate", place / "config.json", "--gpu", "t4", "--vram", "600MB"),
         *("--batch-size", 100_000, "--json"),
     )
-
     assert result.exit_code == 3
     assert json.loads(result.stdout)["fits"] is False
 
@@ -180,9 +173,7 @@ def test_with_json_an_error_is_one_document(
     place: Path, words: tuple[str, ...]
 ) -> None:
     command, file, *options = words
-
     result = run(command, place / file, *options, "--json")
-
     assert result.exit_code == 2
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "InputError"
@@ -200,9 +191,7 @@ def test_a_model_that_fails_while_it_runs_ends_with_1(tmp_path: Path) -> None:
         "    def forward(self, x):\n"
         "        return self.second(self.first(x))\n"
     )
-
     result = run("plan", f"{file}:Wrong", "--gpu", "t4")
-
     assert_one_line(result, 1, "cannot run on fake tensors, in 'second' at aten.")
 
 
@@ -215,7 +204,6 @@ def test_in_a_process_of_its_own_nothing_else_is_printed(place: Path) -> None:
         text=True,
         check=False,
     )
-
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("Error: 'rtx4091' is not in the card table.")

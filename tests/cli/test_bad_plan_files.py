@@ -88,9 +88,7 @@ def test_plans_that_verify_refuses(
         path = changed(document, place)
     else:
         path = changed(document, place, **change)
-
     result = run("verify", path, "--device", "cpu")
-
     assert_one_line(result, 2, message)
 
 
@@ -112,7 +110,6 @@ def test_files_that_are_no_plan(
     if content is not None:
         path.write_bytes(content)
     words = ["--to", "torch"] if command == "export" else ["--device", "cpu"]
-
     assert_one_line(run(command, path, *words), 2, message)
 
 
@@ -122,7 +119,6 @@ def test_verify_without_a_card_says_what_can_be_done(
 ) -> None:
     assert saved
     result = run("verify", place / "plan.json")
-
     assert_one_line(result, 2, "or say --device cpu")
 
 
@@ -147,7 +143,6 @@ def test_verify_refuses_another_model(saved: dict[str, Any], place: Path) -> Non
         *("verify", place / "plan.json", "--device", "cpu"),
         *("--model", f"{place / 'factories.py'}:small"),
     )
-
     assert_one_line(result, 2, "has no block 'transformer.h.0'. Plan again")
 
 

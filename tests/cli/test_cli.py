@@ -46,7 +46,6 @@ def saved(tmp_path: Path) -> Path:
 
 def test_plan_prints_the_plan_and_ends_with_0(run: Run) -> None:
     result = run("plan", "gpt2", "--vram", "24GB")
-
     assert result.exit_code == 0
     assert result.stdout == str(sample_plan()) + "\n"
 
@@ -136,7 +135,6 @@ def test_a_checkpointing_word_is_a_policy_and_names_are_blocks(
     run: Run, api: FakeApi, word: str, meaning: object
 ) -> None:
     run("plan", "gpt2", "--checkpointing", word)
-
     assert api.calls[0][2]["checkpointing"] == meaning
 
 
@@ -144,9 +142,7 @@ def test_a_saved_plan_loads_and_is_named_in_the_next_command(
     run: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.json"
-
     result = run("plan", "gpt2", "--save", path)
-
     assert Plan.load(path) == sample_plan()
     # A long path continues on the next line.
     assert f"budgetfit verify {path}" in " ".join(result.stdout.split())
@@ -157,7 +153,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     run: Run, api: FakeApi, saved: Path, place: str
 ) -> None:
     result = run("plan", "gpt2", "--save", saved.parent / place)
-
     assert result.exit_code == 2
     assert "Cannot write" in result.stderr
     assert "Name another file" in result.stderr
@@ -168,9 +163,7 @@ def test_an_export_is_not_made_for_a_place_that_cannot_be_written(
     run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("budgetfit.cli.app.import_or_exit", None)
-
     result = run("export", saved, "--to", "torch", "--save", saved.parent)
-
     assert result.exit_code == 2
     assert "Cannot write" in result.stderr
 
@@ -182,10 +175,8 @@ def test_looking_at_where_to_save_leaves_no_file_and_keeps_what_is_there(
     there, new, link = (tmp_path / name for name in ("there", "new", "link"))
     there.write_text("as it was")
     link.symlink_to(tmp_path / "target")
-
     for path in (there, new, link):
         assert run("plan", "gpt2", "--save", path).exit_code == 3
-
     assert sorted(tmp_path.iterdir()) == [link, there]
     assert there.read_text() == "as it was"
     assert not link.exists()
@@ -197,9 +188,7 @@ def test_an_answer_that_cannot_be_saved_after_all_is_printed(
 ) -> None:
     expected = run("plan", "gpt2", *words).stdout
     monkeypatch.setattr(Path, "write_text", full_disk)
-
     result = run("plan", "gpt2", *words, "--save", tmp_path / "plan.json")
-
     assert result.exit_code == 1
     assert result.stdout == expected
     assert "plan.json': No space left on device" in result.stderr
@@ -211,9 +200,7 @@ def test_an_export_that_cannot_be_saved_after_all_is_printed(
     words = ("export", saved, "--to", "torch")
     expected = run(*words).stdout
     monkeypatch.setattr(Path, "write_text", full_disk)
-
     result = run(*words, "--save", saved.parent / "train.py")
-
     assert result.exit_code == 1
     assert result.stdout == expected
     assert "No space left on device" in result.stderr
@@ -225,7 +212,6 @@ def full_disk(*_: object, **__: object) -> None:
 
 def test_a_plan_that_does_not_fit_ends_with_3(run: Run, api: FakeApi) -> None:
     api.answers["plan"] = sample_plan(estimate=sample_estimate(fits=False))
-
     assert run("plan", "gpt2").exit_code == 3
 
 
@@ -233,9 +219,7 @@ def test_does_not_fit_is_an_answer_with_numbers_and_suggestions(
     run: Run, api: FakeApi
 ) -> None:
     api.error = DOES_NOT_FIT
-
     result = run("plan", "gpt2")
-
     assert result.exit_code == 3
     assert "found is 30.00 GiB, and 23.00 GiB are usable" in result.stdout
     assert "--optimizer adamw_bnb_8bit: peak 20.00 GiB" in result.stdout
@@ -244,9 +228,7 @@ def test_does_not_fit_is_an_answer_with_numbers_and_suggestions(
 
 def test_does_not_fit_echoes_what_the_limit_means(run: Run, api: FakeApi) -> None:
     api.error = DOES_NOT_FIT
-
     stdout = run("plan", "gpt2", "--vram", "24GB").stdout
-
     assert stdout.startswith("24GB = 22.35 GiB\nCards sold as 24 GB have 21.96 GiB")
     assert "Does not fit" in stdout
 
@@ -265,9 +247,7 @@ def test_each_kind_of_error_has_its_exit_code_and_no_traceback(
     run: Run, api: FakeApi, error: BaseException, code: int
 ) -> None:
     api.error = error
-
     result = run("plan", "gpt2")
-
     assert result.exit_code == code
     assert str(error) in result.stderr
     assert result.stdout == ""
@@ -278,9 +258,7 @@ def test_an_unexpected_error_names_its_type_and_the_way_to_see_more(
     run: Run, api: FakeApi
 ) -> None:
     api.error = RuntimeError("a bug")
-
     stderr = run("plan", "gpt2").stderr
-
     assert "Error: RuntimeError: a bug\nAdd --traceback" in stderr
 
 
@@ -288,9 +266,7 @@ def test_a_traceback_is_shown_on_request_with_the_same_exit_code(
     run: Run, api: FakeApi
 ) -> None:
     api.error = InputError("wrong")
-
     result = run("plan", "gpt2", "--traceback")
-
     assert result.exit_code == 2
     assert "Traceback (most recent call last)" in result.stderr
 
@@ -302,14 +278,12 @@ def test_what_the_command_line_itself_cannot_read_ends_with_2(
     run: Run, words: tuple[str, ...]
 ) -> None:
     result = run(*words)
-
     assert result.exit_code == 2
     assert result.stdout == ""
 
 
 def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None:
     result = run("estimate", "gpt2")
-
     assert result.exit_code == 0
     [(name, args, kwargs)] = api.calls
     assert (name, args) == ("estimate_settings", ("gpt2",))
@@ -338,7 +312,6 @@ def test_dimensions_of_samples_are_named_one_by_one(
     run: Run, api: FakeApi, command: str, words: str, meaning: object
 ) -> None:
     run(*command.split(), *words.split())
-
     [(_, _, kwargs)] = api.calls
     assert kwargs["batch_dims"] == meaning
 
@@ -346,14 +319,12 @@ def test_dimensions_of_samples_are_named_one_by_one(
 @pytest.mark.parametrize("word", ["x", "x=", "=0", "x=-1", "x=first", "-1"])
 def test_what_is_no_dimension_of_a_name_is_refused(run: Run, word: str) -> None:
     result = run("plan", "m", f"--batch-dims={word}")
-
     assert result.exit_code != 0
     assert "--batch-dims takes NAME=DIM" in result.stderr
 
 
 def test_estimate_echoes_the_limit_and_shows_the_recipe(run: Run) -> None:
     result = run("estimate", "gpt2", "--vram", "24GB", "--batch-size", "8")
-
     assert "24GB = 22.35 GiB" in result.stdout
     assert "checkpoint blocks 0-15 (16 of 24)" in result.stdout
 
@@ -386,20 +357,17 @@ def test_estimate_ends_with_3_only_where_it_does_not_fit(
     run: Run, api: FakeApi, fits: bool | None, code: int
 ) -> None:
     api.answers["estimate_settings"] = (sample_estimate(fits=fits), sample_model())
-
     assert run("estimate", "gpt2").exit_code == code
 
 
 def test_layers_prints_the_table(run: Run) -> None:
     result = run("layers", "gpt2", "--max-length", "128")
-
     assert result.exit_code == 0
     assert "2 x model.layers.*.mlp" in result.stdout
 
 
 def test_verify_hands_the_loaded_plan_on(run: Run, api: FakeApi, saved: Path) -> None:
     result = run("verify", saved, "--steps", "5", "--device", "cpu", "--model", "m:f")
-
     assert result.exit_code == 0
     assert "VERIFIED on" in result.stdout
     [(_, args, kwargs)] = api.calls
@@ -419,9 +387,7 @@ def test_a_failed_verification_has_its_own_exit_code(
     run: Run, api: FakeApi, saved: Path, changes: dict[str, object], code: int
 ) -> None:
     api.answers["verify"] = sample_verification(**changes)
-
     result = run("verify", saved)
-
     assert result.exit_code == code
     assert "FAILED" in result.stdout
 
@@ -433,14 +399,12 @@ def test_a_file_that_is_no_plan_is_a_usage_error(
     path = tmp_path / "plan.json"
     path.write_text("{}")
     to = ("--to", "torch") if command == "export" else ()
-
     assert run(command, path, *to).exit_code == 2
     assert run(command, tmp_path / "missing.json", *to).exit_code == 2
 
 
 def test_an_unknown_export_names_those_there_are(run: Run, saved: Path) -> None:
     result = run("export", saved, "--to", "word")
-
     assert result.exit_code == 2
     assert "'word' is not an export. Use one of: trainer, sft, " in result.stderr
 
@@ -450,7 +414,6 @@ def test_export_writes_the_script_to_stdout_or_to_a_file(
 ) -> None:
     printed = run("export", saved, "--to", "torch")
     stored = run("export", saved, "--to", "torch", "--save", tmp_path / "train.py")
-
     assert printed.exit_code == stored.exit_code == 0
     assert "def main(" in printed.stdout
     assert stored.stdout == ""
@@ -474,9 +437,7 @@ def test_export_writes_the_settings_of_a_library(
     run: Run, saved: Path, target: str, library: str, words: str
 ) -> None:
     pytest.importorskip(library)
-
     result = run("export", saved, "--to", target)
-
     assert result.exit_code == 0, result.stderr
     assert words in result.stdout
     assert "SmolLM2-1.7B, as planned for" in result.stdout
@@ -489,7 +450,6 @@ def test_export_writes_the_settings_of_a_library(
 
 def test_gpus_lists_the_cards(run: Run) -> None:
     result = run("gpus")
-
     assert result.exit_code == 0
     assert "rtx-4090" in result.stdout
 
@@ -509,7 +469,6 @@ def test_json_makes_stdout_one_document(
     run: Run, saved: Path, words: tuple[str, ...], key: str
 ) -> None:
     result = run(*(saved if word == "PLAN" else word for word in words), "--json")
-
     assert result.exit_code == 0
     assert key in json.loads(result.stdout)
 
@@ -519,9 +478,7 @@ def test_with_json_an_error_is_a_document_too(
     run: Run, api: FakeApi, error: Exception
 ) -> None:
     api.error = error
-
     result = run("plan", "gpt2", "--json")
-
     assert result.exit_code != 0
     assert json.loads(result.stdout)["error"]["type"] == type(error).__name__
     assert str(error).splitlines()[0] in result.stderr
@@ -529,13 +486,11 @@ def test_with_json_an_error_is_a_document_too(
 
 def test_what_a_model_prints_goes_to_stderr(run: Run) -> None:
     result = run("plan", "gpt2", "--json")
-
     assert "a factory prints" in result.stderr
     assert "a factory prints" not in result.stdout
 
 
 def test_the_version_is_printed(run: Run) -> None:
     result = run("--version")
-
     assert result.exit_code == 0
     assert result.stdout.startswith("budgetfit ")

@@ -34,7 +34,6 @@ def test_help_has_no_type_behind_flags_and_no_braces(
     run: Callable[..., Result], name: str
 ) -> None:
     text = run(*name.split(), "--help").stdout
-
     assert "<bool>" not in text
     assert not re.search(r"[{}]", text)
 
@@ -46,7 +45,6 @@ def test_help_ends_with_an_example_that_the_command_understands(
     command: Any,  # noqa: ANN401
 ) -> None:
     last = run(*name.split(), "--help").stdout.strip().splitlines()[-1].strip()
-
     start, _, rest = last.partition(f"budgetfit {name}")
     assert start == "Example: "
     command.make_context(name, shlex.split(rest))  # an option that is none is refused
@@ -70,7 +68,6 @@ def test_it_is_known_with_a_value_and_with_underscores(
     run: Callable[..., Result], word: str
 ) -> None:
     result = run("plan", "org/name", word)
-
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: --")
     assert "No such option" not in result.stderr
@@ -78,7 +75,6 @@ def test_it_is_known_with_a_value_and_with_underscores(
 
 def test_it_is_a_document_with_json(run: Callable[..., Result]) -> None:
     result = run("plan", "org/name", "--fsdp", "--json")
-
     assert json.loads(result.stdout)["error"]["type"] == "InputError"
 
 
@@ -86,7 +82,6 @@ def test_an_option_that_the_command_has_is_its_own(
     run: Callable[..., Result], api: FakeApi
 ) -> None:
     result = run("compare", "org/name", "--gpus", "t4,l4")
-
     assert result.exit_code == 0, result.output
     assert api.calls[0][0] == "compare"
 
@@ -98,7 +93,6 @@ def test_any_other_option_is_unknown(run: Callable[..., Result]) -> None:
 def test_what_is_advised_exists() -> None:
     plan = dict(commands())["plan"]
     own = {word for param in plan.params for word in param.opts}
-
     assert not own & set(UNSUPPORTED_OPTIONS)
     for text in UNSUPPORTED_OPTIONS.values():
         assert set(re.findall(r"--[a-z0-9-]+", text)) <= own, text

@@ -62,7 +62,6 @@ def test_a_config_becomes_a_plan_that_verifies_and_exports(
 
 def test_an_estimate_of_the_model_as_it_is(config: str) -> None:
     result = run("estimate", config, "--vram", "8GB", "--json")
-
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert document["recipe"]["precision"] == "as-is"
@@ -75,7 +74,6 @@ def test_a_batch_that_cannot_fit_ends_with_3_and_what_is_needed(config: str) -> 
     result = run(
         *("plan", config, "--gpu", "t4", "--vram", "600MB", "--batch-size", 10**5)
     )
-
     assert result.exit_code == 3, result.output
     assert "Does not fit: the lowest peak that was found is" in result.stdout
     assert "Largest part:" in result.stdout
@@ -100,7 +98,6 @@ def test_what_a_user_mistyped_is_one_clear_line(
     config: str, words: tuple[str, ...], message: str
 ) -> None:
     result = run("plan", config, *words)
-
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert result.stdout == ""
@@ -119,7 +116,6 @@ def test_the_command_line_calls_the_api_as_it_is(
     api: FakeApi, words: tuple[str, ...], name: str
 ) -> None:
     run(*words)
-
     [(called, args, kwargs)] = api.calls
     assert called == name
     function: Callable[..., object] = getattr(real_api, name)
@@ -129,8 +125,6 @@ def test_the_command_line_calls_the_api_as_it_is(
 def test_verify_is_called_as_it_is(api: FakeApi, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     api.answers["plan"].save(path)
-
     run("verify", path)
-
     [(_, args, kwargs)] = api.calls
     inspect.signature(real_api.verify).bind(*args, **kwargs)

@@ -47,7 +47,6 @@ finally:
     print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
     )
-
     assert result.returncode == 0
     assert result.stdout
     assert result.stderr.strip() == "[]"
@@ -89,7 +88,6 @@ except SystemExit as ended:
     print(ended.code, [name for name in {HEAVY!r} if name in sys.modules])
 """
     )
-
     assert result.stdout == "2 []\n", result
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
@@ -141,7 +139,6 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
     result = subprocess.run(  # noqa: S602 - a pipe is what is tested
         command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
     )
-
     assert "sold as" in result.stdout
     assert "Traceback" not in result.stderr
 
@@ -153,7 +150,6 @@ def test_an_ascii_terminal_can_show_every_table() -> None:
         PYTHONIOENCODING="ascii",
         PYTHONUTF8="0",
     )
-
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
 
@@ -217,7 +213,6 @@ def test_remarks_of_libraries_are_not_for_those_who_call_budgetfit(
 ) -> None:
     mine = str(tmp_path / "mine.py")
     result = python(REMARKS.format(mine=mine), PYTHONWARNINGS="")
-
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if line[:1] != " "]
     told = [line.rpartition("/")[2] for line in lines]
@@ -226,7 +221,6 @@ def test_remarks_of_libraries_are_not_for_those_who_call_budgetfit(
 
 def test_who_asks_for_warnings_gets_them_all(tmp_path: Path) -> None:
     result = python(REMARKS.format(mine=str(tmp_path)), PYTHONWARNINGS="default")
-
     assert result.stderr.count("Warning in ") == 6
 
 

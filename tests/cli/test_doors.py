@@ -132,10 +132,8 @@ STRANGER: dict[str, Any] = {
 def test_a_config_runs_no_code_of_its_own(tmp_path: Path, command: str) -> None:
     folder = write_config(tmp_path / "repository", **STRANGER)
     words = [] if command == "layers" else ["--gpu", "t4"]
-
     with quiet_transformers():
         result = run(command, folder, *words)
-
     assert_one_line(result, 2, "--trust-remote-code")
     assert not (folder / "ran").exists()
 
@@ -144,24 +142,20 @@ def test_a_known_architecture_is_built_without_the_code_beside_it(
     tmp_path: Path,
 ) -> None:
     folder = write_config(tmp_path / "repository", auto_map=STRANGER["auto_map"])
-
     with quiet_transformers():
         result = run("estimate", folder, "--gpu", "t4", "--batch-size", 2)
-
     assert result.exit_code == 0, result.output
     assert not (folder / "ran").exists()
 
 
 def test_code_that_was_trusted_by_name_does_run(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "repository", **STRANGER)
-
     result = process(
         *("plan", "repository", "--gpu", "t4", "--trust-remote-code"),
         cwd=tmp_path,
         HF_HOME=str(tmp_path / "hub"),
         HF_HUB_OFFLINE="1",
     )
-
     assert result.returncode == 2  # it defines no model, but it ran
     assert "Traceback" not in result.stderr
     assert list((tmp_path / "hub").rglob("ran")), result.stderr
@@ -173,10 +167,8 @@ def test_attention_from_a_hub_is_not_fetched_because_a_config_says_so(
     tmp_path: Path, name: str
 ) -> None:
     folder = write_config(tmp_path / "model", **{name: "someone/kernel"})
-
     with quiet_transformers():
         result = run("estimate", folder, "--gpu", "t4", "--batch-size", 2)
-
     assert result.exit_code in (0, 2), result.output
     assert "Traceback" not in result.output
 
@@ -186,9 +178,7 @@ def test_a_factory_file_runs_what_was_named_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(RUNS)
     (tmp_path / "sitecustomize.py").write_text(RUNS)
     (tmp_path / "conftest.py").write_text(RUNS)
-
     result = run("estimate", f"{tmp_path / 'named.py'}:small", "--gpu", "t4")
-
     assert result.exit_code == 0, result.output
     assert not (tmp_path / "ran").exists()
 
@@ -201,10 +191,8 @@ def test_a_plan_file_cannot_name_a_factory_to_run(tmp_path: Path) -> None:
     )
     assert made.exit_code == 0, made.output
     model.write_text(RUNS + FACTORIES)
-
     verified = run("verify", plan, "--device", "cpu")
     exported = run("export", plan, "--to", "torch")
-
     assert_one_line(verified, 2, "hand it in")
     assert exported.exit_code == 0, exported.output
     assert not (tmp_path / "ran").exists()

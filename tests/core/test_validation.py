@@ -17,7 +17,6 @@ def test_what_is_no_count_is_refused(value: object) -> None:
 def test_a_long_text_is_not_told_again_in_full() -> None:
     with pytest.raises(InputError) as caught:
         check_positive_int("size", "x" * 10_000)
-
     assert len(str(caught.value)) < 200
 
 

@@ -49,7 +49,6 @@ PACKAGE = "\n".join(
 @pytest.mark.parametrize("message", messages(PARTS[2]))
 def test_our_own_messages_are_in_the_package(message: str) -> None:
     words = re.sub(r"^, |\.$", "", message)
-
     assert words in PACKAGE
 
 
@@ -71,7 +70,6 @@ def test_messages_of_torch_are_those_of_the_installed_one(
     message: str, module: object
 ) -> None:
     source = Path(str(module.__file__)).read_text(encoding="utf-8")  # type: ignore[attr-defined]
-
     assert message in messages(PARTS[0])
     assert message in texts_of(source)
 
@@ -79,7 +77,6 @@ def test_messages_of_torch_are_those_of_the_installed_one(
 def test_the_message_on_a_second_backward_pass_is_the_real_one() -> None:
     loss = torch.ones(2, requires_grad=True).exp().sum()
     loss.backward()
-
     with pytest.raises(RuntimeError, match=_key("Trying to backward")):
         loss.backward()
 

@@ -14,7 +14,6 @@ from tests.docs.markdown import ROOT
 @pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed")
 def test_what_the_page_on_keras_says_is_so(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-
     done = subprocess.run(  # noqa: S603 - this repository, this interpreter
         [sys.executable, "-W", "ignore", "-m", "tests.docs.keras_page", str(tmp_path)],
         env={**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": path},
@@ -22,5 +21,4 @@ def test_what_the_page_on_keras_says_is_so(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-
     assert done.returncode == 0, done.stderr[-4000:]

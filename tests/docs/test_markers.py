@@ -64,10 +64,8 @@ def test_a_page_that_says_what_is_not_so_is_found(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = a_page(tmp_path, monkeypatch, text)
-
     with pytest.raises(PageError) as raised:
         run_page(page, {})
-
     assert message in str(raised.value)
 
 
@@ -77,7 +75,6 @@ def test_a_page_that_is_right_passes_and_its_blocks_share_their_names(
     text = "```python\na = 1\n```\n```python\nprint(a + 1)\n```\n```text\n2\n```\n"
     text += "<!-- not run: needs a card -->\n```text\nPASSED\n```\n"
     page = a_page(tmp_path, monkeypatch, text)
-
     run_page(page, {})
 
 
@@ -108,9 +105,7 @@ def test_a_page_is_printed_again_with_as_many_paragraphs_as_it_showed(
     text = "```console\n$ budgetfit gpus \\\n    --json\nold\n"
     page = a_page(tmp_path, monkeypatch, f"{text}$ budgetfit --version\n```")
     (block,) = blocks(page)
-
     lines = printed_again(block).splitlines()
-
     assert lines[:2] == ["$ budgetfit gpus \\", "    --json"]
     assert any("rtx-4090" in line for line in lines)
     assert "old" not in lines

@@ -44,7 +44,6 @@ def test_the_menu_names_every_page_once_and_no_other() -> None:
         for page in pages()
         if page.startswith("docs/") and not page.startswith("docs/decisions/")
     ]
-
     assert sorted(named) == sorted([*files, *made.GENERATED])
 
 
@@ -52,7 +51,6 @@ def test_the_decisions_come_into_the_menu_by_themselves() -> None:
     made = hook()
     nav = made._replaced(CONFIG["nav"], "Decisions", ["a.md", "b.md"])  # noqa: SLF001
     listed = made.list_of_decisions()
-
     assert {"a.md", "b.md"} <= set(leaves(nav))
     assert len(made.decisions()) == len(list((DOCS / "decisions").glob("*.md")))
     assert all(f"]({file.name})" in listed for file in made.decisions())
@@ -72,7 +70,6 @@ def test_every_link_inside_leads_to_a_page_and_a_heading_that_exist(page: str) -
         file = ROOT / target
         if not file.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
-
     assert broken == []
 
 
@@ -84,7 +81,6 @@ def test_pages_of_the_site_link_only_to_what_is_on_it(page: str) -> None:
         if not re.match(r"[a-z]+:|#", link)
         and not _from(page, link.partition("#")[0]).startswith("docs/")
     ]
-
     assert outside == []
 
 
@@ -106,7 +102,6 @@ def test_the_python_reference_has_every_public_name() -> None:
     for path in named:
         module, _, name = path.rpartition(".")
         found[name] = getattr(importlib.import_module(module), name)
-
     for name in budgetfit.__all__:
         assert found[name] is getattr(budgetfit, name)
 
@@ -114,7 +109,6 @@ def test_the_python_reference_has_every_public_name() -> None:
 def test_the_reference_of_the_command_line_has_every_command_and_option() -> None:
     text = hook().command_line()
     command = typer.main.get_command(app)
-
     for name, sub in command.commands.items():
         assert f"## `budgetfit {name}`" in text
         for option in sub.params:
@@ -137,14 +131,12 @@ def test_the_page_on_the_command_line_names_every_option() -> None:
         for word in (*option.opts, *option.secondary_opts)
         if word.startswith("--") and word != "--help"
     }
-
     missing = [word for word in words if not re.search(rf"{word}\b(?!-)", text)]
     assert sorted(missing) == []
 
 
 def test_no_page_loads_anything_from_elsewhere() -> None:
     loaded = hook()._LOADED  # noqa: SLF001 - what the build refuses
-
     assert CONFIG["theme"]["font"] is False
     assert not {"extra_css", "extra_javascript", "extra"} & set(CONFIG)
     assert loaded.search('<script src="https://cdn.example.org/a.js"></script>')
@@ -158,7 +150,6 @@ def test_the_site_needs_only_what_the_docs_extra_and_the_constraints_name() -> N
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = extra["project"]["optional-dependencies"]["docs"]
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-
     for name in wanted:
         assert f"\n{name.partition('[')[0]}==" in pinned
     assert [next(iter(p)) if isinstance(p, dict) else p for p in CONFIG["plugins"]] == [

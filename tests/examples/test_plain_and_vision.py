@@ -25,7 +25,6 @@ def losses(text: str) -> list[float]:
 
 def test_the_plain_loop_learns_and_its_plan_passes() -> None:
     text = run("plain_loop.py", "--steps", "20")
-
     assert "peak" in text
     assert losses(text)[-1] < losses(text)[0]
     assert text.splitlines()[-1].startswith("PASSED: ")
@@ -33,7 +32,6 @@ def test_the_plain_loop_learns_and_its_plan_passes() -> None:
 
 def test_the_vision_example_fits_more_pictures_with_checkpointing_and_learns() -> None:
     text = run("vision.py", "--steps", "20", "--vram", "700MiB")
-
     kept, recomputed = (
         int(found.replace(",", "")) for found in re.findall(r"up to ([\d,]+) pic", text)
     )

@@ -24,7 +24,6 @@ def run(name: str, *options: str) -> str:
 def test_the_trainer_example_recomputes_the_planned_blocks_and_learns() -> None:
     pytest.importorskip("accelerate")
     text = run("trainer_finetuning.py", "--steps", "10")
-
     first, last = re.search(r"loss (\d+\.\d+) -> (\d+\.\d+)", text).groups()
     assert float(last) < float(first)
     (count, as_planned) = re.search(
@@ -38,7 +37,6 @@ def test_the_lora_example_trains_adapters_and_plans_less_for_four_bits() -> None
     pytest.importorskip("peft")
     pytest.importorskip("bitsandbytes")
     text = run("lora.py", "--steps", "40")
-
     lora, qlora = map(float, re.findall(r"sample of \d+: (\d+\.\d+) GiB", text))
     assert qlora < lora
     losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", text)]

@@ -46,7 +46,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]
 def test_random_command_lines_end_as_documented(place: tuple[Path, Any]) -> None:
     assert place
     outcomes = [run_line(line) for line in make_lines(SHORT, SEED)]
-
     faults = [(each.fault, each.case, each.text) for each in outcomes if each.fault]
     assert faults == []
     assert {"0", "2"} <= {each.ended for each in outcomes}
@@ -73,7 +72,6 @@ def test_every_command_is_drawn_with_words_for_each_of_its_values() -> None:
 def test_damaged_plans_are_refused_or_used(place: tuple[Path, Any]) -> None:
     folder, plans = place
     outcomes = [run_case(case, folder) for case in make_cases(SHORT, SEED, plans)]
-
     faults = [(each.fault, each.case, each.text) for each in outcomes if each.fault]
     assert faults == []
     assert {each.ended for each in outcomes} == {"refused", "used"}
@@ -132,7 +130,6 @@ def test_an_edited_field_is_named(
         home = home[part]
     home[where[-1]] = value
     text = json.dumps(document)
-
     if not message:
         assert budgetfit.Plan.from_json(text).fits
         return

@@ -50,7 +50,6 @@ def check(plan: Plan) -> Verification:
 
 def test_the_plan_is_for_this_card_and_near_its_limit(plan: Plan) -> None:
     capability = torch.cuda.get_device_capability()
-
     assert plan.gpu.compute_capability == capability
     assert plan.budget.total_bytes == 4 * 10**9
     assert plan.recipe.effective_batch_size == 8
@@ -79,7 +78,6 @@ def test_the_reserved_peak_was_predicted_within_three_percent(
 ) -> None:
     predicted = max(row.predicted_reserved_bytes for row in check.phases)
     measured = max(row.measured_reserved_bytes for row in check.phases)
-
     assert abs(predicted / measured - 1) <= RESERVED_WITHIN, str(check)
 
 

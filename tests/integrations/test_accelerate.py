@@ -97,7 +97,6 @@ def test_accelerate_reads_the_file(precision: str, word: str, tmp_path: Path) ->
     )
 
     config = load_config_from_file(str(path))
-
     assert config.mixed_precision == word
     assert config.num_processes == 1
     assert config.distributed_type.value == "NO"
@@ -124,7 +123,6 @@ def test_accelerate_launch_runs_a_script_with_the_file(tmp_path: Path) -> None:
 
 def test_the_file_says_what_the_script_needs() -> None:
     text = accelerate_module.export_text(plan_for(tiny_model("gpt2")), "p.json")
-
     assert '#     plan = budgetfit.Plan.load("p.json")' in text
     assert f"Accelerator(gradient_accumulation_steps={ACCUMULATION})" in text
     assert f"batch_size={BATCH_SIZE})" in text
@@ -137,7 +135,5 @@ def test_only_what_the_installed_accelerate_knows_is_written(
 
     old = dataclasses.make_dataclass("ClusterConfig", ["num_processes", "use_cpu"])
     monkeypatch.setattr(accelerate_module, "import_attribute", lambda *_: old)
-
     config = plan_for(tiny_model("gpt2")).to_accelerate_config()
-
     assert config == {"num_processes": 1, "use_cpu": False}

@@ -38,9 +38,7 @@ def read_by_deepspeed(config: dict[str, Any] | str) -> Any:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_deepspeed_reads_the_config(precision: str) -> None:
     plan = plan_for(tiny_model("gpt2"), precision=precision)
-
     config = read_by_deepspeed(plan.to_deepspeed_config())
-
     assert config.train_micro_batch_size_per_gpu == BATCH_SIZE
     assert config.gradient_accumulation_steps == ACCUMULATION
     assert config.train_batch_size == BATCH_SIZE * ACCUMULATION
@@ -57,9 +55,7 @@ def test_deepspeed_reads_the_config(precision: str) -> None:
 )
 def test_mixed_precision_is_deepspeeds_autocast(precision: str, dtype: str) -> None:
     plan = plan_for(tiny_model("gpt2"), precision=precision)
-
     config = read_by_deepspeed(plan.to_deepspeed_config())
-
     assert str(config.torch_autocast_dtype) == f"torch.{dtype}"
 
 
@@ -70,9 +66,7 @@ def test_the_exported_file_is_read_too(tmp_path: Path) -> None:
     text = deepspeed_module.export_text(plan, "plan.json")
     path = tmp_path / "deepspeed.json"
     path.write_text(text)
-
     config = read_by_deepspeed(str(path))
-
     assert config.train_batch_size == BATCH_SIZE * ACCUMULATION
     assert any("Not predicted" in line for line in json.loads(text)["_comment"])
 
@@ -84,9 +78,7 @@ def test_a_deepspeed_without_autocast_gets_its_older_block(
     old = types.SimpleNamespace()
     monkeypatch.setattr(deepspeed_module, "import_attribute", lambda *_: old)
     plan = plan_for(tiny_model("gpt2"), precision="bf16-mixed")
-
     config = plan.to_deepspeed_config()
-
     assert config["bf16"] == {"enabled": True}
     assert "torch_autocast" not in config
 

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 def test_training_by_the_plan_is_keras_own_training(name: str) -> None:
     # dropout, batch statistics and seeds included, with every block recomputed
     found = ask("all", name)["trained"]
-
     assert found["losses"] == found["expected"]
     assert found["differs_in"] == []
     assert found["same_inside"]
@@ -29,7 +28,6 @@ def test_verify_finds_equal_gradients_and_no_more_bytes_than_predicted(
     name: str,
 ) -> None:
     found = ask("all", name)["verified"]
-
     assert found["passed"]
     assert found["error"] <= 1e-6
     assert found["untouched"]
@@ -40,7 +38,6 @@ def test_verify_finds_equal_gradients_and_no_more_bytes_than_predicted(
 
 def test_planning_leaves_the_model_alone_and_finds_blocks_inputs_and_loss() -> None:
     found = ask("all", "seeded")["planned"]
-
     assert found["untouched"]
     assert [name.rpartition(".")[0] for name in found["blocks"]] == ["layers"] * 3
     assert found["recomputed"] == 3

@@ -43,7 +43,6 @@ def loaded_by(statement: str) -> set[str]:
 )
 def test_budgetfit_loads_no_library_that_is_optional(statement: str) -> None:
     loaded = loaded_by(statement)
-
     assert not loaded & {*OPTIONAL, "transformers.trainer"}
 
 
@@ -58,6 +57,5 @@ def test_a_file_for_a_library_does_not_import_it(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     loaded = loaded_by(f"import budgetfit.integrations.exports.{name}")
-
     assert f"budgetfit.integrations.exports.{name}" in loaded
     assert not loaded & ({"trl", "lightning", "deepspeed"})

@@ -106,9 +106,7 @@ def test_lightning_recomputes_exactly_the_planned_blocks(
 def test_pure_bf16_is_set_by_the_callback() -> None:
     model = tiny_model("llama")
     plan = plan_for(model, precision="bf16")
-
     losses = trained(model, plan, plan.lightning_callback())
-
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
     assert {each.dtype for each in model.buffers()} == {torch.float32}
     assert all(2 < loss < 6 for loss in losses)  # around ln(64) = 4.16
@@ -125,7 +123,6 @@ def test_the_plain_model_is_given_back_after_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="broken"):
         trained(model, plan, plan.lightning_callback(), Breaks())
-
     assert not any("forward" in vars(each) for each in model.modules())
     assert not any(
         getattr(each, "gradient_checkpointing", False) for each in model.modules()
@@ -173,10 +170,8 @@ def test_what_the_sanity_check_cached_is_freed_before_training(
 )
 def test_the_arguments_are_the_plans(precision: str, word: str) -> None:
     plan = plan_for(tiny_model("gpt2"), precision=precision)
-
     arguments = plan.to_lightning_arguments()
     trainer = lightning.Trainer(**{**QUIET, **arguments})
-
     assert trainer.precision == word
     assert arguments["precision"] in {word, "16-mixed"}
     assert trainer.accumulate_grad_batches == ACCUMULATION
@@ -185,7 +180,6 @@ def test_the_arguments_are_the_plans(precision: str, word: str) -> None:
 
 def test_another_model_is_refused() -> None:
     plan = plan_for(tiny_model("gpt2"))
-
     with pytest.raises(InputError, match=r"has no block 'transformer\.h\.0'"):
         trained(tiny_model("llama"), plan, plan.lightning_callback())
 
@@ -199,7 +193,5 @@ def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
     exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
     counts = count_block_runs(model)
     loader = torch.utils.data.DataLoader(Samples(), batch_size=names["BATCH_SIZE"])
-
     names["make_trainer"](**QUIET).fit(module_of(model.train(), plan), loader)
-
     assert runs(counts) == [2, 1, 2, 1]

@@ -67,7 +67,6 @@ def names_of(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("wanted", ADAPTERS, ids=lambda each: each.describe())
 def test_the_printed_lora_config_is_what_was_planned(wanted: Adapter) -> None:
     found = eval(lora_config(wanted, "LlamaForCausalLM"), vars(peft))  # noqa: S307
-
     assert (found.r, found.lora_alpha) == (wanted.r, wanted.alpha)
     assert found.lora_dropout == wanted.dropout
     assert found.task_type == "CAUSAL_LM"
@@ -86,7 +85,6 @@ def test_the_printed_quantisation_is_what_was_planned(wanted: Adapter) -> None:
         return
     names = {"BitsAndBytesConfig": transformers.BitsAndBytesConfig, "torch": torch}
     found = eval(text, names)  # noqa: S307
-
     four = wanted.quantization == "nf4"
     assert (found.load_in_4bit, found.load_in_8bit) == (four, not four)
     if four:
@@ -106,9 +104,7 @@ def test_the_printed_function_loads_and_adapts_a_model(
         r=wanted.r, target_modules=_list(wanted), task_type="CAUSAL_LM"
     )
     expected = trained(peft.get_peft_model(base(), config))
-
     model = names_of(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
-
     assert trained(model) == expected
     frozen = {p.dtype for p in model.parameters() if not p.requires_grad}
     assert frozen == {torch.bfloat16}  # as the config says
@@ -122,9 +118,7 @@ def test_the_printed_function_quantises_as_planned(
     pytest.importorskip("bitsandbytes")
     base().save_pretrained(tmp_path)
     expected = attach_adapters(base(), wanted)
-
     model = names_of(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
-
     assert trained(model) == trained(expected)
     assert stored(model) == stored(expected)
 
@@ -151,11 +145,9 @@ def test_what_is_trained_is_loaded_in_the_planned_dtype(
     precision: str, found: Adapter | None, dtypes: set[torch.dtype], tmp_path: Path
 ) -> None:
     base().save_pretrained(tmp_path)
-
     model = names_of(source_of(plan_of(str(tmp_path), found, precision)))[
         "load_model"
     ]()
-
     assert {p.dtype for p in model.parameters() if p.requires_grad} == dtypes
 
 
@@ -166,7 +158,6 @@ def test_every_printed_function_is_python(
     wanted: Adapter, precision: str, text: str | None
 ) -> None:
     source = source_of(plan_of(text, wanted, precision))
-
     compile(source, "loading.py", "exec")
     assert "get_peft_model(" in source
     assert max(map(len, source.splitlines())) <= 88
@@ -177,7 +168,6 @@ def test_every_printed_function_is_python(
 def test_where_weights_come_from(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text("{}")
-
     assert weights_of(plan_of("org/name")) == "org/name"
     assert weights_of(plan_of(str(tmp_path))) == str(tmp_path)
     assert weights_of(plan_of(str(config))) == str(tmp_path)
@@ -190,9 +180,7 @@ def test_a_factory_is_called(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import torch\n\ndef build():\n    return torch.nn.Linear(2, 2)\n")
     plan = plan_of(f"{file}:build", precision="bf16")
-
     model = names_of(source_of(plan))["load_model"]()
-
     assert isinstance(model, nn.Linear)
     assert model.weight.dtype == torch.bfloat16
 
@@ -200,7 +188,6 @@ def test_a_factory_is_called(tmp_path: Path) -> None:
 def test_a_model_that_nobody_can_name_is_left_to_fill_in() -> None:
     plan = plan_of(None)
     plan = replace(plan, model=replace(plan.model, class_name=""))
-
     with pytest.raises(SystemExit, match=r"Fill in build_model\(\): return SmolLM2"):
         names_of(source_of(plan))["load_model"]()
 
@@ -225,5 +212,4 @@ def test_the_lines_of_an_error_do_what_they_say(tmp_path: Path) -> None:
         "name": str(tmp_path),
     }
     exec(loading_code(adapter("lora", lora_r=4)), names)  # noqa: S102
-
     assert len(trained(names["model"])) == 2 * 7 * CONFIG["num_hidden_layers"]

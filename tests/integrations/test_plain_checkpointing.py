@@ -89,9 +89,7 @@ def test_the_trainer_recomputes_every_nth_block_by_itself(
     model = tiny_model(kind)
     text = trainer_module.export_text(every(model, n), "plan.json")
     counts = count_block_runs(model)
-
     losses = trained(text, model)
-
     assert "budgetfit" not in text
     assert "callbacks" not in text
     assert ('"every_n_layers": ' + str(n) in text.replace("'", '"')) == (n > 1)
@@ -159,7 +157,6 @@ def test_a_row_that_is_as_fast_stands_in_for_a_plan_that_cannot_be_said() -> Non
     model = tiny_model("llama")
     row = second(model, ms=6600 * 1.009, batch_size=2, gradient_accumulation_steps=3)
     found = trainer_checkpointing(offloading(model, row))
-
     assert found is not None
     assert (found.every, found.plan.recipe) == (2, row.estimate.recipe)
     assert "+0.9% slower: every 2nd block is recomputed" in found.remark

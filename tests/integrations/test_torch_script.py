@@ -147,7 +147,6 @@ def test_the_script_trains_exactly_as_a_plain_loop(
     config: dict[str, Any], groups: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:
     script = opened(tiny_plan(config, tmp_path, *groups))
-
     assert script.main(RUN) == pytest.approx(plain_losses(script, None), rel=1e-6)
 
 
@@ -156,7 +155,6 @@ def test_bf16_autocast_is_restored_in_the_recomputation(
     groups: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:
     script = opened(tiny_plan(GPT2, tmp_path, *groups, precision="bf16-mixed"))
-
     expected = plain_losses(script, torch.bfloat16)
     assert script.main(RUN) == pytest.approx(expected, rel=1e-6)
 
@@ -190,9 +188,7 @@ def test_exactly_the_planned_blocks_run_twice(
     config: dict[str, Any], groups: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:
     script = opened(tiny_plan(config, tmp_path, *groups))
-
     counts = counted(script, BLOCKS[config["model_type"]])
-
     # 2 micro-batches; blocks 0 and 1 are recomputed
     assert list(counts.values()) == [4, 4, 2, 2]
 
@@ -219,7 +215,6 @@ def test_nested_and_selective_segments_train_exactly_as_a_plain_loop(
 ) -> None:
     segments = mixed_segments(config)
     script = opened(tiny_plan(config, tmp_path, segments=segments, precision=precision))
-
     expected = plain_losses(script, None if precision == "fp32" else torch.bfloat16)
     assert script.main(RUN) == pytest.approx(expected, rel=1e-6)
 
@@ -229,9 +224,7 @@ def test_nested_and_selective_blocks_run_as_often_as_planned(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     script = opened(tiny_plan(config, tmp_path, segments=mixed_segments(config)))
-
     counts = counted(script, BLOCKS[config["model_type"]])
-
     # 2 micro-batches; the last block of the nested segment runs twice, not three times.
     assert list(counts.values()) == [6, 4, 4, 4]
 
@@ -359,7 +352,6 @@ def test_a_segment_keeps_only_its_first_input(tmp_path: Path) -> None:
 def test_fp16_scales_the_loss_and_unscales_before_clipping(tmp_path: Path) -> None:
     plan = tiny_plan(GPT2, tmp_path, (0,), precision="fp16-mixed")
     source = torch_script(plan)
-
     assert source.index("scaler.unscale_") < source.index("clip_grad_norm_")
     assert source.index("clip_grad_norm_") < source.index("scaler.step(")
     losses = opened(plan).main(RUN)
@@ -368,7 +360,6 @@ def test_fp16_scales_the_loss_and_unscales_before_clipping(tmp_path: Path) -> No
 
 def test_pure_bf16_casts_the_weights_once(tmp_path: Path) -> None:
     plan = tiny_plan(LLAMA, tmp_path, (0, 1), precision="bf16")
-
     assert "autocast(device.type" not in torch_script(plan)
     assert all(2 < loss < 6 for loss in opened(plan).main(RUN))
 
@@ -378,7 +369,6 @@ def test_other_precisions_have_neither_autocast_nor_scaler(
     precision: str, tmp_path: Path
 ) -> None:
     source = torch_script(tiny_plan(GPT2, tmp_path, precision=precision))
-
     assert "torch.autocast(" not in source
     assert (
         "scaler"
@@ -390,11 +380,9 @@ def test_other_precisions_have_neither_autocast_nor_scaler(
 def test_training_continues_from_what_was_saved(tmp_path: Path) -> None:
     script = opened(tiny_plan(GPT2, tmp_path, (0,), precision="fp16-mixed"))
     path = str(tmp_path / "state.pt")
-
     script.main((*RUN, "--save", path))
     state = torch.load(path, weights_only=True)
     resumed = script.main((*RUN, "--resume", path))
-
     assert set(state) == {"model", "optimizer", "scaler"}
     assert state["scaler"]["scale"] > 0
     assert len(resumed) == 2
@@ -424,9 +412,7 @@ def test_every_optimizer_is_the_one_that_apply_builds(
 
 def test_a_callable_optimizer_is_imported_by_its_name(tmp_path: Path) -> None:
     script = opened(tiny_plan(GPT2, tmp_path, optimizer="torch.optim.adam.Adam"))
-
     made = script.make_optimizer([torch.nn.Parameter(torch.zeros(4))], 0.1)
-
     assert type(made) is torch.optim.Adam
 
 
@@ -434,7 +420,6 @@ def test_an_optimizer_that_cannot_be_imported_is_left_to_fill_in(
     tmp_path: Path,
 ) -> None:
     script = opened(tiny_plan(GPT2, tmp_path, optimizer="__main__.<lambda>"))
-
     with pytest.raises(SystemExit, match=r"Fill in make_optimizer.*<lambda>"):
         script.main(RUN)
 
@@ -448,9 +433,7 @@ def test_a_live_transformers_model_is_built_from_its_config(tmp_path: Path) -> N
         model=sample_model(batch=TEXT_BATCH),
         source=SimpleNamespace(model=live),
     )
-
     made = opened(plan).build_model()
-
     assert type(made) is transformers.GPT2LMHeadModel
     assert made.config.n_embd == 32
     assert made.config._attn_implementation == "eager"  # noqa: SLF001
@@ -483,13 +466,11 @@ def test_a_model_from_a_file_is_built_by_its_function(tmp_path: Path) -> None:
 
 def test_a_model_from_a_package_is_imported() -> None:
     script = opened(plan_of("torch.nn:modules.Identity"))
-
     assert isinstance(script.build_model(), torch.nn.Identity)
 
 
 def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
     source = torch_script(plan_of("org/model-1.0"))
-
     assert 'MODEL = "org/model-1.0"' in source
     assert 'parser.add_argument("--pretrained", action="store_true")' in source
     assert "build_model(pretrained=options.pretrained)" in source
@@ -498,7 +479,6 @@ def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
 
 def test_a_model_from_memory_is_left_to_fill_in() -> None:
     script = opened(plan_of(None))
-
     with pytest.raises(SystemExit, match=r"Fill in build_model.*1711376384 param"):
         script.main(RUN)
 
@@ -506,9 +486,7 @@ def test_a_model_from_memory_is_left_to_fill_in() -> None:
 def test_names_cannot_break_the_script() -> None:
     name = 'a"""b\\N{x}\n\'c'
     plan = sample_plan(model=sample_model(name=name))
-
     script = opened(plan)
-
     with pytest.raises(SystemExit, match="with 1711376384 parameters"):
         script.build_model()
 
@@ -546,7 +524,6 @@ def test_masks_and_class_labels_have_values_that_a_model_takes(tmp_path: Path) -
 def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(torch_script(tiny_plan(LLAMA, tmp_path, (0, 1), (2,))))
-
     result = subprocess.run(  # noqa: S603 - our own interpreter and script
         [sys.executable, "-I", str(path), "--steps", "1", "--device", "cpu"],
         cwd=tmp_path,
@@ -554,7 +531,6 @@ def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("step 1  loss 4.")
     assert "budgetfit." not in path.read_text()
@@ -563,9 +539,7 @@ def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
 def test_a_model_planned_from_a_config_in_memory_is_built_from_it() -> None:
     resolved = resolve_model(transformers.LlamaConfig(**LLAMA))
     source = SimpleNamespace(model=None, materialize=resolved.materialize)
-
     made = opened(sample_plan(source=source)).build_model()
-
     assert type(made) is transformers.LlamaForCausalLM
     assert made.config.num_hidden_layers == 4
 
@@ -574,13 +548,11 @@ def test_as_is_keeps_the_dtype_that_the_config_asks_for(tmp_path: Path) -> None:
     script = opened(
         tiny_plan(LLAMA | {"dtype": "bfloat16"}, tmp_path, precision="as-is")
     )
-
     assert next(script.build_model().parameters()).dtype is torch.bfloat16
     assert all(2 < loss < 6 for loss in script.main(RUN))
 
 
 def test_a_plan_file_cannot_write_code_into_the_script() -> None:
     batch = {"x": ((2, 4), "float32); import os; (0")}
-
     with pytest.raises(InputError, match="is not a dtype"):
         torch_script(plan_of(None, model=sample_model(batch=batch)))

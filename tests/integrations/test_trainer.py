@@ -81,9 +81,7 @@ def test_the_trainer_recomputes_exactly_the_planned_blocks(
     keys = list(model.state_dict())
     expected = trained(tiny_model(kind), arguments(plan, tmp_path))
     counts = count_block_runs(model)
-
     losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
-
     assert runs(counts) == [2, 1, 2, 1]
     assert losses == expected
     assert len(losses) == STEPS
@@ -99,9 +97,7 @@ def test_segments_of_every_mode_train_as_the_plain_trainer(
     plan = plan_for(model, mixed_segments(model), precision=precision)
     expected = trained(tiny_model(kind), arguments(plan, tmp_path))
     counts = count_block_runs(model)
-
     losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
-
     assert runs(counts) == [2, 2, 2, 1]
     assert losses == pytest.approx(expected, rel=1e-6)
 
@@ -144,9 +140,7 @@ def test_checkpointing_that_is_asked_of_the_trainer_does_not_reset_the_plan(
     plan = plan_for(model)
     counts = count_block_runs(model)
     args = arguments(plan, tmp_path, activation_checkpointing=True)
-
     trained(model, args, plan.trainer_callback())
-
     assert runs(counts) == [2, 1, 2, 1]
 
 
@@ -160,10 +154,8 @@ def test_checkpointing_that_is_switched_during_training_is_put_right(
     model = tiny_model("llama")
     plan = plan_for(model)
     counts = count_block_runs(model)
-
     with pytest.warns(UserWarning, match="planned blocks are recomputed again"):
         trained(model, arguments(plan, tmp_path), SwitchesOn(), plan.trainer_callback())
-
     assert runs(counts) == [2, 1, 2, 1]
 
 
@@ -198,7 +190,6 @@ def test_label_smoothing_is_refused_where_the_loss_is_cut(tmp_path: Path) -> Non
     model = tiny_model("llama")
     plan = plan_for(model, loss_chunks=4)
     args = arguments(plan, tmp_path, label_smoothing_factor=0.1)
-
     with pytest.raises(InputError, match="cannot be cut into parts"):
         trained(model, args, plan.trainer_callback())
 
@@ -227,9 +218,7 @@ def test_pure_bf16_trains_and_gives_exact_buffers_back(tmp_path: Path) -> None:
     buffers = {name: each.clone() for name, each in model.named_buffers()}
     plan = plan_for(model, precision="bf16")
     args = arguments(plan, tmp_path)
-
     losses = trained(model, args, plan.trainer_callback())
-
     assert not args.bf16
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
     assert all(2 < loss < 6 for loss in losses)  # around ln(64) = 4.16
@@ -308,9 +297,7 @@ def test_the_arguments_are_the_plans(
 ) -> None:
     """user-needs U2: samples per optimizer step are those that were asked for."""
     plan = plan_for(tiny_model("gpt2"), precision=precision)
-
     args = arguments(plan, tmp_path)
-
     assert (args.bf16, args.fp16) == flags
     assert args.per_device_train_batch_size == BATCH_SIZE
     assert args.gradient_accumulation_steps == ACCUMULATION
@@ -323,7 +310,6 @@ def test_the_planned_evaluation_batch_is_handed_on(tmp_path: Path) -> None:
     """user-needs U12: evaluation runs out of memory where training does not."""
     plan = plan_for(tiny_model("gpt2"))
     plan = replace(plan, estimate=replace(plan.estimate, eval_batch_size=17))
-
     assert arguments(plan, tmp_path).per_device_eval_batch_size == 17
 
 
@@ -333,7 +319,6 @@ def test_only_arguments_that_the_class_has_are_used() -> None:
     old = {name for name in planned if name != "activation_checkpointing"}
     old |= {"gradient_checkpointing"}
     made = planned_arguments(plan_for(tiny_model("gpt2")), old, {})
-
     assert planned["activation_checkpointing"] is False
     assert "gradient_checkpointing" not in planned
     assert made["gradient_checkpointing"] is False
@@ -479,9 +464,7 @@ def test_the_exported_text_hands_in_an_optimizer_that_the_plan_builds(
     text = trainer_module.export_text(plan, str(tmp_path / "plan.json"))
     names: dict[str, Any] = {"__name__": "settings"}
     exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
-
     built = names["make_trainer"](model, Samples())
-
     assert type(built.optimizer).__name__ == "OptimizerInBackward"
     assert built.optimizer.param_groups[0]["lr"] == built.args.learning_rate
     assert "adamw_torch, inside the backward pass" in text

@@ -109,7 +109,6 @@ def test_llamafactory_is_told_the_precision(
     precision: str, wanted: dict[str, bool]
 ) -> None:
     values, _ = read(llamafactory, plan_of(precision=precision))
-
     names = ("bf16", "fp16", "tf32", "pure_bf16")
     assert {name: values[name] for name in names if name in values} == wanted
 
@@ -127,7 +126,6 @@ def test_axolotl_is_told_the_precision(
     precision: str, wanted: tuple[bool, bool, bool]
 ) -> None:
     values, comments = read(axolotl, plan_of(precision=precision))
-
     assert (values["bf16"], values["fp16"], values["tf32"]) == wanted
     assert ("half of what was predicted" in comments) == (precision == "bf16-mixed")
 
@@ -244,7 +242,6 @@ def test_what_a_file_can_say_is_said(
     program: ModuleType, segments: tuple[Segment, ...], wanted: dict[str, Any]
 ) -> None:
     values, comments = read(program, plan_of(segments))
-
     about = {
         name: value
         for name, value in values.items()
@@ -294,7 +291,6 @@ def test_what_does_not_fit_is_said_not_to(program: ModuleType) -> None:
     assert (
         "It may not fit: every block recomputed needs 12.00 GiB and 23.00" in comments
     )
-
     values, comments = read(program, plan_of(UNSAYABLE["offload"]))
     assert "It may not fit: no setting that it has was judged" in comments
     assert values.get("micro_batch_size", 6) == 6

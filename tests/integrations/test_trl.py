@@ -95,9 +95,7 @@ def test_sft_recomputes_exactly_the_planned_blocks(
 def test_the_config_answers_what_trl_would_switch_on(tmp_path: Path) -> None:
     """user-needs V4: bf16, checkpointing and a length of 1024 are TRL's defaults."""
     plan = plan_for(tiny_model("llama"))
-
     args = trl.SFTConfig(output_dir=str(tmp_path), **plan.to_sft_config(use_cpu=True))
-
     assert args.bf16 is False
     assert args.gradient_checkpointing is False
     assert args.max_length == LENGTH
@@ -109,9 +107,7 @@ def test_a_loss_that_trl_cuts_itself_is_left_to_it(tmp_path: Path) -> None:
     plan = plan_for(model, loss_chunks=4)
     args = trl.SFTConfig(output_dir=str(tmp_path), **plan.to_sft_config(**QUIET))
     assert not trl_module.has_fused_head(model)
-
     losses = trained(model, args, plan.trainer_callback())
-
     assert trl_module.has_fused_head(model)
     assert all(2 < loss < 6 for loss in losses)  # around ln(64) = 4.16
 
@@ -203,7 +199,6 @@ def test_the_names_that_are_written_are_fields_of_trl(name: str) -> None:
     program = getattr(trl_module, name)
     fields = {each.name for each in dataclasses.fields(getattr(trl, program.arguments))}
     plain = {each.name for each in dataclasses.fields(transformers.TrainingArguments)}
-
     assert program.extra <= fields - plain
     assert hasattr(trl, program.trainer)
     text = trl_module.program_text(

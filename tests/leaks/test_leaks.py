@@ -15,7 +15,6 @@ def test_the_third_time_leaves_what_the_second_left(piece) -> None:  # type: ign
     before = held()
     piece(0)
     piece(1)
-
     after = held()
     assert {name: (before[name], after[name]) for name in before} == {
         name: (before[name], min(before[name], after[name])) for name in before
@@ -26,7 +25,6 @@ def test_what_is_remembered_of_calls_has_a_bound() -> None:
     calls: CallCache[int] = CallCache()
     for number in range(MAX_CACHED_CALLS + 10):
         calls.store((number,), number)
-
     assert len(calls) <= MAX_CACHED_CALLS
 
 
@@ -36,6 +34,5 @@ def test_memory_that_is_kept_is_seen_and_what_is_free_is_not() -> None:
     many = [bytes([number % 251]) * 4000 for number in range(10_000)]
     kept = memory()["private"]
     del many
-
     assert kept - before > 35e6  # of 40
     assert memory()["private"] - before < 5e6

@@ -219,6 +219,5 @@ def test_every_choice_of_options_is_tried_for_a_few_blocks(
     expected = math.prod(len(block.options) for block in blocks)
     single = {plan for plan in tried if all(len(row.blocks) == 1 for row in plan)}
     assert len(single) == expected > 3**3
-
     monkeypatch.setattr(lowest_peak, "MAX_MIXTURES", expected - 1)
     assert len(segments_to_try(chain, Request())) < expected / 2

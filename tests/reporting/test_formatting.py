@@ -48,7 +48,6 @@ def test_a_card_class_names_the_smallest_and_the_largest_card_of_it(
     size_bytes: int,
 ) -> None:
     text = memory_class_text(size_bytes)
-
     assert text is not None
     assert text.startswith("Cards sold as 24 GB have 21.96 GiB (l4) to ")
     assert "23.87 GiB (p40)" in text
@@ -74,7 +73,6 @@ def test_rates_and_differences_have_about_three_digits() -> None:
 
 def test_one_sample_is_told_without_the_batch_dimension() -> None:
     batch = {"pixel_values": ((2, 3, 224, 224), "float32"), "labels": ((2,), "int64")}
-
     assert sample_text(batch) == "pixel_values 3x224x224 float32, labels int64"
 
 
@@ -148,7 +146,6 @@ def test_saved_ops_are_counted_by_kind(ops: list[str], text: str) -> None:
 def test_several_chains_of_blocks_are_told_apart() -> None:
     blocks = ("encoder.block.0", "encoder.block.1", "decoder.block.0", "bridge")
     recipe = sample_recipe(segments=(Segment((blocks[0],)), Segment((blocks[2],))))
-
     assert blocks_text(recipe, blocks) == (
         "checkpoint encoder.block 0, decoder.block 0 (2 of 4); "
         "keep encoder.block 1, bridge"
@@ -162,9 +159,7 @@ def test_a_model_without_blocks_has_nothing_to_checkpoint() -> None:
 def test_a_long_list_of_blocks_is_cut() -> None:
     blocks = tuple(f"h.{number}" for number in range(60))
     odd = tuple(Segment((name,)) for name in blocks[1::2])
-
     text = blocks_text(sample_recipe(segments=odd), blocks)
-
     assert "1, 3, 5" in text
     assert "... (30 of 60)" in text
     assert len(text) < 200

@@ -26,13 +26,11 @@ from tests.reporting.sample_plans import (
 
 def test_a_printed_plan_can_be_loaded_again() -> None:
     plan = sample_plan()
-
     assert Plan.from_json(plan_json(plan)) == plan
 
 
 def test_an_estimate_carries_its_bytes_as_whole_numbers() -> None:
     document = json.loads(estimate_json(sample_estimate()))
-
     assert document["allocated_bytes"] == 20 * GIB
     assert document["samples_per_s"] == 10.0
     assert document["recipe"]["segments"][0]["blocks"] == ["model.layers.0"]
@@ -40,7 +38,6 @@ def test_an_estimate_carries_its_bytes_as_whole_numbers() -> None:
 
 def test_a_verification_says_whether_it_passed() -> None:
     document = json.loads(verification_json(sample_verification()))
-
     assert document["passed"] is True
     assert document["allocated_error"] == 0.25
     assert len(document["phases"]) == 6
@@ -48,7 +45,6 @@ def test_a_verification_says_whether_it_passed() -> None:
 
 def test_layers_are_not_put_together() -> None:
     document = json.loads(layers_json(sample_layers()))
-
     assert [layer["name"] for layer in document["layers"]] == [
         "model.layers.0.mlp",
         "model.layers.1.mlp",
@@ -59,7 +55,6 @@ def test_layers_are_not_put_together() -> None:
 def test_an_unknown_rate_is_null() -> None:
     document = json.loads(gpus_json(all_gpus()))
     by_name = {gpu["name"]: gpu for gpu in document["gpus"]}
-
     assert by_name["t4"]["bf16_tflops"] is None
     assert len(by_name) == len(all_gpus())
 
@@ -92,7 +87,6 @@ def test_does_not_fit_carries_its_numbers_and_suggestions() -> None:
 
 def test_other_errors_carry_their_type_message_and_fields() -> None:
     trace = TraceError("no shape", module="layers.3", op="aten.nonzero.default")
-
     assert json.loads(error_json(trace))["error"] == {
         "type": "TraceError",
         "message": "no shape",
@@ -112,7 +106,6 @@ def test_an_export_is_named_with_its_text() -> None:
 def test_every_estimate_of_a_plan_says_its_rate() -> None:
     plan = sample_plan()
     document = json.loads(plan_json(plan))
-
     assert document["estimate"]["samples_per_s"] == plan.estimate.samples_per_s
     for row, known in zip(document["alternatives"], plan.alternatives, strict=True):
         assert row["estimate"]["samples_per_s"] == known.estimate.samples_per_s

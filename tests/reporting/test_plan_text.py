@@ -32,13 +32,11 @@ def line_with(text: str, words: str) -> str:
 def test_the_answer_comes_before_the_reasons() -> None:
     text = str(sample_plan())
     order = ["RECOMMENDED", "WHERE IT GOES", "ALTERNATIVES", "WATCH OUT", "NEXT"]
-
     assert sorted(order, key=text.index) == order
 
 
 def test_the_settings_are_named_as_other_libraries_name_them() -> None:
     text = str(sample_plan())
-
     assert "batch_size 6   gradient_accumulation_steps 11   (effective 66)" in text
     assert "precision bf16-mixed   optimizer adamw_torch_fused" in text
     assert "checkpoint blocks 0-15 (16 of 24); keep blocks 16-23" in text
@@ -47,20 +45,17 @@ def test_the_settings_are_named_as_other_libraries_name_them() -> None:
 def test_the_reserved_peak_stands_beside_what_is_usable() -> None:
     # 24 GiB - 512 MiB context - 512 MiB headroom = 23 GiB
     heading = line_with(str(sample_plan()), "RECOMMENDED")
-
     assert heading.endswith("reserved 22.00 GiB of 23.00 GiB   FITS")
 
 
 def test_a_plan_that_does_not_fit_says_so() -> None:
     plan = sample_plan(estimate=sample_estimate(fits=False))
-
     assert line_with(str(plan), "RECOMMENDED").endswith("DOES NOT FIT")
 
 
 def test_allocated_reserved_and_process_are_three_named_numbers() -> None:
     # process = 22 GiB reserved + 512 MiB context
     peaks = line_with(str(sample_plan()), "peak allocated 20.00 GiB")
-
     assert "reserved 22.00 GiB   process 22.50 GiB" in peaks
 
 
@@ -73,14 +68,12 @@ def test_the_parts_at_the_peak_add_up_to_the_process() -> None:
         for row in rows
         for number, unit in [row.split("  #")[0].rsplit(maxsplit=2)[-2:]]
     ]
-
     *parts, process = sizes
     assert sum(parts) == process == 22.5
 
 
 def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
     text = str(sample_plan())
-
     assert "gradients" not in text
     bars = [line_with(text, f"  {name} ").count("#") for name in ("parameters", "CUDA")]
     # 32 columns * 10 GiB / 22.5 GiB = 14, 32 * 0.5 / 22.5 = 1
@@ -94,7 +87,6 @@ def test_the_moment_of_the_peak_is_named() -> None:
 def test_the_gain_is_over_checkpointing_every_block() -> None:
     # 66 samples / 6.6 s = 10 per s, against 66 / 8.25 s = 8 per s
     text = str(sample_plan())
-
     assert "6,600 ms, 10 samples/s (roofline estimate)" in text
     assert "\n  +25 % over checkpointing every block" in text
 
@@ -106,13 +98,11 @@ def test_without_a_judged_full_checkpointing_no_gain_is_claimed() -> None:
 def test_full_checkpointing_itself_gains_nothing_over_itself() -> None:
     every_block = sample_estimate(sample_recipe(segments=singles(range(24))))
     plan = sample_plan(estimate=every_block)
-
     assert "over checkpointing" not in str(plan)
 
 
 def test_every_alternative_is_a_row_with_peak_speed_and_verdict() -> None:
     text = str(sample_plan())
-
     assert "this plan" in text
     row = line_with(text, "everything kept, batch 2").split()
     assert " ".join(row[-10:]) == "2 x 33 20.00 GiB 30.00 GiB 12.5 too much"
@@ -120,14 +110,12 @@ def test_every_alternative_is_a_row_with_peak_speed_and_verdict() -> None:
 
 def test_warnings_and_what_is_not_modelled_are_listed() -> None:
     text = str(sample_plan())
-
     assert "* Labels are made up; pass batch= for your own." in text
     assert "* cuDNN is not modelled." in text
 
 
 def test_it_says_that_no_gpu_was_used_and_where_the_model_is_from() -> None:
     text = str(sample_plan())
-
     assert "Estimate, no GPU used; from config.json, no weights loaded" in text
     assert "One sample: input_ids 2048 int64, labels 2048 int64" in text
 
@@ -137,9 +125,7 @@ def test_a_size_without_a_card_is_echoed_with_the_cards_of_its_class() -> None:
     plan = sample_plan(
         gpu=generic_gpu(total_bytes), budget=Budget(total_bytes, 512 * MIB, 512 * MIB)
     )
-
     text = str(plan)
-
     assert "24GB = 22.35 GiB: 21.35 GiB usable\n  after CUDA context 512 MiB" in text
     assert "Cards sold as 24 GB have 21.96 GiB (l4)" in text
 
@@ -148,19 +134,16 @@ def test_a_limit_below_the_card_is_told_apart_from_the_card() -> None:
     plan = sample_plan(
         gpu=find_gpu("rtx-4090"), budget=Budget(20 * 10**9, 512 * MIB, 512 * MIB)
     )
-
     assert "rtx-4090 23.64 GiB, limited to 20GB = 18.63 GiB: " in str(plan)
 
 
 def test_frozen_parameters_are_told() -> None:
     plan = sample_plan(model=sample_model(trainable_count=41_943_040))
-
     assert "1.71 B parameters, 41.9 M trained, in 24 blocks" in str(plan)
 
 
 def test_a_saved_plan_is_named_in_the_next_command() -> None:
     text = render(plan_text(sample_plan(), saved_as="plan.json"))
-
     assert "budgetfit verify plan.json" in text
     assert "budgetfit export plan.json --to torch > train.py" in text
 
@@ -168,7 +151,6 @@ def test_a_saved_plan_is_named_in_the_next_command() -> None:
 def test_a_command_is_never_broken_over_lines() -> None:
     path = "folder/" * 20 + "plan.json"
     text = render(plan_text(sample_plan(), saved_as=path))
-
     assert f"  budgetfit export {path} --to torch > train.py" in text.splitlines()
 
 
@@ -183,7 +165,6 @@ def test_a_command_is_never_broken_over_lines() -> None:
 )
 def test_plain_text_is_ascii_within_80_columns(plan: Plan) -> None:
     text = str(plan)
-
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 80
     assert not any(line != line.rstrip() for line in text.splitlines())
@@ -191,7 +172,6 @@ def test_plain_text_is_ascii_within_80_columns(plan: Plan) -> None:
 
 def test_brackets_in_names_are_text_and_not_markup() -> None:
     plan = sample_plan(model=sample_model(name="[bold]net[/bold]"))
-
     assert "[bold]net[/bold]: 1.71 B" in str(plan)
 
 
@@ -213,10 +193,8 @@ def printed(console: Console) -> str:
 
 def test_a_terminal_gets_colour_and_a_pipe_none() -> None:
     console, pipe = terminal(), Console(file=io.StringIO(), width=80)
-
     print_plan(sample_plan(), console)
     print_plan(sample_plan(), pipe)
-
     assert "\x1b[1;32mFITS" in printed(console)
     assert "\u2588" in printed(console)
     assert "\x1b" not in printed(pipe)
@@ -225,29 +203,24 @@ def test_a_terminal_gets_colour_and_a_pipe_none() -> None:
 
 def test_no_color_is_respected_on_a_terminal() -> None:
     console = terminal(NO_COLOR="1")
-
     show(plan_text(sample_plan()), console)
-
     assert "\x1b[32m" not in printed(console)
     assert "\x1b[1;32m" not in printed(console)
 
 
 def test_a_warning_that_comes_twice_is_told_once() -> None:
     plan = sample_plan(warnings=("cuDNN is not modelled.",))
-
     assert str(plan).count("cuDNN is not modelled.") == 1
 
 
 def test_the_solver_and_the_versions_are_told_last() -> None:
     *_, solver, versions = str(sample_plan()).splitlines()
-
     assert solver == "Solver: No plan is faster."
     assert versions == "budgetfit 0.1.0, torch 2.13.0, transformers 5.23.0"
 
 
 def test_assumed_speeds_of_a_real_card_are_told() -> None:
     gpu = sample_gpu(rates_assumed=True, source="rates assumed: rtx-3090")
-
     assert "Speeds are rates assumed: rtx-3090" in str(sample_plan(gpu=gpu))
 
 

@@ -28,7 +28,6 @@ def test_u13_what_needs_more_than_planned_is_said_or_fails(
     check = sample_verification(
         shorter_batches=1, shorter_reserved_bytes=shorter_reserved_bytes, **BUDGET
     )
-
     assert check.passed is passed
     assert check.fits is passed
     assert text in verdict_text(check)
@@ -41,7 +40,6 @@ def test_a_failure_says_why_the_worst_reason_first() -> None:
         gradients_match=False,
         recomputed_blocks=0,
     )
-
     assert verdict_text(check) == (
         "FAILED: out of memory after 1 step; gradients differ from those of the "
         "unmodified model; 0 blocks ran again, not the 16 that were planned"
@@ -50,7 +48,6 @@ def test_a_failure_says_why_the_worst_reason_first() -> None:
 
 def test_what_noise_hides_is_not_checked_and_has_not_passed() -> None:
     check = sample_verification(gradients_match=None, gradient_noise=0.24)
-
     assert not check.passed
     assert verdict_text(check) == (
         "NOT CHECKED: gradients of the unmodified model differ from its own, by up to "

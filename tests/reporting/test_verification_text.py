@@ -20,7 +20,6 @@ def cells(text: str, name: str) -> list[str]:
 
 def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
     text = str(sample_verification())
-
     # 20 predicted, 16 measured: 20 / 16 - 1 = +25 %
     assert cells(text, "peak allocated") == ["20.00 GiB", "16.00 GiB", "+25 %"]
     assert cells(text, "peak reserved") == ["22.00 GiB", "22.00 GiB", "+0.00 %"]
@@ -30,21 +29,18 @@ def test_peaks_stand_side_by_side_with_the_signed_error() -> None:
 
 def test_a_scaled_time_says_by_how_much() -> None:
     text = str(sample_verification(time_factor=1.324))
-
     # the 400 ms are scaled already
     assert cells(text, "steady step (roofline x 1.32)") == ["400 ms", "500 ms", "-20 %"]
 
 
 def test_the_first_step_and_the_steady_ones_are_rows_apart() -> None:
     text = str(sample_verification())
-
     assert cells(text, "first step forward") == ["14.00 GiB", "16.00 GiB", "-12 %"]
     assert cells(text, "steady backward") == ["20.00 GiB", "16.00 GiB", "+25 %"]
 
 
 def test_u14_a_first_step_that_makes_states_is_timed_apart() -> None:
     text = str(sample_verification(first_step_ms=900))
-
     assert cells(text, "first step  ") == ["900 ms"]
 
 
@@ -75,7 +71,6 @@ def test_host_memory_is_told() -> None:
         host_growth_bytes=3 * GIB,
     )
     text = str(check)
-
     assert "pinned host memory: 2.00 GiB, predicted 1.00 GiB" in text
     assert "host memory of the process: 3.00 GiB more" in text
     assert "pinned" not in str(sample_verification())
@@ -84,7 +79,6 @@ def test_host_memory_is_told() -> None:
 def test_u5_what_shorter_batches_reserved_after_the_longest_is_told() -> None:
     same = sample_verification(shorter_batches=5, shorter_reserved_bytes=22 * GIB)
     more = sample_verification(shorter_batches=1, shorter_reserved_bytes=23 * GIB)
-
     text = str(same)
     assert "then 5 shorter batches: nothing more was reserved" in text
     text = str(more)
@@ -93,7 +87,6 @@ def test_u5_what_shorter_batches_reserved_after_the_longest_is_told() -> None:
 
 def test_equal_gradients_and_planned_recomputation_pass() -> None:
     text = str(sample_verification())
-
     assert text.startswith("PASSED: peak 22.00 GiB reserved, predicted 22.00 GiB")
     assert "VERIFIED on NVIDIA GeForce RTX 4090, 3 real steps" in text
     assert "as those of the unmodified model (largest relative diff" in text
@@ -105,9 +98,7 @@ def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
     check = sample_verification(
         gradients_match=False, max_gradient_error=0.5, recomputed_blocks=0
     )
-
     text = str(check)
-
     assert text.startswith("FAILED: ")
     assert "gradients: DIFFER" in text
     assert "recomputed blocks: 0, but 16 were planned" in text
@@ -115,9 +106,7 @@ def test_other_gradients_and_missing_recomputation_fail_loudly() -> None:
 
 def test_out_of_memory_is_a_result() -> None:
     check = sample_verification(out_of_memory="CUDA out of memory. Tried 2 GiB")
-
     text = str(check)
-
     assert text.startswith("FAILED: ")
     assert "out of memory: CUDA out of memory. Tried 2 GiB" in text
 
@@ -146,9 +135,7 @@ def test_what_was_not_measured_has_a_dash_and_no_error() -> None:
         dataclasses.replace(phase, measured_allocated_bytes=-1)
         for phase in sample_verification().phases
     )
-
     text = str(sample_verification(phases=phases))
-
     assert cells(text, "first step forward") == ["14.00 GiB", "-", "-"]
     assert not any(
         line.strip().startswith("peak allocated") for line in text.splitlines()

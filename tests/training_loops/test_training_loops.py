@@ -62,7 +62,6 @@ def judged(loop: Loop) -> Verdict:
 
 def test_at_least_120_loops_each_way_with_every_treatment() -> None:
     chosen = list(loops())
-
     assert len({str(loop) for loop in chosen}) == len(chosen) >= 120
     assert {(loop.way, loop.treatment) for loop in chosen} == {
         (way, treatment) for way in WAYS for treatment in TREATMENTS
@@ -74,7 +73,6 @@ def test_at_least_120_loops_each_way_with_every_treatment() -> None:
 @pytest.mark.parametrize("way", IN_PROCESS)
 def test_a_loop_under_a_plan_is_the_plain_loop_to_the_bit(way: str) -> None:
     pytest.importorskip(NEEDED.get(way, "torch"))
-
     assert judged(loop_of(way, *IN_PROCESS[way])) == Verdict(SAME)
 
 
@@ -82,7 +80,6 @@ def test_a_loop_under_a_plan_is_the_plain_loop_to_the_bit(way: str) -> None:
 def test_the_command_prints_a_row_for_each_loop_and_counts(way: str) -> None:
     if importlib.util.find_spec(NEEDED.get(way, "torch")) is None:
         pytest.skip(f"{NEEDED[way]} is not installed")
-
     result = subprocess.run(  # noqa: S603 - our own interpreter and program
         [*PROGRAM, way, "gpt2", "segments", "--updates", str(UPDATES)],
         capture_output=True,
@@ -90,7 +87,6 @@ def test_the_command_prints_a_row_for_each_loop_and_counts(way: str) -> None:
         check=False,
         cwd=Path(__file__).parents[2],
     )
-
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
     assert f"{way}, gpt2, segments" in result.stdout
     assert "1 loops of 2 steps: 1 equal to the bit; 0 silent" in result.stdout
@@ -106,9 +102,7 @@ def test_random_numbers_that_are_not_repeated_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(RngState, "restore", lambda _: None)
-
     found = judged(loop_of("own loop", "gpt2", "", "segments"))
-
     assert found.word == REFUSED
     assert "did something else when it ran again in backward" in found.details
 
@@ -141,9 +135,7 @@ def test_statistics_that_are_counted_twice_are_a_silent_difference(
         recomputation_state, "restored_buffers", lambda _: nullcontext()
     )
     compare_no_values(monkeypatch)
-
     found = judged(loop_of("Run", "own", "", "recompute"))
-
     assert found.word == SILENT
     assert found.details.startswith("losses are equal; blocks.0.norm.running_mean")
 
@@ -152,7 +144,5 @@ def test_a_plan_that_is_not_carried_out_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prepared_model, "apply_segments", lambda *_: Undo())
-
     found = judged(loop_of("own loop", "gpt2", "", "recompute"))
-
     assert found == Verdict(OTHER_TREATMENT, details="blocks ran 0 times more, not 12")

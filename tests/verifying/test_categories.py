@@ -79,7 +79,6 @@ def test_what_is_complete_at_the_peak_is_a_row_and_the_rows_add_up(
     found: MemoryTimeline, rows: dict[str, tuple[int, int]]
 ) -> None:
     checks = category_checks(found, COUNTED, 110)
-
     assert {
         row.name: (row.predicted_bytes, row.measured_bytes) for row in checks
     } == rows
@@ -99,7 +98,6 @@ def test_real_objects_are_counted_once_each() -> None:
     model[1].weight = model[0].weight  # tied: 8 x 8 x 4 bytes in all
     model.register_buffer("table", torch.zeros(4))
     optimizer = torch.optim.Adam(model.parameters())
-
     assert model_bytes(model, CPU) == {"parameters": 256, "buffers": 16}
     assert gradient_bytes(model, CPU) == 0
     model(torch.ones(1, 8)).sum().backward()

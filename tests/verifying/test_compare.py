@@ -248,7 +248,6 @@ def test_runs_are_compared_from_one_state() -> None:
         return Run(model, Recipe(batch_size=2), on_phase=on_phase)
 
     found = check_gradients(model, maker, maker, torch.ones(2, 8), blocks=())
-
     assert (found.noise, found.max_error) == (0.0, 0.0)
 
 

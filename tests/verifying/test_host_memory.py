@@ -13,7 +13,6 @@ def test_memory_that_is_written_to_is_seen() -> None:
     before = resident_bytes()
     held = bytearray(b"x" * (64 * 2**20))
     after = resident_bytes()
-
     assert before is not None
     assert after is not None
     assert after - before >= 48 * 2**20

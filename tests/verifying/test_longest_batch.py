@@ -36,7 +36,6 @@ def test_u5_the_longest_of_many_comes_first_and_each_other_shape_once(
     batches: Any,  # noqa: ANN401
 ) -> None:
     found = select_batches(batches)
-
     assert length(found.longest) == 64
     assert [length(item) for item in found.others] == [16, 8]
     assert found.seen == 4
@@ -44,7 +43,6 @@ def test_u5_the_longest_of_many_comes_first_and_each_other_shape_once(
 
 def test_of_many_shapes_a_few_run_the_shortest_among_them() -> None:
     found = select_batches([of_length(n) for n in range(1, 101)])
-
     lengths = [length(item) for item in found.others]
     assert len(lengths) == MAX_OTHERS_RUN
     assert lengths == sorted(lengths, reverse=True)
@@ -63,7 +61,6 @@ def test_of_many_shapes_a_few_run_the_shortest_among_them() -> None:
 )
 def test_one_batch_is_itself(batch: Any) -> None:  # noqa: ANN401
     found = select_batches(batch)
-
     assert found.longest is batch
     assert found.others == ()
 

@@ -94,10 +94,8 @@ def test_a_block_of_which_nothing_is_saved_is_told_apart() -> None:
     # A view keeps no tensor for backward: nothing asks it to run again.
     model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.ReLU(), nn.Identity())
     found: set[str] = set()
-
     with find_blocks_saving_nothing(model, ["0", "1", "2", "3"], found):
         model(torch.ones(2, 4, requires_grad=True)).sum().backward()
-
     assert found == {"1", "3"}
     assert not model[1]._forward_hooks  # noqa: SLF001 - they have no public name
 
