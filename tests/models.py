@@ -12,6 +12,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -67,94 +68,66 @@ class Mebi(nn.Module):
         return x
 
 
-def gpt2(layers: int = 3) -> nn.Module:
+def gpt2(**config: Any) -> nn.Module:
     """Dropout 0.1 everywhere, tied embeddings, a generation cache that is on."""
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=2 * LENGTH,
-            n_embd=WIDTH,
-            n_layer=layers,
-            n_head=2,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 2 * LENGTH, "n_embd": WIDTH}
+    words = {"n_layer": 3, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**{**sizes, **words, **config}))
 
 
-def llama() -> nn.Module:
+SIZES = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3}
+LLAMA = {
+    **SIZES,
+    "vocab_size": VOCABULARY,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+BERT = {
+    **SIZES,
+    "vocab_size": VOCABULARY,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 2 * LENGTH,
+}
+
+
+def llama(**config: Any) -> nn.Module:
     """Keys and values have half as many heads as queries."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    )
+    return LlamaForCausalLM(LlamaConfig(**{**LLAMA, **config}))
 
 
 def mixtral() -> nn.Module:
     """Tokens are sorted by expert: grouped matrix products, routing by value."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     return MixtralForCausalLM(
-        MixtralConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-        )
+        MixtralConfig(**{**LLAMA, **experts, "num_hidden_layers": 2})
     )
 
 
-def bert() -> nn.Module:
+def bert(**config: Any) -> nn.Module:
     """Its blocks end in a layer norm, so autocast hands fp32 from block to block."""
-    return BertForMaskedLM(
-        BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            max_position_embeddings=2 * LENGTH,
-        )
+    return BertForMaskedLM(BertConfig(**{**BERT, **config}))
+
+
+def bert_classifier(**config: Any) -> nn.Module:
+    return BertForSequenceClassification(
+        BertConfig(**{**BERT, "num_labels": CLASSES, **config})
     )
 
 
-def t5() -> nn.Module:
+def t5(**config: Any) -> nn.Module:
     """Two chains; a position bias that the first block of each makes for all."""
+    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": 8, "d_ff": 2 * WIDTH}
+    layers = {"num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    # With a cache, keys are laid out differently, and products round differently.
     return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=WIDTH,
-            d_kv=8,
-            d_ff=2 * WIDTH,
-            num_layers=2,
-            num_heads=4,
-            decoder_start_token_id=0,
-            use_cache=False,  # a cache lays keys out differently
-        )
+        T5Config(**{**sizes, **layers, "use_cache": False, **config})
     )
 
 
-def vit() -> nn.Module:
-    return ViTForImageClassification(
-        ViTConfig(
-            hidden_size=WIDTH,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            intermediate_size=2 * WIDTH,
-            image_size=IMAGE[1],
-            patch_size=4,
-            hidden_dropout_prob=0.1,
-            num_labels=CLASSES,
-        )
-    )
+def vit(**config: Any) -> nn.Module:
+    image = {"image_size": IMAGE[1], "patch_size": 4, "num_labels": CLASSES}
+    rest = {"num_attention_heads": 2, "hidden_dropout_prob": 0.1}
+    return ViTForImageClassification(ViTConfig(**{**SIZES, **image, **rest, **config}))
 
 
 def convolutions() -> nn.Module:
@@ -198,9 +171,9 @@ class Example(NamedTuple):
         return self.make().train()
 
 
-def text(samples: int = SAMPLES) -> dict[str, torch.Tensor]:
+def text(samples: int = SAMPLES, length: int = LENGTH) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    shape = (samples, LENGTH)
+    shape = (samples, length)
     ids = torch.randint(1, VOCABULARY, shape, generator=generator)
     return {"input_ids": ids, "labels": ids.clone()}
 

@@ -9,17 +9,10 @@ import budgetfit
 from budgetfit import Estimate, InputError, Recipe, Segment
 from budgetfit.api.estimate import estimate_settings
 from tests.api.planned import CARD
-from tests.models import LENGTH, VOCABULARY, WIDTH
+from tests.models import LENGTH, LLAMA
 
 # As many blocks as are traced with fewer of them.
-CONFIG = LlamaConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=WIDTH,
-    intermediate_size=WIDTH,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    num_hidden_layers=8,
-)
+CONFIG = LlamaConfig(**{**LLAMA, "num_hidden_layers": 8})
 SETTINGS: dict[str, Any] = {"gpu": CARD, "max_length": LENGTH, "method": "lora"}
 OF_THE_BASE, ITS_END = "model.layers.5", "layers.5"
 UNDER_PEFT = f"base_model.model.{OF_THE_BASE}"

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import budgetfit
 from budgetfit import InputError, TraceError
+from tests import models
 from tests.api.planned import CARD
 from tests.integrations.adapters import QUIET
 from tests.models import LENGTH, VOCABULARY, WIDTH
@@ -87,16 +87,8 @@ def test_edges_within_each_sample_are_no_reason() -> None:
 
 def test_a_prefix_in_the_cache_is_planned_without_recomputation() -> None:
     peft = pytest.importorskip("peft")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=WIDTH,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_hidden_layers=2,
-    )
     prefix = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    model = peft.get_peft_model(LlamaForCausalLM(config), prefix)
+    model = peft.get_peft_model(models.llama(), prefix)
     made = plan(model, max_length=LENGTH)
 
     assert made.recipe.segments == ()

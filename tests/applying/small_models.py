@@ -1,84 +1,19 @@
 """Small models of several architectures, with dropout, and a batch for each."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
-VOCABULARY = 64
+from tests import models
+from tests.models import text
+
 BLOCKS = 6
-
-
-def gpt2() -> nn.Module:
-    """Dropout 0.1 in attention, residuals and embeddings; caches on by default."""
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=32,
-            n_embd=32,
-            n_layer=BLOCKS,
-            n_head=2,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-
-
-def llama() -> nn.Module:
-    """Grouped attention, attention dropout."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=BLOCKS,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            attention_dropout=0.1,
-        )
-    )
-
-
-def t5() -> nn.Module:
-    """Two chains of blocks; a position bias made by the first block, used by all."""
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=32,
-            d_kv=8,
-            d_ff=64,
-            num_layers=BLOCKS,
-            num_heads=4,
-            decoder_start_token_id=0,
-            # A cache lays keys out differently, and the products round differently.
-            use_cache=False,
-        )
-    )
-
-
-def vit() -> nn.Module:
-    return ViTForImageClassification(
-        ViTConfig(
-            hidden_size=32,
-            num_hidden_layers=BLOCKS,
-            num_attention_heads=2,
-            intermediate_size=64,
-            image_size=16,
-            patch_size=4,
-            hidden_dropout_prob=0.1,
-            num_labels=4,
-        )
-    )
+gpt2 = partial(models.gpt2, n_layer=BLOCKS)
+llama = partial(models.llama, num_hidden_layers=BLOCKS, attention_dropout=0.1)
+t5 = partial(models.t5, num_layers=BLOCKS)
+vit = partial(models.vit, num_hidden_layers=BLOCKS)
 
 
 class Block(nn.Module):
@@ -111,10 +46,6 @@ class Stack(nn.Module):
         return nn.functional.cross_entropy(self.head(x), labels)
 
 
-def stack() -> nn.Module:
-    return Stack()
-
-
 class Mean(nn.Module):
     """What a Sequential has for a loss."""
 
@@ -132,12 +63,6 @@ def sequential() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(16, 4), Mean())
 
 
-def text_batch(samples: int = 4, length: int = 16) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(1, VOCABULARY, (samples, length), generator=generator)
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
 def batch_for(name: str, samples: int = 4) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     labels = torch.randint(0, 4, (samples,), generator=generator)
@@ -148,7 +73,7 @@ def batch_for(name: str, samples: int = 4) -> dict[str, torch.Tensor]:
         return {"x": torch.randn(samples, 16, generator=generator), "labels": labels}
     if name == "sequential":
         return {"input": torch.randn(samples, 16, generator=generator)}
-    return text_batch(samples)
+    return text(samples)
 
 
 MAKERS: dict[str, Any] = {
@@ -156,7 +81,7 @@ MAKERS: dict[str, Any] = {
     "llama": llama,
     "t5": t5,
     "vit": vit,
-    "stack": stack,
+    "stack": Stack,
     "sequential": sequential,
 }
 

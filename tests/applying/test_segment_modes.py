@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import BertConfig, BertForSequenceClassification
 
 from budgetfit.applying.checkpointing import activation_offload
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
@@ -25,6 +24,7 @@ from tests.applying.test_checkpoint import (
     kept_and_peak,
     three,
 )
+from tests.models import bert_classifier
 
 NESTED = {
     "one over all": (tuple(range(BLOCKS)),),
@@ -285,15 +285,7 @@ def test_all_modes_in_a_model_that_masks_padding_give_exact_gradients() -> None:
     # BERT: one mask for all blocks, dropout 0.1, attention that the CPU does not fuse.
     def bert() -> nn.Module:
         torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=64,
-            hidden_size=32,
-            num_hidden_layers=5,
-            num_attention_heads=2,
-            intermediate_size=64,
-            num_labels=4,
-        )
-        return BertForSequenceClassification(config).train()
+        return bert_classifier(num_hidden_layers=5).train()
 
     batch = {
         "input_ids": torch.arange(64).reshape(4, 16),

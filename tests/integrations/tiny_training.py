@@ -11,6 +11,7 @@ from torch import nn
 
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
+from tests import models
 from tests.reporting.sample_plans import (
     sample_estimate,
     sample_model,
@@ -36,27 +37,8 @@ def tiny_model(kind: str, **changes: Any) -> nn.Module:
     torch.manual_seed(0)
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     if kind == "gpt2":
-        config: Any = transformers.GPT2Config(
-            n_layer=4,
-            n_embd=32,
-            n_head=2,
-            n_positions=16,
-            vocab_size=VOCABULARY,
-            **special,
-            **changes,
-        )
-        return transformers.GPT2LMHeadModel(config)
-    config = transformers.LlamaConfig(
-        num_hidden_layers=4,
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCABULARY,
-        **special,
-        **changes,
-    )
-    return transformers.LlamaForCausalLM(config)
+        return models.gpt2(n_layer=4, n_positions=16, **{**special, **changes})
+    return models.llama(num_hidden_layers=4, **{**special, **changes})
 
 
 def blocks_of(model: nn.Module) -> list[str]:

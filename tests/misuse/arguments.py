@@ -8,9 +8,10 @@ from torch import nn
 
 import budgetfit
 from budgetfit import InputError, Recipe
-from tests.applying.small_models import Stack, batch_for, make, text_batch
+from tests.applying.small_models import Stack, batch_for, make
 from tests.misuse.case import Case, add, refused, right, unharmed
 from tests.misuse.training import options_of, plan_of
+from tests.models import text
 
 SIZE = "is not a memory size"
 
@@ -95,7 +96,7 @@ def no_batch() -> None:
 @refused("cannot run on fake tensors.*batch=", budgetfit.TraceError)
 def a_batch_of_another_model() -> None:
     """plan(model, batch=...) with a batch of another model."""
-    _plan({"batch": text_batch()})
+    _plan({"batch": text(4)})
 
 
 @refused("accumulation", InputError)
@@ -162,7 +163,7 @@ def no_card() -> None:
 @refused("unexpected keyword argument 'input_ids'", TypeError)
 def another_batch_to_verify() -> None:
     """verify(plan, batch=...) with a batch of another model."""
-    _verify(batch=text_batch())
+    _verify(batch=text(4))
 
 
 @refused("A fresh process is handed text", InputError)

@@ -8,7 +8,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit import InputError, Run
-from tests.applying.small_models import batch_for, make, text_batch
+from tests.applying.small_models import batch_for, make
 from tests.misuse.case import refused, right, unharmed, warned
 from tests.misuse.training import (
     RATE,
@@ -21,6 +21,7 @@ from tests.misuse.training import (
     options_of,
     plain_losses,
 )
+from tests.models import text
 
 
 def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401
@@ -48,7 +49,7 @@ def a_missing_key() -> None:
 @refused("There is no loss to train on.*labels in the batch", InputError)
 def no_labels() -> None:
     """A text batch without labels."""
-    _step({"input_ids": text_batch()["input_ids"]}, applied("llama"))
+    _step({"input_ids": text(4)["input_ids"]}, applied("llama"))
 
 
 @warned(r"larger than the plan's: x \[9, 16\], planned \[4, 16\]")
@@ -60,7 +61,7 @@ def more_samples_than_planned() -> None:
 @warned(r"larger than the plan's: input_ids \[4, 24\], planned \[4, 16\]")
 def longer_samples_than_planned() -> None:
     """A longer text than was planned for."""
-    applied("llama").step(text_batch(4, 24))
+    applied("llama").step(text(4, 24))
 
 
 @right()
@@ -216,12 +217,12 @@ def numpy_arrays() -> None:
 @refused("no tensor in this batch.*lists of numbers", InputError)
 def lists_of_numbers() -> None:
     """A batch of plain lists, as a tokenizer returns without return_tensors="pt"."""
-    batch = {name: part.tolist() for name, part in text_batch().items()}
+    batch = {name: part.tolist() for name, part in text(4).items()}
     _step(batch, applied("llama"))
 
 
 @refused("no tensor in this batch", InputError)
-def text() -> None:
+def sentences() -> None:
     """A batch of sentences."""
     _step({"input_ids": ["a sentence", "another"]}, applied("llama"))
 
@@ -256,7 +257,7 @@ def integers_for_floats() -> None:
 @refused("indices.*Long, Int", RuntimeError)
 def floats_for_integers() -> None:
     """input_ids as floats, from a data frame."""
-    ids = text_batch()["input_ids"]
+    ids = text(4)["input_ids"]
     _step({"input_ids": ids.float(), "labels": ids}, applied("llama"))
 
 
@@ -269,7 +270,7 @@ def float_labels() -> None:
 @refused("out of bounds|out of range", IndexError)
 def tokens_outside_of_the_vocabulary() -> None:
     """Tokens of a tokenizer with more words than the model has."""
-    batch = text_batch()
+    batch = text(4)
     batch["input_ids"][0, 0] = 500
     _step(batch, applied("llama"))
 
@@ -331,15 +332,15 @@ def no_items() -> None:
     """run.step(batch, num_items_in_batch=0): the loss would be infinite."""
     run = applied("llama")
     with unharmed(run.model):
-        run.step(text_batch(), num_items_in_batch=0)
+        run.step(text(4), num_items_in_batch=0)
 
 
 @refused("num_items_in_batch must be given for all micro-batches", InputError)
 def items_for_some() -> None:
     """num_items_in_batch for one micro-batch of an update and not for the next."""
     run = accumulating("llama")
-    run.step(text_batch(), num_items_in_batch=120)
-    run.step(text_batch())
+    run.step(text(4), num_items_in_batch=120)
+    run.step(text(4))
 
 
 @refused(
@@ -348,8 +349,8 @@ def items_for_some() -> None:
 def items_of_each_micro_batch() -> None:
     """num_items_in_batch of each micro-batch, not of the whole update."""
     run = accumulating("llama")
-    run.step(text_batch(), num_items_in_batch=60)
-    run.step(text_batch(), num_items_in_batch=50)
+    run.step(text(4), num_items_in_batch=60)
+    run.step(text(4), num_items_in_batch=50)
 
 
 @refused("weighed by its samples, and the one before", InputError)
@@ -363,7 +364,7 @@ def weight_for_some() -> None:
 @warned("attention_mask")
 def a_tensor_that_was_not_planned() -> None:
     """An attention mask in the batch of a plan that was made without one."""
-    batch = text_batch()
+    batch = text(4)
     applied("llama").step(batch | {"attention_mask": torch.ones_like(batch["labels"])})
 
 

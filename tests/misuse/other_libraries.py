@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import budgetfit
 from budgetfit import InputError
 from budgetfit.cli.app import app
-from tests.applying.small_models import make, text_batch
+from tests.applying.small_models import make
 from tests.integrations.tiny_training import Samples, plan_for, tiny_model
 from tests.misuse.case import refused, right, unharmed, warned
 from tests.misuse.training import (
@@ -24,6 +24,7 @@ from tests.misuse.training import (
     plain_losses,
     plan_of,
 )
+from tests.models import text
 
 
 def _train(
@@ -186,7 +187,7 @@ def _assert_prefix_trains(checkpointing: str) -> None:
         config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
         models.append(peft.get_peft_model(make("llama"), config))
     models[1].load_state_dict(models[0].state_dict())
-    batch = text_batch()
+    batch = text(4)
     options = options_of("llama", checkpointing=checkpointing)
     run = faster(budgetfit.apply(budgetfit.plan(models[0], **options)))
     loss = run.step(batch).item()

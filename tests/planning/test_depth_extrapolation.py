@@ -2,22 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
@@ -26,68 +18,22 @@ from budgetfit.traces.session import TraceSession
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
 from tests import models
-from tests.models import IMAGE, VOCABULARY, WIDTH, Mebi, images, text
+from tests.models import LLAMA, Mebi, images, text
 
 ADA = find_gpu("rtx-4090")
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": 2 * WIDTH,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
 
 def momentum(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def gpt2() -> nn.Module:
-    return models.gpt2(14)
-
-
-def llama() -> nn.Module:
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=12, **SIZES))
-
-
 def gemma() -> nn.Module:
     """Five sliding layers, then a full one, six times; two sliding ones at the end."""
     return Gemma3ForCausalLM(
-        Gemma3TextConfig(num_hidden_layers=44, head_dim=8, sliding_window=8, **SIZES)
-    )
-
-
-def t5() -> nn.Module:
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=WIDTH,
-            d_kv=8,
-            d_ff=2 * WIDTH,
-            num_layers=9,
-            num_heads=4,
-            decoder_start_token_id=0,
-            use_cache=False,
+        Gemma3TextConfig(
+            **{**LLAMA, "num_hidden_layers": 44}, head_dim=8, sliding_window=8
         )
     )
-
-
-def vit() -> nn.Module:
-    return ViTForImageClassification(
-        ViTConfig(
-            hidden_size=WIDTH,
-            num_hidden_layers=10,
-            num_attention_heads=2,
-            intermediate_size=2 * WIDTH,
-            image_size=IMAGE[1],
-            patch_size=4,
-            num_labels=4,
-        )
-    )
-
-
-def mebi() -> nn.Module:
-    return Mebi(16)
 
 
 def row() -> nn.Module:
@@ -99,12 +45,12 @@ def row() -> nn.Module:
 
 TEXT, MIB_BATCH, ROW = text(), torch.zeros(2, 512, 512), torch.zeros(2, 8, 32)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "gpt2": (gpt2, TEXT),
-    "llama": (llama, TEXT),
+    "gpt2": (partial(models.gpt2, n_layer=14), TEXT),
+    "llama": (partial(models.llama, num_hidden_layers=12), TEXT),
     "gemma": (gemma, TEXT),
-    "t5": (t5, TEXT),
-    "vit": (vit, images()),
-    "mebi": (mebi, MIB_BATCH),
+    "t5": (partial(models.t5, num_layers=9), TEXT),
+    "vit": (partial(models.vit, num_hidden_layers=10), images()),
+    "mebi": (partial(Mebi, 16), MIB_BATCH),
     "row": (row, ROW),
 }
 
@@ -224,7 +170,7 @@ def plain(blocks: tuple[str, ...]) -> tuple[Recipe, None]:
 
 
 def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
-    workload = Workload(model=mebi(), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
+    workload = Workload(model=Mebi(16), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
     recipe = Recipe(batch_size=8, segments=checkpoint_every_block(workload.blocks))
     traces = TraceSession(workload)
     made = traces.affine(recipe)
@@ -236,7 +182,7 @@ def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
 
 
 def test_one_proof_is_enough_for_a_kind_of_program() -> None:
-    workload = Workload(model=mebi(), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
+    workload = Workload(model=Mebi(16), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
     traces = TraceSession(workload)
     everything = checkpoint_every_block(workload.blocks)
     for segments in ((), everything, everything[:7], everything[:8]):

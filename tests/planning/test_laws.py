@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
@@ -15,6 +14,7 @@ from budgetfit.memory.scratch_sizes.workspaces import cublas_workspace_is_persis
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
+from tests import models
 from tests.models import EXAMPLES, MIB
 from tests.traced import ADA, PAIRS, chains, line, session
 
@@ -85,16 +85,8 @@ def test_a_larger_batch_never_has_a_lower_peak(name: str, recompute: bool) -> No
 
 def llama_peak(samples: int, length: int) -> int:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=4096,
-    )
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = models.llama(hidden_size=128, intermediate_size=256, vocab_size=128)
     ids = torch.zeros(2, length, dtype=torch.long)
     workload = Workload(
         model=model, batch={"input_ids": ids, "labels": ids}, gpu=find_gpu(ADA)

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
@@ -13,6 +12,7 @@ from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
+from tests import models
 from tests.traced import ADA
 
 LAYERS, BATCH = 6, 16
@@ -23,16 +23,9 @@ ROUNDING = 1024
 
 @pytest.fixture(scope="module")
 def chain() -> BlockChain:
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=512,
-    )
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 512}
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = models.llama(num_hidden_layers=LAYERS, **sizes)
     ids = torch.zeros(2, 256, dtype=torch.int64)
     workload = Workload(
         model=model, batch={"input_ids": ids, "labels": ids}, gpu=find_gpu(ADA)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
 
 from budgetfit.core.recipe import Segment
 from budgetfit.gpus.table import find_gpu
@@ -17,6 +17,7 @@ from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSetting
 from budgetfit.planning.profiling.option_recipes import option_segments
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
+from tests import models
 from tests.traced import ADA, PAIRS, chains
 
 SETS = [("aten.mm.default:0",), ("aten.mm.default:0", "aten.mm.default:1")]
@@ -70,17 +71,10 @@ def test_the_decoder_of_a_translator_is_another_type_than_its_encoder() -> None:
     assert not encoder & decoder
 
 
-def llama(layers: int = 8) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=512,
-    )
+def llama(layers: int = 8) -> nn.Module:
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 512}
     with torch.device("meta"):
-        return LlamaForCausalLM(config)
+        return models.llama(num_hidden_layers=layers, **sizes)
 
 
 @pytest.fixture(scope="module", params=["bf16", "bf16-mixed"])

@@ -3,16 +3,17 @@
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.applying import small_models
-from tests.applying.small_models import BLOCKS, VOCABULARY
+from tests.applying.small_models import BLOCKS
+from tests.models import VOCABULARY, bert_classifier
 
 CLASSES = 4
 LONGEST = 16
@@ -107,20 +108,6 @@ class ConvNet(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def bert() -> nn.Module:
-    return transformers.BertForSequenceClassification(
-        transformers.BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=BLOCKS,
-            num_attention_heads=2,
-            max_position_embeddings=2 * LONGEST,
-            num_labels=CLASSES,
-        )
-    )
-
-
 def gpt2() -> nn.Module:
     """Tied embeddings and dropout.
 
@@ -204,7 +191,12 @@ FAMILIES: dict[str, Family] = {
         ("vit.embeddings", "vit.layers.0."),
     ),
     "bert": Family(
-        bert,
+        partial(
+            bert_classifier,
+            num_hidden_layers=BLOCKS,
+            max_position_embeddings=2 * LONGEST,
+            num_labels=CLASSES,
+        ),
         _text_and_label,
         (_chain("bert.encoder.layer"),),
         ("bert.embeddings", "bert.encoder.layer.0."),
