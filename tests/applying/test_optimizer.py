@@ -13,8 +13,12 @@ from torch.optim import optimizer as torch_optimizer
 from transformers import Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from budgetfit.applying.optimizers import bitsandbytes, torch_only, torchao
-from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES, make_optimizer
+from budgetfit.applying.optimizers import bitsandbytes, torchao
+from budgetfit.applying.optimizers.factory import (
+    OPTIMIZER_NAMES,
+    TORCH_ONLY,
+    make_optimizer,
+)
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
 
@@ -47,7 +51,7 @@ def test_every_name_of_transformers_is_planned_or_refused_with_a_reason() -> Non
     assert set(OPTIMIZER_NAMES) - theirs == {
         "adamw_torch_fp8",
         "adamw_torch_cpu_offload",
-        *torch_only.KINDS,
+        *TORCH_ONLY,
     }
     for name in refused:
         with pytest.raises(InputError, match=r"cannot be planned: .{20}"):

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.optimizers.factory import make_optimizer
-from budgetfit.applying.optimizers.torch_only import KINDS
+from budgetfit.applying.optimizers.factory import TORCH_ONLY, make_optimizer
 from budgetfit.errors import InputError
 from tests.applying.optimizer_states import tensors_in
 
@@ -31,7 +30,7 @@ def kept_on_the_card(optimizer: torch.optim.Optimizer) -> int:
     )
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", TORCH_ONLY)
 def test_an_estimate_has_the_states_that_a_step_leaves(name: str) -> None:
     model = matrices()
     for parameter in model.parameters():
@@ -44,14 +43,14 @@ def test_an_estimate_has_the_states_that_a_step_leaves(name: str) -> None:
     assert found.at_peak_bytes["optimizer_state"] == kept_on_the_card(real)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", TORCH_ONLY)
 def test_each_is_torchs_own_without_weight_decay_and_trains(name: str) -> None:
     model = matrices(1)
     before = model[0].weight.detach().clone()
     made = make_optimizer(name, model.parameters(), lr=0.1, device_type="cpu")
     model(torch.ones(1, 40)).sum().backward()
     made.step()
-    assert type(made) is KINDS[name]
+    assert type(made) is TORCH_ONLY[name]
     assert made.defaults["lr"] == 0.1
     assert not made.defaults.get("weight_decay")
     assert not torch.equal(model[0].weight, before)

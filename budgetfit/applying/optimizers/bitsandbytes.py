@@ -1,7 +1,6 @@
 """bitsandbytes optimizers: the library's for training, fake ones for tracing.
 
-The library cannot step fake tensors, and planning must not require it. The fake ones
-allocate the same states per tensor, in the same order. Source:
+The fake ones allocate the same states per tensor, in the same order. Source:
 ``bitsandbytes/optim/optimizer.py`` and ``ademamix.py`` of 0.50.2: ``init_state``,
 ``update_step``, ``get_state_buffer``. A step allocates nothing else: one in-place
 kernel per tensor.
@@ -12,16 +11,17 @@ Assumes a block size of 256 elements and no overrides by ``GlobalOptimManager``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import math
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch._subclasses import FakeTensor
 
-from budgetfit.applying.optimizers.import_library import import_optimizer_library
-from budgetfit.applying.optimizers.step_ops import define_step_op
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from budgetfit.applying.optimizers.library_optimizer import (
+    FakeOptimizer,
+    are_fake,
+    define_step_op,
+    import_optimizer,
+)
 
 BLOCK_ELEMENTS: Final = 256  # per fp32 scale
 MIN_8BIT_ELEMENTS: Final = 4096  # smaller tensors keep fp32 states
@@ -103,15 +103,13 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
         InputError: If the tensors are real and bitsandbytes is not installed.
     """
     spec = SPECS[name]
-    if any(isinstance(parameter, FakeTensor) for parameter in parameters):
+    if are_fake(parameters):
         return FakeBnbOptimizer(parameters, spec)
-    library = import_optimizer_library(name, "bitsandbytes.optim")
+    kind = import_optimizer(name, "bitsandbytes.optim", spec.kind)
     options = {**_OPTIONS[spec.kind], "weight_decay": 0.0, "optim_bits": spec.bits}
     if spec.is_paged:
         options["is_paged"] = True
-    made: torch.optim.Optimizer = getattr(library, spec.kind)(
-        parameters, lr=lr, **options
-    )
+    made: torch.optim.Optimizer = kind(parameters, lr=lr, **options)
     return made
 
 
@@ -133,7 +131,7 @@ def to_fake(optimizer: object) -> FakeBnbOptimizer | None:
     return FakeBnbOptimizer(given.param_groups, spec)
 
 
-class FakeBnbOptimizer(torch.optim.Optimizer):
+class FakeBnbOptimizer(FakeOptimizer):
     """Allocates the states of a bitsandbytes optimizer on fake tensors.
 
     Args:
@@ -146,55 +144,44 @@ class FakeBnbOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
-        super().__init__(parameters, {"lr": 0.0})
+        super().__init__(parameters)
         self.managed_bytes = 0
         self._spec = spec
         self._tables: list[torch.Tensor] = []
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Create the states of each tensor in turn, then update it in place."""
-        assert closure is None  # noqa: S101 - traced programs have none
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    self._make_state(parameter, state)
-                if not parameter.is_contiguous():
-                    parameter.data = parameter.data.contiguous()
-                parameter.grad = parameter.grad.contiguous()
-                # Without the code tables, which all tensors share: a trace attributes
-                # storages to parameters by the tensors of an op.
-                states = [
-                    value
-                    for name, value in state.items()
-                    if isinstance(value, torch.Tensor) and not name.startswith("qmap")
-                ]
-                torch.ops.budgetfit.bitsandbytes_step_(
-                    parameter, parameter.grad, states
-                )
+    def update(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """Call the op that stands for the step of one tensor."""
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+        assert parameter.grad is not None  # noqa: S101 - it is being stepped
+        parameter.grad = parameter.grad.contiguous()
+        # Without the code tables, which all tensors share: a trace attributes storages
+        # to parameters by the tensors of an op.
+        states = [
+            value
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and not name.startswith("qmap")
+        ]
+        torch.ops.budgetfit.bitsandbytes_step_(parameter, parameter.grad, states)
 
-    def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+    def make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """Allocate the states of one tensor, in the library's order."""
         spec = self._spec
         state["step"] = 0
         is_small = parameter.numel() < spec.min_8bit_elements
-        dtype = torch.float32 if spec.bits == 32 or is_small else torch.uint8  # noqa: PLR2004
-        if spec.has_double_state:  # the scales are allocated before the state
-            if dtype is torch.uint8:
-                self._hand_out_tables(parameter, state)
-                self._make_scales(parameter, state, (2,))
-            state["state1"] = self._double_buffer(parameter, dtype)
-            state["state2"] = self._buffer(parameter, dtype)
-            return
-        if dtype is torch.uint8:
+        in_8bit = spec.bits == 8 and not is_small  # noqa: PLR2004
+        dtype = torch.uint8 if in_8bit else torch.float32
+        averages = (2,) if spec.has_double_state else ()  # of the first state
+        if in_8bit:
             self._hand_out_tables(parameter, state)
+        if in_8bit and averages:
+            self._make_scales(parameter, state, averages)
         for number in range(1, spec.states + 1):
-            state[f"state{number}"] = self._buffer(parameter, dtype)
-        if dtype is torch.uint8:
-            self._make_scales(parameter, state, ())
-        if spec.clips_updates:
+            stacked = averages if number == 1 else ()
+            state[f"state{number}"] = self._buffer(parameter, dtype, stacked)
+        if in_8bit and not averages:
+            self._make_scales(parameter, state, averages)
+        if spec.clips_updates and not averages:
             state["unorm_vec"] = parameter.new_zeros(1, dtype=torch.float32)
 
     def _hand_out_tables(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
@@ -215,24 +202,13 @@ class FakeBnbOptimizer(torch.optim.Optimizer):
             shape = (*averages, blocks) if number == 1 else (blocks,)
             state[f"absmax{number}"] = parameter.new_zeros(shape, dtype=torch.float32)
 
-    def _buffer(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if self._is_managed(parameter):
-            return self._managed(parameter.numel(), dtype, parameter)
+    def _buffer(
+        self, parameter: torch.Tensor, dtype: torch.dtype, averages: tuple[int, ...]
+    ) -> torch.Tensor:
+        if self._spec.is_paged and parameter.numel() >= MIN_PAGED_ELEMENTS:
+            elements = math.prod(averages) * parameter.numel()
+            self.managed_bytes += elements * dtype.itemsize  # not torch's allocator
+            return parameter.new_empty(0, dtype=dtype)
+        if averages:
+            return parameter.new_zeros((*averages, *parameter.shape), dtype=dtype)
         return torch.zeros_like(parameter, dtype=dtype)
-
-    def _double_buffer(
-        self, parameter: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        if self._is_managed(parameter):
-            return self._managed(2 * parameter.numel(), dtype, parameter)
-        return parameter.new_zeros((2, *parameter.shape), dtype=dtype)
-
-    def _is_managed(self, parameter: torch.Tensor) -> bool:
-        """Whether its states are in CUDA managed memory, not PyTorch's allocator."""
-        return self._spec.is_paged and parameter.numel() >= MIN_PAGED_ELEMENTS
-
-    def _managed(
-        self, elements: int, dtype: torch.dtype, parameter: torch.Tensor
-    ) -> torch.Tensor:
-        self.managed_bytes += elements * dtype.itemsize
-        return parameter.new_empty(0, dtype=dtype)

@@ -12,11 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch._subclasses import FakeTensor
 
 from budgetfit.applying.host_copy import to_host
-from budgetfit.applying.optimizers.import_library import import_optimizer_library
-from budgetfit.applying.optimizers.step_ops import define_step_op
+from budgetfit.applying.optimizers.library_optimizer import (
+    are_fake,
+    define_step_op,
+    import_optimizer,
+)
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
         InputError: If the tensors are real and torchao is not installed, or the
             parameters are not on CUDA.
     """
-    if any(isinstance(parameter, FakeTensor) for parameter in parameters):
+    if are_fake(parameters):
         return FakeCpuOffloadOptimizer(parameters, lr)
     homes = {parameter.device.type for parameter in parameters}
     if homes != {"cuda"}:
@@ -54,8 +56,8 @@ def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
             f"parameters on CUDA, these are on {', '.join(sorted(homes))}. Use "
             "adamw_torch."
         )
-    library = import_optimizer_library(NAME, "torchao.optim")
-    kind = type("Offloaded", (_ResyncsGradients, library.CPUOffloadOptimizer), {})
+    library_kind = import_optimizer(NAME, "torchao.optim", "CPUOffloadOptimizer")
+    kind = type("Offloaded", (_ResyncsGradients, library_kind), {})
     made: torch.optim.Optimizer = kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
     return made
 
@@ -153,7 +155,7 @@ class FakeCpuOffloadOptimizer(torch.optim.Optimizer):
         self._on_gpu = torch.optim.AdamW(small, lr=lr, **OPTIONS) if small else None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the small tensors; copy weights of the large ones from the host."""
         assert closure is None  # noqa: S101 - traced programs have none
         if self._on_gpu is not None:

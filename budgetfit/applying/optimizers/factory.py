@@ -7,13 +7,13 @@ import functools
 import importlib
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torch_only, torchao
+from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
+from budgetfit.applying.optimizers.library_optimizer import are_fake
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,15 +74,13 @@ def make_optimizer(
         )
     if callable(optimizer):
         made = _from_callable(optimizer, trained)
+    elif (make := _MAKERS.get(str(optimizer))) is not None:
+        made = make(trained, lr)
     else:
-        made = _find_maker(optimizer)(trained, lr)
+        raise _unknown_optimizer(optimizer)
     if device_type == "cuda":
         _set_foreach(made)
     return made
-
-
-def _are_fake(parameters: list[Any]) -> bool:
-    return any(isinstance(parameter, FakeTensor) for parameter in parameters)
 
 
 def _from_callable(
@@ -91,7 +89,7 @@ def _from_callable(
     try:
         made = function(trained)
     except Exception:
-        if not _are_fake(trained) or "bitsandbytes" not in sys.modules:
+        if not are_fake(trained) or "bitsandbytes" not in sys.modules:
             raise
         with _disable_current_modes():  # bitsandbytes computes its tables
             made = function(trained)
@@ -102,7 +100,7 @@ def _from_callable(
             "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
         )
     _check_step(made)
-    if not _are_fake(trained):
+    if not are_fake(trained):
         return made
     for library in (bitsandbytes, torchao):
         fake = library.to_fake(made)
@@ -134,12 +132,6 @@ def _set_foreach(optimizer: Optimizer) -> None:
         undecided = group.get("foreach") is None and not group.get("fused")
         if undecided and not group.get("differentiable"):
             group["foreach"] = True
-
-
-def _find_maker(name: object) -> Callable[[list[Any], float], Optimizer]:
-    if isinstance(name, str) and name in _MAKERS:
-        return _MAKERS[name]
-    raise _unknown_optimizer(name)
 
 
 def _unknown_optimizer(name: object) -> InputError:
@@ -186,59 +178,71 @@ def _adamw(parameters: list[Any], lr: float, *, fused: bool = False) -> Optimize
     )
 
 
-class LibraryOptimizer(NamedTuple):
-    """An optimizer of a library that has to be installed for planning, too."""
+def _muon(parameters: list[Any], lr: float) -> Optimizer:
+    others = [tuple(each.shape) for each in parameters if each.ndim != _MATRIX]
+    if others:
+        raise InputError(
+            f"Muon updates matrices only, and {len(others)} of the {len(parameters)} "
+            f"trained tensors are none, the first of shape {others[0]}. Train adapters "
+            "(method='lora', --method lora), which are matrices, or hand in a callable "
+            "that gives the others to AdamW: docs/optimizers.md shows one."
+        )
+    return torch.optim.Muon(parameters, lr=lr, weight_decay=0.0)
 
-    module: str
-    kind: str
-    options: dict[str, Any]
-    install: str
 
-
+_MATRIX: Final = 2  # dimensions
 _ADAM: Final = {"betas": (0.9, 0.999), "eps": 1e-8}
-_SCHEDULE_FREE: Final = {
-    "weight_decay": 0.0,
-    "weight_lr_power": 2.0,
-    "r": 0.0,
-}
-_IMPORTED: Final = {
-    "schedule_free_adamw": LibraryOptimizer(
-        "schedulefree",
+_SCHEDULE_FREE: Final = {"weight_decay": 0.0, "weight_lr_power": 2.0, "r": 0.0}
+# Of the library schedulefree: class and options. Planning runs them, too.
+_IMPORTED: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "schedule_free_adamw": (
         "AdamWScheduleFree",
         {**_ADAM, **_SCHEDULE_FREE, "warmup_steps": 0},
-        "schedulefree",
     ),
-    "schedule_free_sgd": LibraryOptimizer(
-        "schedulefree",
-        "SGDScheduleFree",
-        {**_SCHEDULE_FREE, "warmup_steps": 0},
-        "schedulefree",
-    ),
-    "schedule_free_radam": LibraryOptimizer(
-        "schedulefree", "RAdamScheduleFree", {**_ADAM, **_SCHEDULE_FREE}, "schedulefree"
-    ),
+    "schedule_free_sgd": ("SGDScheduleFree", {**_SCHEDULE_FREE, "warmup_steps": 0}),
+    "schedule_free_radam": ("RAdamScheduleFree", {**_ADAM, **_SCHEDULE_FREE}),
 }
 
 
-def _imported(name: str, parameters: list[Any], lr: float) -> Optimizer:
-    known = _IMPORTED[name]
+def _schedule_free(name: str, parameters: list[Any], lr: float) -> Optimizer:
+    kind, options = _IMPORTED[name]
     try:
-        library: Any = importlib.import_module(known.module)
+        library: Any = importlib.import_module("schedulefree")
     except ImportError as error:
         raise InputError(
-            f"Optimizer {name!r} is {known.module}'s, which planning runs too: "
-            f"pip install {known.install} ({error})."
+            f"Optimizer {name!r} is schedulefree's, which planning runs too: "
+            f"pip install schedulefree ({error})."
         ) from None
-    made: Any = getattr(library, known.kind)(parameters, lr=lr, **known.options)
+    made: Any = getattr(library, kind)(parameters, lr=lr, **options)
     made.train()  # required before step(); for evaluation call eval()
     optimizer: Optimizer = made
     return optimizer
 
 
+# Lower-case names of torch.optim that transformers has no name for; its "adafactor" is
+# a class of its own.
+TORCH_ONLY: Final[dict[str, Any]] = {
+    "adadelta": torch.optim.Adadelta,
+    "adafactor_torch": torch.optim.Adafactor,
+    "adam": torch.optim.Adam,
+    "adamax": torch.optim.Adamax,
+    "asgd": torch.optim.ASGD,
+    "muon": torch.optim.Muon,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rprop": torch.optim.Rprop,
+}
+
 # Prefixes of names -> why they are refused.
 _CALLABLE: Final = "hand in a callable that takes the parameters"
 _REFUSED: Final = {
-    **torch_only.REFUSED,
+    "lbfgs": "each of its steps runs forward and backward several times through a "
+    "closure, which a loop of batches has not",
+    **dict.fromkeys(
+        ("sparse_adam", "sparseadam"),
+        "it takes sparse gradients only, which nothing but nn.Embedding(sparse=True) "
+        "makes; optimizer='adam' takes all others",
+    ),
     "adamw_torch_xla": "it is torch_xla's, for TPUs",
     "adamw_torch_npu_fused": "it is torch_npu's, for Ascend cards",
     "adamw_anyprecision": "it is torchdistx's, which is no longer maintained; "
@@ -270,9 +274,10 @@ _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
         for library in (bitsandbytes, torchao)
         for name in library.SPECS
     },
-    **{name: functools.partial(torch_only.make, name) for name in torch_only.KINDS},
+    **TORCH_ONLY,
+    "muon": _muon,
     cpu_offload.NAME: cpu_offload.make,
-    **{name: functools.partial(_imported, name) for name in _IMPORTED},
+    **{name: functools.partial(_schedule_free, name) for name in _IMPORTED},
 }
 
 OPTIMIZER_NAMES: tuple[str, ...] = tuple(_MAKERS)

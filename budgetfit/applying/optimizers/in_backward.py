@@ -56,18 +56,14 @@ class OptimizerInBackward(torch.optim.Optimizer):
         self._single = {each: make([each]) for each in self.trained}
         first = self._single[self.trained[0]]
         super().__init__(self.trained, dict(first.defaults))
-        self.param_groups = [
-            group
-            for optimizer in self._single.values()
-            for group in optimizer.param_groups
-        ]
+        self._take_groups()
         self.has_stepped = False
         self._handles = [
             each.register_post_accumulate_grad_hook(self._step_one)
             for each in self.trained
         ]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Do nothing: the backward pass has updated the parameters."""
         assert closure is None  # noqa: S101 - a closure would need its own backward
 
@@ -104,16 +100,16 @@ class OptimizerInBackward(torch.optim.Optimizer):
         ):
             optimizer.load_state_dict(state)
             self._publish(parameter, optimizer)
-        self.param_groups = [
-            group
-            for optimizer in self._single.values()
-            for group in optimizer.param_groups
-        ]
+        self._take_groups()
 
     def remove_hooks(self) -> None:
         """Remove the hooks on parameters, which ends their training."""
         for handle in self._handles:
             handle.remove()
+
+    def _take_groups(self) -> None:
+        singles = self._single.values()
+        self.param_groups = [group for each in singles for group in each.param_groups]
 
     def _step_one(self, parameter: torch.nn.Parameter) -> None:
         optimizer = self._single[parameter]

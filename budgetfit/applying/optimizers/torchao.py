@@ -11,13 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch._subclasses import FakeTensor
 
-from budgetfit.applying.optimizers.import_library import import_optimizer_library
-from budgetfit.applying.optimizers.step_ops import define_step_op
+from budgetfit.applying.optimizers.library_optimizer import (
+    FakeOptimizer,
+    are_fake,
+    define_step_op,
+    import_optimizer,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 BLOCK_ELEMENTS: Final = 256  # transformers' block_size, for 4 bits too
 MIN_QUANTIZED_ELEMENTS: Final = 4096
@@ -82,12 +85,10 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
         InputError: If the tensors are real and torchao is not installed.
     """
     spec = SPECS[name]
-    if any(isinstance(parameter, FakeTensor) for parameter in parameters):
+    if are_fake(parameters):
         return FakeTorchaoOptimizer(parameters, spec)
-    library = import_optimizer_library(name, "torchao.optim")
-    made: torch.optim.Optimizer = getattr(library, spec.kind)(
-        parameters, lr=lr, **_OPTIONS
-    )
+    kind = import_optimizer(name, "torchao.optim", spec.kind)
+    made: torch.optim.Optimizer = kind(parameters, lr=lr, **_OPTIONS)
     return made
 
 
@@ -136,7 +137,7 @@ def temporary_sizes(
         yield from (each, each)
 
 
-class FakeTorchaoOptimizer(torch.optim.Optimizer):
+class FakeTorchaoOptimizer(FakeOptimizer):
     """Allocates the states of a torchao optimizer on fake tensors.
 
     A quantized state is a dictionary of the inner tensors of the library's subclass.
@@ -147,31 +148,23 @@ class FakeTorchaoOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
-        super().__init__(parameters, {"lr": 0.0})
+        super().__init__(parameters)
         self._spec = spec
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Create the states of each tensor in turn, then update it in place."""
-        assert closure is None  # noqa: S101 - traced programs have none
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    self._make_state(parameter, state)
-                temporaries = [
-                    parameter.new_empty(elements, dtype=dtype)
-                    for elements, dtype in temporary_sizes(self._spec, parameter)
-                ]
-                torch.ops.budgetfit.torchao_step_(
-                    parameter, parameter.grad, list(_tensors(state)), temporaries
-                )
-                while temporaries:
-                    temporaries.pop()
+    def update(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """Call the op that stands for the step of one tensor, with its temporaries."""
+        temporaries = [
+            parameter.new_empty(elements, dtype=dtype)
+            for elements, dtype in temporary_sizes(self._spec, parameter)
+        ]
+        torch.ops.budgetfit.torchao_step_(
+            parameter, parameter.grad, list(_tensors(state)), temporaries
+        )
+        while temporaries:
+            temporaries.pop()
 
-    def _make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+    def make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """Allocate the states of one tensor, in the library's order."""
         state["step"] = torch.tensor(0.0)  # the library's is in host memory too
         names = ["exp_avg", "exp_avg_sq"]
         if self._spec.has_maximum:

@@ -60,22 +60,59 @@ class _Call:
     seeds: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
 
 
-class KerasLayer(nn.Module):
+class _KerasModule(nn.Module):
+    """Module for a Keras layer or model, sharing the parameters of no sublayer.
+
+    Names begin with ``keras_``: sublayers are attributes of their own names.
+    """
+
+    def __init__(self, keras_object: Any) -> None:
+        super().__init__()
+        self._shared = _Shared(keras_object)
+        self._variables: dict[str, _Shared] = {}
+
+    @property
+    def keras_object(self) -> Any:
+        """The Keras layer or model itself."""
+        return self._shared.value
+
+    def keras_register(self, inner: list[Any]) -> None:
+        """Register the variables that belong to none of the sublayers ``inner``."""
+        inside = {id(variable) for child in inner for variable in child.variables}
+        used = set(self._modules) | {"layers"}
+        prefix = f"{self.keras_object.path}/"
+        for variable in self.keras_object.variables:
+            if id(variable) in inside:
+                continue
+            path = variable.path
+            is_own = path.startswith(prefix)
+            short = path.removeprefix(prefix) if is_own else variable.name
+            name = unused_name(short, used)
+            self._variables[name] = _Shared(variable)
+            self.register_parameter(name, variable.value)
+
+    def keras_variables(self) -> Iterator[tuple[Any, nn.Parameter]]:
+        """Yield the Keras variables, and the parameters that replace their values."""
+        for name, variable in self._variables.items():
+            parameter = self._parameters[name]
+            if parameter is not None:
+                yield variable.value, parameter
+
+
+class KerasLayer(_KerasModule):
     """Module for one Keras layer, sharing its parameters."""
 
     def __init__(self, layer: Any, known: dict[int, KerasLayer]) -> None:
-        super().__init__()
+        super().__init__(layer)
         known[id(layer)] = self
-        self._layer = _Shared(layer)
-        self._variables: dict[str, _Shared] = {}
         inner = [] if is_whole(layer) else layers_in(layer)
         for name, child in named_layers(inner):
             self.add_module(name, _module_for(child, known))
-        _own_variables(self, layer, inner)
+        self.keras_register(inner)
 
     def forward(self, *args: Any, keras_call: _Call, **kwargs: Any) -> Any:
         """Run the layer; the second and later runs of a call are recomputation."""
-        layer = self._layer.value
+        layer = self.keras_object
         if not keras_call.ran:  # called by Keras, which has prepared the call
             keras_call.ran = True
             keras_call.seeds = [
@@ -102,7 +139,7 @@ class KerasLayer(nn.Module):
             return layer(*args, **kwargs)
 
 
-class KerasModel(nn.Module):
+class KerasModel(_KerasModule):
     """A ``keras.Model`` as a module tree, sharing its parameters.
 
     Called with inputs alone it returns what the model returns; with targets too, and a
@@ -118,31 +155,24 @@ class KerasModel(nn.Module):
     """
 
     def __init__(self, model: Any) -> None:
-        super().__init__()
+        super().__init__(model)
         layers = layers_in(model)
         if not model.built or not any(True for _ in model.variables):
             raise InputError(
                 f"The Keras model {model.name!r} is not built yet: it has no weights. "
                 "Give it a keras.Input, or call it once on a batch."
             )
-        self._model = _Shared(model)
-        self._variables: dict[str, _Shared] = {}
         known: dict[int, KerasLayer] = {}
         named = [
             (name, _module_for(layer, known)) for name, layer in named_layers(layers)
         ]
         self.layers = _container(model, named)
-        _own_variables(self, model, layers)
-
-    @property
-    def keras_model(self) -> Any:
-        """The ``keras.Model`` itself."""
-        return self._model.value
+        self.keras_register(layers)
 
     @property
     def compiled_loss(self) -> Any:
         """The loss given to ``compile(loss=...)``."""
-        return getattr(self.keras_model, "loss", None)
+        return getattr(self.keras_object, "loss", None)
 
     def forward(
         self,
@@ -151,7 +181,7 @@ class KerasModel(nn.Module):
         sample_weight: torch.Tensor | None = None,
     ) -> Any:
         """Run the model; with ``targets``, its compiled loss too."""
-        model = self.keras_model
+        model = self.keras_object
         cast, device = _cast_to(self), str(next(self.parameters()).device)
         with _patched_layers(self, self.training, device, cast=cast):
             outputs = model(inputs, training=self.training)
@@ -168,7 +198,7 @@ class KerasModel(nn.Module):
 
     def make_example_batch(self, request: BatchRequest) -> tuple[Any, bool]:
         """Return inputs, with targets for a compiled loss, and whether there is one."""
-        return example_batch(self.keras_model, self.compiled_loss, request)
+        return example_batch(self.keras_object, self.compiled_loss, request)
 
 
 @contextmanager
@@ -185,18 +215,18 @@ def _patched_layers(
 
     with ExitStack() as stack:
         stack.enter_context(keras.device(device))
-        for part in tree.modules():
-            if not isinstance(part, (KerasLayer, KerasModel)):
-                continue
-            for name, variable in part._variables.items():  # noqa: SLF001
-                parameter = part._parameters[name]  # noqa: SLF001
-                _patch_variable(stack, variable.value, parameter)
-            if cast is not None:
-                _patch_dtype_policy(stack, part, cast)
+        for part in _parts(tree):
+            for variable, parameter in part.keras_variables():
+                _set_for_now(stack, variable, "_value", parameter)
+                if parameter.is_floating_point():
+                    _set_for_now(stack, variable, "_dtype", _dtype_name(parameter))
+            for layer in part.keras_object._flatten_layers() if cast else ():  # noqa: SLF001
+                if layer.compute_dtype != cast:
+                    policy = keras.DTypePolicy(cast)
+                    _set_for_now(stack, layer, "_dtype_policy", policy)
             if isinstance(part, KerasLayer) and part is not but:
-                layer = part._layer.value  # noqa: SLF001
                 forward = functools.partial(_redirect, part, training, device, cast)
-                _set_for_now(stack, layer, "forward", forward)
+                _set_for_now(stack, part.keras_object, "forward", forward)
         if any(isinstance(item, FakeTensor) for item in tree.parameters()):
             _seeds_without_values(stack)
         yield
@@ -207,36 +237,20 @@ def _cast_to(tree: nn.Module) -> str | None:
 
     Keras layers cast inputs to the dtype of their own policy, which must follow.
     """
-    for part in tree.modules():
-        if isinstance(part, (KerasLayer, KerasModel)):
-            for name, variable in part._variables.items():  # noqa: SLF001
-                parameter = part._parameters[name]  # noqa: SLF001
-                own = str(variable.value._dtype)  # noqa: SLF001
-                if parameter is not None and parameter.is_floating_point():
-                    now = str(parameter.dtype).removeprefix("torch.")
-                    return now if now != own else None
+    for part in _parts(tree):
+        for variable, parameter in part.keras_variables():
+            if parameter.is_floating_point():
+                now = _dtype_name(parameter)
+                return now if now != str(variable._dtype) else None  # noqa: SLF001
     return None
 
 
-def _patch_variable(stack: ExitStack, variable: Any, parameter: Any) -> None:
-    _set_for_now(stack, variable, "_value", parameter)
-    if parameter.is_floating_point():
-        _set_for_now(
-            stack, variable, "_dtype", str(parameter.dtype).removeprefix("torch.")
-        )
+def _parts(tree: nn.Module) -> Iterator[_KerasModule]:
+    return (part for part in tree.modules() if isinstance(part, _KerasModule))
 
 
-def _patch_dtype_policy(
-    stack: ExitStack, part: KerasLayer | KerasModel, dtype: str
-) -> None:
-    """Set the compute dtype of a layer and its sublayers."""
-    keras: Any = import_module("keras")  # keras is imported already
-
-    shared = part._layer if isinstance(part, KerasLayer) else part._model  # noqa: SLF001
-    for layer in shared.value._flatten_layers():  # noqa: SLF001
-        if layer.compute_dtype != dtype:
-            policy = keras.DTypePolicy(dtype)
-            _set_for_now(stack, layer, "_dtype_policy", policy)
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _redirect(
@@ -331,22 +345,3 @@ def _container(model: Any, named: list[tuple[str, KerasLayer]]) -> nn.Module:
     for name, child in named:
         container.add_module(name, child)
     return container
-
-
-def _own_variables(
-    part: KerasLayer | KerasModel,
-    layer: Any,
-    inner: list[Any],
-) -> None:
-    """Register the variables of a layer that belong to no sublayer."""
-    inside = {id(variable) for child in inner for variable in child.variables}
-    used = set(part._modules) | {"layers"}  # noqa: SLF001
-    prefix = f"{layer.path}/"
-    for variable in layer.variables:
-        if id(variable) in inside:
-            continue
-        path = variable.path
-        short = path.removeprefix(prefix) if path.startswith(prefix) else variable.name
-        name = unused_name(short, used)
-        part._variables[name] = _Shared(variable)  # noqa: SLF001
-        part.register_parameter(name, variable.value)

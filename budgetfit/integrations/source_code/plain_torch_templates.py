@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from string import Template
 from typing import Final
 
-from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torch_only, torchao
+from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
+from budgetfit.applying.optimizers.factory import TORCH_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ OPTIMIZERS: Final = {
             ("sgd", "SGD", ""),
             ("adagrad", "Adagrad", ""),
             ("rmsprop", "RMSprop", ""),
-            *((name, kind.__name__, "") for name, kind in torch_only.KINDS.items()),
+            *((name, kind.__name__, "") for name, kind in TORCH_ONLY.items()),
             ("muon", "Muon", ", weight_decay=0.0"),
         )
     },
