@@ -31,25 +31,15 @@ def describe_attention(model: nn.Module) -> str:
     return "; ".join(found)
 
 
-class AttentionChangeCheck:
-    """Detects that a model's attention implementation changed after ``apply``.
+def check_attention(model: nn.Module, planned: str) -> None:
+    """Compare a model's attention with what ``describe_attention`` said before.
 
-    Args:
-        model: With the attention that was planned for.
+    Raises:
+        InputError: If it differs: it would take other memory than planned.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._before = model, describe_attention(model)
-
-    def check(self) -> None:
-        """Compare the model's attention with the planned one.
-
-        Raises:
-            InputError: If it differs: it would take other memory than planned.
-        """
-        now = describe_attention(self._model)
-        if now != self._before:
-            raise InputError(
-                f"The model's attention was changed after apply: {now}, not "
-                f"{self._before}. Change it back, or plan for it: set it before plan."
-            )
+    now = describe_attention(model)
+    if now != planned:
+        raise InputError(
+            f"The model's attention was changed after apply: {now}, not {planned}. "
+            "Change it back, or plan for it: set it before plan."
+        )

@@ -24,7 +24,7 @@ def refuse_planning_distributed(model: nn.Module) -> None:
     Raises:
         InputError: If it is one; says what to plan instead.
     """
-    _refuse_wrapper(model, "plan")
+    refuse_wrapper(model, "plan")
     if _has(model, _SHARDED):
         raise InputError(
             "The model is sharded by fully_shard already, and a plan is made for one "
@@ -32,16 +32,12 @@ def refuse_planning_distributed(model: nn.Module) -> None:
         )
 
 
-def refuse_applying_to_wrapper(model: nn.Module) -> None:
+def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
     """Refuse a DDP, FSDP or DataParallel wrapper around the planned model.
 
     Raises:
         InputError: If it is one; says where the wrapper goes.
     """
-    _refuse_wrapper(model, "apply")
-
-
-def _refuse_wrapper(model: nn.Module, verb: str) -> None:
     name = type(model).__name__
     if name in _WRAPPERS:
         raise InputError(

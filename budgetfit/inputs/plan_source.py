@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.data_parallel import refuse_applying_to_wrapper
+from budgetfit.applying.data_parallel import refuse_wrapper
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.adapter import Adapter
@@ -78,7 +78,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
             "made from a config. Hand one in: budgetfit.apply(plan, model)."
         )
     model = as_torch_module(model)
-    refuse_applying_to_wrapper(model)
+    refuse_wrapper(model)
     check_same_model(plan, model)
     warn_changed_settings(plan, model)
     return model

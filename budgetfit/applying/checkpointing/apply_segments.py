@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch._subclasses import FakeTensor
@@ -14,7 +14,6 @@ from budgetfit.applying.checkpointing.block_checkpoint import (
     CheckpointedForward,
     is_transformers_layer,
 )
-from budgetfit.applying.checkpointing.generation_cache import disable_generation_cache
 from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
 from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
 from budgetfit.applying.checkpointing.selective import SelectiveCheckpoint
@@ -69,7 +68,7 @@ def apply_segments(
     saved = {segment: _saved_calls(segment, owners, blocks) for segment in segments}
     with Undo() as undo:
         if segments or not keep_own_checkpointing:
-            disable_generation_cache(model, undo)
+            _disable_generation_cache(model, undo)
         if not keep_own_checkpointing:
             for module in model.modules():
                 _disable_checkpointing(module, undo)
@@ -203,3 +202,40 @@ def _disable_checkpointing(module: nn.Module, undo: Undo) -> None:
         undo.set_attribute(module, _FLAG, value=False)
     if isinstance(module.__dict__.get("forward"), CheckpointedForward):
         undo.hide_attribute(module, "forward")
+
+
+def _disable_generation_cache(model: nn.Module, undo: Undo) -> None:
+    """Set ``config.use_cache`` to False where it is on, as transformers' Trainer does.
+
+    Until ``undo``, ``save_pretrained`` still writes True: generation needs it.
+    """
+    changed: list[Any] = []
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            undo.add(setattr, config, "use_cache", True)
+            config.use_cache = False
+            changed.append(config)
+    for module in model.modules() if changed else ():
+        if callable(getattr(type(module), "save_pretrained", None)):
+            undo.set_attribute(
+                module, "save_pretrained", _SavePretrained(module, changed)
+            )
+
+
+class _SavePretrained:
+    """Replacement of a model's ``save_pretrained``; is deep-copied with the model."""
+
+    def __init__(self, model: nn.Module, configs: list[Any]) -> None:
+        self._model, self._configs = model, configs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the model with the original ``use_cache``."""
+        now = [config.use_cache for config in self._configs]
+        for config in self._configs:
+            config.use_cache = True
+        try:
+            return type(self._model).save_pretrained(self._model, *args, **kwargs)  # type: ignore[attr-defined]
+        finally:
+            for config, value in zip(self._configs, now, strict=True):
+                config.use_cache = value

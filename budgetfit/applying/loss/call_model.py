@@ -158,6 +158,17 @@ def _float_tensors(outputs: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
+def is_transformers_model(module: nn.Module) -> bool:
+    """Whether a module is a model of transformers, which is not imported for it."""
+    return any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
+
+
+def uses_loss_function(model_class: type[nn.Module]) -> bool:
+    """Whether the forward of a transformers model calls ``self.loss_function``."""
+    code = getattr(inspect.unwrap(model_class.forward), "__code__", None)
+    return "loss_function" in getattr(code, "co_names", ())
+
+
 def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any, Any]:
     """Run an evaluation forward; return the outputs, and the loss if there is one.
 

@@ -10,7 +10,6 @@ are the same up to the order of sums, not bit for bit.
 from __future__ import annotations
 
 import functools
-import inspect
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from budgetfit.applying.loss.call_model import (
+    is_transformers_model,
+    uses_loss_function,
+)
 from budgetfit.applying.loss.deferred_logits import (
     CannotChunkLossError,
     DeferredLogits,
@@ -292,17 +295,11 @@ def _causal_model(model: nn.Module) -> Any:
     """
     module: Any
     for module in model.modules():
-        bases = {base.__name__ for base in type(module).__mro__}
         if (
-            "PreTrainedModel" in bases
-            and "loss_function" in _names_used(type(module).forward)
+            is_transformers_model(module)
+            and uses_loss_function(type(module))
             and getattr(module.loss_function, "__name__", "") == _LOSS
             and isinstance(module.get_output_embeddings(), nn.Module)
         ):
             return module
     return None
-
-
-def _names_used(forward: Callable[..., Any]) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(forward), "__code__", None)
-    return getattr(code, "co_names", ())

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from budgetfit.applying.loss.call_model import (
+    is_transformers_model,
+    uses_loss_function,
+)
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,14 +76,14 @@ def _divides(model: nn.Module) -> bool:
     """Whether the model's own loss uses the argument; stricter than Trainer's test."""
     if not _takes(model.forward):
         return False
-    own = next((module for module in model.modules() if _is_transformers(module)), None)
+    own = next(filter(is_transformers_model, model.modules()), None)
     if own is None:
         return _NAME in inspect.signature(model.forward).parameters
     accepts = getattr(own, "accepts_loss_kwargs", None)
     if accepts is not None:
         return bool(accepts)
     # Many forwards take **kwargs and drop them if they compute the loss themselves.
-    return _takes(own.forward) and "loss_function" in _names_used(type(own).forward)
+    return _takes(own.forward) and uses_loss_function(type(own))
 
 
 def _takes(function: Callable[..., Any]) -> bool:
@@ -87,12 +91,3 @@ def _takes(function: Callable[..., Any]) -> bool:
     return _NAME in parameters or any(
         item.kind is item.VAR_KEYWORD for item in parameters.values()
     )
-
-
-def _is_transformers(module: nn.Module) -> bool:
-    return any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
-
-
-def _names_used(forward: Callable[..., Any]) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(forward), "__code__", None)
-    return getattr(code, "co_names", ())

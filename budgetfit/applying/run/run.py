@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
-from budgetfit.applying.applied_models import claim
-from budgetfit.applying.attention_implementation import AttentionChangeCheck
+from budgetfit.applying.attention_implementation import (
+    check_attention,
+    describe_attention,
+)
 from budgetfit.applying.checkpointing.recipe_application import RecipeApplication
 from budgetfit.applying.data_parallel import warn_if_not_synchronized
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
@@ -17,7 +19,7 @@ from budgetfit.applying.optimizers.for_recipe import (
     refuse_clipping,
     trained_parameters,
 )
-from budgetfit.applying.out_of_memory.error import free_memory
+from budgetfit.applying.out_of_memory.error import FailedStep, free_memory
 from budgetfit.applying.out_of_memory.expected_batch import split_batch
 from budgetfit.applying.precision import (
     apply_precision,
@@ -27,8 +29,10 @@ from budgetfit.applying.precision import (
     make_scaler,
     warn_if_emulated,
 )
-from budgetfit.applying.run.accumulated_gradients import AccumulatedGradients
-from budgetfit.applying.run.accumulation import AccumulationGroup
+from budgetfit.applying.run.accumulation import (
+    AccumulatedGradients,
+    AccumulationGroup,
+)
 from budgetfit.applying.run.forward_backward import forward_backward
 from budgetfit.applying.run.num_items_in_batch import describe_weight, pass_num_items
 from budgetfit.applying.run.optimizer_update import OptimizerUpdate
@@ -39,14 +43,14 @@ from budgetfit.applying.run.setup import (
 )
 from budgetfit.applying.run.state import load_state, save_state
 from budgetfit.applying.run.step_conditions import (
+    StepLock,
     check_batch_not_empty,
     check_grad_and_autocast,
 )
-from budgetfit.applying.run.step_lock import StepLock
 from budgetfit.applying.run.step_monitor import StepMonitor
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
-from budgetfit.applying.undo import Undo
+from budgetfit.applying.undo import Undo, claim
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.precision import find_precision
 from budgetfit.core.sample_dims import FIRST_DIM
@@ -173,7 +177,7 @@ class Run:
             if not self._is_trace:
                 self._parameters = ParameterChangeCheck(model, self.optimizer)
                 self._compiled = len(compiled_modules(model))
-                self._attention = AttentionChangeCheck(model)
+                self._attention = describe_attention(model)
         self._update_weights = OptimizerUpdate(self.optimizer, self.trained, steps_on)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -343,7 +347,7 @@ class Run:
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         self._parameters.check(self.model, self.optimizer)
-        self._attention.check()
+        check_attention(self.model, self._attention)
         self._blocks.reapply_if_changed()
         if self.steps_done + self.skipped_steps == 0:
             warn_compiled_after_apply(self.model, self._compiled)
@@ -395,7 +399,7 @@ class Run:
     def _update(self, max_grad_norm: float | None) -> None:
         self._enter_phase("optimizer")
         if self.steps_done + self.skipped_steps == 0:
-            self._monitor.before_first_update(self.recipe)
+            self._monitor.before_first_update()
         self.updated = self._update_weights(
             self.scaler,
             max_grad_norm=max_grad_norm,
@@ -414,14 +418,13 @@ class Run:
         try:
             return work()
         except BaseException as error:
-            report = self._monitor.report(
-                error,
-                batch,
-                recipe=self.recipe,
+            step = FailedStep(
                 phase=self._phase,
                 micro_batch=max(1, self.group.count),
+                recipe=self.recipe,
                 weights_intact=self._update_weights.weights_intact(),
             )
+            report = self._monitor.report(error, batch, step)
             self.drop_group()
             self._monitor.restore_rng_states()
             if report is None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
-from budgetfit.applying.run.accumulation import AccumulationGroup
+from budgetfit.applying.run.accumulation import (
+    AccumulatedGradients,
+    AccumulationGroup,
+)
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from budgetfit.applying.run.accumulated_gradients import AccumulatedGradients
 
 _NEEDED = {"model", "optimizer", "scaler"}
 _CLASS = "optimizer_class"

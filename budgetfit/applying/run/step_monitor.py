@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.out_of_memory.error import (
@@ -96,10 +97,10 @@ class StepMonitor:
                 stack.callback(block.register_forward_pre_hook(note).remove)
             yield
 
-    def before_first_update(self, recipe: Recipe) -> None:
+    def before_first_update(self) -> None:
         """Warn of trainable parameters without a gradient."""
         self._updated_once = True
-        if self._plan is not None and not recipe.optimizer_in_backward:
+        if self._plan is not None and not self._recipe.optimizer_in_backward:
             # LayerDrop: a skipped block trains in another step.
             skipped = (
                 self._blocks().keys() - self._run_blocks if self._run_blocks else set()
@@ -116,27 +117,23 @@ class StepMonitor:
         if self._rng_states is not None:
             set_rng_states(self._rng_states, self._device)
 
-    def report(  # noqa: PLR0913 - one value each, all needed
-        self,
-        error: BaseException,
-        batch: Any,
-        *,
-        recipe: Recipe,
-        phase: str,
-        micro_batch: int,
-        weights_intact: bool,
+    def report(
+        self, error: BaseException, batch: Any, step: FailedStep
     ) -> TrainingOutOfMemoryError | None:
-        """Return the error that replaces an out-of-memory ``error``, else None."""
+        """Return the error that replaces an out-of-memory ``error``, else None.
+
+        Args:
+            error: The error of the step.
+            batch: The micro-batch.
+            step: What the run knows of it.
+        """
         if not is_out_of_memory(error):
             return None
-        step = FailedStep(
-            phase=phase,
-            micro_batch=micro_batch,
-            recipe=recipe,
+        step = replace(
+            step,
             larger=self._batch.larger(batch),
             growth=self._batch.growth(batch),
             module=running_module(error, self._model),
-            weights_intact=weights_intact,
         )
         return out_of_memory_error(error, step, device=self._device, plan=self._plan)
 
