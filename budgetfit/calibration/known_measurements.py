@@ -22,11 +22,7 @@ from budgetfit.calibration.file import (
     add_measurement,
     read_calibration,
 )
-from budgetfit.gpus.cuda_context import (
-    CudaContext,
-    estimated_context,
-    measured_context,
-)
+from budgetfit.gpus.cuda_context import CudaContext, estimated_context, measured_context
 from budgetfit.gpus.table import gpu_from_properties
 from budgetfit.utils.format_bytes import format_bytes
 

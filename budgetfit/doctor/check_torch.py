@@ -186,8 +186,7 @@ def _kernels(machine: Machine, gpu: GpuFacts) -> Finding:
     major, minor = capability
     if any(runs_on(name, capability) for name in built):
         return ok(
-            "kernels",
-            f"torch has kernels for {gpu.name} (capability {major}.{minor}).",
+            "kernels", f"torch has kernels for {gpu.name} (capability {major}.{minor})."
         )
     # GPUs older than all kernels need an older build, newer ones a newer build.
     older = all(_capability(name) > capability for name in built)

@@ -41,14 +41,14 @@ _BY_CAUSE: Final[dict[Cause, tuple[Advice, ...]]] = {
         Advice(
             "Look at the line that asked for it: a sequence or an image that is "
             "far too long, attention without a fused kernel (its scores grow with the "
-            "square of the length), or a shape that was computed wrongly.",
+            "square of the length), or a shape that was computed wrongly."
         ),
     ),
     "driver pages to host memory": (
         Advice(
             "Keep the driver from it, so that training fails at once and not "
             "slowly: NVIDIA Control Panel, Manage 3D settings, CUDA - Sysmem Fallback "
-            "Policy, Prefer No Sysmem Fallback.",
+            "Policy, Prefer No Sysmem Fallback."
         ),
     ),
     "more free than asked for": (
@@ -224,7 +224,7 @@ def _loading(message: OutOfMemoryMessage, where: FailedPhase) -> Iterator[Advice
     size = "" if not held else f": {format_bytes(held)} were there when it was full"
     yield Advice(
         f"The weights alone are too large{size}. Training all of them in fp32 "
-        "with AdamW takes four times the weights, and activations on top.",
+        "with AdamW takes four times the weights, and activations on top."
     )
     if where.phase == "loading":
         yield Advice(

@@ -23,14 +23,7 @@ from budgetfit.utils.format_bytes import format_bytes
 _VENDOR_WORDS: Final = re.compile(r"nvidia|geforce|tesla|rtx|gpu|generation")
 # One widespread GPU per memory size, ascending;
 # docs/decisions/0006-the-assumed-card.md.
-_REFERENCES: Final = (
-    "rtx-4090",
-    "rtx-5090",
-    "l40s",
-    "h100-80gb",
-    "h200",
-    "b200",
-)
+_REFERENCES: Final = ("rtx-4090", "rtx-5090", "l40s", "h100-80gb", "h200", "b200")
 CUDA_13_LOWEST_CAPABILITY: Final = (7, 5)  # CUDA 13 dropped older capabilities
 # PyTorch publishes builds for CUDA 12 up to this release (pytorch/pytorch, issue
 # 190385); the one for 12.6 is the last with Maxwell, Pascal and Volta.

@@ -27,9 +27,7 @@ _PHASES: Final = {
 
 def explain_text(found: Explanation) -> RenderableType:
     """Render an explanation."""
-    parts = [
-        section(f"WHY  {found.cause}", lines([found.summary, *_where(found)])),
-    ]
+    parts = [section(f"WHY  {found.cause}", lines([found.summary, *_where(found)]))]
     if found.parts:
         total = found.message.total_bytes
         side = "" if total is None else f"the card: {format_bytes(total)}"

@@ -99,10 +99,7 @@ def commands_text(commands: Iterable[str], *, indent: str = "    ") -> Renderabl
 
 
 def table(
-    titles: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Container[int] = (0,),
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Container[int] = (0,)
 ) -> Table:
     """A table without lines; right-aligned except for the columns in ``left``."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")

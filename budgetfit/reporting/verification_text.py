@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.verification import PhaseCheck, Verification
 
-_COLUMNS = (
-    "",
-    "predicted",
-    "measured",
-    "prediction is off by",
-)
+_COLUMNS = ("", "predicted", "measured", "prediction is off by")
 _WORTH_SAYING_BYTES = 2**20
 _NO_VRAM = "VRAM was not checked"
 _NEAR = 0.02
@@ -94,7 +89,7 @@ def _cuda(check: Verification) -> str:
     measured = check.measured_reserved_bytes
     if measured <= 0:
         return "it ran, and its memory could not be measured"
-    predicted = max(row.predicted_reserved_bytes for row in check.phases)
+    predicted = _peak(check, "predicted_reserved_bytes")
     off = percent_text(predicted / measured - 1)
     text = (
         f"peak {format_bytes(measured)} reserved, predicted {format_bytes(predicted)} "
@@ -157,11 +152,8 @@ def _facts(check: Verification) -> RenderableType:
 
 def _shorter(check: Verification) -> str:
     """Report whether shorter batches reserved more memory than the longest."""
-    many = (
-        "1 shorter batch"
-        if check.shorter_batches == 1
-        else (f"{check.shorter_batches} shorter batches")
-    )
+    count = check.shorter_batches
+    many = "1 shorter batch" if count == 1 else f"{count} shorter batches"
     if check.shorter_reserved_bytes < 0:
         return f"then {many}: ran"
     peak = max((row.measured_reserved_bytes for row in check.phases), default=0)
@@ -210,16 +202,11 @@ def _recomputation(check: Verification) -> str:
 
 
 def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
-    yield from _row(
-        f"peak {_memory(check)}",
-        max((row.predicted_allocated_bytes for row in check.phases), default=-1),
-        max((row.measured_allocated_bytes for row in check.phases), default=-1),
-    )
-    yield from _row(
-        "peak reserved",
-        max((row.predicted_reserved_bytes for row in check.phases), default=-1),
-        max((row.measured_reserved_bytes for row in check.phases), default=-1),
-    )
+    for name, kind in ((_memory(check), "allocated"), ("reserved", "reserved")):
+        predicted = _peak(check, f"predicted_{kind}_bytes")
+        yield from _row(
+            f"peak {name}", predicted, _peak(check, f"measured_{kind}_bytes")
+        )
     yield from _process_rows(check)
     if check.device != "cpu":  # the roofline is the GPU's
         name = "steady step"
@@ -228,6 +215,11 @@ def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
         yield from _row(name, check.predicted_step_ms, check.step_ms, write=time_text)
         if check.first_step_ms is not None and check.steps > 1:
             yield "first step", "", time_text(check.first_step_ms), ""
+
+
+def _peak(check: Verification, field: str) -> int:
+    """Return the maximum of a field over all steps and phases; -1 without any."""
+    return max((getattr(row, field) for row in check.phases), default=-1)
 
 
 def _process_rows(check: Verification) -> Iterable[tuple[str, ...]]:

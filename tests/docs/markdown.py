@@ -29,18 +29,12 @@ class Block:
     @property
     def not_run(self) -> str:
         """Why it is not run; empty where it is."""
-        return self._said("not run:")
+        said = self.comment.partition("not run:")
+        return "" if said[0] else said[2].strip()
 
     @property
     def where(self) -> str:
         return f"{self.page}:{self.line}"
-
-    def _said(self, key: str) -> str:
-        return (
-            self.comment.removeprefix(key).strip()
-            if self.comment.startswith(key)
-            else ""
-        )
 
 
 def pages() -> list[str]:
