@@ -9,9 +9,8 @@ card.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +25,7 @@ Category = Literal[
     "workspace",
     "batch",
 ]
-CATEGORIES: tuple[Category, ...] = (
-    "parameters",
-    "buffers",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "temporaries",
-    "workspace",
-    "batch",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 PhaseName = Literal["setup", "forward", "backward", "optimizer"]
 Direction = Literal["forward", "backward"]
 
@@ -169,78 +159,3 @@ class StepTrace:
     random_blocks: tuple[str, ...] = field(default=())
     unverified_ops: tuple[UnverifiedOp, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
-
-    def to_json(self) -> str:
-        """Return the trace as one JSON document."""
-        return json.dumps(_plain(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> StepTrace:
-        """Read what ``to_json`` wrote."""
-        data = json.loads(text)
-        data["ops"] = _arrays(OpTable, data["ops"])
-        data["scratch"] = tuple(
-            KernelScratch(rule, tuple(Affine(*pair) for pair in arguments), part)
-            for rule, arguments, part in data["scratch"]
-        )
-        data["phases"] = tuple(Phase(*row) for row in data["phases"])
-        data["unverified_ops"] = tuple(
-            UnverifiedOp(name, tuple(storages))
-            for name, storages in data.get("unverified_ops", ())
-        )
-        data["passes"] = tuple(BlockPass(*row) for row in data["passes"])
-        for name in (
-            "batch_sizes",
-            "layers",
-            "block_names",
-            "blocks",
-            "joined",
-            "op_names",
-            "random_blocks",
-            "notes",
-        ):
-            data[name] = tuple(data[name])
-        return _arrays(cls, data)
-
-
-T = TypeVar("T")
-
-_DTYPES = {
-    "fixed_bytes": np.int64,
-    "bytes_per_sample": np.int64,
-    "category": np.int8,
-    "layer": np.int32,
-    "scratch_index": np.int32,
-    "events": np.int32,
-    "event": np.int64,
-    "name": np.int32,
-    "rate": np.int8,
-    "flops_fixed": np.float64,
-    "flops_per_sample": np.float64,
-    "bytes_fixed": np.float64,
-}
-
-
-def _plain(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the two classes here
-    """Arrays become lists; fields keep their names."""
-    result = {}
-    for item in fields(value):
-        content = getattr(value, item.name)
-        if isinstance(content, np.ndarray):
-            content = content.tolist()
-        elif isinstance(content, OpTable):
-            content = _plain(content)
-        result[item.name] = content
-    return result
-
-
-def _arrays(cls: type[T], data: dict[str, Any]) -> T:
-    """Lists become arrays where the class has arrays."""
-    return cls(
-        **{
-            name: np.array(content, _DTYPES.get(name, np.float64))
-            if isinstance(content, list)
-            else content
-            for name, content in data.items()
-        }
-    )

@@ -7,6 +7,7 @@ copied. Tests compare it with ``memory.reference_allocator``, which cites the so
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, insort
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -33,19 +34,6 @@ class AllocatorRun(NamedTuple):
     deltas: list[int]
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-
-
-class AllocatorState(NamedTuple):
-    """A copy of the allocator's complete state."""
-
-    small: list[int]
-    large: list[int]
-    in_use: dict[int, int]
-    segments: dict[int, int]
-    next_address: int
-    allocated_bytes: int
-    reserved_bytes: int
-    retries: int
 
 
 class CachingAllocator:
@@ -85,34 +73,13 @@ class CachingAllocator:
         peak = max(accumulate(deltas, initial=before))
         return AllocatorRun(deltas, peak, self._peak_reserved_bytes)
 
-    @property
-    def state(self) -> AllocatorState:
-        """A copy of the state; assigning one copies it too."""
-        return AllocatorState(
-            self._small.copy(),
-            self._large.copy(),
-            self._in_use.copy(),
-            self._segments.copy(),
-            self._next_address,
-            self.allocated_bytes,
-            self.reserved_bytes,
-            self.retries,
-        )
-
-    @state.setter
-    def state(self, state: AllocatorState) -> None:
-        self._small, self._large = state.small.copy(), state.large.copy()
-        self._in_use = state.in_use.copy()
-        self._segments = state.segments.copy()
-        self._next_address = state.next_address
-        self.allocated_bytes = state.allocated_bytes
-        self.reserved_bytes = state.reserved_bytes
-        self.retries, self.failed_event = state.retries, None
-        self._starts.clear()
-        self._ends.clear()
-        for key in (*self._small, *self._large):
-            size, address = key >> _ADDRESS_BITS, key & _ADDRESSES
-            self._starts[address] = self._ends[address + size] = size
+    def copy(self) -> CachingAllocator:
+        """Return an allocator in the same state, which runs on its own."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (list, dict)):
+                setattr(other, name, value.copy())
+        return other
 
     def _deltas(self, events: list[int], sizes: list[int]) -> list[int]:
         """Return the change of allocated bytes at each event.

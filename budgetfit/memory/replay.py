@@ -337,25 +337,26 @@ class ReplayAfterTraining:
         """Replay the training; arguments as in ``replay``."""
         self._program = trace, batch_size, micro_steps
         self._device = device_properties(gpu)
-        self._allocator = CachingAllocator(limit_bytes)
+        self._trained = CachingAllocator(limit_bytes)
         parts, events = _program(trace, batch_size, (), micro_steps)
         self._scheduled = len(parts)
-        self._run(parts, events)
-        self._fits = self._allocator.failed_event is None
-        self._state = self._allocator.state
+        self._run(self._trained, parts, events)
 
     def retries(self, then_batch_sizes: tuple[int, ...]) -> int | None:
         """Return how often the cache is emptied in total; None: out of memory."""
-        if not self._fits:
+        if self._trained.failed_event is not None:
             return None
-        self._allocator.state = self._state
+        allocator = self._trained.copy()
         trace, batch_size, micro_steps = self._program
         parts, events = _program(trace, batch_size, then_batch_sizes, micro_steps)
-        self._run(parts[self._scheduled :], events)
-        if self._allocator.failed_event is not None:
-            return None
-        return self._allocator.retries
+        self._run(allocator, parts[self._scheduled :], events)
+        return None if allocator.failed_event is not None else allocator.retries
 
-    def _run(self, parts: list[ScheduledRange], events: list[int]) -> None:
-        for _ in _run(self._allocator, self._program[0], self._device, parts, events):
+    def _run(
+        self,
+        allocator: CachingAllocator,
+        parts: list[ScheduledRange],
+        events: list[int],
+    ) -> None:
+        for _ in _run(allocator, self._program[0], self._device, parts, events):
             pass

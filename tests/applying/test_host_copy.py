@@ -12,7 +12,7 @@ from budgetfit.applying.host_copy import (
 )
 from budgetfit.core.step_trace import RATES, TO_DEVICE, TO_HOST
 from budgetfit.gpus.table import find_gpu
-from budgetfit.tracing.cuda.semantics.context import imitate_cuda
+from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog

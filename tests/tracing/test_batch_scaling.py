@@ -1,6 +1,7 @@
 """Two batch sizes are enough for all of them (tracing T6)."""
 
-import json
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import device_properties, replay, storage_bytes
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.traces.cache.file import read_trace, write_trace
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.batch_scaling import (
@@ -70,12 +72,20 @@ def test_batch_8_is_predicted_to_the_byte_from_2_and_3(
     assert moved == pytest.approx(traced.ops.bytes_fixed)
 
 
-def test_a_trace_survives_json() -> None:
-    trace = line("gpt2")
-    again = StepTrace.from_json(trace.to_json())
+def test_a_trace_survives_its_file(tmp_path: Path) -> None:
+    trace, file = line("gpt2"), tmp_path / "trace.npz"
+    with file.open("wb") as opened:
+        write_trace(opened, "key", trace)
+    again = read_trace(file, "key")
     gpu = find_gpu(ADA)
     assert replay(again, 5, gpu) == replay(trace, 5, gpu)
-    assert json.loads(again.to_json()) == json.loads(trace.to_json())
+    for each in fields(StepTrace):
+        left, right = (getattr(one, each.name) for one in (again, trace))
+        if isinstance(left, np.ndarray):
+            assert left.dtype == right.dtype
+            assert np.array_equal(left, right)
+        elif each.name != "ops":
+            assert left == right, each.name
 
 
 def raw_of(batch_size: int, *, recompute: bool = False) -> RawTrace:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from budgetfit.tracing.cuda.kernel_memory.cublas_workspaces import in_cublaslt
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from budgetfit.tracing.cuda.dispatch.fused_rms_norm import is_fused
-from budgetfit.tracing.cuda.semantics.context import imitate_cuda
+from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog

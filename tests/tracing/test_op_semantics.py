@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.step_tracer import trace_step

@@ -9,7 +9,7 @@ from budgetfit.memory.replay import device_properties
 from budgetfit.memory.scratch_sizes.workspaces import scratch_bytes
 from budgetfit.tracing.cuda.kernel_memory import kernel_steps
 from budgetfit.tracing.cuda.kernel_memory.registry import Alloc
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog

@@ -12,6 +12,7 @@ import functools
 import random
 import threading
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-_PYTHON: Final = random.random.__self__  # type: ignore[attr-defined]
-_NUMPY: Final = np.random.random_sample.__self__  # type: ignore[attr-defined]
+_DRAWS: Final[tuple[Any, Any]] = (random.random, np.random.random_sample)
+_PYTHON, _NUMPY = (draw.__self__ for draw in _DRAWS)
 # The names are the process's: a trace waits for another thread's to put them back.
 _ONE_AT_A_TIME: Final = threading.RLock()
 
@@ -73,17 +74,12 @@ def _redirected(module: ModuleType, shared: object, copy: object) -> Iterator[No
         drawn = own if threading.get_ident() == thread else method
         return drawn(*args, **kwargs)
 
-    originals = {
-        name: method
-        for name, method in vars(module).items()
-        if getattr(method, "__self__", None) is shared
-    }
-    for name, method in originals.items():
-        own = getattr(copy, method.__name__)
-        setattr(module, name, functools.partial(choose, method, own))
-    try:
-        yield
-    finally:
-        thread = None  # what was imported meanwhile draws from the shared one again
-        for name, method in originals.items():
-            setattr(module, name, method)
+    with contextlib.ExitStack() as stack:
+        for name, method in list(vars(module).items()):
+            if getattr(method, "__self__", None) is shared:
+                own = functools.partial(choose, method, getattr(copy, method.__name__))
+                stack.enter_context(mock.patch.object(module, name, own))
+        try:
+            yield
+        finally:
+            thread = None  # what was imported meanwhile draws from the shared one again

@@ -16,6 +16,7 @@ import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
@@ -83,15 +84,14 @@ def pinned_scalar_draws() -> Iterator[None]:
         low, high = _bounds(*args, **kwargs)
         return low + (high - low) * pinned_draw()
 
-    originals = [getattr(module, name) for module, name in _DRAWS]
-    for (module, name), draw in zip(_DRAWS, originals, strict=True):
-        setattr(module, name, functools.partial(pinned, draw))
-    try:
-        yield
-    finally:
-        left[0] = 0  # of names that were imported meanwhile
-        for (module, name), draw in zip(_DRAWS, originals, strict=True):
-            setattr(module, name, draw)
+    with contextlib.ExitStack() as stack:
+        for module, name in _DRAWS:
+            draw = functools.partial(pinned, getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, draw))
+        try:
+            yield
+        finally:
+            left[0] = 0  # of names that were imported meanwhile
 
 
 def _bounds(

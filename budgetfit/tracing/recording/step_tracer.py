@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from budgetfit.batches.batch_tree import map_batch, resize_batch
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.step_trace import CATEGORIES, BlockPass, Phase
-from budgetfit.tracing.cuda.semantics.context import imitate_cuda
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics, imitate_cuda
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
 from budgetfit.tracing.fake.result_cache import FakeResultCache
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from budgetfit.core.step_trace import Direction, PhaseName
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.module_tracker import BlockForward
@@ -42,93 +43,6 @@ if TYPE_CHECKING:
 # Values too large to propagate are assumed only at the batch sizes of an affine trace;
 # at larger ones the affine trace is more reliable.
 MAX_ASSUMED_BATCH_SIZE = 3
-
-
-class _PhaseRecorder:
-    """Turns ``on_phase`` calls into phases of the trace, and informs the semantics."""
-
-    def __init__(
-        self, model: nn.Module, log: StorageLog, tracker: ModuleTracker, raw: RawTrace
-    ) -> None:
-        self._model, self._log = model, log
-        self._tracker, self._raw = tracker, raw
-        self._open = Phase("setup", -1, 0, 0, 0)
-        self.semantics: Any = None
-        self.values: KnownValues | None = None
-        self.step, self.micro_step = 0, 0
-
-    def start(self, name: str) -> None:
-        """End the current phase and begin ``name``."""
-        if name == "forward" == self._open.name and not self._tracker.runs:
-            return  # opened for the batch already
-        self.close()
-        if name == "forward":
-            self._tracker.start_forward()
-        elif name == "backward":
-            self._tracker.start_backward()
-        if name == "optimizer" and not self._raw.ops_before_update:
-            self._raw.ops_before_update = len(self._log.ops)
-        position = len(self._log.events)
-        self._open = Phase(name, self.step, self.micro_step, position, position)  # type: ignore[arg-type]
-        self._log.start_phase(name)
-        if self.semantics is not None:
-            self.semantics.in_backward = name == "backward"
-            self.semantics.in_optimizer = name == "optimizer"
-        if self.values is not None:
-            self.values.phase = name
-
-    def close(self) -> None:
-        """End the current phase here."""
-        phase = self._open._replace(end=len(self._log.events))
-        if phase.name == "forward":
-            self._raw.passes += _forward_passes(self._tracker, phase)
-        elif phase.name == "backward":
-            self._raw.passes += _backward_passes(self._tracker, phase)
-            self._name_gradients()
-        self._raw.phases.append(phase)
-
-    def _name_gradients(self) -> None:
-        for parameter in self._model.parameters():
-            if parameter.grad is not None:
-                self._log.set_category(parameter.grad, "gradients")
-                self._log.inherit_layer(parameter.grad, parameter)
-
-
-def _forward_passes(tracker: ModuleTracker, phase: Phase) -> list[BlockPass]:
-    """Return the block passes of a micro-batch's forward."""
-    return [_block_pass(run, phase, run.start, run.end) for run in tracker.runs]
-
-
-def _backward_passes(tracker: ModuleTracker, phase: Phase) -> list[BlockPass]:
-    """Return the block passes of a micro-batch's backward.
-
-    It visits the block runs of the forward in reverse; each pass begins at its first op
-    and lasts until the next begins.
-    """
-    first: dict[int, int] = {}
-    for run, event in tracker.backward:
-        first.setdefault(run, event)
-    order = sorted(first.items(), key=lambda item: item[1])
-    edges = [event for _, event in order] + [phase.end]
-    edges[0] = phase.start
-    return [
-        _block_pass(tracker.runs[run], phase, start, end)
-        for (run, _), start, end in zip(order, edges, edges[1:], strict=False)
-        if run >= 0
-    ]
-
-
-def _block_pass(run: BlockForward, phase: Phase, start: int, end: int) -> BlockPass:
-    return BlockPass(
-        run.block,
-        phase.name,  # type: ignore[arg-type]
-        phase.step,
-        phase.micro_step,
-        start,
-        end,
-        run.input_storage,
-        run.output_storage,
-    )
 
 
 def trace_step(  # noqa: PLR0913 - one value each, all needed
@@ -190,9 +104,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         tracker = ModuleTracker(fake, blocks, log)
         values.where = tracker.current_path
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
-        phases = _PhaseRecorder(fake, log, tracker, raw)
-        phases.semantics, phases.values = semantics, values
-        traced = _TracedModel(fake, log, tracker, values, phases, raw)
+        recorder = _StepRecorder(fake, log, tracker, values, semantics, raw)
         with (
             contextlib.ExitStack() as at_end,
             imitation,
@@ -200,9 +112,13 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             patch_libraries(values),
             log,
         ):
-            runner = traced.prepare(program, others)
+            log.on_op = tracker.on_backward_op
+            log_weights(fake, log, tracker)
+            for other in others:
+                log_weights(other, log)
+            runner = program(fake, recorder.start_phase)
             at_end.callback(_remove_optimizer_hooks, runner)
-            traced.train(runner, sized, steps, micro_steps)
+            recorder.train(runner, sized, steps, micro_steps)
         log.close()
         _recategorize_forward_temporaries(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
@@ -211,41 +127,38 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     return raw
 
 
-@dataclass(frozen=True, slots=True)
-class _TracedModel:
-    """A fake model with everything that records its training."""
+_SETUP = Phase("setup", -1, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class _StepRecorder:
+    """Runs the steps of a fake model, and records phases and block passes."""
 
     fake: nn.Module
     log: StorageLog
     tracker: ModuleTracker
     values: KnownValues
-    phases: _PhaseRecorder
+    semantics: CudaOpSemantics | None
     raw: RawTrace
-
-    def prepare(self, program: StepProgram, others: Sequence[nn.Module]) -> Runner:
-        """Log the weights and prepare the model for training."""
-        log, tracker = self.log, self.tracker
-        log.on_op = tracker.on_backward_op
-        log_weights(self.fake, log, tracker)
-        for other in others:
-            log_weights(other, log)
-        return program(self.fake, self.phases.start)
+    phase: Phase = _SETUP
+    step: int = 0
+    micro_step: int = 0
 
     def train(self, runner: Runner, batch: Any, steps: int, micro_steps: int) -> None:
         """Run the steps, each micro-step on a batch of new tensors."""
-        log, tracker, phases, raw = self.log, self.tracker, self.phases, self.raw
+        log, tracker, raw = self.log, self.tracker, self.raw
         log_weights(self.fake, log, tracker)  # a dtype policy may have replaced them
         raw.gradients = GradientLog(log)
         raw.gradients.register_hooks(self.fake)
         raw.step_start = len(log.events)
-        for phases.step in range(steps):
-            for phases.micro_step in range(micro_steps):
+        for self.step in range(steps):
+            for self.micro_step in range(micro_steps):
                 self._micro_step(runner, batch)
-                if phases.step == 0 and phases.micro_step == 0:
+                if self.step == 0 and self.micro_step == 0:
                     raw.blocks = [run.block for run in tracker.runs]
                     raw.joined = [run.joined for run in tracker.runs[1:]]
                 log_optimizer_state(self.fake, runner, log, tracker)
-        phases.close()
+        self._end_phase()
 
     def _micro_step(self, runner: Runner, batch: Any) -> None:
         def fresh(tensor: torch.Tensor) -> torch.Tensor:
@@ -259,10 +172,69 @@ class _TracedModel:
                     self.values.record(fake, tensor.clone())
             return fake
 
-        self.phases.start("forward")  # the batch is allocated in the step that frees it
+        self.start_phase("forward")  # the batch is allocated in the step that frees it
         with self.log.default_category("batch"):
             fakes = map_batch(batch, fresh)
         runner.step(fakes)
+
+    def start_phase(self, name: str) -> None:
+        """End the current phase and begin ``name``: the program's ``on_phase``."""
+        if name == "forward" == self.phase.name and not self.tracker.runs:
+            return  # opened for the batch already
+        self._end_phase()
+        if name == "forward":
+            self.tracker.start_forward()
+        elif name == "backward":
+            self.tracker.start_backward()
+        if name == "optimizer" and not self.raw.ops_before_update:
+            self.raw.ops_before_update = len(self.log.ops)
+        position = len(self.log.events)
+        self.phase = Phase(
+            cast("PhaseName", name), self.step, self.micro_step, position, position
+        )
+        self.log.start_phase(name)
+        if self.semantics is not None:
+            self.semantics.in_backward = name == "backward"
+            self.semantics.in_optimizer = name == "optimizer"
+        self.values.phase = name
+
+    def _end_phase(self) -> None:
+        phase = self.phase._replace(end=len(self.log.events))
+        if phase.name == "forward":
+            for run in self.tracker.runs:
+                self._add_pass(run, "forward", run.start, run.end)
+        elif phase.name == "backward":
+            self._add_backward_passes(phase)
+            for parameter in self.fake.parameters():
+                if parameter.grad is not None:
+                    self.log.set_category(parameter.grad, "gradients")
+                    self.log.inherit_layer(parameter.grad, parameter)
+        self.raw.phases.append(phase)
+
+    def _add_backward_passes(self, phase: Phase) -> None:
+        """Add the block passes of a micro-batch's backward.
+
+        It visits the block runs of the forward in reverse; each pass begins at its
+        first op and lasts until the next begins.
+        """
+        first: dict[int, int] = {}
+        for run, event in self.tracker.backward:
+            first.setdefault(run, event)
+        order = sorted(first.items(), key=lambda item: item[1])
+        edges = [event for _, event in order] + [phase.end]
+        edges[0] = phase.start
+        for (run, _), start, end in zip(order, edges, edges[1:], strict=False):
+            if run >= 0:
+                self._add_pass(self.tracker.runs[run], "backward", start, end)
+
+    def _add_pass(
+        self, run: BlockForward, direction: Direction, start: int, end: int
+    ) -> None:
+        step, micro_step = self.phase.step, self.phase.micro_step
+        storages = run.input_storage, run.output_storage
+        self.raw.passes.append(
+            BlockPass(run.block, direction, step, micro_step, start, end, *storages)
+        )
 
 
 def _resized(

@@ -51,10 +51,6 @@ class AssumedValue(NamedTuple):
     why: str = ""
 
 
-# Returns the assumed value, from an op's output and its arguments.
-Rule = "Callable[..., Assumed | None]"
-
-
 def _uniform(
     value: bool | float, like: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -122,15 +118,11 @@ def _topk(
     *_: object,
     **__: object,
 ) -> AssumedValue | None:
-    return _even_choice(out[1], x, dim)
-
-
-def _even_choice(index: torch.Tensor, x: torch.Tensor, dim: int) -> AssumedValue | None:
+    index = out[1]
     if not x.dim() or index.numel() > MAX_CHOICES:
         return None
-    return AssumedValue(
-        index, evenly_spread(index.shape, dim, x.shape[dim]), EVEN_CHOICE
-    )
+    spread = evenly_spread(index.shape, dim, x.shape[dim])
+    return AssumedValue(index, spread, EVEN_CHOICE)
 
 
 def _sort(
@@ -138,10 +130,10 @@ def _sort(
     x: torch.Tensor,
     dim: int = -1,
     *_: object,
-    **kwargs: Any,
+    **__: object,
 ) -> AssumedValue | None:
     """Assume that each row's order is that of the previous row, rotated by one."""
-    index, dim = out[1], kwargs.get("dim", dim)
+    index = out[1]
     if not x.dim() or index.numel() > MAX_CHOICES:
         return None
     dim %= x.dim()
@@ -152,30 +144,14 @@ def _sort(
     return AssumedValue(index, values.reshape(moved).movedim(-1, dim), EVEN_CHOICE)
 
 
-def _sort_stable(
-    out: tuple[torch.Tensor, torch.Tensor],
-    x: torch.Tensor,
-    *_: object,
-    **kwargs: Any,
-) -> AssumedValue | None:
-    return _sort(out, x, kwargs.get("dim", -1))
-
-
-def _max_dim(
-    out: tuple[torch.Tensor, torch.Tensor],
-    x: torch.Tensor,
-    dim: int,
-    keepdim: bool = False,
-) -> AssumedValue | None:
-    return _argmax(out[1], x, dim, keepdim)
-
-
 def _argmax(
-    index: torch.Tensor,
+    out: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     x: torch.Tensor,
     dim: int | None = None,
-    keepdim: bool = False,  # noqa: ARG001 - aten's signature
+    *_: object,
+    **__: object,
 ) -> AssumedValue | None:
+    index = out[1] if isinstance(out, tuple) else out
     if not x.dim() or index.numel() > MAX_CHOICES:
         return None
     classes = x.numel() if dim is None else x.shape[dim]
@@ -189,38 +165,16 @@ def _multinomial(
     return AssumedValue(out, evenly_spread(out.shape, -1, x.shape[-1]), RANDOM_CHOICE)
 
 
-def _integers(out: torch.Tensor, low: int, high: int) -> AssumedValue | None:
+def _randint(out: torch.Tensor, *args: Any, **_: object) -> AssumedValue | None:
+    """``randint`` and ``randint_like``: the bounds are the whole numbers, low first."""
     if out.numel() > MAX_CHOICES or out.is_floating_point():
         return None
+    low, high = (0, *(value for value in args if isinstance(value, int)))[-2:]
     if out.numel() == 1:
         value = torch.full(out.shape, high - 1, dtype=out.dtype)
     else:
         value = torch.arange(out.numel()).remainder(max(high - low, 1)) + low
     return AssumedValue(out, value.to(out.dtype).reshape(out.shape), RANDOM_CHOICE)
-
-
-def _randint(
-    out: torch.Tensor, high: int, *_: object, **__: object
-) -> AssumedValue | None:
-    return _integers(out, 0, high)
-
-
-def _randint_low(
-    out: torch.Tensor, low: int, high: int, *_: object, **__: object
-) -> AssumedValue | None:
-    return _integers(out, low, high)
-
-
-def _randint_like(
-    out: torch.Tensor, _x: torch.Tensor, high: int, *_: object, **__: object
-) -> AssumedValue | None:
-    return _integers(out, 0, high)
-
-
-def _randint_like_low(
-    out: torch.Tensor, _x: torch.Tensor, low: int, high: int, *_: object, **__: object
-) -> AssumedValue | None:
-    return _integers(out, low, high)
 
 
 def _randperm(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
@@ -256,17 +210,12 @@ ASSUMPTIONS: dict[OpOverload, Callable[..., AssumedValue | None]] = {
     **dict.fromkeys((aten.isnan.default, aten.isinf.default), _false),
     aten._to_copy.default: _to_bool,
     aten.topk.default: _topk,
-    aten.sort.default: _sort,
-    aten.sort.stable: _sort_stable,
-    aten.max.dim: _max_dim,
-    aten.min.dim: _max_dim,
-    aten.argmax.default: _argmax,
-    aten.argmin.default: _argmax,
+    **dict.fromkeys((aten.sort.default, aten.sort.stable), _sort),
+    **dict.fromkeys((aten.max.dim, aten.min.dim), _argmax),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default), _argmax),
     aten.multinomial.default: _multinomial,
-    aten.randint.default: _randint,
-    aten.randint.low: _randint_low,
-    aten.randint_like.default: _randint_like,
-    aten.randint_like.low_dtype: _randint_like_low,
+    **dict.fromkeys((aten.randint.default, aten.randint.low), _randint),
+    **dict.fromkeys((aten.randint_like.default, aten.randint_like.low_dtype), _randint),
     aten.randperm.default: _randperm,
     aten.rand.default: _rand,
     aten.empty.memory_format: _empty,

@@ -42,8 +42,12 @@ from budgetfit.tracing.values.data_dependent_ops import (
     AssumedResult,
     nonzero_of_full_mask,
 )
-from budgetfit.tracing.values.index_ops import INDEX_OPS, indices_of
-from budgetfit.tracing.values.op_traits import SCALARS, traits_of
+from budgetfit.tracing.values.op_traits import (
+    INDEX_OPS,
+    SCALARS,
+    indices_of,
+    traits_of,
+)
 from budgetfit.tracing.values.propagation import (
     MAX_INTEGERS,
     PropagatedValues,

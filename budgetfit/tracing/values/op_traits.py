@@ -1,16 +1,16 @@
-"""Op traits for constant propagation: mutates, random, constant, data-dependent."""
+"""Op traits for constant propagation: mutates, random, data-dependent, indexes."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from budgetfit.tracing.values.assumptions import ASSUMPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from budgetfit.tracing.values.assumptions import AssumedValue
 
@@ -62,6 +62,32 @@ TAKES_MASKS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op))
 
 
+_INDEX_LISTS = (
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._unsafe_index.Tensor,
+)
+# Their second argument is a dimension, the third the indices along it.
+_ALONG_DIM = (
+    aten.gather.default,
+    aten.index_select.default,
+    aten.index_add.default,
+    aten.index_add_.default,
+    aten.index_copy.default,
+    aten.index_copy_.default,
+    aten.scatter.src,
+    aten.scatter_.src,
+    aten.scatter.value,
+    aten.scatter_.value,
+    aten.scatter_add.default,
+    aten.scatter_add_.default,
+    aten.scatter_reduce.two,
+    aten.scatter_reduce_.two,
+)
+INDEX_OPS = frozenset((*_INDEX_LISTS, *_ALONG_DIM))
+
+
 class OpTraits(NamedTuple):
     """Traits of an op, for constant propagation."""
 
@@ -88,3 +114,18 @@ def traits_of(func: torch._ops.OpOverload) -> OpTraits:
         pointwise=torch.Tag.pointwise in func.tags,
         assumption=ASSUMPTIONS.get(func),
     )
+
+
+def indices_of(
+    func: torch._ops.OpOverload, args: tuple[Any, ...]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each indexed dimension of the first argument, with its indices.
+
+    Boolean masks must have been converted to indices.
+    """
+    if func in _INDEX_LISTS:
+        for dim, indices in enumerate(args[1]):
+            if indices is not None:
+                yield dim, indices
+    elif args[0].dim():
+        yield int(args[1]) % args[0].dim(), args[2]

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from budgetfit.memory.scratch_sizes.rules import rounded_bytes
 from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties, scratch_bytes
-from budgetfit.tracing.cuda.semantics.context import imitate_cuda
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics, imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import ScratchBuffer

@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from budgetfit.traces.session import TraceSession
-from budgetfit.tracing.cuda.semantics.op_semantics import CudaOpSemantics
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES
 from tests.accuracy.op_level.op_call import encode

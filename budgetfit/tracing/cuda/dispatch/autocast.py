@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_map
@@ -164,17 +165,17 @@ def cuda_autocast() -> Iterator[None]:
         return is_autocast_enabled(*device_type)
 
     kernels = {name: _kernel(name, cache) for name in _CUDA_OPS}
-    with kernels_in_this_thread(
-        "AutocastCPU", {**kernels, **dict.fromkeys(_CPU_ONLY_OPS)}
+    with (
+        kernels_in_this_thread(
+            "AutocastCPU", {**kernels, **dict.fromkeys(_CPU_ONLY_OPS)}
+        ),
+        # autocast.__exit__ calls this by name when the outermost region ends.
+        mock.patch.object(torch, "clear_autocast_cache", clear_both),
+        mock.patch.object(torch, "is_autocast_enabled", is_enabled),
     ):
         try:
-            # autocast.__exit__ calls this by name when the outermost region ends.
-            torch.clear_autocast_cache = clear_both
-            torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
             yield
         finally:
-            torch.clear_autocast_cache = clear_autocast_cache
-            torch.is_autocast_enabled = is_autocast_enabled
             cache.clear()
 
 

@@ -6,12 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from budgetfit.tracing.cuda.dispatch.recurrent_layers import (
-    fused_gru_cell,
-    fused_gru_cell_backward,
-    fused_lstm_cell,
-)
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -51,16 +45,27 @@ def _rms_norm(
     return x.new_empty(x.shape), rstd
 
 
-def _lstm_cell(*args: Any, **_: object) -> Any:
-    return fused_lstm_cell(args[0], args[2])
+# The cells' outputs end with a workspace of four or five gates (native/cuda/RNN.cu).
+# Torch's meta kernels need a bias.
 
 
-def _gru_cell(*args: Any, **_: object) -> Any:
-    return fused_gru_cell(args[0], args[2])
+def _lstm_cell(gates: torch.Tensor, _: object, cell: torch.Tensor, *__: object) -> Any:
+    return torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)
 
 
-def _gru_cell_backward(*args: Any, **_: object) -> Any:
-    return fused_gru_cell_backward(args[0], args[1], has_bias=args[2])
+def _gru_cell(gates: torch.Tensor, _: object, state: torch.Tensor, *__: object) -> Any:
+    rows, columns = state.shape
+    return torch.empty_like(state), gates.new_empty((rows, 5 * columns))
+
+
+def _gru_cell_backward(
+    grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of input gates, hidden gates, state and biases."""
+    rows, columns = grad.shape
+    gates = [workspace.new_empty((rows, 3 * columns)) for _ in range(2)]
+    biases = [workspace.new_empty(3 * columns) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad), *biases
 
 
 # Return the outputs of an op; None: torch's own meta kernel supports this call.

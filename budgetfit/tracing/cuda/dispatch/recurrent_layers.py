@@ -199,31 +199,3 @@ RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
     "rnn_tanh.input": layer_of(_plain_cell(torch.tanh)),
     "rnn_relu.input": layer_of(_plain_cell(torch.relu)),
 }
-
-
-def fused_lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of ``_thnn_fused_lstm_cell``: state, cell, workspace.
-
-    The workspace holds four gates. Torch's meta kernel needs a bias. Source:
-    ``native/cuda/RNN.cu``.
-    """
-    return torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)
-
-
-def fused_gru_cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs of ``_thnn_fused_gru_cell``: state and workspace.
-
-    The workspace holds five gates. Source: ``native/cuda/RNN.cu``.
-    """
-    rows, columns = state.shape
-    return torch.empty_like(state), gates.new_empty((rows, 5 * columns))
-
-
-def fused_gru_cell_backward(
-    grad: Tensor, workspace: Tensor, *, has_bias: bool
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of input gates, hidden gates, state and biases."""
-    rows, columns = grad.shape
-    gates = [workspace.new_empty((rows, 3 * columns)) for _ in range(2)]
-    biases = [workspace.new_empty(3 * columns) if has_bias else None for _ in range(2)]
-    return *gates, torch.empty_like(grad), *biases

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import defaultdict
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.call_cache import CallCache
+from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
+from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.dispatch.meta_kernels import META_KERNELS
 from budgetfit.tracing.cuda.kernel_memory import (
     kernel_steps,
@@ -28,7 +31,7 @@ from budgetfit.tracing.cuda.kernel_memory.verified_ops import is_verified
 from budgetfit.tracing.records import NO_SCRATCH, OpScratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from budgetfit.tracing.call_cache import CallKey
@@ -288,12 +291,11 @@ def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None
     return run(aten.add_.Tensor, (old, new), {}) if _owned(old) else None
 
 
-def _owned(tensor: torch.Tensor) -> bool:
+def _owned(tensor: Any) -> bool:
     """Return whether only the engine's buffer holds this tensor and its storage."""
-    uses: int = tensor._use_count()  # type: ignore[attr-defined]
     return (
         torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
-        and uses <= OWNED_TENSOR
+        and tensor._use_count() <= OWNED_TENSOR
         and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
         <= OWNED_STORAGE
     )
@@ -303,3 +305,25 @@ def _owned(tensor: torch.Tensor) -> bool:
 # buffer and the Python objects of this call.
 OWNED_TENSOR = 4
 OWNED_STORAGE = 2
+
+# Registrations at the dispatcher are process-wide: one trace at a time.
+_ONE_AT_A_TIME = threading.RLock()
+
+
+def imitate_cuda(
+    target: CudaTarget | None,
+) -> tuple[CudaOpSemantics | None, AbstractContextManager[None]]:
+    """Return the op semantics for a storage log, and the context to trace in.
+
+    There fake CPU tensors behave as on CUDA. Without a target both do nothing, and the
+    trace is that of a CPU.
+    """
+    if target is None:
+        return None, nullcontext()
+    return CudaOpSemantics(target), _imitation(target)
+
+
+@contextmanager
+def _imitation(target: CudaTarget) -> Iterator[None]:
+    with _ONE_AT_A_TIME, cuda_autocast(), cuda_composite_ops(target):
+        yield
