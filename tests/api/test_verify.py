@@ -206,17 +206,15 @@ def test_gradients_are_told_where_live_bytes_cannot_be_replayed() -> None:
     assert check.phases or any("not compared" in note for note in check.notes)
 
 
+def plan_of(model: nn.Module, checkpointing: str | list[str] = "full") -> Plan:
+    batch = torch.ones(2, 8)
+    asked: dict[str, Any] = {"gpu": CARD, "batch_size": 2, "precision": "fp32"}
+    return budgetfit.plan(model, batch=batch, checkpointing=checkpointing, **asked)
+
+
 def checked(kind: type[Block]) -> tuple[Verification, Tower]:
     model = start(kind)
-    plan = budgetfit.plan(
-        model,
-        gpu=CARD,
-        batch=torch.ones(2, 8),
-        batch_size=2,
-        precision="fp32",
-        checkpointing="full",
-    )
-    return budgetfit.verify(plan, device="cpu"), model
+    return budgetfit.verify(plan_of(model), device="cpu"), model
 
 
 @pytest.mark.parametrize(
@@ -264,14 +262,7 @@ def test_a_block_that_saves_other_tensors_is_not_planned() -> None:
 
 def test_what_only_noise_could_excuse_is_not_checked() -> None:
     model = nn.Sequential(HiddenGenerator(), Tower(Block))  # the first one is kept
-    plan = budgetfit.plan(
-        model,
-        gpu=CARD,
-        batch=torch.ones(2, 8),
-        batch_size=2,
-        precision="fp32",
-        checkpointing=["1.blocks.0", "1.blocks.1"],
-    )
+    plan = plan_of(model, ["1.blocks.0", "1.blocks.1"])
 
     check = budgetfit.verify(plan, device="cpu")
 

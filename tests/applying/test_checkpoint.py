@@ -4,6 +4,7 @@ import copy
 import inspect
 import pickle
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,19 @@ SEGMENTATIONS = {
     "one over all": (tuple(range(BLOCKS)),),
     "mixed lengths": ((0,), (1, 2, 3), (5,)),
 }
+NESTED = {
+    "one over all": (tuple(range(BLOCKS)),),
+    "two and four": ((0, 1), (2, 3, 4, 5)),
+    "in the middle": ((1, 2, 3),),
+}
 Gradients = dict[str, torch.Tensor | None]
 
 
-def segments_of(name: str, positions: tuple[tuple[int, ...], ...]) -> list[Segment]:
-    return [Segment(tuple(CHAIN[name][i] for i in part)) for part in positions]
+def segments_of(
+    name: str, positions: tuple[tuple[int, ...], ...], *, nested: bool = False
+) -> list[Segment]:
+    parts = [tuple(CHAIN[name][i] for i in part) for part in positions]
+    return [Segment(part, nested=nested) for part in parts]
 
 
 def backward(
@@ -73,18 +82,27 @@ class Counter:
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16 autocast"])
-@pytest.mark.parametrize("positions", SEGMENTATIONS.values(), ids=SEGMENTATIONS)
+@pytest.mark.parametrize(
+    ("nested", "positions"),
+    [
+        *((False, positions) for positions in SEGMENTATIONS.values()),
+        *((True, positions) for positions in NESTED.values()),
+    ],
+    ids=[*SEGMENTATIONS, *(f"nested, {name}" for name in NESTED)],
+)
 @pytest.mark.parametrize("name", MAKERS)
 def test_gradients_equal_the_plain_models_bit_for_bit(
-    name: str, positions: tuple[tuple[int, ...], ...], autocast: bool
+    name: str, nested: bool, positions: tuple[tuple[int, ...], ...], autocast: bool
 ) -> None:
     batch = batch_for(name)
     plain_loss, plain = backward(make(name), batch, autocast=autocast)
+    generators = torch.get_rng_state()
     model = make(name)
-    apply_segments(model, segments_of(name, positions))
+    apply_segments(model, segments_of(name, positions, nested=nested))
     loss, planned = backward(model, batch, autocast=autocast)
     assert loss == plain_loss
     assert_same(planned, plain)
+    assert torch.equal(torch.get_rng_state(), generators)
 
 
 @pytest.mark.parametrize("positions", SEGMENTATIONS.values(), ids=SEGMENTATIONS)
@@ -303,15 +321,6 @@ def test_blocks_that_draw_numbers_lose_them_when_said_not_to() -> None:
         assert_same(backward(model, batch_for(name))[1], plain)
 
 
-def test_generators_are_after_the_step_where_the_plain_model_leaves_them() -> None:
-    backward(make("stack"), batch_for("stack"))
-    plain = torch.get_rng_state()
-    model = make("stack")
-    apply_segments(model, segments_of("stack", ((0, 1, 2), (3,))))
-    backward(model, batch_for("stack"))
-    assert torch.equal(torch.get_rng_state(), plain)
-
-
 def test_tensors_behind_keywords_reach_torch_by_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -356,6 +365,22 @@ def three(between: Any = None) -> Parent:
 
 
 ALL_THREE = [Segment(("layers.0", "layers.1", "layers.2"))]
+ALL_NESTED = [Segment(("layers.0", "layers.1", "layers.2"), nested=True)]
+flat_and_nested = pytest.mark.parametrize(
+    "segments", [ALL_THREE, ALL_NESTED], ids=["flat", "nested"]
+)
+
+
+def assert_trains_alike(train: Callable[[Any], None], segments: list[Segment]) -> None:
+    """Assert that three blocks get the same gradients as without the segments."""
+    results: list[Gradients] = []
+    for each in ([], segments):
+        model = three()
+        apply_segments(model, each)
+        torch.manual_seed(1)
+        train(model)
+        results.append({name: item.grad for name, item in model.named_parameters()})
+    assert_same(results[1], results[0])
 
 
 def draw(_: int, x: torch.Tensor) -> torch.Tensor:
@@ -372,33 +397,28 @@ BETWEEN = {
 }
 
 
+@flat_and_nested
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
 def test_a_parent_that_does_something_between_blocks_gets_exact_gradients(
-    between: Any,
+    between: Any, segments: list[Segment]
 ) -> None:
     x = torch.randn(4, 16)
     plain = backward(three(between), (x,))[1]
     model = three(between)
-    apply_segments(model, ALL_THREE)
+    apply_segments(model, segments)
     assert_same(backward(model, (x,))[1], plain)
 
 
 @pytest.mark.parametrize("skipped", [0, 1, 2])
 def test_a_parent_that_leaves_a_block_out_gets_exact_gradients(skipped: int) -> None:
-    def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def train(model: Any) -> None:
+        x = torch.ones(2, 16)
         for number, layer in enumerate(model.layers):
             if number != skipped:
                 x, _ = layer(x)
-        return x.square().sum()
+        x.square().sum().backward()
 
-    results = []
-    for segments in ([], ALL_THREE):
-        model: Any = three()
-        apply_segments(model, segments)
-        torch.manual_seed(1)
-        run(model, torch.ones(2, 16)).backward()
-        results.append({name: p.grad for name, p in model.named_parameters()})
-    assert_same(results[1], results[0])
+    assert_trains_alike(train, ALL_THREE)
 
 
 def test_an_exception_between_blocks_leaves_nothing_behind() -> None:
@@ -438,39 +458,32 @@ def test_an_exception_inside_a_block_leaves_nothing_behind() -> None:
 
 def test_two_forwards_before_one_backward_keep_their_own_recordings() -> None:
     first, second = torch.randn(4, 16), torch.randn(2, 16)
-    results = []
-    for segments in ([], ALL_THREE):
-        model = three()
-        apply_segments(model, segments)
-        torch.manual_seed(1)
-        (model(first) + 2 * model(second)).backward()
-        results.append({name: p.grad for name, p in model.named_parameters()})
-    assert_same(results[1], results[0])
+    assert_trains_alike(
+        lambda model: (model(first) + 2 * model(second)).backward(), ALL_THREE
+    )
 
 
 def test_a_graph_that_is_kept_can_be_used_twice_and_differentiated_again() -> None:
     x = torch.randn(4, 16)
-    results = []
-    for segments in ([], ALL_THREE):
-        model = three()
-        apply_segments(model, segments)
-        torch.manual_seed(1)
+
+    def train(model: Any) -> None:
         loss = model(x)
         loss.backward(retain_graph=True)
         grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
         sum(grad.square().sum() for grad in grads).backward()
-        results.append({name: p.grad for name, p in model.named_parameters()})
-    assert_same(results[1], results[0])
+
+    assert_trains_alike(train, ALL_THREE)
 
 
+@flat_and_nested
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_a_segment_inside_a_checkpoint_of_the_user_gives_exact_gradients(
-    early_stop: bool,
+    early_stop: bool, segments: list[Segment]
 ) -> None:
     x = torch.randn(4, 16, requires_grad=True)
     plain = backward(three(), (x,))[1]
     model = three()
-    apply_segments(model, ALL_THREE)
+    apply_segments(model, segments)
     torch.manual_seed(1)
     checkpoint(model, x, use_reentrant=False, early_stop=early_stop).backward()
     assert_same({name: p.grad for name, p in model.named_parameters()}, plain)

@@ -13,48 +13,20 @@ from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
-from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
+from tests.applying.small_models import CHAIN, MAKERS, Block, batch_for, make
 from tests.applying.test_checkpoint import (
-    BETWEEN,
+    ALL_NESTED,
+    NESTED,
     Counter,
-    Gradients,
     Parent,
     assert_same,
+    assert_trains_alike,
     backward,
     kept_and_peak,
+    segments_of,
     three,
 )
 from tests.models import bert_classifier
-
-NESTED = {
-    "one over all": (tuple(range(BLOCKS)),),
-    "two and four": ((0, 1), (2, 3, 4, 5)),
-    "in the middle": ((1, 2, 3),),
-}
-ALL_THREE = [Segment(("layers.0", "layers.1", "layers.2"), nested=True)]
-
-
-def nested(name: str, positions: tuple[tuple[int, ...], ...]) -> list[Segment]:
-    return [
-        Segment(tuple(CHAIN[name][i] for i in part), nested=True) for part in positions
-    ]
-
-
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16 autocast"])
-@pytest.mark.parametrize("positions", NESTED.values(), ids=NESTED)
-@pytest.mark.parametrize("name", MAKERS)
-def test_nested_segments_give_the_plain_models_gradients_bit_for_bit(
-    name: str, positions: tuple[tuple[int, ...], ...], autocast: bool
-) -> None:
-    batch = batch_for(name)
-    plain_loss, plain = backward(make(name), batch, autocast=autocast)
-    generators = torch.get_rng_state()
-    model = make(name)
-    apply_segments(model, nested(name, positions))
-    loss, planned = backward(model, batch, autocast=autocast)
-    assert loss == plain_loss
-    assert_same(planned, plain)
-    assert torch.equal(torch.get_rng_state(), generators)
 
 
 @pytest.mark.parametrize("positions", NESTED.values(), ids=NESTED)
@@ -66,7 +38,7 @@ def test_blocks_of_a_nested_segment_run_three_times_and_its_last_one_twice(
     # one's output: the recomputation of the segment stops before it.
     model = make(name)
     counter = Counter(model, CHAIN[name])
-    apply_segments(model, nested(name, positions))
+    apply_segments(model, segments_of(name, positions, nested=True))
     backward(model, batch_for(name))
     expected = dict.fromkeys(CHAIN[name], 1)
     for part in positions:
@@ -81,7 +53,7 @@ def test_a_nested_segment_keeps_what_torchs_nested_checkpoints_keep(
 ) -> None:
     x = torch.randn(64, 16)
     own, reference = three(), three()
-    apply_segments(own, ALL_THREE, random_blocks=())
+    apply_segments(own, ALL_NESTED, random_blocks=())
     for item in (own, reference):
         item.eval()
         for parameter in item.parameters():
@@ -121,21 +93,10 @@ def test_a_nested_segment_peaks_lower_than_one_that_runs_again_at_once() -> None
     assert peaks[0] < peaks[1] - 4 * 4 * x_bytes
 
 
-@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
-def test_a_parent_that_does_something_between_nested_blocks_gets_exact_gradients(
-    between: Any,
-) -> None:
-    x = torch.randn(4, 16)
-    plain = backward(three(between), (x,))[1]
-    model = three(between)
-    apply_segments(model, ALL_THREE)
-    assert_same(backward(model, (x,))[1], plain)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "stack"])
 def test_nothing_is_left_after_backward_nor_without_one(name: str) -> None:
     model = make(name)
-    apply_segments(model, nested(name, ((0, 1, 2), (3, 4, 5))))
+    apply_segments(model, segments_of(name, ((0, 1, 2), (3, 4, 5)), nested=True))
     batch = batch_for(name)
     with LiveBytes() as meter:
         before = meter.live_bytes
@@ -176,7 +137,7 @@ def test_what_one_block_hands_to_the_others_is_not_kept_by_a_nested_segment() ->
     torch.manual_seed(0)
     model = Bias().eval()
     plain = backward(copy.deepcopy(model), (x,))[1]
-    apply_segments(model, ALL_THREE, random_blocks=())
+    apply_segments(model, ALL_NESTED, random_blocks=())
     with LiveBytes() as meter:
         loss = model(x)
         assert meter.live_bytes == 4  # the loss: the input is the caller's
@@ -184,31 +145,15 @@ def test_what_one_block_hands_to_the_others_is_not_kept_by_a_nested_segment() ->
     assert_same(backward(model, (x,))[1], plain)
 
 
-@pytest.mark.parametrize("early_stop", [True, False])
-def test_a_nested_segment_inside_a_checkpoint_of_the_user_gives_exact_gradients(
-    early_stop: bool,
-) -> None:
-    x = torch.randn(4, 16, requires_grad=True)
-    plain = backward(three(), (x,))[1]
-    model = three()
-    apply_segments(model, ALL_THREE)
-    torch.manual_seed(1)
-    checkpoint(model, x, use_reentrant=False, early_stop=early_stop).backward()
-    assert_same({name: p.grad for name, p in model.named_parameters()}, plain)
-
-
 def test_a_graph_of_nested_blocks_can_be_used_twice() -> None:
     x = torch.randn(4, 16)
-    results: list[Gradients] = []
-    for segments in ([], ALL_THREE):
-        model = three()
-        apply_segments(model, segments)
-        torch.manual_seed(1)
+
+    def train(model: Any) -> None:
         loss = model(x)
         loss.backward(retain_graph=True)
         loss.backward()
-        results.append({name: p.grad for name, p in model.named_parameters()})
-    assert_same(results[1], results[0])
+
+    assert_trains_alike(train, ALL_NESTED)
 
 
 class Moved:

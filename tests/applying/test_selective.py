@@ -24,10 +24,10 @@ from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+from tests.applying.test_checkpoint import Gradients, assert_same
 from tests.models import without_loss
 
 aten = torch.ops.aten
-Gradients = dict[str, torch.Tensor | None]
 
 # One product of each kind that the small models' blocks call, by what they are.
 FIRST_PRODUCTS = tuple(f"aten.{op}.default:0" for op in ("mm", "addmm", "bmm"))
@@ -73,16 +73,6 @@ def backward(
     with Ops() as ops:
         loss.backward()
     return {name: item.grad for name, item in model.named_parameters()}, ops
-
-
-def assert_same(planned: Gradients, plain: Gradients) -> None:
-    for name, expected in plain.items():
-        got = planned[name]
-        if expected is None:
-            assert got is None, name
-        else:
-            assert got is not None
-            assert torch.equal(got, expected), name
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16 autocast"])

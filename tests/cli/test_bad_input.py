@@ -3,24 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.real_cli import (
     assert_one_line,
-    quiet_transformers,
     run,
     without_cuda,
-    write_models,
 )
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with quiet_transformers():
-        yield write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize(

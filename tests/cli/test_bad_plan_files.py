@@ -1,7 +1,7 @@
 """Plan files that are damaged, missing or of another model."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,9 @@ import pytest
 
 from tests.cli.real_cli import (
     assert_one_line,
-    quiet_transformers,
     run,
     without_cuda,
-    write_models,
 )
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with quiet_transformers():
-        yield write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

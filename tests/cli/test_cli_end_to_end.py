@@ -13,18 +13,7 @@ from budgetfit.api import plan as real_api
 from budgetfit.cli.app import app
 from budgetfit.core.plan import Plan
 from tests.cli.fake_api import FakeApi
-
-CONFIG = {
-    "model_type": "gpt2",
-    "architectures": ["GPT2LMHeadModel"],
-    "n_layer": 2,
-    "n_embd": 32,
-    "n_head": 2,
-    "n_positions": 16,
-    "vocab_size": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+from tests.cli.real_cli import CONFIG
 
 
 @pytest.fixture

@@ -6,14 +6,7 @@ from budgetfit.memory.reference_allocator.allocator import (
     OutOfMemory,
     ReferenceAllocator,
 )
-
-MIB = 1 << 20
-GIB = 1 << 30
-
-
-def state_mib(allocator: ReferenceAllocator) -> tuple[float, float]:
-    """Allocated and reserved MiB."""
-    return allocator.allocated_bytes / MIB, allocator.reserved_bytes / MIB
+from tests.memory.test_reference_allocator import GIB, MIB, state_mib
 
 
 def expandable(total_bytes: int = GIB) -> ReferenceAllocator:

@@ -12,6 +12,11 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
+@pytest.fixture
+def allocator() -> ReferenceAllocator:
+    return ReferenceAllocator(GIB)
+
+
 def state_mib(allocator: ReferenceAllocator) -> tuple[float, float]:
     """Allocated and reserved MiB."""
     return allocator.allocated_bytes / MIB, allocator.reserved_bytes / MIB
@@ -27,16 +32,18 @@ def test_requests_are_rounded_up_to_512_bytes() -> None:
     ]  # fmt: skip
 
 
-def test_zero_bytes_take_nothing_and_can_be_freed() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_zero_bytes_take_nothing_and_can_be_freed(
+    allocator: ReferenceAllocator,
+) -> None:
     block = allocator.malloc(0)
     assert block is None
     allocator.free(block)
     assert state_mib(allocator) == (0, 0)
 
 
-def test_a_small_request_takes_a_2_mib_segment_that_the_next_ones_share() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_a_small_request_takes_a_2_mib_segment_that_the_next_ones_share(
+    allocator: ReferenceAllocator,
+) -> None:
     allocator.malloc(1)
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (512, 2 * MIB)
     allocator.malloc(MIB)  # the last size of the small pool: 1 MiB + 512 of 2 MiB
@@ -48,8 +55,9 @@ def test_a_small_request_takes_a_2_mib_segment_that_the_next_ones_share() -> Non
     )
 
 
-def test_requests_between_1_and_10_mib_share_20_mib_segments() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_requests_between_1_and_10_mib_share_20_mib_segments(
+    allocator: ReferenceAllocator,
+) -> None:
     allocator.malloc(MIB + 1)  # the first size of the large pool
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
         MIB + 512,
@@ -68,9 +76,8 @@ def test_requests_between_1_and_10_mib_share_20_mib_segments() -> None:
     [(10 * MIB, 10), (10 * MIB + 1, 12), (12 * MIB, 12), (101 * MIB, 102)],
 )
 def test_a_request_from_10_mib_on_gets_a_segment_rounded_up_to_2_mib(
-    request_bytes: int, segment_mib: int
+    allocator: ReferenceAllocator, request_bytes: int, segment_mib: int
 ) -> None:
-    allocator = ReferenceAllocator(GIB)
     allocator.malloc(request_bytes)
     assert allocator.reserved_bytes == segment_mib * MIB
 
@@ -78,8 +85,9 @@ def test_a_request_from_10_mib_on_gets_a_segment_rounded_up_to_2_mib(
 # ---- Worked examples: splitting and joining (M9)
 
 
-def test_a_rest_of_1_mib_is_not_split_off_and_counts_as_allocated() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_a_rest_of_1_mib_is_not_split_off_and_counts_as_allocated(
+    allocator: ReferenceAllocator,
+) -> None:
     block = allocator.malloc(11 * MIB)  # segment of 12 MiB, rest of 1 MiB
     assert state_mib(allocator) == (12, 12)
     assert block is not None
@@ -88,16 +96,18 @@ def test_a_rest_of_1_mib_is_not_split_off_and_counts_as_allocated() -> None:
     assert state_mib(allocator) == (0, 12)
 
 
-def test_a_rest_just_above_1_mib_is_split_off_and_serves_the_next_request() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_a_rest_just_above_1_mib_is_split_off_and_serves_the_next_request(
+    allocator: ReferenceAllocator,
+) -> None:
     allocator.malloc(11 * MIB - 512)  # rest of 1 MiB + 512
     assert allocator.allocated_bytes == 11 * MIB - 512
     allocator.malloc(MIB + 512)
     assert state_mib(allocator) == (12, 12)
 
 
-def test_the_small_pool_splits_off_even_512_bytes() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_the_small_pool_splits_off_even_512_bytes(
+    allocator: ReferenceAllocator,
+) -> None:
     for _ in range(3):
         allocator.malloc(MIB - 512)  # twice, and 1024 bytes are left; then anew
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (
@@ -116,8 +126,9 @@ def test_best_fit_has_no_upper_bound() -> None:
     assert state_mib(allocator) == (12, 5 * 1024)
 
 
-def test_best_fit_takes_the_smallest_block_that_is_large_enough() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_best_fit_takes_the_smallest_block_that_is_large_enough(
+    allocator: ReferenceAllocator,
+) -> None:
     blocks = [allocator.malloc(size * MIB) for size in (100, 40, 60)]
     for block in blocks:
         allocator.free(block)
@@ -126,16 +137,18 @@ def test_best_fit_takes_the_smallest_block_that_is_large_enough() -> None:
     assert block.size_bytes == 60 * MIB  # rest of 1 MiB stays
 
 
-def test_between_equal_sizes_the_lowest_address_is_taken() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_between_equal_sizes_the_lowest_address_is_taken(
+    allocator: ReferenceAllocator,
+) -> None:
     lower, higher = allocator.malloc(40 * MIB), allocator.malloc(40 * MIB)
     allocator.free(higher)
     allocator.free(lower)
     assert allocator.malloc(40 * MIB) is lower
 
 
-def test_a_freed_block_joins_free_neighbours_on_both_sides() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_a_freed_block_joins_free_neighbours_on_both_sides(
+    allocator: ReferenceAllocator,
+) -> None:
     whole = [allocator.malloc(5 * MIB) for _ in range(4)]  # one segment of 20 MiB
     allocator.free(whole[0])
     allocator.free(whole[2])
@@ -144,16 +157,16 @@ def test_a_freed_block_joins_free_neighbours_on_both_sides() -> None:
     assert state_mib(allocator) == (20, 20)
 
 
-def test_neighbouring_segments_are_never_joined() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_neighbouring_segments_are_never_joined(allocator: ReferenceAllocator) -> None:
     for block in [allocator.malloc(20 * MIB) for _ in range(2)]:
         allocator.free(block)
     allocator.malloc(40 * MIB)
     assert state_mib(allocator) == (40, 80)
 
 
-def test_a_stream_does_not_use_the_blocks_of_another() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_a_stream_does_not_use_the_blocks_of_another(
+    allocator: ReferenceAllocator,
+) -> None:
     allocator.free(allocator.malloc(40 * MIB, stream=1))
     allocator.malloc(40 * MIB)
     assert state_mib(allocator) == (40, 80)
@@ -205,8 +218,9 @@ def test_the_device_can_be_filled_to_the_last_byte() -> None:
     assert (state_mib(allocator), allocator.retries) == ((40, 40), 0)
 
 
-def test_peaks_stay_when_memory_is_freed_and_start_anew_when_reset() -> None:
-    allocator = ReferenceAllocator(GIB)
+def test_peaks_stay_when_memory_is_freed_and_start_anew_when_reset(
+    allocator: ReferenceAllocator,
+) -> None:
     allocator.free(allocator.malloc(40 * MIB))
     allocator.malloc(30 * MIB)
     assert allocator.peak_allocated_bytes == 40 * MIB

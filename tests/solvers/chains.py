@@ -8,7 +8,9 @@ from typing import Final
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile, Mode
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.solvers.labels import segments_from_steps
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
+from budgetfit.solvers.transitions import ChainStep
 from tests.solvers.exhaustive import all_plans
 
 # What a block can be besides kept and recomputed: mode, saved ops, input on the host.
@@ -210,3 +212,26 @@ def rate_all(problem: Problem) -> list[tuple[int, int, int]]:
     """Every plan within the budget, rated."""
     rated = (rate(problem.chain, plan) for plan in all_plans(problem))
     return [each for each in rated if each[1] <= problem.budget_bytes]
+
+
+def freeing(rnd: random.Random, problem: Problem) -> Problem:
+    """Return a problem of single blocks, some of which free more than they save."""
+    blocks = tuple(
+        replace(
+            each,
+            options=tuple(
+                replace(o, saved_bytes=o.saved_bytes - rnd.choice([0, 0, 9]))
+                for o in each.options
+            ),
+        )
+        for each in problem.chain.blocks
+    )
+    return replace(problem, chain=replace(problem.chain, blocks=blocks), max_segment=1)
+
+
+def assert_reaches(problem: Problem, steps: Sequence[ChainStep], upper_ns: int) -> None:
+    """Assert that these steps are a plan within the budget that takes so much more."""
+    plan = segments_from_steps(problem, steps)
+    plain_ns = chain_time_ns(problem.chain, ())
+    assert chain_time_ns(problem.chain, plan) == plain_ns + upper_ns
+    assert chain_peak_bytes(problem.chain, plan) <= problem.budget_bytes

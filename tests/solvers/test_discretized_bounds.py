@@ -6,15 +6,16 @@ from budgetfit.core.block_profile import ChainProfile
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.discretized_bounds import discretized_bounds
-from budgetfit.solvers.labels import segments_from_steps
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.transitions import chain_steps
 from tests.solvers.chain_milp import chain_milp
 from tests.solvers.chains import (
+    assert_reaches,
     block,
     chain_of,
     equal_blocks,
+    freeing,
     option,
     random_problem,
     rate_solution,
@@ -86,9 +87,7 @@ def test_the_optimum_lies_between_the_bounds_and_the_upper_one_has_a_plan() -> N
                 continue
             assert bounds.lower_ns <= best[0] - plain_ns <= bounds.upper_ns
             if bounds.upper_ns < INFEASIBLE_NS:
-                plan = segments_from_steps(problem, bounds.steps)
-                assert chain_time_ns(problem.chain, plan) == plain_ns + bounds.upper_ns
-                assert chain_peak_bytes(problem.chain, plan) <= problem.budget_bytes
+                assert_reaches(problem, bounds.steps, bounds.upper_ns)
                 found += 1
                 proven += bounds.upper_ns == bounds.lower_ns
     assert 100 < proven < found
@@ -98,22 +97,11 @@ def test_blocks_that_free_more_than_they_save_are_bounded_too() -> None:
     rnd = seeded(71)
     for _ in range(150):
         problem = random_problem(rnd, rnd.randint(2, 5))
-        blocks = [
-            replace(
-                each,
-                options=tuple(
-                    replace(o, saved_bytes=o.saved_bytes - rnd.choice([0, 0, 9]))
-                    for o in each.options
-                ),
-            )
-            for each in problem.chain.blocks
-        ]
-        chain = replace(problem.chain, blocks=tuple(blocks))
-        problem = replace(problem, chain=chain, max_segment=1)
+        problem = freeing(rnd, problem)
         best = rate_solution(problem, exhaustive(problem))
         if best is None:
             continue
-        extra_ns = best[0] - chain_time_ns(chain, ())
+        extra_ns = best[0] - chain_time_ns(problem.chain, ())
         for slots in (2, 7, 100):
             bounds = discretized_bounds(problem, chain_steps(problem), slots)
             assert bounds.lower_ns <= extra_ns <= bounds.upper_ns

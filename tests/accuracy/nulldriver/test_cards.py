@@ -1,5 +1,6 @@
 """Every card of budgetfit's table can be imitated, and is found by its names."""
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -7,56 +8,28 @@ import pytest
 from budgetfit.gpus.table import all_gpus
 from tests.accuracy.nulldriver.cards import all_cards, find_card
 
-TABLE = """
+ROW = """
 [[gpu]]
-name = "small"
-title = "Maker Small"
-also = ["one", "two"]
+name = "{}"
+title = "Maker {}"
+also = {}
 compute_capability = [8, 9]
-sm_count = 10
+sm_count = {}
 threads_per_sm = 1536
-total_bytes = 1_000
-
-[[gpu]]
-name = "large"
-title = "Maker Large"
-also = ["one"]
-compute_capability = [8, 9]
-sm_count = 10
-threads_per_sm = 1536
-total_bytes = 2_000
-
-[[gpu]]
-name = "wide"
-title = "Maker Wide"
-also = ["two"]
-compute_capability = [8, 9]
-sm_count = 11
-threads_per_sm = 1536
-total_bytes = 1_000
+total_bytes = {}
 """
+TABLE = (
+    ROW.format("small", "Small", ["one", "two"], 10, 1_000)
+    + ROW.format("large", "Large", ["one"], 10, 2_000)
+    + ROW.format("wide", "Wide", ["two"], 11, 1_000)
+)
+FIELDS = attrgetter(
+    *("name", "compute_capability", "sm_count", "threads_per_sm", "total_bytes")
+)
 
 
 def test_a_card_is_what_the_card_table_of_budgetfit_says() -> None:
-    assert [
-        (
-            card.name,
-            card.compute_capability,
-            card.sm_count,
-            card.threads_per_sm,
-            card.total_bytes,
-        )
-        for card in all_cards()
-    ] == [
-        (
-            gpu.name,
-            gpu.compute_capability,
-            gpu.sm_count,
-            gpu.threads_per_sm,
-            gpu.total_bytes,
-        )
-        for gpu in all_gpus()
-    ]
+    assert [*map(FIELDS, all_cards())] == [*map(FIELDS, all_gpus())]
 
 
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)

@@ -45,7 +45,7 @@ class CustomFunctions(Trunk):
         return x
 
 
-class InPlace(nn.Module):
+class InPlace(Trunk):
     """Additions, activations and slices that write to what is there."""
 
     class Block(nn.Module):
@@ -60,17 +60,8 @@ class InPlace(nn.Module):
             y += x
             return y.relu_()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class WritesItsInput(nn.Module):
+class WritesItsInput(Trunk):
     """Blocks that add to their own input in place, and return it."""
 
     class Block(nn.Module):
@@ -85,13 +76,9 @@ class WritesItsInput(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return super().forward(self.embed(x))
 
 
 class OwnCheckpoint(Trunk):
@@ -108,7 +95,7 @@ class OwnCheckpoint(Trunk):
         return x
 
 
-class CheckpointInside(nn.Module):
+class CheckpointInside(Trunk):
     """Blocks that checkpoint their own inside."""
 
     class Block(nn.Module):
@@ -118,15 +105,6 @@ class CheckpointInside(nn.Module):
 
         def forward(self, x: Tensor) -> Tensor:
             return self.second(checkpoint(self.first, x, use_reentrant=False))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class CheckpointSequential(nn.Module):
@@ -138,7 +116,7 @@ class CheckpointSequential(nn.Module):
         return checkpoint_sequential(self.blocks, 2, x, use_reentrant=False)
 
 
-class UpdatedBuffers(nn.Module):
+class UpdatedBuffers(Trunk):
     """Running statistics and a counter that branches on its own value."""
 
     class Block(nn.Module):
@@ -154,15 +132,6 @@ class UpdatedBuffers(nn.Module):
                 self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
                 self.calls += 1
             return x + torch.tanh(y - self.mean)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class ReplacedBuffer(nn.Module):

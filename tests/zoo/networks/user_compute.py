@@ -7,7 +7,7 @@ from torch.nn import functional as F  # noqa: N812 - as users do
 from tests.zoo.networks.user_outputs import WIDTH, Block, Trunk
 
 
-class Attention(nn.Module):
+class Attention(Trunk):
     """Everything by einsum."""
 
     class Block(nn.Module):
@@ -29,13 +29,9 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, WIDTH)
-        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return super().forward(self.embed(tokens))
 
 
 class FourierBlock(nn.Module):
@@ -53,17 +49,15 @@ class FourierBlock(nn.Module):
         return F.gelu(torch.fft.irfft(out, n=x.shape[-1]) + self.skip(x))
 
 
-class Fourier(nn.Module):
+class Fourier(Trunk):
+    Block = FourierBlock
+
     def __init__(self) -> None:
         super().__init__()
         self.lift = nn.Conv1d(1, WIDTH, 1)
-        self.blocks = nn.ModuleList(FourierBlock() for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.lift(x)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return super().forward(self.lift(x))
 
 
 class ComplexNet(nn.Module):
@@ -300,7 +294,7 @@ class Scripted(nn.Module):
         return self.second(self.scripted(self.first(x)))
 
 
-class CompiledPart(nn.Module):
+class CompiledPart(Trunk):
     """A block under torch.compile; the eager backend needs no compiler."""
 
     def __init__(self) -> None:
@@ -308,8 +302,3 @@ class CompiledPart(nn.Module):
         self.blocks = nn.ModuleList(
             torch.compile(Block(), backend="eager") for _ in range(2)
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x

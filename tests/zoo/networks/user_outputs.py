@@ -23,9 +23,13 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    def __init__(self, blocks: int = 3, dropout: float = 0.0) -> None:
+    """Blocks one after the other; a subclass may define another ``Block``."""
+
+    Block: type[nn.Module] = Block
+
+    def __init__(self, blocks: int = 3, **settings: float) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(dropout=dropout) for _ in range(blocks))
+        self.blocks = nn.ModuleList(self.Block(**settings) for _ in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:

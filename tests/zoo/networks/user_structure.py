@@ -1,5 +1,6 @@
 """How users put modules together."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,18 +47,13 @@ class SharedBlock(nn.Module):
         return x
 
 
-class SharedAmongOthers(nn.Module):
+class SharedAmongOthers(Trunk):
     """The same module under two names in a list."""
 
     def __init__(self) -> None:
         super().__init__()
         shared = Block()
         self.blocks = nn.ModuleList([shared, Block(), shared, Block()])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class Siamese(Trunk):
@@ -184,35 +180,22 @@ class WeightNorm(nn.Module):
         return x
 
 
+def _three(layer: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(layer(), nn.Tanh()) for _ in range(3)))
+
+
 def old_weight_norm() -> nn.Module:
     """torch.nn.utils.weight_norm: a pre-hook that sets an attribute."""
-    return nn.Sequential(
-        *(
-            nn.Sequential(nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh())
-            for _ in range(3)
-        )
-    )
+    return _three(lambda: nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH)))
 
 
 def spectral_norm() -> nn.Module:
     """Power iteration writes to buffers in every forward."""
-    return nn.Sequential(
-        *(
-            nn.Sequential(
-                parametrizations.spectral_norm(nn.Conv2d(3, 3, 3, padding=1)), nn.ReLU()
-            )
-            for _ in range(3)
-        )
-    )
+    return _three(lambda: parametrizations.spectral_norm(nn.Conv2d(3, 3, 3, padding=1)))
 
 
 def old_spectral_norm() -> nn.Module:
-    return nn.Sequential(
-        *(
-            nn.Sequential(nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.ReLU())
-            for _ in range(3)
-        )
-    )
+    return _three(lambda: nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH)))
 
 
 class Symmetric(nn.Module):
