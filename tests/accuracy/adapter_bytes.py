@@ -6,14 +6,13 @@ with weights on the CPU, by ``from_pretrained(quantization_config=...)``, and ad
 peft alone; what its quantised weights keep beside their parameters is counted.
 """
 
-from __future__ import annotations
-
 import tempfile
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import peft
 import torch
+from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -29,9 +28,6 @@ from transformers import (
 from budgetfit.core.adapter import Adapter, parse_adapter
 from budgetfit.integrations.peft import adapted_meta_copy
 from budgetfit.integrations.quantization.traceable_layers import stored_bytes
-
-if TYPE_CHECKING:
-    from torch import nn
 
 MODELS: dict[str, tuple[Any, Any]] = {
     "llama": (

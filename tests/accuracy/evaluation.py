@@ -10,8 +10,6 @@ may use: a batch is within the budget if memory does not run out. One that is no
 measured again without the limit. Prints a Markdown table, worst first.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import fnmatch
@@ -19,23 +17,19 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 import budgetfit
+from budgetfit.core.plan import Plan
 from budgetfit.integrations.exports import axolotl, llamafactory, trainer, trl
-from tests.accuracy.evaluation_cases import CASES, LORA_RANK
+from tests.accuracy.evaluation_cases import CASES, LORA_RANK, Evaluated
 from tests.accuracy.nulldriver.run import default_environment
 from tests.accuracy.training import build_batch, build_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from budgetfit.core.plan import Plan
-    from tests.accuracy.evaluation_cases import Evaluated
 
 ROOT: Final = Path(__file__).parents[2]
 MIB: Final = 2**20

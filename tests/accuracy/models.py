@@ -169,16 +169,13 @@ BERT: Final = Model(
 )
 BERT_PADDED: Final = _padded(BERT)
 BERT_EAGER_PADDED: Final = _padded(_with(BERT, "eager", attn_implementation="eager"))
-BERT_LARGE: Final = replace(
-    BERT,
-    name="bert-large",
-    settings={
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    },
-)
+_LARGE: Final = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+BERT_LARGE: Final = replace(BERT, name="bert-large", settings=_LARGE)
 MODERNBERT: Final = Model(
     name="modernbert-base",
     builder="ModernBertForMaskedLM",
@@ -258,44 +255,35 @@ WAV2VEC2: Final = Model(
     ),
     note=_NO_CUDNN,
 )
-VIT: Final = Model(
-    name="vit-base",
-    builder="ViTForImageClassification",
-    config="ViTConfig",
-    inputs=_images(),
-    chain="vit.layers",
-)
-VIT_LARGE: Final = replace(
-    VIT,
-    name="vit-large",
-    settings={
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    },
-)
-SWIN: Final = Model(
-    name="swin-tiny",
-    builder="SwinForImageClassification",
-    config="SwinConfig",
-    inputs=_images(),
+
+
+def _vision(name: str, family: str, **more: Any) -> Model:
+    return Model(
+        name=name,
+        builder=f"{family}ForImageClassification",
+        config=f"{family}Config",
+        inputs=_images(),
+        **more,
+    )
+
+
+VIT: Final = _vision("vit-base", "ViT", chain="vit.layers")
+VIT_LARGE: Final = replace(VIT, name="vit-large", settings=_LARGE)
+SWIN: Final = _vision(
+    "swin-tiny",
+    "Swin",
     blocks=("swin.encoder.layers",),  # transformers' flag would nest stages and layers
     note=_NO_CUDNN,
 )
-CONVNEXT: Final = Model(
-    name="convnext-tiny",
-    builder="ConvNextForImageClassification",
-    config="ConvNextConfig",
-    inputs=_images(),
+CONVNEXT: Final = _vision(
+    "convnext-tiny",
+    "ConvNext",
     blocks=tuple(f"convnext.encoder.stages.{stage}.layers" for stage in range(4)),
     note=_NO_CUDNN,
 )
-RESNET50: Final = Model(
-    name="resnet-50",
-    builder="ResNetForImageClassification",
-    config="ResNetConfig",
-    inputs=_images(),
+RESNET50: Final = _vision(
+    "resnet-50",
+    "ResNet",
     blocks=tuple(f"resnet.encoder.stages.{stage}.layers" for stage in range(4)),
     note=_NO_CUDNN,
 )

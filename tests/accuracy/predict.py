@@ -1,16 +1,17 @@
 """What budgetfit predicts for a recorded case."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import chain_profile
@@ -27,12 +28,6 @@ from tests.accuracy.training import (
     build_batch,
     build_model,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from budgetfit.core.memory_timeline import MemoryTimeline
-    from budgetfit.core.step_trace import StepTrace
 
 GIB = 2**30
 EXAMPLE_SAMPLES = 2  # the second one of a padded batch is not padded

@@ -9,11 +9,11 @@ estimated. Prints one line per model and recipe, signed errors first, and says w
 real card or the null driver was measured.
 """
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 import budgetfit
 from budgetfit.core.recipe import Recipe, Segment
@@ -22,11 +22,6 @@ from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSetting
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.accuracy.verify_plans import MODELS, measured_card
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import nn
 
 BATCH_SIZE = 4
 Segments = tuple[Segment, ...]

@@ -9,23 +9,17 @@ and `budgetfit.verify` measures it. Prints one line per plan, signed errors firs
 says whether a real card or the null driver was measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 import transformers
+from torch import nn
 
 import budgetfit
 from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
 from tests.accuracy.well_formed import NULL_DRIVER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
 
 
 def _llama() -> nn.Module:

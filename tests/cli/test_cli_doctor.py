@@ -1,8 +1,6 @@
 """``budgetfit doctor``: what it prints, ends with, and survives."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from budgetfit.cli.app import app
 from budgetfit.doctor import checks, gather
 from budgetfit.doctor.facts import Machine
 from tests.doctor import machines
+from tests.processes import python
 
 
 def run(*words: str) -> Result:
@@ -83,7 +82,5 @@ def test_this_machine_is_looked_at_whatever_is_broken(
 
 def test_the_check_up_itself_imports_no_torch() -> None:
     code = "import sys, budgetfit.doctor.checks; print('torch' in sys.modules)"
-    done = subprocess.run(  # noqa: S603 - our own words
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, check=True)
     assert done.stdout == "False\n"

@@ -13,22 +13,10 @@ import pytest
 from budgetfit.cli.app import main
 from budgetfit.cli.output import api, ignore_odd_width
 from budgetfit.cli.quiet_libraries import quiet_libraries
+from tests.processes import ROOT, python
 from tests.reporting.sample_plans import sample_plan
 
-ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "scipy")
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter, in the repository."""
-    return subprocess.run(  # noqa: S603 - our own interpreter and code
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -37,6 +25,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 )
 def test_what_needs_no_torch_does_not_import_it(words: list[str]) -> None:
     result = python(
+        "-c",
         f"""
 import sys
 sys.argv = ["budgetfit", *{words!r}]
@@ -45,7 +34,7 @@ try:
     budgetfit.__main__.main()
 finally:
     print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-"""
+""",
     )
     assert result.returncode == 0
     assert result.stdout
@@ -78,6 +67,7 @@ finally:
 )
 def test_what_was_mistyped_is_told_before_torch_is_imported(words: list[str]) -> None:
     result = python(
+        "-c",
         f"""
 import sys
 sys.argv = ["budgetfit", *{words!r}]
@@ -86,7 +76,7 @@ try:
     budgetfit.__main__.main()
 except SystemExit as ended:
     print(ended.code, [name for name in {HEAVY!r} if name in sys.modules])
-"""
+""",
     )
     assert result.stdout == "2 []\n", result
     assert result.stderr.startswith("Error: ")
@@ -115,6 +105,7 @@ def test_a_width_that_can_be_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
 def test_loading_and_printing_a_plan_does_not_import_torch(tmp_path: Path) -> None:
     sample_plan().save(tmp_path / "plan.json")
     result = python(
+        "-c",
         f"""
 import random, sys
 import budgetfit
@@ -124,7 +115,7 @@ plan = budgetfit.Plan.load({str(tmp_path / "plan.json")!r})
 print(plan, plan.estimate)
 assert "torch" not in sys.modules
 assert random.getstate() == state
-"""
+""",
     )
 
     assert result.returncode == 0, result.stderr
@@ -145,6 +136,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
 
 def test_an_ascii_terminal_can_show_every_table() -> None:
     result = python(
+        "-c",
         "import sys; sys.argv = ['budgetfit', 'gpus']\n"
         "from budgetfit.cli.app import main; main()",
         PYTHONIOENCODING="ascii",
@@ -157,6 +149,7 @@ def test_an_ascii_terminal_can_show_every_table() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_an_interruption_that_an_import_swallows_ends_the_program() -> None:
     result = python(
+        "-c",
         """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -172,7 +165,7 @@ sys.meta_path.insert(0, Swallows())
 sys.argv = ["budgetfit", "plan", "gpt2", "--gpu", "t4"]
 from budgetfit.cli.app import main
 main()
-"""
+""",
     )
 
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
@@ -212,7 +205,7 @@ def test_remarks_of_libraries_are_not_for_those_who_call_budgetfit(
     tmp_path: Path,
 ) -> None:
     mine = str(tmp_path / "mine.py")
-    result = python(REMARKS.format(mine=mine), PYTHONWARNINGS="")
+    result = python("-c", REMARKS.format(mine=mine), PYTHONWARNINGS="")
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if line[:1] != " "]
     told = [line.rpartition("/")[2] for line in lines]
@@ -220,7 +213,7 @@ def test_remarks_of_libraries_are_not_for_those_who_call_budgetfit(
 
 
 def test_who_asks_for_warnings_gets_them_all(tmp_path: Path) -> None:
-    result = python(REMARKS.format(mine=str(tmp_path)), PYTHONWARNINGS="default")
+    result = python("-c", REMARKS.format(mine=str(tmp_path)), PYTHONWARNINGS="default")
     assert result.stderr.count("Warning in ") == 6
 
 

@@ -1,8 +1,6 @@
 """``budgetfit show``: a saved plan as it was printed, without torch."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from tests.cli.conftest import Run
+from tests.processes import python
 from tests.reporting.sample_plans import sample_plan
 
 
@@ -45,9 +44,7 @@ def test_torch_is_not_imported_for_it(tmp_path: Path) -> None:
         f"try: app(['show', {str(path)!r}])\n"
         "finally: assert 'torch' not in sys.modules"
     )
-    done = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert "RECOMMENDED" in done.stdout
 

@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from budgetfit.doctor import gather, gather_gpu, import_library, subprocesses
 from budgetfit.doctor.facts import GpuFacts
 from budgetfit.errors import InputError
 from tests.doctor.machines import GOOD, MIB
+from tests.processes import python
 
 ROOT = Path(__file__).parents[2]
 SMI = """#!{python}
@@ -147,9 +147,7 @@ def test_the_probe_starts_without_budgetfit() -> None:
         "print([name for name in sys.modules if name.split('.')[0] in "
         "('budgetfit', 'torch', 'numpy')])"
     )
-    done = subprocess.run(  # noqa: S603 - our own words
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = python("-P", "-c", code, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -1,20 +1,15 @@
 """The plain loop and the vision example run, learn, and say what they did."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.processes import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name: str, *options: str) -> str:
-    done = subprocess.run(  # noqa: S603 - an example, in this interpreter
-        [sys.executable, str(EXAMPLES / name), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(str(EXAMPLES / name), *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -1,22 +1,17 @@
 """The Trainer and LoRA examples run, learn, and say what they did."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name: str, *options: str) -> str:
-    done = subprocess.run(  # noqa: S603 - an example, in this interpreter
-        [sys.executable, "-W", "ignore", str(EXAMPLES / name), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-W", "ignore", str(EXAMPLES / name), *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

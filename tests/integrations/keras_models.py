@@ -8,14 +8,13 @@ child, so that the environment variable reaches nothing else.
 
 import functools
 import json
-import os
-import subprocess
 import sys
 from typing import Any
 
 import torch
 
 import budgetfit
+from tests.processes import python
 
 SEED = 11
 HERE = "tests.integrations.keras_models"
@@ -24,13 +23,7 @@ HERE = "tests.integrations.keras_models"
 @functools.cache
 def ask(*words: str, backend: str = "torch") -> Any:
     """Return what ``answer`` says in a process whose Keras runs on ``backend``."""
-    done = subprocess.run(  # noqa: S603 - this file, in this interpreter
-        [sys.executable, "-W", "ignore", "-m", HERE, *words],
-        env={**os.environ, "KERAS_BACKEND": backend},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-W", "ignore", "-m", HERE, *words, KERAS_BACKEND=backend)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

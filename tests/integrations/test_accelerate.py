@@ -1,7 +1,5 @@
 """A file that ``accelerate launch`` takes, and a plan inside accelerate's loop."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from tests.integrations.tiny_training import (
     runs,
     tiny_model,
 )
+from tests.processes import python
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -110,12 +109,7 @@ def test_accelerate_launch_runs_a_script_with_the_file(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     launch = ["-m", "accelerate.commands.launch", "--config_file", str(config), "--cpu"]
 
-    result = subprocess.run(  # noqa: S603 - our own interpreter and script
-        [sys.executable, *launch, str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = python(*launch, str(script))
 
     assert result.returncode == 0, result.stderr
     assert "precision bf16 1" in result.stdout

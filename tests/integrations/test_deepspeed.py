@@ -4,10 +4,7 @@
 
 import importlib.util
 import json
-import os
 import socket
-import subprocess
-import sys
 import types
 import warnings
 from pathlib import Path
@@ -22,6 +19,7 @@ from tests.integrations.tiny_training import (
     plan_for,
     tiny_model,
 )
+from tests.processes import python
 
 PRECISIONS = ("fp32", "tf32", "bf16", "as-is", "bf16-mixed", "fp16-mixed")
 
@@ -120,14 +118,7 @@ def test_the_engine_of_the_page_recomputes_exactly_the_planned_blocks() -> None:
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     alone |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
-    result = subprocess.run(  # noqa: S603 - our own interpreter and program
-        [sys.executable, "-W", "ignore", "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, **alone},
-    )
+    result = python("-W", "ignore", "-c", PROGRAM, **alone)
 
     assert result.returncode == 0, result.stderr[-3000:]
     line = next(row for row in result.stdout.splitlines() if "TRAINED" in row)

@@ -2,13 +2,10 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import budgetfit
+from tests.processes import python
 
 OPTIONAL = (
     *("accelerate", "bitsandbytes", "deepspeed", "keras", "lightning"),
@@ -23,13 +20,8 @@ print("LOADED", json.dumps(sorted(sys.modules)))
 
 def loaded_by(statement: str) -> set[str]:
     """Return the modules that a fresh process has after a statement."""
-    result = subprocess.run(  # noqa: S603 - our own interpreter and program
-        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(statement=statement)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(budgetfit.__file__).parents[1],
-    )
+    program = PROGRAM.format(statement=statement)
+    result = python("-W", "ignore", "-c", program, check=True)
     line = next(row for row in result.stdout.splitlines() if row.startswith("LOADED"))
     return set(json.loads(line.removeprefix("LOADED")))
 

@@ -1,8 +1,6 @@
 """Exported scripts are run: they train as a plain loop and recompute as planned."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code.plain_torch import torch_script
+from tests.processes import python
 from tests.reporting.sample_plans import (
     sample_estimate,
     sample_model,
@@ -524,13 +523,8 @@ def test_masks_and_class_labels_have_values_that_a_model_takes(tmp_path: Path) -
 def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(torch_script(tiny_plan(LLAMA, tmp_path, (0, 1), (2,))))
-    result = subprocess.run(  # noqa: S603 - our own interpreter and script
-        [sys.executable, "-I", str(path), "--steps", "1", "--device", "cpu"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("-I", str(path), "--steps", "1", "--device", "cpu")
+    result = python(*words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("step 1  loss 4.")
     assert "budgetfit." not in path.read_text()

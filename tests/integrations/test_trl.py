@@ -4,8 +4,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +29,7 @@ from tests.integrations.tiny_training import (
     tiny_model,
     word_tokenizer,
 )
+from tests.processes import python
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -222,12 +221,7 @@ def test_the_text_is_written_without_trl(name: str, tmp_path: Path) -> None:
         "main()\n"
     )
     words = ["export", str(path), "--to", name]
-    result = subprocess.run(  # noqa: S603 - our own interpreter and program
-        [sys.executable, "-W", "ignore", "-c", program, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = python("-W", "ignore", "-c", program, *words)
 
     assert result.returncode == 0, result.stderr
     assert "from trl import" in result.stdout

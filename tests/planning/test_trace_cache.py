@@ -23,6 +23,7 @@ from budgetfit.traces.cache.cache import CacheSize, TraceCache, cache_folder
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
+from tests.processes import python
 
 KEY, OTHER = "a" * 64, "b" * 64
 
@@ -99,20 +100,13 @@ def test_another_process_reads_it(cache: TraceCache) -> None:
         f"found = TraceCache(Path(sys.argv[1])).load({KEY!r})\n"
         "print(len(found.events))"
     )
-    found = subprocess.run(  # noqa: S603 - this interpreter
-        [sys.executable, "-c", code, str(cache.folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = python("-c", code, str(cache.folder), check=True)
     assert found.stdout.strip() == str(len(trace().events))
 
 
 def test_reading_needs_no_torch() -> None:
     code = "import sys, budgetfit.traces.cache.cache\nprint('torch' in sys.modules)"
-    found = subprocess.run(  # noqa: S603 - this interpreter
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    found = python("-c", code, check=True)
     assert found.stdout.strip() == "False"
 
 

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import os
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from budgetfit.traces.cache import key as trace_key
 from budgetfit.traces.cache.key import why_not_cacheable, workload_key
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
+from tests.processes import python
 
 OWN_SOURCES = trace_key.package_hash
 PROGRAM = ("fp32", "adamw_torch_fused", (), False, False)
@@ -135,17 +135,9 @@ def test_another_process_has_the_same_key() -> None:
     )
 
     def found(seed: str) -> str:
-        return subprocess.run(  # noqa: S603 - this interpreter
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={
-                **os.environ,
-                "PYTHONHASHSEED": seed,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-        ).stdout
+        path = os.pathsep.join(sys.path)
+        made = python("-c", code, check=True, PYTHONHASHSEED=seed, PYTHONPATH=path)
+        return made.stdout
 
     assert found("1") == found("2") != ""
 

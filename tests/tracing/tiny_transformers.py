@@ -2,16 +2,11 @@
 
 import transformers as t
 
-BERT = {
-    "vocab_size": 99,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 40,
-}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 24}
+BERT = SIZES | {"vocab_size": 99, "max_position_embeddings": 40}
 LLAMA = BERT | {"num_key_value_heads": 1, "pad_token_id": 0}
-BART = {
+ENCODER_DECODER = {
     "vocab_size": 99,
     "d_model": 16,
     "encoder_layers": 1,
@@ -20,6 +15,8 @@ BART = {
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 24,
     "decoder_ffn_dim": 24,
+}
+BART = ENCODER_DECODER | {
     "max_position_embeddings": 40,
     "pad_token_id": 1,
     "bos_token_id": 0,
@@ -38,22 +35,9 @@ T5 = {
 }
 GPT2 = {"vocab_size": 99, "n_positions": 40, "n_embd": 16, "n_layer": 1, "n_head": 2}
 GPT2 |= {"bos_token_id": 98, "eos_token_id": 98}
-VIT = {
-    "image_size": 32,
-    "patch_size": 8,
-    "num_channels": 1,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "num_labels": 5,
-}
-WAVES = {
+VIT = SIZES | {"image_size": 32, "patch_size": 8, "num_channels": 1, "num_labels": 5}
+WAVES = SIZES | {
     "vocab_size": 30,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
     "conv_dim": (8, 8, 8),
     "conv_stride": (10, 8, 4),
     "conv_kernel": (10, 8, 4),
@@ -67,15 +51,7 @@ WAVES = {
     "tdnn_dilation": (1, 1),
     "xvector_output_dim": 8,
 }
-WHISPER = {
-    "vocab_size": 99,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
+WHISPER = ENCODER_DECODER | {
     "num_mel_bins": 8,
     "max_source_positions": 20,
     "max_target_positions": 12,

@@ -17,6 +17,7 @@ from budgetfit.calibration.file import (
     calibration_path,
     read_calibration,
 )
+from tests.processes import python
 
 MIB = 2**20
 
@@ -141,9 +142,7 @@ def test_another_process_reads_what_this_one_keeps() -> None:
         "from budgetfit.calibration.file import read_calibration\n"
         "print(read_calibration().measurements[0].outside_bytes)"
     )
-    found = subprocess.run(  # noqa: S603 - this interpreter
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    found = python("-c", code, check=True)
     assert found.stdout.strip() == str(470 * MIB)
 
 
