@@ -98,16 +98,15 @@ def chains_of(  # noqa: PLR0913 - what a chain belongs to
     effective_batch_size: int | None = None,
 ) -> BlockChain:
     """Return the block profiles of a real model, as the planner sees them."""
-    from budgetfit.inputs.settings import find_target_gpu, make_workload  # noqa: PLC0415
+    from budgetfit.inputs.arguments import Arguments  # noqa: PLC0415
     from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings  # noqa: PLC0415
     from budgetfit.planning.profiling.first_trace import (  # noqa: PLC0415
         with_checkpointable_blocks,
     )
     from budgetfit.traces.session import TraceSession  # noqa: PLC0415
 
-    workload, _ = make_workload(
-        model, find_target_gpu(None, gpu), optimizer=optimizer, max_length=max_length
-    )
+    asked = Arguments(model=model, gpu=gpu, optimizer=optimizer, max_length=max_length)
+    workload = asked.parsed([precision]).workload
     settings = TrainingSettings(
         precision=precision,
         optimizer=optimizer,

@@ -100,7 +100,7 @@ def judged_subset(recomputed: tuple[int, ...]) -> Estimate:
 def planned(usable_bytes: int) -> Estimate:
     """Return the judge's word on the plan for so many bytes of allocator memory."""
     from budgetfit import plan  # noqa: PLC0415
-    from budgetfit.inputs.settings import find_target_gpu  # noqa: PLC0415
+    from budgetfit.inputs.target_gpu import find_target_gpu  # noqa: PLC0415
 
     model, batch = problem()
     made = plan(

@@ -192,7 +192,7 @@ def theirs(wrapped: tuple[str, ...]) -> float:
 def replayed(wrapped: tuple[str, ...]) -> Estimate:
     """Return the judge's word on recomputing these blocks, one by one."""
     from budgetfit import Recipe, Segment, estimate  # noqa: PLC0415
-    from budgetfit.inputs.settings import optimizer_name  # noqa: PLC0415
+    from budgetfit.inputs.arguments import optimizer_name  # noqa: PLC0415
 
     with torch.device("meta"):
         model = Transformer()
@@ -209,7 +209,7 @@ def replayed(wrapped: tuple[str, ...]) -> Estimate:
 def planned(budget_bytes: int) -> Plan | str:
     """Return our plan for so much allocator memory, or why there is none."""
     from budgetfit import DoesNotFitError, plan  # noqa: PLC0415
-    from budgetfit.inputs.settings import find_target_gpu  # noqa: PLC0415
+    from budgetfit.inputs.target_gpu import find_target_gpu  # noqa: PLC0415
 
     with torch.device("meta"):
         model = Transformer()

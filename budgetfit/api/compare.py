@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.adapter import FULL, METHODS
@@ -11,62 +10,27 @@ from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
 from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
-from budgetfit.inputs.adapter import find_adapter
-from budgetfit.inputs.settings import (
-    TargetGpu,
-    find_target_gpu,
-    make_workload,
-    optimizer_name,
-    parse_lengths,
-    parse_request,
-)
+from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
+from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.planning.alternatives.compare_gpus import GpuWithBudget, compare_gpus
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import torch
-    from torch import nn
-    from transformers import PretrainedConfig
+    from collections.abc import Sequence
 
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.plan import ModelSummary
-    from budgetfit.core.sample_dims import BatchDims
-    from budgetfit.core.validation import ImageSize
+    from budgetfit.gpus.table import Gpu
+    from budgetfit.inputs.arguments import Model
 
 
 @neutral_torch_state()
-def compare(  # noqa: PLR0913 - the arguments of plan
-    model: nn.Module | PretrainedConfig | str,
+def compare(
+    model: Model,
     gpus: Sequence[str],
     *,
-    batch: Any = None,  # noqa: ANN401 - any nesting of tensors
-    batch_dims: BatchDims = None,
-    max_length: int | None = None,
-    image_size: ImageSize = None,
-    text_only: bool = False,
-    lengths: Iterable[int] | Mapping[int, int] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
-    precision: str | Sequence[str] = "auto",
-    optimizer: str | Callable[..., torch.optim.Optimizer] = "adamw_torch_fused",
-    batch_size: int | None = None,
-    effective_batch_size: int | None = None,
-    checkpointing: str | Sequence[str] = "auto",
-    objective: str = "throughput",
-    headroom: int | str | None = None,
-    host_ram: int | str | None = None,
-    method: str | None = None,
     methods: Sequence[str] | None = None,
-    lora_r: int = 16,
-    lora_alpha: int = 32,
-    lora_dropout: float = 0.0,
-    target_modules: str | Sequence[str] = "all-linear",
-    quantization: str | None = None,
-    double_quantization: bool = True,
-    prepare_for_kbit: bool = True,
-    trust_remote_code: bool = False,
-    progress: Callable[[str], None] | None = None,
+    **given: Any,
 ) -> tuple[tuple[GpuComparison, ...], ModelSummary]:
     """Find the best training settings on each of several GPUs, by each method.
 
@@ -82,91 +46,46 @@ def compare(  # noqa: PLR0913 - the arguments of plan
         InputError: An argument is invalid; nothing was traced.
         TraceError: The model cannot run on fake tensors.
     """
-    check_objective(objective)
-    if objective == "length":
+    # The rows have the memory of their GPUs, and weights that are updated at the end.
+    asked = Arguments(model=model, vram=None, optimizer_in_backward=False, **given)
+    check_objective(asked.objective)
+    if asked.objective == "length":
         raise InputError(
             'objective="length" is a question to one card at a time. Use plan: '
             "budgetfit plan MODEL --gpu NAME --objective length."
         )
-    check_batch(batch_size, effective_batch_size)
+    check_batch(asked.batch_size, asked.effective_batch_size)
     if isinstance(gpus, str) or not gpus:
         raise InputError(
             'Name the cards to compare, for example ["t4", "rtx-4090"] '
             "(--gpus t4,rtx-4090)."
         )
     targets = [find_target_gpu(None, name) for name in gpus]
-    wanted = _methods(method, methods)
-    settings = {
-        "lora_r": lora_r,
-        "lora_alpha": lora_alpha,
-        "lora_dropout": lora_dropout,
-        "target_modules": target_modules,
-        "quantization": quantization,
-        "double_quantization": double_quantization,
-        "prepare_for_kbit": prepare_for_kbit,
-    }
-    workload_with = partial(
-        make_workload,
-        model,
-        batch=batch,
-        batch_dims=batch_dims,
-        max_length=max_length,
-        image_size=image_size,
-        text_only=text_only,
-        lengths=parse_lengths(lengths, max_length),
-        loss=loss,
-        optimizer=optimizer,
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-    )
+    wanted = _methods(asked.method, methods)
+    cards = [
+        GpuWithBudget(target.gpu, target.budget(asked.headroom, asked.host_ram))
+        for target in targets
+    ]
+    tables: list[list[GpuComparison]] = []
+    errors: list[InputError | TraceError] = []
     summaries: list[ModelSummary] = []
-
-    def comparison_rows(name: str) -> list[GpuComparison]:
-        parse = partial(find_adapter, name, **_settings_of(name, wanted, settings))
-        rows: dict[int, GpuComparison] = {}
-        for adapter, group in _by_adapter(targets, precision, parse).items():
-            workload, _ = workload_with(target=targets[group[0]], adapter=adapter)
-            summaries.append(workload.summary())
-            made = compare_gpus(
-                workload,
-                [
-                    GpuWithBudget(targets[i].gpu, targets[i].budget(headroom, host_ram))
-                    for i in group
-                ],
-                parse_request(checkpointing, objective, batch_size, workload),
-                precision=precision,
-                optimizer=optimizer_name(optimizer),
-                effective_batch_size=effective_batch_size,
-                progress=progress,
-            )
-            rows |= zip(group, made, strict=True)
-        return [replace(rows[i], method=name) for i in range(len(targets))]
-
-    tables, errors = [], []
     for name in wanted:
         try:
-            tables.append(comparison_rows(name))
+            rows = _rows(_asked_by(asked, name, wanted), cards, summaries)
         except (InputError, TraceError) as error:
-            if progress is not None:
-                progress(f"{name} is left out")
+            if asked.progress is not None:
+                asked.progress(f"{name} is left out")
             errors.append(error)
-            tables.append(
-                [
-                    GpuComparison(
-                        gpu=target.gpu,
-                        budget=target.budget(headroom, host_ram),
-                        estimate=None,
-                        problem=f"{name}: {error}",
-                        method=name,
-                    )
-                    for target in targets
-                ]
-            )
+            problem = f"{name}: {error}"
+            rows = [
+                GpuComparison(gpu=gpu, budget=budget, estimate=None, problem=problem)
+                for gpu, budget in cards
+            ]
+        tables.append([replace(row, method=name) for row in rows])
     if len(errors) == len(wanted):
         raise errors[0]
-    return tuple(row for rows in zip(*tables, strict=True) for row in rows), summaries[
-        0
-    ]
+    rows_of_gpus = zip(*tables, strict=True)
+    return tuple(row for rows in rows_of_gpus for row in rows), summaries[0]
 
 
 def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
@@ -188,30 +107,46 @@ def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(methods))
 
 
-def _settings_of(
-    name: str, wanted: Sequence[str], settings: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the adapter settings that apply to one of several methods."""
-    if len(wanted) == 1:
-        return settings
-    if name == FULL:
-        return {}
-    if name == "lora" and "qlora" in wanted:
-        return {**settings, "quantization": None}
-    return settings
+def _asked_by(asked: Arguments, name: str, wanted: Sequence[str]) -> Arguments:
+    """Return the arguments for one of several methods, with the settings it has."""
+    changes: dict[str, Any] = {}
+    if len(wanted) > 1 and name == FULL:
+        usual = {field.name: field.default for field in fields(Arguments)}
+        changes = {setting: usual[setting] for setting in ADAPTER_SETTINGS}
+    elif name == "lora" and "qlora" in wanted:
+        changes = {"quantization": None}
+    return replace(asked, method=name, **changes)
 
 
-def _by_adapter(
-    targets: Sequence[TargetGpu],
-    precision: str | Sequence[str],
-    parse: Callable[..., Adapter | None],
-) -> dict[Adapter | None, list[int]]:
-    """Group GPUs by adapter: its compute dtype depends on the GPU."""
+def _rows(
+    asked: Arguments, cards: Sequence[GpuWithBudget], summaries: list[ModelSummary]
+) -> list[GpuComparison]:
+    """Return a row for each GPU; append the summary of what was planned for."""
+    # The compute dtype of an adapter, and with it the model, depends on the GPU.
     groups: dict[Adapter | None, list[int]] = {}
-    for number, target in enumerate(targets):
-        try:
-            names = requested_precisions(precision, target.gpu)
-        except InputError:  # reported in the GPU's row
-            names = ("fp32",)
-        groups.setdefault(parse(target.gpu, names), []).append(number)
-    return groups
+    precisions = [_precisions(asked, card.gpu) for card in cards]
+    for number, (card, names) in enumerate(zip(cards, precisions, strict=True)):
+        groups.setdefault(asked.adapter_on(card.gpu, names), []).append(number)
+    rows: dict[int, GpuComparison] = {}
+    for group in groups.values():
+        first = group[0]
+        here = replace(asked, gpu=cards[first].gpu.name).parsed(precisions[first])
+        summaries.append(here.workload.summary())
+        made = compare_gpus(
+            here.workload,
+            [cards[number] for number in group],
+            here.request,
+            precision=asked.precision,
+            optimizer=here.optimizer,
+            effective_batch_size=asked.effective_batch_size,
+            progress=asked.progress,
+        )
+        rows |= zip(group, made, strict=True)
+    return [rows[number] for number in range(len(cards))]
+
+
+def _precisions(asked: Arguments, gpu: Gpu) -> tuple[str, ...]:
+    try:
+        return requested_precisions(asked.precision, gpu)
+    except InputError:  # reported in the GPU's row
+        return ("fp32",)

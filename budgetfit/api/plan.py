@@ -6,46 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.api.apply_and_verify import apply, verify
 from budgetfit.api.compare import compare
-from budgetfit.api.estimate import estimate_settings, layers, with_dtypes
+from budgetfit.api.estimate import estimate_recipe, estimate_settings, layers
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.validation import format_image_size
-from budgetfit.errors import DoesNotFitError
-from budgetfit.inputs.adapter import find_adapter, loading_notes
-from budgetfit.inputs.plan_request import PlanArguments
-from budgetfit.inputs.settings import (
-    check_recipe,
-    find_target_gpu,
-    make_workload,
-    optimizer_name,
-    parse_lengths,
-)
-from budgetfit.planning.planner import (
-    make_estimate,
-    make_plan,
-)
+from budgetfit.errors import DoesNotFitError, InputError
+from budgetfit.inputs.adapter import loading_notes
+from budgetfit.inputs.arguments import Arguments, ParsedArguments
+from budgetfit.planning.planner import make_plan
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.function_name import qualified_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import torch
-    from torch import nn
-    from transformers import PretrainedConfig
+    from collections.abc import Sequence
 
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.core.sample_dims import BatchDims
     from budgetfit.core.validation import ImageSize
-    from budgetfit.workload.workload import Workload
-
-    Model = nn.Module | PretrainedConfig | str
-    Loss = Callable[[Any, Any], torch.Tensor]
-    Optimizer = str | Callable[..., torch.optim.Optimizer]
-    Progress = Callable[[str], None]
-    Lengths = Iterable[int] | Mapping[int, int]
+    from budgetfit.inputs.arguments import Lengths, Loss, Model, Optimizer, Progress
 
 __all__ = [
     "apply",
@@ -156,52 +136,38 @@ def plan(  # noqa: PLR0913 - public API
         DoesNotFitError: No settings fit; says what is needed and what would help.
         TraceError: The model cannot run on fake tensors.
     """
-    given = dict(locals())
-    if objective == "length":
-        return plan_longest(plan, given)
-    asked = PlanArguments.of(given)
-    source, known = asked.source, asked.lengths
+    asked = Arguments(**locals())
+    return plan_longest(_plan, asked) if objective == "length" else _plan(asked)
+
+
+def _plan(given: Arguments) -> Plan:
+    asked = given.parsed()
     try:
         made = make_plan(asked.workload, asked.budget, asked.request, **asked.settings)
     except DoesNotFitError as error:
-        more = tuple(what_would_fit(given, asked, error))
-        raise error.with_suggestions(more) from None
-    longest = max_length if known is None else known.planned
-    rates = () if known is None else known.rate_notes(made.estimate.samples_per_s)
+        raise error.with_suggestions(tuple(what_would_fit(asked, error))) from None
+    lengths = asked.lengths
+    rates = () if lengths is None else lengths.rate_notes(made.estimate.samples_per_s)
+    loading = loading_notes(asked.workload.model, made.estimate)
     return made.changed(
-        source=source,
-        adapter=source.adapter,
-        warnings=(
-            *made.warnings,
-            *rates,
-            *loading_notes(asked.workload.model, made.estimate),
-        ),
-        provenance={
-            **made.provenance,
-            "asked": _asked(
-                model,
-                loss or source.loss,
-                vram=vram,
-                gpu=gpu,
-                max_length=longest,
-                image_size=None
-                if image_size is None
-                else format_image_size(image_size),
-                text_only=text_only,
-            ),
-        },
+        source=asked.source,
+        adapter=asked.source.adapter,
+        warnings=(*made.warnings, *rates, *loading),
+        provenance={**made.provenance, "asked": _recorded(asked)},
     )
 
 
-def _asked(
-    model: Model,
-    loss: Loss | str | None,
-    **settings: object,
-) -> dict[str, object]:
+def _recorded(asked: ParsedArguments) -> dict[str, object]:
     """Return the arguments that a saved plan records for ``verify``."""
+    given, lengths = asked.given, asked.lengths
+    loss, size = given.loss or asked.source.loss, given.image_size
     return {
-        "model": model if isinstance(model, str) else None,
-        **settings,
+        "model": given.model if isinstance(given.model, str) else None,
+        "vram": given.vram,
+        "gpu": given.gpu,
+        "max_length": given.max_length if lengths is None else lengths.planned,
+        "image_size": None if size is None else format_image_size(size),
+        "text_only": given.text_only,
         "loss": qualified_name(loss) if callable(loss) else loss,
     }
 
@@ -245,57 +211,22 @@ def estimate(  # noqa: PLR0913 - public API
         InputError: An argument is invalid.
         TraceError: The model cannot run on fake tensors.
     """
-    check_recipe(recipe)
-    target = find_target_gpu(vram, gpu)
-    adapter = find_adapter(
-        method,
-        target.gpu,
-        ["as-is" if recipe is None else recipe.precision],
-        lora_r=lora_r,
-        lora_alpha=lora_alpha,
-        lora_dropout=lora_dropout,
-        target_modules=target_modules,
-        quantization=quantization,
-        double_quantization=double_quantization,
-        prepare_for_kbit=prepare_for_kbit,
-    )
+    given = dict(locals())
+    del given["recipe"]
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise InputError(
+            f"recipe must be a Recipe, not a {type(recipe).__name__}; for example "
+            'budgetfit.Recipe(batch_size=8, precision="bf16-mixed").'
+        )
     if optimizer is None:
-        optimizer = "adamw_torch_fused" if recipe is None else recipe.optimizer
-    name = optimizer_name(optimizer)
-    workload, source = make_workload(
-        model,
-        target,
-        batch=batch,
-        batch_dims=batch_dims,
-        max_length=max_length,
-        image_size=image_size,
-        text_only=text_only,
-        lengths=parse_lengths(lengths, max_length),
-        loss=loss,
-        optimizer=optimizer,
-        adapter=adapter,
-        keeps_dtypes=recipe is None or recipe.precision == "as-is",
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-    )
-    made = make_estimate(
-        workload,
-        _as_it_is(workload, source.batch_size, name)
-        if recipe is None
-        else workload.with_full_names(recipe),
-        target.budget(headroom, host_ram),
-        context_bytes=target.context_bytes,
-        keep_own_checkpointing=recipe is None,
-        progress=progress,
-    )
-    return with_dtypes(made, workload)
-
-
-def _as_it_is(workload: Workload, batch_size: int, optimizer: str) -> Recipe:
-    """Return the recipe of the model as it is."""
-    return Recipe(
-        batch_size=batch_size,
+        given["optimizer"] = "adamw_torch_fused" if recipe is None else recipe.optimizer
+    asked = Arguments(**given).parsed(["as-is" if recipe is None else recipe.precision])
+    if recipe is not None:
+        return estimate_recipe(asked, asked.workload.with_full_names(recipe))
+    as_it_is = Recipe(
+        batch_size=asked.source.batch_size,
         precision="as-is",
-        optimizer=optimizer,
-        segments=checkpoint_every_block(workload.own_checkpointing()),
+        optimizer=asked.optimizer,
+        segments=checkpoint_every_block(asked.workload.own_checkpointing()),
     )
+    return estimate_recipe(asked, as_it_is, keep_own_checkpointing=True)

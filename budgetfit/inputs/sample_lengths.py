@@ -98,8 +98,14 @@ def summarize_lengths(
     """Summarize a list of lengths, or a mapping of length to number of samples.
 
     Raises:
-        InputError: If it is empty, or a length or count is not a positive whole number.
+        InputError: If it is neither or empty, or a length or count is not a positive
+            whole number.
     """
+    if isinstance(lengths, (str, bytes, int)):
+        raise InputError(
+            "lengths must be a list of lengths such as [512, 2048], or samples by "
+            f"length such as {{512: 900, 2048: 100}}; got {lengths!r}."
+        )
     counted = Counter(lengths)
     for length, count in counted.items():
         for value in (length, count):

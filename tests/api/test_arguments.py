@@ -12,12 +12,8 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe, Segment, TraceError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.inputs.settings import (
-    find_target_gpu,
-    optimizer_name,
-    parse_checkpointing,
-)
-from budgetfit.workload.workload import Workload
+from budgetfit.inputs.arguments import Arguments, optimizer_name
+from budgetfit.inputs.target_gpu import find_target_gpu
 from tests.api.planned import CARD, Fingerprint
 
 without_cuda = pytest.mark.skipif(
@@ -225,6 +221,9 @@ def test_names_of_optimizers_are_kept_and_functions_named() -> None:
 
 
 def test_a_policy_stays_a_word_and_names_become_a_tuple() -> None:
-    workload = Workload(model=nn.Linear(1, 1), batch=None, gpu=find_gpu("t4"))
-    assert parse_checkpointing("sqrt", workload) == "sqrt"
-    assert parse_checkpointing(["layers.0"], workload) == ("layers.0",)
+    def parsed(checkpointing: Any) -> object:
+        asked = Arguments(model=NET, gpu="t4", batch=X, checkpointing=checkpointing)
+        return asked.parsed().checkpointing
+
+    assert parsed("sqrt") == "sqrt"
+    assert parsed(["layers.0"]) == ("layers.0",)

@@ -21,7 +21,7 @@ from budgetfit.calibration.known_measurements import (
 )
 from budgetfit.gpus.cuda_context import estimated_context
 from budgetfit.gpus.table import find_gpu
-from budgetfit.inputs.settings import find_target_gpu
+from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.measuring.process_memory import ProcessMemory
 from budgetfit.planning.judging.judge import TIME_NOTE
 from budgetfit.verification.verify_plan import with_recorded_step_time

@@ -13,7 +13,6 @@ formula of the solver says so. One in 20 of them is estimated all the same.
 """
 
 import argparse
-import inspect
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -34,8 +33,8 @@ from budgetfit import (
     Segment,
     TraceError,
 )
-from budgetfit.inputs.plan_request import PlanArguments
-from budgetfit.inputs.settings import find_target_gpu
+from budgetfit.inputs.arguments import Arguments, ParsedArguments
+from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning.alternatives import refusal
 from budgetfit.planning.judging.judge import judge
@@ -205,13 +204,9 @@ def random_recipe(
     )
 
 
-def arguments_of(subject: Subject, vram: int | None = None) -> PlanArguments:
+def arguments_of(subject: Subject, vram: int | None = None) -> ParsedArguments:
     """Return the arguments of ``budgetfit.plan`` as values."""
-    parameters = inspect.signature(budgetfit.plan).parameters
-    given = {name: each.default for name, each in parameters.items()}
-    return PlanArguments.of(
-        {**given, "model": subject.model, "vram": vram, **subject.arguments}
-    )
+    return Arguments(model=subject.model, vram=vram, **subject.arguments).parsed()
 
 
 def plan_within(subject: Subject, usable_bytes: int) -> Plan:

@@ -1,0 +1,397 @@
+"""The arguments of ``plan``, ``estimate`` and ``compare``: as given, and parsed once.
+
+The search for suggestions parses them again with one argument changed (a shorter
+sequence, another method) and calls ``least``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from budgetfit.applying.data_parallel import refuse_planning_distributed
+from budgetfit.applying.torch_compile import unwrap_compiled
+from budgetfit.applying.training_modes import mode_notes
+from budgetfit.batches.batch_tree import batch_size_of, describe_batch
+from budgetfit.core.budget import Budget
+from budgetfit.core.precision import requested_precisions
+from budgetfit.core.sample_dims import BatchDims, SampleDims
+from budgetfit.core.validation import (
+    ImageSize,
+    check_batch,
+    check_objective,
+    check_positive_int,
+)
+from budgetfit.errors import InputError
+from budgetfit.example_batches.make_batch import (
+    ExampleBatch,
+    batch_dimension,
+    make_batch,
+)
+from budgetfit.inputs.adapter import adapter_as_stored, find_adapter, model_to_trace
+from budgetfit.inputs.plan_source import PlanSource
+from budgetfit.inputs.sample_lengths import LengthSummary, summarize_lengths
+from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
+from budgetfit.integrations.model_sources.model_source import resolve_model
+from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.integrations.peft import materialize_with_adapter
+from budgetfit.planning.alternatives.longest_length import MemoryNeed
+from budgetfit.planning.profiling.precision_fallback import fallback_for
+from budgetfit.planning.search.lowest_peak import LowestPeak, lowest_peak_plan
+from budgetfit.planning.search.search import Request, fixed_segments
+from budgetfit.traces.loss_modules import loss_notes
+from budgetfit.utils.function_name import qualified_name
+from budgetfit.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from budgetfit.core.adapter import Adapter
+    from budgetfit.gpus.table import Gpu
+    from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
+
+    Model = nn.Module | PretrainedConfig | str
+Loss = Callable[[Any, Any], torch.Tensor]
+Optimizer = str | Callable[..., torch.optim.Optimizer]
+Progress = Callable[[str], None]
+Lengths = Iterable[int] | Mapping[int, int]
+
+ADAPTER_SETTINGS: Final = (
+    *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),
+    *("quantization", "double_quantization", "prepare_for_kbit"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of ``budgetfit.plan``, as given; its docstring says what they mean.
+
+    ``estimate``, ``compare`` and ``layers`` take some of them.
+    """
+
+    model: Model
+    vram: int | str | None = None
+    gpu: str | None = None
+    batch: Any = None
+    batch_dims: BatchDims = None
+    max_length: int | None = None
+    image_size: ImageSize = None
+    text_only: bool = False
+    lengths: Lengths | None = None
+    loss: Loss | str | None = None
+    precision: str | Sequence[str] = "auto"
+    optimizer: Optimizer = "adamw_torch_fused"
+    batch_size: int | None = None
+    effective_batch_size: int | None = None
+    checkpointing: str | Sequence[str] = "auto"
+    objective: str = "throughput"
+    headroom: int | str | None = None
+    host_ram: int | str | None = None
+    optimizer_in_backward: bool = False
+    method: str | None = None
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    target_modules: str | Sequence[str] = "all-linear"
+    quantization: str | None = None
+    double_quantization: bool = True
+    prepare_for_kbit: bool = True
+    trust_remote_code: bool = False
+    progress: Progress | None = None
+
+    def adapter_on(self, gpu: Gpu, precisions: Sequence[str]) -> Adapter | None:
+        """Return the adapters to train, which compute in a dtype that the GPU has.
+
+        Raises:
+            InputError: If one of their settings is invalid.
+        """
+        settings = {name: getattr(self, name) for name in ADAPTER_SETTINGS}
+        return find_adapter(self.method, gpu, precisions, **settings)
+
+    def parsed(self, precisions: Sequence[str] | None = None) -> ParsedArguments:
+        """Parse and validate all arguments, and read the model.
+
+        Args:
+            precisions: Those of a recipe, instead of ``precision``.
+
+        Raises:
+            InputError: If one of them is invalid; nothing was traced.
+        """
+        check_objective(self.objective)
+        check_batch(self.batch_size, self.effective_batch_size)
+        target = find_target_gpu(self.vram, self.gpu)
+        budget = target.budget(self.headroom, self.host_ram)
+        if precisions is None:
+            precisions = requested_precisions(self.precision, target.gpu)
+        adapter = self.adapter_on(target.gpu, precisions)
+        name = optimizer_name(self.optimizer)
+        lengths = None
+        if self.lengths is not None:
+            lengths = summarize_lengths(self.lengths, self.max_length)
+        workload, source = _read_model(
+            self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
+        )
+        return ParsedArguments(
+            given=self,
+            workload=workload,
+            source=source,
+            target=target,
+            budget=budget,
+            precisions=tuple(precisions),
+            optimizer=name,
+            lengths=lengths,
+            fallback_precision=None if adapter else fallback_for(self.precision),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedArguments:
+    """Arguments as values that the planner takes.
+
+    Attributes:
+        given: The arguments themselves.
+        workload, source: What is planned for, and its live model and functions.
+        target, budget: The GPU, and what has to fit into it.
+        precisions: Names of the dtype policies to compare.
+        optimizer: Its name.
+        lengths: Of the samples, where they are known.
+        fallback_precision: For models that cannot run in the first of ``precisions``.
+    """
+
+    given: Arguments
+    workload: Workload
+    source: PlanSource
+    target: TargetGpu
+    budget: Budget
+    precisions: tuple[str, ...]
+    optimizer: str
+    lengths: LengthSummary | None
+    fallback_precision: str | None
+
+    @property
+    def checkpointing(self) -> str | tuple[str, ...]:
+        """A checkpointing policy's name, or module paths of blocks.
+
+        Raises:
+            InputError: If it is neither a name nor a list.
+        """
+        wanted = self.given.checkpointing
+        if isinstance(wanted, str):
+            return wanted
+        if not isinstance(wanted, (list, tuple)):
+            raise InputError(
+                "checkpointing must be auto, none, full, every-2, sqrt, as-is, or a "
+                'list of block names such as ["model.layers.0"]; '
+                f"got {wanted!r}."
+            )
+        return self.workload.full_names(wanted)
+
+    @property
+    def request(self) -> Request:
+        """What the search may choose.
+
+        Raises:
+            InputError: If a policy or a named block is unknown.
+        """
+        policy = self.checkpointing
+        if policy not in ("auto", "sqrt"):
+            fixed_segments(policy, self.workload.blocks)
+        return Request(
+            checkpointing=policy,
+            objective=self.given.objective,  # type: ignore[arg-type]
+            batch_size=self.given.batch_size,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The further arguments of ``make_plan``."""
+        return {
+            "precisions": self.precisions,
+            "optimizer": self.optimizer,
+            "effective_batch_size": self.given.effective_batch_size,
+            "optimizer_in_backward": self.given.optimizer_in_backward,
+            "fallback_precision": self.fallback_precision,
+            "progress": self.given.progress,
+        }
+
+    def least(self) -> LowestPeak:
+        """Find settings that fit, or else the lowest peak.
+
+        Raises:
+            TraceError: If the model cannot be traced.
+        """
+        return lowest_peak_plan(
+            self.workload, self.budget, self.request, **self.settings
+        )
+
+    def need_at(self, length: int) -> MemoryNeed:
+        """Return the lowest peak at another sequence length; of a generated batch.
+
+        Raises:
+            InputError: If the model has no positions for it.
+        """
+        if self.given.progress is not None:
+            self.given.progress(f"looking for the longest samples: {length:,} tokens")
+        found = replace(self, workload=self.workload.at_length(length)).least()
+        return MemoryNeed(
+            needed_bytes=found.needed_bytes,
+            limit_bytes=self.budget.usable_bytes,
+            fits=found.fits,
+            estimate=found.estimate,
+        )
+
+
+def _read_model(
+    asked: Arguments,
+    target: TargetGpu,
+    adapter: Adapter | None,
+    lengths: LengthSummary | None,
+    *,
+    keeps_dtypes: bool,
+) -> tuple[Workload, PlanSource]:
+    """Build the workload to plan for and its ``PlanSource``.
+
+    ``keeps_dtypes``: weights are trained in the dtype in which they are loaded.
+
+    Raises:
+        InputError: If the model, batch or loss is invalid.
+    """
+    if asked.max_length is not None:
+        check_positive_int("max_length", asked.max_length, example=1024)
+    if asked.progress is not None:
+        asked.progress("reading the model")
+    model, is_live = asked.model, isinstance(asked.model, nn.Module)
+    if isinstance(model, nn.Module):
+        model = unwrap_compiled(model)
+    resolved = resolve_model(model, trust_remote_code=asked.trust_remote_code)
+    live = resolved.model
+    refuse_planning_distributed(live)
+    adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
+    loss = parse_loss(asked.loss) or resolved.loss
+    traced, adapter_notes = model_to_trace(live, adapter)
+    if not any(p.requires_grad for p in traced.parameters()):
+        raise InputError(
+            f"{resolved.name} has no trainable parameter, so there is nothing to "
+            "train. Check requires_grad."
+        )
+    notes = [*target.notes, *resolved.notes, *stored_notes, *adapter_notes]
+    if keeps_dtypes or adapter is not None:
+        notes += resolved.dtype_notes
+    if model is not asked.model:
+        notes.append("planned, and trained by apply(), without torch.compile")
+    batch, dims, remake, batch_notes = _example_batch(asked, resolved, lengths)
+    notes += [*batch_notes, *loss_notes(loss, live), *mode_notes(live)]
+    notes += [] if lengths is None else lengths.notes()
+    source = PlanSource(
+        model=live if is_live else None,
+        adapter=adapter,
+        materialize=materialize_with_adapter(resolved.materialize, adapter),
+        batch=batch,
+        batch_dims=dims,
+        loss=loss,
+        optimizer=None if isinstance(asked.optimizer, str) else asked.optimizer,
+    )
+    origin = resolved.source
+    workload = Workload(
+        model=traced,
+        batch=batch,
+        batch_dims=dims,
+        loss=loss,
+        optimizer=source.optimizer,
+        gpu=target.gpu,
+        name=resolved.name,
+        source=origin if adapter is None else f"{origin}; {adapter.describe()}",
+        notes=tuple(notes),
+        cudnn=torch.backends.cudnn.enabled,
+        remake=remake,
+    )
+    return workload.with_found_blocks(), source
+
+
+def _example_batch(
+    asked: Arguments, resolved: ResolvedModel, lengths: LengthSummary | None
+) -> tuple[Any, SampleDims, Callable[..., ExampleBatch] | None, tuple[str, ...]]:
+    """Return the batch that was given, that a factory returned, or that is made.
+
+    Also returns its sample dimensions, how to make it at another length (None where it
+    was given), and notes.
+
+    Raises:
+        InputError: If none can be made, or one that is given cannot be used.
+    """
+    batch = load_batch(asked.batch) if isinstance(asked.batch, str) else asked.batch
+    batch = resolved.batch if batch is None else batch
+    size, text_only = asked.image_size, asked.text_only
+    if batch is not None and (size is not None or text_only):
+        raise InputError(
+            "image_size= and text_only= are for a batch that is made. Leave them out "
+            "where a batch is given, or leave the batch out."
+        )
+    dims = SampleDims.parse(asked.batch_dims, batch_dimension(resolved.model))
+    remake, notes = None, tuple[str, ...]()
+    if batch is None:
+        remake = partial(make_batch, image_size=size, text_only=text_only, dims=dims)
+        longest = asked.max_length if lengths is None else lengths.planned
+        made = remake(resolved.model, max_length=longest)
+        batch, notes = made.batch, made.notes
+    batch_size_of(batch, dims=dims)
+    if lengths is not None:
+        _check_holds(batch, lengths.planned)
+    return batch, dims, remake, notes
+
+
+def _check_holds(batch: Any, length: int) -> None:  # noqa: ANN401
+    """Check that the batch is long enough for the longest sample.
+
+    After the sample dimension some tensor must have a sequence dimension; which one,
+    only the model knows.
+    """
+    shapes = [shape for shape, _ in describe_batch(batch).values()]
+    if any(size >= length for shape in shapes for size in shape[1:]):
+        return
+    raise InputError(
+        f"The longest sample has {length} tokens, but the batch has no dimension that "
+        f"long: {', '.join(map(str, shapes))}. Pad the example batch to {length}, or "
+        "leave batch= out, or lengths= where samples have no length."
+    )
+
+
+def parse_loss(loss: object) -> Callable[..., Any] | None:
+    """Return the loss function, loaded where text names it.
+
+    Raises:
+        InputError: If it is not a function.
+    """
+    if isinstance(loss, str):
+        return load_loss(loss)
+    if isinstance(loss, nn.modules.loss._Loss):  # noqa: SLF001 - torch's own, all of them
+        name = type(loss).__name__
+        raise InputError(
+            f"loss={name}() takes a target, and a loss here takes the batch: use "
+            f"loss=lambda outputs, batch: {name}()(outputs, batch[...])."
+        )
+    if loss is not None and not callable(loss):
+        raise InputError(
+            "loss must be a function: loss(outputs, batch) -> scalar; for example "
+            "loss=lambda outputs, batch: outputs.mean()."
+        )
+    return loss
+
+
+def optimizer_name(optimizer: Optimizer) -> str:
+    """Return transformers' ``optim`` name, or the qualified name of a callable."""
+    if isinstance(optimizer, str):
+        return optimizer
+    if not callable(optimizer):
+        plain = optimizer is None or isinstance(optimizer, (bool, int, float))
+        shown = repr(optimizer) if plain else f"a {type(optimizer).__name__}"
+        raise InputError(
+            "optimizer must be a name such as 'adamw_torch_fused' or a function of "
+            f"the parameters such as torch.optim.AdamW; got {shown}."
+        )
+    return qualified_name(optimizer)
