@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE, OPTIMIZER_NAMES
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import unwrap_compiled_for
-from budgetfit.core.plan import Plan
+from budgetfit.applying.undo import Undo
 from budgetfit.errors import InputError
-from budgetfit.inputs.adapter import (
-    attach_planned_adapter,
-    detach_on_undo,
-    planned_adapter_attached,
-)
+from budgetfit.inputs.adapter import attach_planned_adapter
 from budgetfit.inputs.plan_source import (
+    check_plan,
     loss_and_optimizer,
     model_reference,
     model_to_train,
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from budgetfit.core.plan import Plan
     from budgetfit.core.verification import Verification
 
     Loss = Callable[[Any, Any], torch.Tensor]
@@ -67,11 +65,12 @@ def apply(
         InputError: If there is no model, it is not the one that was planned, or a
             learning rate cannot be used.
     """
+    check_plan(plan)
     _check_learning_rate(plan, learning_rate)
-    if model is not None and isinstance(plan, Plan):
+    if model is not None:
         model = unwrap_compiled_for(model, plan.recipe)
-    model, put_back = attach_planned_adapter(plan, model)
-    try:
+    with Undo() as undo:
+        model = attach_planned_adapter(plan, model, undo)
         model = model_to_train(plan, model)
         loss, optimizer = loss_and_optimizer(plan, loss, optimizer)
         warn_of_trainable_loss(loss, model)
@@ -86,10 +85,10 @@ def apply(
             plan=plan,
             dims=planned_batch_dims(plan, model),
         )
-    except BaseException:
-        put_back()
-        raise
-    return detach_on_undo(run, put_back)
+        # The adapters are removed last.
+        undo.add(run._undo)  # noqa: SLF001 - extends the undo of a run just created
+        run._undo = undo  # noqa: SLF001
+    return run
 
 
 def _check_learning_rate(plan: Plan, learning_rate: float | None) -> None:
@@ -99,7 +98,7 @@ def _check_learning_rate(plan: Plan, learning_rate: float | None) -> None:
         raise InputError(
             f"learning_rate must be a number above 0, got {learning_rate!r}."
         )
-    if isinstance(plan, Plan) and plan.recipe.optimizer not in OPTIMIZER_NAMES:
+    if plan.recipe.optimizer not in OPTIMIZER_NAMES:
         raise InputError(
             f"The plan's optimizer is a function, {plan.recipe.optimizer}, which sets "
             "its own learning rate. Leave learning_rate= out."
@@ -145,6 +144,7 @@ def verify(  # noqa: PLR0913 - public API
     Raises:
         InputError: No CUDA device and none asked for, too few steps, or another model.
     """
+    check_plan(plan)
     if fresh_process:
         return verify_in_subprocess(
             plan,
@@ -154,10 +154,11 @@ def verify(  # noqa: PLR0913 - public API
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    with planned_adapter_attached(plan, model) as adapted:
+    undo = Undo()
+    try:
         live = resolve_model_and_batch(
             plan,
-            adapted,
+            attach_planned_adapter(plan, model, undo),
             batch=batch,
             loss=loss,
             optimizer=optimizer,
@@ -165,3 +166,5 @@ def verify(  # noqa: PLR0913 - public API
             trust_remote_code=trust_remote_code,
         )
         return verify_plan(plan, live, steps=steps, progress=progress)
+    finally:
+        undo()

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from budgetfit.applying.undo import Undo
 from budgetfit.core.adapter import Adapter, ComputeDtype, parse_adapter
-from budgetfit.core.plan import Plan
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
-from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.integrations.peft import (
     adapted_meta_copy,
-    attached_adapters,
     ensure_adapters,
-    loading_code,
     traceable_model,
 )
 from budgetfit.integrations.quantization.traceable_layers import (
@@ -29,10 +23,10 @@ from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    from budgetfit.applying.run.run import Run
-    from budgetfit.core.plan import Estimate
+    from budgetfit.applying.undo import Undo
+    from budgetfit.core.plan import Estimate, Plan
     from budgetfit.gpus.table import Gpu
     from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 
@@ -120,60 +114,23 @@ def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
     )
 
 
-def attach_planned_adapter(plan: Plan, model: Any) -> tuple[Any, Callable[[], object]]:  # noqa: ANN401
-    """Return the model that a plan trains, and a function that restores the plain one.
+def attach_planned_adapter(plan: Plan, model: Any, undo: Undo) -> Any:  # noqa: ANN401
+    """Return the model that a plan trains; ``undo`` restores the plain one.
 
     Args:
         plan: One without an adapter trains the model itself.
-        model: A plain model gets the adapters; one that has some is trained as it is.
-            None: the one that was planned.
+        model: A plain module gets the adapters; one that has some is trained as it is,
+            and so is what is no module (a hub id). None: the one that was planned.
+        undo: Takes what removes the adapters.
 
     Raises:
-        InputError: If there is none, or it must be loaded quantized, and is not.
+        InputError: If it must be loaded quantized, and is not.
     """
-    if not isinstance(plan, Plan) or plan.adapter is None:
-        return model, _no_op
-    model = _given_or_planned(plan, model)
-    if model is None:
-        raise InputError(
-            "This plan has no model with weights to train: it was loaded from disk or "
-            "made from a config. Load one and hand it in, budgetfit.apply(plan, "
-            f"model):\n{loading_code(plan.adapter)}"
-        )
-    if not isinstance(model, nn.Module):
-        return model, _no_op
-    return ensure_adapters(model, plan.adapter)
-
-
-def detach_on_undo(run: Run, put_back: Callable[[], object]) -> Run:
-    """Let ``run.undo()`` remove adapters, too, after everything else."""
-    undo = Undo()
-    undo.add(put_back)
-    undo.add(run._undo)  # noqa: SLF001 - extends the undo of a run just created
-    run._undo = undo  # noqa: SLF001
-    return run
-
-
-@contextlib.contextmanager
-def planned_adapter_attached(plan: Plan, model: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Attach the planned adapters to a plain module while the context is open.
-
-    Anything but a module (a hub id, None) is built with adapters by ``verify``.
-    """
-    adapter = plan.adapter if isinstance(plan, Plan) else None
-    live = None if adapter is None else _given_or_planned(plan, model)
-    if not isinstance(live, nn.Module):
-        yield model
-        return
-    with attached_adapters(live, adapter) as adapted:
-        yield adapted
-
-
-def _given_or_planned(plan: Plan, model: Any) -> Any:  # noqa: ANN401
-    if model is None and isinstance(plan.source, PlanSource):
-        return plan.source.model
+    if plan.adapter is None:
+        return model
+    if model is None and plan.source is not None:
+        model = plan.source.model
+    if isinstance(model, nn.Module):
+        model, restore = ensure_adapters(model, plan.adapter)
+        undo.add(restore)
     return model
-
-
-def _no_op() -> None:
-    """Restore nothing: no adapter was attached."""

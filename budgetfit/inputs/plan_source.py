@@ -25,7 +25,7 @@ from budgetfit.integrations.model_sources.model_source import (
     resolve_model,
 )
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
-from budgetfit.integrations.peft import materialize_with_adapter
+from budgetfit.integrations.peft import loading_code, materialize_with_adapter
 from budgetfit.measuring.real_step import find_device
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.verification.batch_choice import choose_batch
@@ -69,13 +69,16 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
     Raises:
         InputError: If there is none with weights, or it is not the planned one.
     """
-    _check_plan(plan)
-    if model is None and isinstance(plan.source, PlanSource):
+    if model is None and plan.source is not None:
         model = plan.source.model
     if model is None:
+        hint = "Hand one in: budgetfit.apply(plan, model)."
+        if plan.adapter is not None:
+            hint = "Load one and hand it in, budgetfit.apply(plan, model):\n"
+            hint += loading_code(plan.adapter)
         raise InputError(
             "This plan has no model with weights to train: it was loaded from disk or "
-            "made from a config. Hand one in: budgetfit.apply(plan, model)."
+            f"made from a config. {hint}"
         )
     model = as_torch_module(model)
     refuse_wrapper(model)
@@ -106,7 +109,7 @@ def loss_and_optimizer(
     """
     if isinstance(loss, str):
         loss = load_loss(loss)
-    if isinstance(plan.source, PlanSource):
+    if plan.source is not None:
         loss = loss if loss is not None else plan.source.loss
         optimizer = optimizer if optimizer is not None else plan.source.optimizer
     name, planned = plan.recipe.optimizer, _asked(plan).get("loss")
@@ -153,7 +156,6 @@ def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
     Raises:
         InputError: If there is no model, no such device, or no batch can be made.
     """
-    _check_plan(plan)
     chosen = find_device(_device(device))
     resolved = _resolved(plan, model, trust_remote_code=trust_remote_code)
     if resolved is not None:  # a factory may return its batch and its loss
@@ -167,22 +169,11 @@ def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
             "The model is on the meta device: it has no weights for real steps. Load "
             "them first, or hand in a model that has some: verify(plan, model)."
         )
-    source = plan.source if isinstance(plan.source, PlanSource) else None
     dims = planned_batch_dims(plan, live)
     if isinstance(batch, str):
         batch = load_batch(batch)
-    if batch is None and source is not None:
-        batch = source.batch
-    if batch is None:
-        asked = _asked(plan)
-        batch = make_batch(
-            live,
-            max_length=asked.get("max_length"),
-            image_size=asked.get("image_size"),
-            text_only=asked.get("text_only") or False,
-            dims=dims,
-        ).batch
-        _check_same_batch(plan, batch, dims)
+    elif batch is None:
+        batch = _planned_batch(plan, live, dims)
     several = choose_batch(plan, batch, dims=dims)
     return TrainingSetup(
         model=live,
@@ -208,13 +199,12 @@ def model_reference(
     Raises:
         InputError: An argument cannot be passed to a subprocess as text.
     """
-    _check_plan(plan)
-    source = plan.source if isinstance(plan.source, PlanSource) else None
     asked = _asked(plan)
     text = model if isinstance(model, str) else None
-    if model is None and isinstance(asked.get("model"), str):
+    if model is None:
         # Code planned by this process may run; a plan file is data (``_planned_text``).
-        text = asked["model"] if source is not None else _planned_text(asked["model"])
+        planned = asked.get("model")
+        text = planned if plan.source is not None else _planned_text(planned)
     is_plain = plan.recipe.optimizer in OPTIMIZER_NAMES and asked.get("loss") is None
     if text is None or batch is not None or functions != (None, None) or not is_plain:
         raise InputError(
@@ -230,7 +220,7 @@ def _resolved(
     plan: Plan, model: nn.Module | str | None, *, trust_remote_code: bool
 ) -> ResolvedModel | None:
     """Resolve the model that a text names: the argument, else the planned one."""
-    if model is None and not isinstance(plan.source, PlanSource):
+    if model is None and plan.source is None:
         model = _planned_text(_asked(plan).get("model"))
     if not isinstance(model, str):
         return None
@@ -243,14 +233,13 @@ def _live_model(
     device: torch.device,
     resolved: ResolvedModel | None,
 ) -> nn.Module:
-    source = plan.source if isinstance(plan.source, PlanSource) else None
     if resolved is not None:
         make = materialize_with_adapter(resolved.materialize, plan.adapter)
         return resolved.model if make is None else make(device)
-    if model is None and source is not None:
-        model = source.model
-        if model is None and source.materialize is not None:
-            model = source.materialize(device)
+    if model is None and plan.source is not None:
+        model = plan.source.model
+        if model is None and plan.source.materialize is not None:
+            model = plan.source.materialize(device)
     if model is None:
         raise InputError(
             "The plan has no model to verify: hand it in, verify(plan, model) or "
@@ -260,8 +249,22 @@ def _live_model(
     return live
 
 
-def _check_same_batch(plan: Plan, batch: Any, dims: SampleDims) -> None:  # noqa: ANN401
-    """Check that a generated batch equals the planned one."""
+def _planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noqa: ANN401
+    """Return the batch of a plan; of one that was loaded, made again.
+
+    Raises:
+        InputError: If the one that is made has other shapes than the planned one.
+    """
+    if plan.source is not None:
+        return plan.source.batch
+    asked = _asked(plan)
+    batch = make_batch(
+        model,
+        max_length=asked.get("max_length"),
+        image_size=asked.get("image_size"),
+        text_only=asked.get("text_only") or False,
+        dims=dims,
+    ).batch
 
     def samples(batch: dict[str, tuple[tuple[int, ...], str]]) -> object:
         return {
@@ -279,9 +282,11 @@ def _check_same_batch(plan: Plan, batch: Any, dims: SampleDims) -> None:  # noqa
             "made from the model. Hand it in: verify(plan, model, batch=...) "
             "(--batch file.py:function)."
         )
+    return batch
 
 
-def _check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Raise InputError unless ``plan`` is a Plan."""
     if not isinstance(plan, Plan):
         raise InputError(
             f"A Plan is expected, not a {type(plan).__name__}: what plan() returned, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from budgetfit.integrations.source_code.model_loading import (
 from budgetfit.integrations.source_code.python_source import call_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import torch
     from torch import nn
@@ -151,19 +150,6 @@ def ensure_adapters(
             parameter.requires_grad_(requires_grad)
 
     return adapted_model, restore
-
-
-@contextlib.contextmanager
-def attached_adapters(model: nn.Module, adapter: Adapter | None) -> Iterator[nn.Module]:
-    """Attach adapters to a plain model while the context is open."""
-    if adapter is None:
-        yield model
-        return
-    adapted_model, give_back = ensure_adapters(model, adapter)
-    try:
-        yield adapted_model
-    finally:
-        give_back()
 
 
 def loading_code(adapter: Adapter) -> str:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from budgetfit.api import plan as real_api
 from budgetfit.cli.app import app
 from budgetfit.core.plan import Plan
+from budgetfit.inputs.arguments import Arguments
 from tests.cli.fake_api import FakeApi
 from tests.cli.real_cli import CONFIG
 
@@ -98,6 +99,7 @@ def test_what_a_user_mistyped_is_one_clear_line(
     [
         (("plan", "m"), "plan"),
         (("estimate", "m"), "estimate_settings"),
+        (("compare", "m", "--gpus", "t4"), "compare"),
         (("layers", "m"), "layers"),
     ],
 )
@@ -108,7 +110,8 @@ def test_the_command_line_calls_the_api_as_it_is(
     [(called, args, kwargs)] = api.calls
     assert called == name
     function: Callable[..., object] = getattr(real_api, name)
-    inspect.signature(function).bind(*args, **kwargs)
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    Arguments(model="m", **bound.arguments.get("given", {}))
 
 
 def test_verify_is_called_as_it_is(api: FakeApi, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations import peft as adapters
 from budgetfit.integrations.peft import (
     adapted_meta_copy,
-    attached_adapters,
     ensure_adapters,
     loading_code,
     traceable_model,
@@ -76,11 +75,12 @@ def test_llama_8b_trains_the_parameters_that_are_known_of_it() -> None:
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_base_loaded_for_evaluation_trains_as_a_whole(*, trains: bool) -> None:
     model = base().train(trains)
-    with attached_adapters(model, adapter()) as adapted:
-        modes = {module.training for module in adapted.modules()}
-        assert modes == {trains}
-        with Run(adapted, Recipe(batch_size=2)) as run:
-            assert all(module.training for module in run.model.modules())
+    adapted, give_back = ensure_adapters(model, adapter())
+    modes = {module.training for module in adapted.modules()}
+    assert modes == {trains}
+    with Run(adapted, Recipe(batch_size=2)) as run:
+        assert all(module.training for module in run.model.modules())
+    give_back()
     assert {module.training for module in model.modules()} == {trains}
 
 
