@@ -1,6 +1,6 @@
 """The quick allocator against the full one, event by event."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from budgetfit.memory.caching_allocator import CachingAllocator
@@ -66,6 +66,7 @@ def played(total: int, events: list[int], asked: list[int]) -> list[tuple[int, .
 
 
 @settings(max_examples=400)
+@example([11 * MIB - 512, MIB + 512], GIB)  # a rest just above 1 MiB is split off
 @given(requests, totals)
 def test_both_allocators_agree_after_every_event(
     todo: list[int | float], total: int
