@@ -83,7 +83,7 @@ class Result(NamedTuple):
 def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
     """Return every block recomputed: at the largest batch, and at the fastest."""
     from budgetfit.planning.search.baselines import best_with_policy  # noqa: PLC0415
-    from budgetfit.planning.search.search import Request  # noqa: PLC0415
+    from budgetfit.planning.session import PlanningSession, Request  # noqa: PLC0415
 
     chains = chains_of(
         config(case.model),
@@ -96,7 +96,7 @@ def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
     found = []
     for objective in ("batch_size", "throughput"):
         request = Request(checkpointing="full", objective=objective)  # type: ignore[arg-type]
-        estimate = best_with_policy(chains, "full", request, budget)
+        estimate = best_with_policy(PlanningSession(chains, request, budget), "full")
         if not estimate.fits:
             raise RuntimeError(f"{case}: not even one sample fits")
         found.append(estimate)

@@ -235,7 +235,7 @@ def main() -> int:
             free, free_s, variables = solved(nodes, budget, whole=False)
             whole, whole_s, _ = solved(nodes, budget, whole=True)
             started = time.perf_counter()
-            plan = chain_dp(Problem(chain=chain, budget_bytes=budget)).segments
+            plan = chain_dp(Problem(chain=chain, limit_bytes=budget)).segments
             plan_s = f"{time.perf_counter() - started:.4f}"
             ours = "no plan" if plan is None else f"{chain_time_ns(chain, plan)}"
             does = "" if plan is None else describe(chain, plan)

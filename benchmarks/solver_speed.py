@@ -150,9 +150,9 @@ def problem_of(
     nested: bool = False,
 ) -> Problem:
     """Return the chain with a share of what keeping everything takes."""
-    budget_bytes = int(share * chain_peak_bytes(chain, ()))
+    limit_bytes = int(share * chain_peak_bytes(chain, ()))
     return Problem(
-        chain=chain, budget_bytes=budget_bytes, max_segment=max_segment, nested=nested
+        chain=chain, limit_bytes=limit_bytes, max_segment=max_segment, nested=nested
     )
 
 

@@ -57,7 +57,7 @@ def rows(chain: ChainProfile) -> tuple[list[tuple[str, ...]], list[int]]:
     for length in range(1, count + 1):
         segments = uniform_segments(chain, length)
         budget = chain_peak_bytes(chain, segments)
-        problem = Problem(chain=chain, budget_bytes=budget, max_segment=MAX_SEGMENT)
+        problem = Problem(chain=chain, limit_bytes=budget, max_segment=MAX_SEGMENT)
         plan = chain_dp(problem).segments
         if plan is None:  # only longer segments could take as little
             plan = chain_dp(replace(problem, max_segment=None)).segments
@@ -68,7 +68,7 @@ def rows(chain: ChainProfile) -> tuple[list[tuple[str, ...]], list[int]]:
             name += f" = ceil(sqrt({count})), Chen"
         if length in SHOWN or segments == chen:
             found.append((name, *cells(chain, segments), *cells(chain, plan)))
-    problem = Problem(chain=chain, budget_bytes=sys.maxsize, max_segment=MAX_SEGMENT)
+    problem = Problem(chain=chain, limit_bytes=sys.maxsize, max_segment=MAX_SEGMENT)
     found.append(
         ("lowest peak", "", "", "", *cells(chain, lowest_peak(problem).segments))
     )

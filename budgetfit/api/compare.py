@@ -12,13 +12,14 @@ from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
 from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
 from budgetfit.inputs.target_gpu import find_target_gpu
-from budgetfit.planning.alternatives.compare_gpus import GpuWithBudget, compare_gpus
+from budgetfit.planning.alternatives.compare_gpus import compare_gpus
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from budgetfit.core.adapter import Adapter
+    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import ModelSummary
     from budgetfit.gpus.table import Gpu
     from budgetfit.inputs.arguments import Model
@@ -63,7 +64,7 @@ def compare(
     targets = [find_target_gpu(None, name) for name in gpus]
     wanted = _methods(asked.method, methods)
     cards = [
-        GpuWithBudget(target.gpu, target.budget(asked.headroom, asked.host_ram))
+        (target.gpu, target.budget(asked.headroom, asked.host_ram))
         for target in targets
     ]
     tables: list[list[GpuComparison]] = []
@@ -119,18 +120,19 @@ def _asked_by(asked: Arguments, name: str, wanted: Sequence[str]) -> Arguments:
 
 
 def _rows(
-    asked: Arguments, cards: Sequence[GpuWithBudget], summaries: list[ModelSummary]
+    asked: Arguments, cards: Sequence[tuple[Gpu, Budget]], summaries: list[ModelSummary]
 ) -> list[GpuComparison]:
     """Return a row for each GPU; append the summary of what was planned for."""
     # The compute dtype of an adapter, and with it the model, depends on the GPU.
     groups: dict[Adapter | None, list[int]] = {}
-    precisions = [_precisions(asked, card.gpu) for card in cards]
-    for number, (card, names) in enumerate(zip(cards, precisions, strict=True)):
-        groups.setdefault(asked.adapter_on(card.gpu, names), []).append(number)
+    precisions = [_precisions(asked, gpu) for gpu, _ in cards]
+    for number, (gpu, _) in enumerate(cards):
+        adapter = asked.adapter_on(gpu, precisions[number])
+        groups.setdefault(adapter, []).append(number)
     rows: dict[int, GpuComparison] = {}
     for group in groups.values():
         first = group[0]
-        here = replace(asked, gpu=cards[first].gpu.name).parsed(precisions[first])
+        here = replace(asked, gpu=cards[first][0].name).parsed(precisions[first])
         summaries.append(here.workload.summary())
         made = compare_gpus(
             here.workload,

@@ -10,7 +10,7 @@ from budgetfit.core.validation import check_batch
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.planning.planner import make_estimate, make_layers, policy_recipe
 from budgetfit.planning.profiling.block_chain import TrainingSettings
-from budgetfit.planning.profiling.precision_fallback import with_precision_fallback
+from budgetfit.planning.profiling.first_trace import with_precision_fallback
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.table import all_gpus
 from budgetfit.planning.alternatives.longest_length import (
     FIRST_LENGTH,
-    MemoryNeed,
     longest_that_fits,
     thinned_lengths,
     trainable_lengths,
 )
 from budgetfit.planning.alternatives.refusal import suggestion
+from budgetfit.planning.search.lowest_peak import LowestPeak
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +48,9 @@ def _shorter(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[Suggest
 
     The shortest is tried first: often even that does not fit.
     """
-    tried: dict[int, MemoryNeed] = {}
+    tried: dict[int, LowestPeak] = {}
 
-    def need_at(length: int) -> MemoryNeed:
+    def need_at(length: int) -> LowestPeak:
         tried[length] = asked.need_at(length)
         return tried[length]
 
@@ -63,7 +63,7 @@ def _shorter(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[Suggest
             return
         known = [
             (shortest, tried[shortest]),
-            (this, MemoryNeed(needed, usable, fits=False)),
+            (this, LowestPeak(needed, usable, fits=False)),
         ]
         length = longest_that_fits(need_at, longer, known=known) or shortest
     except (InputError, TraceError):

@@ -106,9 +106,11 @@ class BlockProfile:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChainProfile:
     """A model as a chain of blocks at one batch size, prologue and epilogue included.
+
+    Compared by identity, as a key of caches: comparing values is slow.
 
     Attributes:
         batch_size: Samples per micro-batch that every number here belongs to.

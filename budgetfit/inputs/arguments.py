@@ -40,10 +40,10 @@ from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
 from budgetfit.integrations.peft import materialize_with_adapter
-from budgetfit.planning.alternatives.longest_length import MemoryNeed
-from budgetfit.planning.profiling.precision_fallback import fallback_for
+from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.lowest_peak import LowestPeak, lowest_peak_plan
-from budgetfit.planning.search.search import Request, fixed_segments
+from budgetfit.planning.search.policies import fixed_segments
+from budgetfit.planning.session import Request, SessionSettings
 from budgetfit.traces.loss_modules import loss_notes
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
@@ -208,7 +208,7 @@ class ParsedArguments:
         )
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> SessionSettings:
         """The further arguments of ``make_plan``."""
         return {
             "precisions": self.precisions,
@@ -229,7 +229,7 @@ class ParsedArguments:
             self.workload, self.budget, self.request, **self.settings
         )
 
-    def need_at(self, length: int) -> MemoryNeed:
+    def need_at(self, length: int) -> LowestPeak:
         """Return the lowest peak at another sequence length; of a generated batch.
 
         Raises:
@@ -237,13 +237,7 @@ class ParsedArguments:
         """
         if self.given.progress is not None:
             self.given.progress(f"looking for the longest samples: {length:,} tokens")
-        found = replace(self, workload=self.workload.at_length(length)).least()
-        return MemoryNeed(
-            needed_bytes=found.needed_bytes,
-            limit_bytes=self.budget.usable_bytes,
-            fits=found.fits,
-            estimate=found.estimate,
-        )
+        return replace(self, workload=self.workload.at_length(length)).least()
 
 
 def _read_model(

@@ -1,11 +1,15 @@
-"""The planning pipeline: search every precision and return the best plan."""
+"""The planning pipeline: trace, profile, search, judge and report.
+
+``make_plan`` plans in every precision and returns the best plan. ``make_estimate`` and
+``make_layers`` only trace and report.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
@@ -13,33 +17,27 @@ from budgetfit.calibration.known_measurements import times_source
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import optimizer_step_bytes
-from budgetfit.planning.alternatives.alternatives import deciding_baselines
-from budgetfit.planning.alternatives.lazy_alternatives import lazy_alternatives
-from budgetfit.planning.alternatives.refusal import does_not_fit_error
-from budgetfit.planning.judging.judge import judge
-from budgetfit.planning.judging.partial_last_batch import last_batch_warnings
-from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
-from budgetfit.planning.profiling.first_trace import (
-    block_chain_per_precision,
-    check_estimate_scales,
+from budgetfit.planning.alternatives.alternatives import (
+    deciding_baselines,
+    lazy_alternatives,
 )
+from budgetfit.planning.alternatives.refusal import does_not_fit_error
+from budgetfit.planning.judge import judge, last_batch_warnings
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.profiling.first_trace import check_estimate_scales
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
 from budgetfit.planning.search.accumulation import (
     planned_accumulation,
     recommend_one_micro_batch,
-    without_accumulation,
 )
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.lowest_peak import lowest_judged
-from budgetfit.planning.search.optimality_gap import optimality_text
-from budgetfit.planning.search.search import (
-    Request,
-    SearchResult,
-    policy_segments,
-    rank,
-)
+from budgetfit.planning.search.policies import policy_segments
+from budgetfit.planning.search.search import SearchResult
+from budgetfit.planning.search.solver_choice import optimality_text
+from budgetfit.planning.session import open_sessions
 from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
@@ -49,175 +47,194 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.core.recipe import Recipe
+    from budgetfit.planning.session import PlanningSession, Request, SessionSettings
     from budgetfit.workload.workload import Workload
 
 
 @freeze_gc()
-def make_plan(  # noqa: PLR0913 - one value each, all needed
+def make_plan(
     workload: Workload,
     budget: Budget,
     request: Request,
-    *,
-    precisions: Sequence[str],
-    optimizer: str,
-    effective_batch_size: int | None = None,
-    optimizer_in_backward: bool = False,
-    fallback_precision: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    **settings: Unpack[SessionSettings],
 ) -> Plan:
-    """Return the best judged plan over all ``precisions``.
+    """Return the best judged plan over all precisions.
 
     Without an effective batch size the plan takes one micro-batch per optimizer step,
-    and is chosen so that any number of them fits. ``fallback_precision``
-    is for models that cannot run in the first of ``precisions``; a warning says so.
+    and is chosen so that any number of them fits.
 
     Raises:
         DoesNotFitError: If not even batch 1 with everything recomputed fits.
         TraceError: If the model cannot be traced.
     """
     started = time.perf_counter()
-    settings = TrainingSettings(
-        precision=precisions[0],
-        optimizer=optimizer,
-        effective_batch_size=effective_batch_size,
-        accumulation=planned_accumulation(
-            effective_batch_size, optimizer_in_backward=optimizer_in_backward
-        ),
-        optimizer_in_backward=optimizer_in_backward,
-        host_ram_bytes=budget.host_ram_bytes,
+    sessions = _traced(workload, budget, request, **settings)
+    found = _best_found(sessions)
+    session = found.session
+    session.traces.tracer.progress("judging the usual practices")
+    baselines = deciding_baselines(session)
+    best, explanation = _best_judged(found, baselines)
+    plan = _report(session, best, baselines)
+    provenance = {
+        **plan.provenance,
+        "solver": explanation,
+        "certificate": optimality_text(session, best.recipe)
+        if session.request.checkpointing == "auto"
+        else "",
+        "rounds": list(found.rounds),
+        "traces": session.traces.log,
+        "seconds": round(time.perf_counter() - started, 2),
+    }
+    return plan.changed(provenance=provenance)
+
+
+def _traced(
+    workload: Workload,
+    budget: Budget,
+    request: Request,
+    **settings: Unpack[SessionSettings],
+) -> list[PlanningSession]:
+    """Return a session in each precision, after the first trace.
+
+    With accumulation, except where that cannot be traced: that of sparse gradients.
+    """
+    accumulation = planned_accumulation(
+        settings.get("effective_batch_size"),
+        optimizer_in_backward=settings.get("optimizer_in_backward", False),
     )
     try:
-        candidates = block_chain_per_precision(
-            workload, precisions, settings, fallback_precision, progress
+        return open_sessions(
+            workload, budget, request, accumulation=accumulation, **settings
         )
     except TraceError as error:
-        if settings.accumulation is None:
+        if accumulation is None:
             raise
-        # For example, accumulation of sparse gradients cannot be traced.
-        once = replace(settings, accumulation=None)
         try:
-            candidates = block_chain_per_precision(
-                workload, precisions, once, fallback_precision, progress
-            )
+            return open_sessions(workload, budget, request, **settings)
         except TraceError:
             raise error from None
-    traces = candidates[0].traces
-    workload = traces.workload
-    if request.checkpointing == "as-is":
-        request = replace(request, checkpointing=workload.own_checkpointing())
-    block_chain, best = _best_of(candidates, request, budget)
-    _say(progress, "judging the usual practices")
-    first = deciding_baselines(block_chain, request, budget)
-    judged_best, explanation = _best_judged(best, first, request)
-    estimate, rows, notes = recommend_one_micro_batch(block_chain, judged_best, budget)
-    recipe = estimate.recipe
-    estimate = replace(
-        estimate, eval_batch_size=evaluation_batch_size(traces, recipe, budget)
-    )
-    trace = block_chain.traces.cached_affine(recipe)
-    last_batch = last_batch_warnings(trace, recipe, workload.gpu, budget)
-    free = request.checkpointing == "auto"
-    proven = (
-        optimality_text(block_chain, judged_best.recipe, budget.usable_bytes)
-        if free
-        else ""
-    )
-    return Plan(
-        recipe=recipe,
-        estimate=estimate,
-        budget=budget,
-        gpu=workload.gpu,
-        model=workload.summary(),
-        block_table=block_table(
-            block_chain.profile_at(recipe.batch_size), judged_best, budget
-        ),
-        lazy_alternatives=lazy_alternatives(
-            block_chain, request, budget, judged_best, (*rows, *first)
-        ),
-        warnings=(
-            *workload.notes,
-            *notes,
-            *last_batch,
-            *host_warnings(estimate, budget),
-            *traces.cache_notes,
-        ),
-        provenance={
-            **_provenance(workload, estimate, budget),
-            "solver": explanation,
-            "certificate": proven,
-            "rounds": list(best.rounds),
-            "traces": traces.log,
-            "seconds": round(time.perf_counter() - started, 2),
-        },
-    )
 
 
-def _best_of(
-    candidates: Sequence[BlockChain], request: Request, budget: Budget
-) -> tuple[BlockChain, SearchResult]:
+def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
     """Return the best search result over all precisions, or the lowest peak.
 
     Raises:
         DoesNotFitError: If even the lowest peak does not fit.
     """
     hopeful = [
-        block_chain
-        for block_chain in candidates
-        if optimizer_step_bytes(block_chain.profile_at(request.batch_size or 1))
-        <= budget.usable_bytes
+        session
+        for session in sessions
+        if optimizer_step_bytes(session.block_chain.profile_at(session.smallest_batch))
+        <= session.budget.usable_bytes
     ]
-    found = [
-        search_with_loss_chunks(block_chain, request, budget) for block_chain in hopeful
-    ]
+    found = [search_with_loss_chunks(session) for session in hopeful]
     rated = [
-        (rank(row.estimate, request.objective), index)
-        for index, (_, row) in enumerate(found)
+        (row.session.rank(row.estimate), number)
+        for number, row in enumerate(found)
         if row.estimate is not None
     ]
     if rated:
         return found[min(rated)[1]]
     # The search leaves room for what the allocator might reserve; only the judge can
     # say that nothing fits.
-    accumulates = candidates[0].settings.accumulation is not None
+    accumulates = sessions[0].settings.accumulation is not None
     if hopeful or not accumulates:
-        tried = [
-            (each, lowest_judged(each, request, budget))
-            for each in hopeful or candidates
-        ]
-        block_chain, least = min(
+        tried = [(each, lowest_judged(each)) for each in hopeful or sessions]
+        session, least = min(
             tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
         )
         if least.fits:
-            return block_chain, SearchResult(
-                estimate=least, explanation="The lowest that was found"
+            return SearchResult(
+                session=session,
+                estimate=least,
+                explanation="The lowest that was found",
             )
         if not accumulates:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
-            raise does_not_fit_error(block_chain, request, least, budget, floor_bytes)
-    return _best_of(without_accumulation(candidates), request, budget)
+            raise does_not_fit_error(session, least, floor_bytes)
+    return _best_found([each.changed(accumulation=None) for each in sessions])
 
 
-def _provenance(
-    workload: Workload, estimate: Estimate, budget: Budget
-) -> dict[str, object]:
+def _best_judged(
+    proposed: SearchResult, baselines: Sequence[Alternative]
+) -> tuple[Estimate, str]:
+    """Return the better of the search result and the baselines, as judged.
+
+    The solver's formula ignores what the allocator reserves and compares only some
+    batch sizes, so that a baseline may beat its proposal; no plan may be worse than a
+    baseline.
+    """
+    session, estimate = proposed.session, proposed.estimate
+    assert estimate is not None  # noqa: S101 - _best_found returns nothing else
+    fitting = [row for row in baselines if row.fits]
+    best = min(fitting, key=lambda row: session.rank(row.estimate), default=None)
+    if (
+        session.request.checkpointing != "auto"
+        or best is None
+        or session.rank(best.estimate) >= session.rank(estimate)
+    ):
+        return estimate, proposed.explanation
+    explanation = (
+        f"{best.label!r} came out ahead of the solver's own proposal once both were "
+        f"judged; that one was: {proposed.explanation}"
+    )
+    return best.estimate, explanation
+
+
+def _report(
+    session: PlanningSession, best: Estimate, baselines: tuple[Alternative, ...]
+) -> Plan:
+    """Return the plan of a judged recipe: its tables, warnings and sources."""
+    workload, traces = session.workload, session.traces
+    estimate, rows, notes = recommend_one_micro_batch(session, best)
+    recipe = estimate.recipe
+    usable_bytes = session.budget.usable_bytes
+    eval_batch_size = evaluation_batch_size(traces, recipe, usable_bytes)
+    estimate = replace(estimate, eval_batch_size=eval_batch_size)
+    last_batch = last_batch_warnings(
+        traces.cached_affine(recipe), recipe, workload.gpu, usable_bytes
+    )
+    chain = session.block_chain.profile_at(recipe.batch_size)
+    return Plan(
+        recipe=recipe,
+        estimate=estimate,
+        budget=session.budget,
+        gpu=workload.gpu,
+        model=workload.summary(),
+        block_table=block_table(chain, best),
+        lazy_alternatives=lazy_alternatives(session, best, (*rows, *baselines)),
+        warnings=(
+            *workload.notes,
+            *notes,
+            *last_batch,
+            *_host_warnings(session, estimate),
+            *traces.cache_notes,
+        ),
+        provenance=_provenance(session, estimate),
+    )
+
+
+def _provenance(session: PlanningSession, estimate: Estimate) -> dict[str, object]:
     """Return the sources of a plan's numbers that do not depend on the search."""
-    context = f", {budget.context.source}" if budget.context is not None else ""
+    source = session.budget.context
+    context = f", {source.source}" if source is not None else ""
+    gpu = session.workload.gpu
     return {
         **library_versions(),
         "allocated, reserved": "replay of the traced step through PyTorch's "
         "caching allocator",
         "process": f"reserved + the CUDA context{context}",
-        "times": times_source(workload.gpu, estimate.recipe.precision),
-        "card": workload.gpu.source,
-        "notes": list(workload.notes),
+        "times": times_source(gpu, estimate.recipe.precision),
+        "card": gpu.source,
+        "notes": list(session.workload.notes),
     }
 
 
-def host_warnings(estimate: Estimate, budget: Budget) -> tuple[str, ...]:
+def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, ...]:
     """Return a warning about the pinned host memory that offloading needs."""
     if not estimate.host_bytes:
         return ()
-    limit = ""
+    budget, limit = session.budget, ""
     if budget.host_ram_bytes is not None:
         limit = f" of {format_bytes(budget.host_ram_bytes)} {budget.host_ram_source}"
     return (
@@ -226,33 +243,6 @@ def host_warnings(estimate: Estimate, budget: Budget) -> tuple[str, ...]:
             "the machine needs as much RAM free, and the time rests on its bus"
         ),
     )
-
-
-def _best_judged(
-    proposed: SearchResult, others: tuple[Alternative, ...], request: Request
-) -> tuple[Estimate, str]:
-    """Return the better of the search result and the baselines, as judged.
-
-    The solver's formula ignores what the allocator reserves and compares only some
-    batch sizes, so that a baseline may beat its proposal; no plan may be worse than a
-    baseline.
-    """
-    estimate, explanation = proposed.estimate, proposed.explanation
-    assert estimate is not None  # noqa: S101 - _best_of returns nothing else
-    ahead = [
-        row
-        for row in others
-        if row.fits
-        and rank(row.estimate, request.objective) < rank(estimate, request.objective)
-    ]
-    if request.checkpointing != "auto" or not ahead:
-        return estimate, explanation
-    best = min(ahead, key=lambda row: rank(row.estimate, request.objective))
-    explanation = (
-        f"{best.label!r} came out ahead of the solver's own proposal once both were "
-        f"judged; that one was: {explanation}"
-    )
-    return best.estimate, explanation
 
 
 def make_estimate(  # noqa: PLR0913 - one value each, all needed
@@ -334,8 +324,3 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             result[name] = "not installed"
     return result
-
-
-def _say(progress: Callable[[str], None] | None, text: str) -> None:
-    if progress is not None:
-        progress(text)

@@ -74,7 +74,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     profile_at: Callable[[int], ChainProfile],
     solve: Callable[[Problem], Solution],
     *,
-    budget_bytes: int,
+    limit_bytes: int,
     objective: Objective = "throughput",
     effective_batch_size: int | None = None,
     batch_sizes: Sequence[int] | None = None,
@@ -95,7 +95,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         profile_at: Returns the chain at a batch size; with gradient accumulation,
             gradients are static bytes. Bytes must not fall as the batch grows.
         solve: Any solver.
-        budget_bytes: As in ``Problem``.
+        limit_bytes: As in ``Problem``.
         objective: What to optimise.
         effective_batch_size: Samples per optimizer step. Only its divisors are tried,
             with gradient accumulation. None: ``micro_batches`` per step.
@@ -115,7 +115,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     search = _Search(
         profile_at,
         solve,
-        budget_bytes,
+        limit_bytes,
         effective_batch_size,
         max_segment,
         nested,
@@ -139,7 +139,7 @@ class _Search:
 
     profile_at: Callable[[int], ChainProfile]
     solve: Callable[[Problem], Solution]
-    budget_bytes: int
+    limit_bytes: int
     effective_batch_size: int | None
     max_segment: int | None
     nested: bool
@@ -209,7 +209,7 @@ class _Search:
     def _problem(self, batch_size: int) -> Problem:
         return Problem(
             chain=self.profile_at(batch_size),
-            budget_bytes=self.budget_bytes,
+            limit_bytes=self.limit_bytes,
             max_segment=self.max_segment,
             nested=self.nested,
         )

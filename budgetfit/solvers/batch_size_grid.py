@@ -1,4 +1,4 @@
-"""The grid of batch sizes to try, and bisection for the largest that fits."""
+"""The grid of batch sizes to try, and the largest batch that fits, in a few tries."""
 
 from collections.abc import Callable
 from typing import Final
@@ -41,6 +41,18 @@ def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:
         else:
             failing = middle
     return fitting
+
+
+def largest_fitting(fits: Callable[[int], bool], bound: int) -> int:
+    """Return the largest number up to ``bound`` that fits; usually close to it.
+
+    Goes down from the bound in doubling steps, then bisects the last one.
+    """
+    too_many, step, enough = bound + 1, 1, bound
+    while enough > 0 and not fits(enough):
+        too_many, enough = enough, max(0, enough - step)
+        step *= 2
+    return bisect(fits, enough, too_many)
 
 
 def batch_size_grid(largest_fitting_batch: int) -> list[int]:

@@ -97,13 +97,13 @@ def lowest_peak(problem: Problem, max_labels: int = MAX_PEAK_LABELS) -> Solution
     # No plan above the best uniform one can be the result, so that none is kept.
     uniform = best_uniform_segments(problem)
     uniform_bytes = chain_peak_bytes(problem.chain, uniform)
-    budget_bytes = min(problem.budget_bytes, uniform_bytes)
+    limit_bytes = min(problem.limit_bytes, uniform_bytes)
     steps = worthwhile_steps(problem)
-    limited = replace(problem, budget_bytes=budget_bytes)
+    limited = replace(problem, limit_bytes=limit_bytes)
     try:
         labels = all_labels(limited, steps, limit_labels(max_labels))
     except TooManyLabels:
-        fits = uniform_bytes <= problem.budget_bytes
+        fits = uniform_bytes <= problem.limit_bytes
         return Solution(
             segments=uniform if fits else None,
             proven_optimal=False,

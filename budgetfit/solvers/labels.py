@@ -151,7 +151,7 @@ def segments_from_steps(
 
 def available_bytes(problem: Problem) -> int:
     """Return the budget less the static bytes."""
-    return problem.budget_bytes - problem.chain.static_bytes
+    return problem.limit_bytes - problem.chain.static_bytes
 
 
 def optimizer_need(problem: Problem) -> int:

@@ -15,7 +15,7 @@ bound.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from budgetfit.solvers.labels import Labels, available_bytes, optimizer_need
 from budgetfit.solvers.pareto import Ints
-from budgetfit.solvers.problem import IdentityKey, Problem
+from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.transitions import ChainStep, Steps, worthwhile_steps
 
 Floats = NDArray[np.float64]
@@ -90,32 +90,12 @@ class LagrangianBounds:
         return found
 
 
+@lru_cache(maxsize=64)
 def lagrangian_bounds(problem: Problem) -> LagrangianBounds:
     """Return bounds on the extra time of the fastest plan; takes a few milliseconds.
 
     Results are cached.
     """
-    return _cached_bounds(
-        IdentityKey(problem.chain),
-        problem.budget_bytes,
-        problem.max_segment,
-        problem.nested,
-    )
-
-
-@lru_cache(maxsize=64)
-def _cached_bounds(
-    key: IdentityKey,
-    budget_bytes: int,
-    max_segment: int | None,
-    nested: bool,
-) -> LagrangianBounds:
-    problem = Problem(
-        chain=key.chain,
-        budget_bytes=budget_bytes,
-        max_segment=max_segment,
-        nested=nested,
-    )
     available = available_bytes(problem)
     steps = worthwhile_steps(problem)
     lower_ns, upper_ns = 0, INFEASIBLE_NS
@@ -123,7 +103,7 @@ def _cached_bounds(
     multipliers = [0.0]
     last = len(steps) - 1
     for point in (last, last - 1)[: len(steps)]:
-        side = _hull(key, max_segment, nested, point).side(available)
+        side = _hull(replace(problem, limit_bytes=0), point).side(available)
         if side is None or optimizer_need(problem) > available:
             return LagrangianBounds(
                 INFEASIBLE_NS, INFEASIBLE_NS, (), available, [0.0], steps
@@ -198,10 +178,7 @@ def _multiplier(fast: _Path, small: _Path) -> float:
 
 
 @lru_cache(maxsize=64)
-def _hull(key: IdentityKey, max_segment: int | None, nested: bool, point: int) -> _Hull:
-    problem = Problem(
-        chain=key.chain, budget_bytes=0, max_segment=max_segment, nested=nested
-    )
+def _hull(problem: Problem, point: int) -> _Hull:
     steps = worthwhile_steps(problem)
     return _Hull(steps, [_moves(steps, start, point) for start in range(len(steps))])
 

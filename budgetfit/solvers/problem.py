@@ -18,13 +18,13 @@ class Problem:
 
     Attributes:
         chain: Costs of each block, at one batch size.
-        budget_bytes: Limit of live bytes, static ones included.
+        limit_bytes: Limit of live bytes, static ones included.
         max_segment: Most blocks in one recomputed segment; None for any number.
         nested: Whether segments of several blocks may be checkpointed inside again.
     """
 
     chain: ChainProfile
-    budget_bytes: int
+    limit_bytes: int
     max_segment: int | None = None
     nested: bool = False
 
@@ -39,21 +39,6 @@ class Problem:
     def longest_segment(self, start: int) -> int:
         """Return ``longest_segment`` of the chain under ``max_segment``."""
         return longest_segment(self.chain, start, self.max_segment)
-
-
-class IdentityKey:
-    """A cache key that compares a chain by identity; comparing values is slow."""
-
-    __slots__ = ("chain",)
-
-    def __init__(self, chain: ChainProfile) -> None:
-        self.chain = chain
-
-    def __hash__(self) -> int:
-        return id(self.chain)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, IdentityKey) and other.chain is self.chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

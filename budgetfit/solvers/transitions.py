@@ -7,6 +7,7 @@ computes all of them.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from operator import le
@@ -15,17 +16,15 @@ from typing import Any, Final, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.block_profile import BlockOption, ChainProfile
+from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import extra_in_segment_ns
 from budgetfit.solvers.problem import (
-    IdentityKey,
     Problem,
     segment,
     segment_variants,
     single_segment,
 )
-from budgetfit.solvers.segment_costs import backward_needs, forward_needs
 
 Numbers = NDArray[np.int64]
 _BACKWARD: Final = 3  # column of a step's numbers
@@ -170,24 +169,17 @@ class _ShiftedRow(NamedTuple):
 
 
 def worthwhile_steps(problem: Problem) -> Steps:
-    """Return the steps of a chain without dominated ones; cached."""
-    return _cached_steps(
-        IdentityKey(problem.chain), problem.max_segment, problem.nested
-    )
+    """Return the steps of a chain without dominated ones; cached for any limit."""
+    return _worthwhile_steps(replace(problem, limit_bytes=0))
 
 
 @lru_cache(maxsize=32)
-def _cached_steps(
-    chain_key: IdentityKey, max_segment: int | None, nested: bool
-) -> Steps:
+def _worthwhile_steps(problem: Problem) -> Steps:
     """Return the steps without dominated ones, made once for equal neighbourhoods.
 
     Those differ only by their position and by the incoming bytes of their backwards.
     """
-    chain = chain_key.chain
-    problem = Problem(
-        chain=chain, budget_bytes=0, max_segment=max_segment, nested=nested
-    )
+    chain, max_segment = problem.chain, problem.max_segment
     incoming = incoming_bytes(chain)
     kinds: dict[tuple[object, ...], int] = {}
     kind = [
@@ -297,8 +289,8 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
     rows = []
     for nested, on_host in kinds:
         first = blocks[0].option("recompute", input_on_host=on_host) or options[0]
-        forward = forward_needs([first, *options[1:]])
-        backward = backward_needs(blocks, options, incoming, nested=nested)
+        forward = _forward_needs([first, *options[1:]])
+        backward = _backward_needs(blocks, options, incoming, nested=nested)
         rows.append((nested, first, list(zip(forward, backward, strict=True))))
     for length in range(2, len(options) + 1):
         for nested, first, needs in rows:
@@ -316,3 +308,49 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
                 option=first,
                 nested=nested,
             )
+
+
+def _forward_needs(options: Sequence[BlockOption]) -> Iterator[tuple[int, int]]:
+    """Yield cached bytes and forward peak of ever longer segments.
+
+    Args:
+        options: Each block's option to recompute it.
+    """
+    input_bytes = cached = most = 0  # the first block's f holds its own input
+    for option in options:
+        most = max(most, cached + input_bytes + option.forward_bytes)
+        cached += option.cached_bytes
+        input_bytes = options[0].saved_bytes
+        yield cached, most
+
+
+def _backward_needs(
+    blocks: Sequence[BlockProfile],
+    options: Sequence[BlockOption],
+    incoming: Sequence[int],
+    *,
+    nested: bool,
+) -> Iterator[int]:
+    """Yield the peak of recomputation and backward of ever longer segments.
+
+    Args:
+        blocks: From the segment's first on.
+        options: Each block's option to recompute it.
+        incoming: Live bytes at each one's backward: ``incoming_bytes``.
+        nested: Whether blocks inside are checkpointed again. The recomputation then
+            leaves out the last block: its need comes after.
+    """
+    input_bytes = options[0].saved_bytes
+    held = cached = recompute = backward = 0
+    for block, option, arriving in zip(blocks, options, incoming, strict=False):
+        ran = option if nested else block.keep
+        forward = max(recompute, held + cached + ran.forward_bytes)
+        alone = held + option.saved_bytes + option.backward_bytes
+        # The segment's input is counted once, with the block that saves it too.
+        holds_input = block is not blocks[0] or ran.saved_bytes >= input_bytes
+        held += ran.saved_bytes + (0 if holds_input else input_bytes)
+        used = alone if nested else min(held + ran.backward_bytes, alone)
+        backward = max(backward, used + arriving)
+        yield max(backward, (recompute if nested else forward) + arriving)
+        recompute = forward
+        cached += ran.cached_bytes

@@ -80,7 +80,7 @@ def fastest_uniform(problem: Problem) -> Solution:
     fitting = (
         ((chain_time_ns(chain, plan), peak_bytes, wrapped_count(plan), length), plan)
         for length, plan in ((0, ()), *every_uniform_length(problem))
-        if (peak_bytes := chain_peak_bytes(chain, plan)) <= problem.budget_bytes
+        if (peak_bytes := chain_peak_bytes(chain, plan)) <= problem.limit_bytes
     )
     best = min(fitting, key=lambda rated: rated[0], default=None)
     if best is None:

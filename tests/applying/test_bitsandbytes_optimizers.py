@@ -12,7 +12,7 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.judging.judge import judge
+from budgetfit.planning.judge import judge
 from tests.applying.optimizer_states import kept_by_tensor
 from tests.traced import ADA, session
 

@@ -11,7 +11,7 @@ from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.judging.judge import judge
+from budgetfit.planning.judge import judge
 from tests.traced import ADA, session
 
 

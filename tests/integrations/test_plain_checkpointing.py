@@ -20,7 +20,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.integrations.exports import every_n_layers as plain_module
 from budgetfit.integrations.exports import trainer as trainer_module
 from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
-from budgetfit.planning.search.every_nth_block import every_nth
+from budgetfit.planning.search.policies import every_nth
 from tests.integrations.adapters import QUIET as QUIET_PEFT
 from tests.integrations.adapters import adapter
 from tests.integrations.test_trainer import QUIET

@@ -193,7 +193,7 @@ def test_the_formula_is_a_ledger_of_what_is_allocated_and_freed() -> None:
     for _ in range(300):  # some first blocks save less than the input held for them
         others = rnd.choice([0, 1, 2])
         chain = random_chain(rnd, rnd.randint(1, 5 - others), most_others=others)
-        for plan in all_plans(Problem(chain=chain, budget_bytes=0, nested=others > 0)):
+        for plan in all_plans(Problem(chain=chain, limit_bytes=0, nested=others > 0)):
             points = [point.bytes for point in chain_points(chain, plan)]
             assert points == list(Ledger(chain, plan).points())
 

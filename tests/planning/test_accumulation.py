@@ -7,9 +7,7 @@ import torch
 
 import budgetfit
 from budgetfit import Estimate, Plan, Recipe
-from budgetfit.core.budget import Budget
-from budgetfit.planning.profiling.block_chain import BlockChain
-from budgetfit.planning.search import accumulation
+from budgetfit.planning.session import PlanningSession
 from tests.models import MIB, Mebi, mean
 
 
@@ -46,15 +44,16 @@ def test_what_is_promised_fits_with_any_number_of_micro_batches() -> None:
 def test_more_than_two_are_not_promised_where_they_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = accumulation.judge_recipe
+    real = PlanningSession.judge
 
-    def judged(chains: BlockChain, recipe: Recipe, budget: Budget) -> Estimate:
-        found = real(chains, recipe, budget)
+    def judged(session: PlanningSession, recipe: Recipe) -> Estimate:
+        found = real(session, recipe)
         if recipe.gradient_accumulation_steps > 2:
-            return replace(found, reserved_bytes=budget.usable_bytes + MIB, fits=False)
+            above = session.budget.usable_bytes + MIB
+            return replace(found, reserved_bytes=above, fits=False)
         return found
 
-    monkeypatch.setattr(accumulation, "judge_recipe", judged)
+    monkeypatch.setattr(PlanningSession, "judge", judged)
     made = plan(700 * MIB)
     (said,) = [each for each in made.warnings if "gradient_accumulation_steps" in each]
     assert "may be 1 or 2: with more, " in said

@@ -25,38 +25,41 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.planning.search.baselines import BaselineProfile, best_with_policy
-from budgetfit.planning.search.search import Request, judge_recipe, rank, search
+from budgetfit.planning.search.search import search
+from budgetfit.planning.session import PlanningSession, Request, rank
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 
 ADA = find_gpu("rtx-4090")
 SETTING = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
+FREE = Request()
 BUDGET = Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
 
 
 @functools.cache
-def chains(gpu: str = "rtx-4090") -> BlockChain:
+def chain(gpu: str = "rtx-4090") -> BlockChain:
     workload = Workload(
         model=Mebi(6), batch=torch.zeros(2, 512, 512), gpu=find_gpu(gpu)
     ).with_found_blocks()
     return BlockChain(TraceSession(workload), SETTING)
 
 
+def session(request: Request = FREE, gpu: str = "rtx-4090") -> PlanningSession:
+    return PlanningSession(chain(gpu), request, BUDGET)
+
+
 @functools.cache
 def plan(request: Request) -> Estimate:
-    found = search(chains(), request, BUDGET).estimate
+    found = search(session(request)).estimate
     assert found is not None
     return found
 
 
 @functools.cache
 def table(request: Request) -> dict[str, Alternative]:
-    first = deciding_baselines(chains(), request, BUDGET)
-    rows = (
-        *first,
-        *remaining_alternatives(chains(), request, BUDGET, plan(request), first),
-    )
+    first = deciding_baselines(session(request))
+    rows = (*first, *remaining_alternatives(session(request), plan(request), first))
     assert len({row.label for row in rows}) == len(rows)
     return {row.label: row for row in rows}
 
@@ -78,10 +81,10 @@ def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:
 def test_each_row_is_judged_at_its_own_best_batch() -> None:
     # The policy's program, replayed at every batch size up to one that does not fit.
     row = table(Request())["every block recomputed"].estimate
-    segments = checkpoint_every_block(chains().traces.workload.blocks)
+    segments = checkpoint_every_block(chain().traces.workload.blocks)
     fitting = []
     for size in range(1, 80):
-        estimate = judge_recipe(chains(), SETTING.recipe(size, segments), BUDGET)
+        estimate = session().judge(SETTING.recipe(size, segments))
         if estimate.fits:
             fitting.append(estimate)
     most = max(estimate.recipe.batch_size for estimate in fitting)
@@ -89,9 +92,7 @@ def test_each_row_is_judged_at_its_own_best_batch() -> None:
     fastest = min(rank(estimate, "throughput") for estimate in fitting)
     # Only some batch sizes are compared (one in eight of the larger ones).
     assert rank(row, "throughput")[0] <= fastest[0] * 1.02
-    largest = best_with_policy(
-        chains(), "full", Request(objective="batch_size"), BUDGET
-    )
+    largest = best_with_policy(session(Request(objective="batch_size")), "full")
     assert largest.recipe.batch_size == most
 
 
@@ -123,25 +124,22 @@ def test_the_optimizer_and_the_precision_of_a_lever_are_its_own() -> None:
 
 
 def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
-    def offered(found: BlockChain, **changes: Any) -> list[str]:
-        settings = replace(SETTING, **changes)
-        return [
-            each.label for each in training_changes(BlockChain(found.traces, settings))
-        ]
+    def offered(found: PlanningSession, **changes: Any) -> list[str]:
+        return [each.label for each in training_changes(found.changed(**changes))]
 
-    assert len(offered(chains())) == 4
-    assert "optimizer in backward" in offered(chains())
-    assert "optimizer in backward" in offered(chains(), accumulation=2)
+    assert len(offered(session())) == 4
+    assert "optimizer in backward" in offered(session())
+    assert "optimizer in backward" in offered(session(), accumulation=2)
     for settings in (
         {"precision": "fp16-mixed"},
         {"effective_batch_size": 8},
         {"optimizer": "adamw_torch_cpu_offload"},
         {"optimizer_in_backward": True},
     ):
-        assert "optimizer in backward" not in offered(chains(), **settings)
-    assert "with pure bf16" not in offered(chains("t4"))
-    assert "with pure bf16" not in offered(chains(), precision="bf16")
-    assert "with 8-bit optimizer" not in offered(chains(), optimizer="sgd")
+        assert "optimizer in backward" not in offered(session(), **settings)
+    assert "with pure bf16" not in offered(session(gpu="t4"))
+    assert "with pure bf16" not in offered(session(), precision="bf16")
+    assert "with 8-bit optimizer" not in offered(session(), optimizer="sgd")
 
 
 @pytest.mark.parametrize(("frozen", "offered"), [(0, True), (2, True), (4, False)])
@@ -152,9 +150,8 @@ def test_adapters_are_offered_where_most_of_the_model_is_trained(
     for block in model.blocks[:frozen]:
         block.requires_grad_(requires_grad=False)
     workload = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=ADA)
-    found = training_changes(
-        BlockChain(TraceSession(workload.with_found_blocks()), SETTING)
-    )
+    frozen_chain = BlockChain(TraceSession(workload.with_found_blocks()), SETTING)
+    found = training_changes(replace(session(), block_chain=frozen_chain))
     assert ("with LoRA r=16" in [each.label for each in found]) == offered
 
 
@@ -171,23 +168,23 @@ def test_an_optimizer_in_backward_is_never_chosen_for_the_user() -> None:
 def test_a_lever_that_gains_nothing_is_left_out() -> None:
     request = Request(batch_size=8)
     better = replace(plan(request), step_ms=1e-3, reserved_bytes=1)
-    assert training_change_rows(chains(), request, BUDGET, better) == ()
+    assert training_change_rows(session(request), better) == ()
 
 
 @pytest.mark.parametrize("policy", ["none", "full", "sqrt"])
 def test_a_policy_that_does_not_fit_is_shown_at_its_smallest(policy: str) -> None:
     small = Budget(total_bytes=30 * MIB, context_bytes=0, headroom_bytes=0)
-    found = best_with_policy(chains(), policy, Request(), small)
+    found = best_with_policy(replace(session(), budget=small), policy)
     assert not found.fits
     assert found.recipe.batch_size == 1
 
 
 def test_batch_sizes_are_compared_by_the_time_that_the_judge_shows() -> None:
-    batches = BaselineProfile(chains(), (), BUDGET)
+    batches = BaselineProfile(session(), ())
     for size in (2, 8):
         recipe = SETTING.recipe(size)
         profile = batches.profile_at(size)
         step_ns = chain_time_ns(profile, ()) + profile.optimizer_ns
-        shown = judge_recipe(chains(), recipe, BUDGET).step_ms
+        shown = session().judge(recipe).step_ms
         assert step_ns == pytest.approx(1e6 * shown, abs=2)
         assert profile.optimizer_ns < step_ns / 2

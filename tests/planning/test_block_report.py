@@ -81,7 +81,7 @@ def test_the_chosen_treatment_is_the_plan_and_the_highest_row_its_peak(
 ) -> None:
     rnd = seeded(seed)
     chain = random_chain(rnd, 5)
-    plan = rnd.choice(list(all_plans(Problem(chain=chain, budget_bytes=0))))
+    plan = rnd.choice(list(all_plans(Problem(chain=chain, limit_bytes=0))))
     table = block_rows(chain, plan, 100)
     peak, time_ns = chain_peak_bytes(chain, plan), chain_time_ns(chain, plan)
     for row in table:
@@ -98,10 +98,10 @@ def test_no_single_change_makes_an_optimal_plan_faster_within_its_limit(
     seed: int,
 ) -> None:
     chain = random_chain(seeded(seed), 6)
-    plans = all_plans(Problem(chain=chain, budget_bytes=0))
+    plans = all_plans(Problem(chain=chain, limit_bytes=0))
     lowest = min(chain_peak_bytes(chain, plan) for plan in plans)
     limit = max(lowest, chain_peak_bytes(chain, ()) * 9 // 10)
-    solution = chain_dp(Problem(chain=chain, budget_bytes=limit))
+    solution = chain_dp(Problem(chain=chain, limit_bytes=limit))
     assert solution.segments is not None
     for row in block_rows(chain, solution.segments, limit):
         for choice in row.choices:

@@ -23,7 +23,7 @@ from budgetfit.gpus.cuda_context import estimated_context
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.measuring.process_memory import ProcessMemory
-from budgetfit.planning.judging.judge import TIME_NOTE
+from budgetfit.planning.judge import TIME_NOTE
 from budgetfit.verification.verify_plan import with_recorded_step_time
 from tests.api.planned import SAMPLE_OF_MEBI
 from tests.models import Mebi, mean

@@ -7,22 +7,22 @@ from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import GpuComparison
 from budgetfit.errors import InputError
-from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.alternatives.compare_gpus import GpuWithBudget, compare_gpus
-from budgetfit.planning.search.search import Request
+from budgetfit.gpus.table import Gpu, find_gpu
+from budgetfit.planning.alternatives.compare_gpus import compare_gpus
+from budgetfit.planning.session import Request
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 
 ADA = find_gpu("rtx-4090")
 
 
-def card(name: str, mib: int) -> GpuWithBudget:
+def card(name: str, mib: int) -> tuple[Gpu, Budget]:
     budget = Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
-    return GpuWithBudget(find_gpu(name), budget)
+    return find_gpu(name), budget
 
 
 def compared(
-    cards: Sequence[GpuWithBudget],
+    cards: Sequence[tuple[Gpu, Budget]],
     precision: str = "fp32",
     said: list[str] | None = None,
 ) -> tuple[GpuComparison, ...]:

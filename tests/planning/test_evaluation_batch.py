@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.core.budget import Budget
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.step_trace import CATEGORIES
@@ -15,7 +14,7 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.search import evaluation_batch
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
-from budgetfit.planning.search.largest_batch import largest_fitting
+from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.recording.evaluation import batch_tensor_bytes
 from budgetfit.workload.workload import Workload
@@ -31,7 +30,7 @@ def traces(model: nn.Module, batch: Any, **options: Any) -> TraceSession:
 
 
 def size_in(limit_mib: int, session: TraceSession, recipe: Recipe) -> int | None:
-    return evaluation_batch_size(session, recipe, Budget(limit_mib * MIB, 0, 0))
+    return evaluation_batch_size(session, recipe, limit_mib * MIB)
 
 
 def test_the_batch_is_what_weights_inputs_and_two_outputs_leave_room_for() -> None:
@@ -88,8 +87,8 @@ def test_the_micro_batches_of_an_update_are_there_meanwhile() -> None:
 def test_it_fits_and_one_sample_more_does_not() -> None:
     session_ = session("gpt2")
     recipe = Recipe(batch_size=4)
-    budget = Budget(64 * MIB, 0, 0)
-    size = evaluation_batch_size(session_, recipe, budget)
+    limit_bytes = 64 * MIB
+    size = evaluation_batch_size(session_, recipe, limit_bytes)
     assert size is not None
     evaluation = session_.evaluation(recipe.precision)
     training = session_.exact(recipe)
@@ -101,7 +100,7 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
             trace,
             recipe.batch_size,
             session_.workload.gpu,
-            limit_bytes=budget.usable_bytes,
+            limit_bytes=limit_bytes,
             then_batch_sizes=(samples, samples),
         )
         assert expected == (line.failed_bytes is None and line.retries <= 1)
@@ -109,9 +108,7 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
 
 @pytest.mark.parametrize("name", ["t5", "vit", "bert", "transformer"])
 def test_models_of_every_kind_are_evaluated(name: str) -> None:
-    found = evaluation_batch_size(
-        session(name), Recipe(batch_size=2), Budget(256 * MIB, 0, 0)
-    )
+    found = evaluation_batch_size(session(name), Recipe(batch_size=2), 256 * MIB)
     assert found is not None
     assert found > 2
 

@@ -21,19 +21,16 @@ from budgetfit.planning.profiling.block_chain import (
     TrainingSettings,
     checkpoint_every_block,
 )
-from budgetfit.planning.search.every_nth_block import (
+from budgetfit.planning.search.policies import (
     every_n_of_segments,
     every_nth,
     fastest_every_nth,
+    fixed_segments,
     ordinal,
     parse_every_n,
 )
-from budgetfit.planning.search.search import (
-    Request,
-    fixed_segments,
-    judge_recipe,
-    search,
-)
+from budgetfit.planning.search.search import search
+from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.solvers.problem import Problem
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
@@ -127,35 +124,39 @@ def test_the_solver_proposes_the_fastest_number_within_the_budget() -> None:
     plans = [every_nth(blocks, n) for n in range(2, len(blocks))]
     peaks = {plan: chain_peak_bytes(chain, plan) for plan in plans}
     assert len(set(peaks.values())) > 2
-    for budget_bytes in {*peaks.values(), min(peaks.values()) - 1}:
-        found = fastest_every_nth(Problem(chain=chain, budget_bytes=budget_bytes))
-        fitting = [plan for plan in plans if peaks[plan] <= budget_bytes]
+    for limit_bytes in {*peaks.values(), min(peaks.values()) - 1}:
+        found = fastest_every_nth(Problem(chain=chain, limit_bytes=limit_bytes))
+        fitting = [plan for plan in plans if peaks[plan] <= limit_bytes]
         if not fitting:
             assert found.segments is None
             continue
         assert found.segments is not None
-        assert chain_peak_bytes(chain, found.segments) <= budget_bytes
+        assert chain_peak_bytes(chain, found.segments) <= limit_bytes
         assert chain_time_ns(chain, found.segments) == min(
             chain_time_ns(chain, plan) for plan in fitting
         )
 
 
-def rows_of(found: BlockChain, total_mib: int) -> tuple[dict[str, Any], Any]:
-    request = Request(batch_size=8)
+def session(found: BlockChain, total_mib: int) -> PlanningSession:
     budget = Budget(total_bytes=total_mib * MIB, context_bytes=0, headroom_bytes=0)
-    plan = search(found, request, budget).estimate
+    return PlanningSession(found, Request(batch_size=8), budget)
+
+
+def rows_of(found: BlockChain, total_mib: int) -> tuple[dict[str, Any], Any]:
+    asked = session(found, total_mib)
+    plan = search(asked).estimate
     assert plan is not None
-    first = deciding_baselines(found, request, budget)
-    rows = (*first, *remaining_alternatives(found, request, budget, plan, first))
+    first = deciding_baselines(asked)
+    rows = (*first, *remaining_alternatives(asked, plan, first))
     return {row.label: row.estimate for row in rows}, plan
 
 
 def test_the_row_fits_and_is_between_every_block_and_the_plan() -> None:
     found = chains()
     blocks = found.traces.workload.blocks
-    ample = Budget(total_bytes=4 << 30, context_bytes=0, headroom_bytes=0)
-    full = judge_recipe(found, SETTING.recipe(8, checkpoint_every_block(blocks)), ample)
-    kept = judge_recipe(found, SETTING.recipe(8, ()), ample)
+    ample = session(found, 4096)
+    full = ample.judge(SETTING.recipe(8, checkpoint_every_block(blocks)))
+    kept = ample.judge(SETTING.recipe(8, ()))
     between = (full.reserved_bytes + kept.reserved_bytes) // 2 // MIB + 8
 
     rows, plan = rows_of(found, between)

@@ -12,7 +12,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.planner import make_plan
-from budgetfit.planning.search.search import Request
+from budgetfit.planning.session import Request
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 

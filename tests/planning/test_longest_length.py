@@ -9,11 +9,11 @@ import pytest
 from budgetfit.core.plan import Plan
 from budgetfit.errors import DoesNotFitError
 from budgetfit.planning.alternatives.longest_length import (
-    MemoryNeed,
     candidate_lengths,
     longest_plan,
     longest_that_fits,
 )
+from budgetfit.planning.search.lowest_peak import LowestPeak
 from tests.reporting.sample_plans import sample_plan
 
 MIB = 2**20
@@ -21,13 +21,13 @@ MIB = 2**20
 
 def curve(
     base: float, linear: float, square: float, limit: int, tried: list[int]
-) -> Callable[[int], MemoryNeed]:
+) -> Callable[[int], LowestPeak]:
     """Needs of MiB: ``base + linear * length + square * length^2``."""
 
-    def need(length: int) -> MemoryNeed:
+    def need(length: int) -> LowestPeak:
         tried.append(length)
         needed = round(MIB * (base + linear * length + square * length**2))
-        return MemoryNeed(needed, limit * MIB, needed <= limit * MIB)
+        return LowestPeak(needed, limit * MIB, needed <= limit * MIB)
 
     return need
 
@@ -105,11 +105,11 @@ def test_any_monotone_need_is_answered_whatever_its_bytes_say() -> None:
             longest: int = longest,
             kind: int = kind,
             seen: list[int] = tried,
-        ) -> MemoryNeed:
+        ) -> LowestPeak:
             seen.append(length)
             fits = length <= longest
             told = (7 if fits else 9, rng.randrange(100), 100 - length)[kind]
-            return MemoryNeed(told, 8, fits)
+            return LowestPeak(told, 8, fits)
 
         assert longest_that_fits(need, lengths) == (longest or None)
         assert len(tried) == len(set(tried))

@@ -20,7 +20,7 @@ from budgetfit.planning.profiling.block_chain import (
 )
 from budgetfit.planning.search import lowest_peak
 from budgetfit.planning.search.lowest_peak import fitting_or_lowest, lowest_judged
-from budgetfit.planning.search.search import Request, judge_recipe
+from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
@@ -48,12 +48,24 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     """Which recipes were judged."""
     recipes: list[Recipe] = []
 
-    def spy(chains: BlockChain, recipe: Recipe, *rest: Any) -> Estimate:
-        recipes.append(recipe)
-        return judge_recipe(chains, recipe, *rest)
+    judge = PlanningSession.judge
 
-    monkeypatch.setattr(lowest_peak, "judge_recipe", spy)
+    def spy(session: PlanningSession, recipe: Recipe) -> Estimate:
+        recipes.append(recipe)
+        return judge(session, recipe)
+
+    monkeypatch.setattr(PlanningSession, "judge", spy)
     return recipes
+
+
+def session(
+    workload: Workload,
+    budget: Budget,
+    settings: TrainingSettings = SETTING,
+    **request: Any,
+) -> PlanningSession:
+    chain = BlockChain(TraceSession(workload), settings)
+    return PlanningSession(chain, Request(**request), budget)
 
 
 @pytest.mark.parametrize("host_mib", [0, 3, 64])
@@ -61,14 +73,15 @@ def test_the_least_is_below_every_usual_practice_and_within_the_host(
     workload: Workload, host_mib: int, tried: list[Recipe]
 ) -> None:
     settings = replace(SETTING, host_ram_bytes=host_mib * MIB)
-    chains = BlockChain(TraceSession(workload), settings)
-    nothing_fits = budget(1, host_mib)
-    least = lowest_judged(chains, Request(), nothing_fits)
+    nothing_fits = session(workload, budget(1, host_mib), settings)
+    least = lowest_judged(nothing_fits)
     for segments in ((), checkpoint_every_block(workload.blocks)):
-        usual = judge_recipe(chains, settings.recipe(1, segments), nothing_fits)
+        usual = nothing_fits.judge(settings.recipe(1, segments))
         assert least.reserved_bytes <= usual.reserved_bytes
     for recipe in tried:
-        host_bytes = chain_host_bytes(chains.profile_at(1), recipe.segments)
+        host_bytes = chain_host_bytes(
+            nothing_fits.block_chain.profile_at(1), recipe.segments
+        )
         assert host_bytes <= host_mib * MIB
     on_host = [
         recipe
@@ -83,9 +96,10 @@ def test_of_equal_peaks_the_simplest_comes_first_and_then_what_pins_least(
     workload: Workload, tried: list[Recipe], optimizer: str
 ) -> None:
     # With AdamW all peak in its step.
-    chains = BlockChain(TraceSession(workload), replace(SETTING, optimizer=optimizer))
-    lowest_judged(chains, Request(), budget(1))
-    chain = chains.profile_at(1)
+    settings = replace(SETTING, optimizer=optimizer)
+    asked = session(workload, budget(1), settings)
+    lowest_judged(asked)
+    chain = asked.block_chain.profile_at(1)
     peaks = [chain_peak_bytes(chain, recipe.segments) for recipe in tried]
     step = round(min(peaks) * lowest_peak.SIMILAR_PEAK)
     kinds = [
@@ -106,12 +120,11 @@ def test_of_equal_peaks_the_simplest_comes_first_and_then_what_pins_least(
 def test_what_the_formula_rules_out_is_not_judged(
     workload: Workload, tried: list[Recipe]
 ) -> None:
-    chains = BlockChain(TraceSession(workload), SETTING)
-    full = judge_recipe(
-        chains, SETTING.recipe(64, checkpoint_every_block(workload.blocks)), budget(1)
-    )
+    asked = session(workload, budget(1), batch_size=64)
+    full = asked.judge(SETTING.recipe(64, checkpoint_every_block(workload.blocks)))
+    tried.clear()
     above = full.timeline.floor_bytes // MIB + 1
-    least = fitting_or_lowest(chains, Request(batch_size=64), budget(above))
+    least = fitting_or_lowest(replace(asked, budget=budget(above)))
     assert not least.fits
     assert least.estimate is None
     assert least.needed_bytes > above * MIB
@@ -121,8 +134,7 @@ def test_what_the_formula_rules_out_is_not_judged(
 def test_the_first_that_fits_ends_the_search(
     workload: Workload, tried: list[Recipe]
 ) -> None:
-    chains = BlockChain(TraceSession(workload), SETTING)
-    least = fitting_or_lowest(chains, Request(), budget(200))
+    least = fitting_or_lowest(session(workload, budget(200)))
     assert least.fits
     assert least.estimate is not None
     assert least.needed_bytes == least.estimate.reserved_bytes
@@ -132,12 +144,12 @@ def test_the_first_that_fits_ends_the_search(
 def test_of_those_that_are_judged_the_first_that_fits_is_the_last(
     workload: Workload, tried: list[Recipe]
 ) -> None:
-    chains = BlockChain(TraceSession(workload), SETTING)
-    least = lowest_judged(chains, Request(), budget(1))
+    nothing_fits = session(workload, budget(1))
+    least = lowest_judged(nothing_fits)
     all_of_them = list(tried)
     tried.clear()
     enough = replace(budget(1), total_bytes=least.reserved_bytes)
-    found = lowest_judged(chains, Request(), enough)
+    found = lowest_judged(replace(nothing_fits, budget=enough))
     assert found.fits
     assert tried[-1] == found.recipe
     assert tried == all_of_them[: len(tried)]
@@ -175,16 +187,12 @@ def test_a_near_miss_is_looked_at_longer(
 ) -> None:
     monkeypatch.setattr(lowest_peak, "MAX_EVENTS", 0)
     far_mib = 1
-    least = lowest_judged(
-        BlockChain(TraceSession(workload), SETTING), Request(), budget(far_mib)
-    )
+    least = lowest_judged(session(workload, budget(far_mib)))
     in_short = len(tried)
     assert in_short == lowest_peak.MAX_JUDGED
     tried.clear()
     near_mib = least.reserved_bytes // MIB - 1
-    lowest_judged(
-        BlockChain(TraceSession(workload), SETTING), Request(), budget(near_mib)
-    )
+    lowest_judged(session(workload, budget(near_mib)))
     assert len(tried) > in_short
 
 
@@ -194,7 +202,7 @@ def test_inputs_on_the_host_but_for_one_are_tried_while_traces_are_short(
     # A tensor that is alive somewhere else may save the allocator a segment.
     def on_host() -> set[int]:
         tried.clear()
-        lowest_judged(BlockChain(TraceSession(workload), SETTING), Request(), budget(1))
+        lowest_judged(session(workload, budget(1)))
         return {
             sum(row.input_on_host for row in recipe.segments)
             for recipe in tried
@@ -212,12 +220,12 @@ def test_every_choice_of_options_is_tried_for_a_few_blocks(
     """What is live with more may reserve less: no formula says which."""
     model = Mebi(3)
     small = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=find_gpu("t4"))
-    chain = BlockChain(TraceSession(small.with_found_blocks()), SETTING)
+    small_session = session(small.with_found_blocks(), budget(1))
     segments_to_try = lowest_peak._segments_to_try  # noqa: SLF001
-    tried = {frozenset(each) for each in segments_to_try(chain, Request())}
-    blocks = chain.profile_at(1).blocks
+    tried = {frozenset(each) for each in segments_to_try(small_session)}
+    blocks = small_session.block_chain.profile_at(1).blocks
     expected = math.prod(len(block.options) for block in blocks)
     single = {plan for plan in tried if all(len(row.blocks) == 1 for row in plan)}
     assert len(single) == expected > 3**3
     monkeypatch.setattr(lowest_peak, "MAX_MIXTURES", expected - 1)
-    assert len(segments_to_try(chain, Request())) < expected / 2
+    assert len(segments_to_try(small_session)) < expected / 2

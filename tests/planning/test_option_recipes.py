@@ -12,7 +12,7 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.memory.chain.profile import block_types
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
-from budgetfit.planning.judging.judge import step_ms
+from budgetfit.planning.judge import step_ms
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.option_recipes import option_segments
 from budgetfit.traces.session import TraceSession

@@ -16,7 +16,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.judging.judge import judge
+from budgetfit.planning.judge import judge
 from budgetfit.planning.planner import (
     make_estimate,
     make_layers,
@@ -28,7 +28,9 @@ from budgetfit.planning.profiling.block_chain import (
     TrainingSettings,
     checkpoint_every_block,
 )
-from budgetfit.planning.search.search import Request, fixed_segments, rank, search
+from budgetfit.planning.search.policies import fixed_segments
+from budgetfit.planning.search.search import search
+from budgetfit.planning.session import PlanningSession, Request, rank
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, MIB, Mebi
@@ -264,8 +266,8 @@ def test_policies_and_blocks_that_do_not_exist_are_refused() -> None:
 
 
 def test_a_search_under_an_impossible_budget_finds_nothing(workload: Workload) -> None:
-    found = search(BlockChain(TraceSession(workload), FP32), Request(), budget(10))
-    assert found.estimate is None
+    chain = BlockChain(TraceSession(workload), FP32)
+    assert search(PlanningSession(chain, Request(), budget(10))).estimate is None
 
 
 def test_a_recipe_that_only_retries_make_fit_does_not_fit(workload: Workload) -> None:

@@ -57,14 +57,14 @@ def test_bounds_spare_solving_and_change_no_choice() -> None:
             )
             return replace(base, batch_size=size, blocks=blocks)
 
-        budget = base.static_bytes + 9 * (problem.budget_bytes - base.static_bytes)
+        budget = base.static_bytes + 9 * (problem.limit_bytes - base.static_bytes)
         for objective in ("throughput", "batch_size"):
             for effective in (None, 24):
                 plain, quick = (
                     choose_batch_size(
                         profile_at,
                         fastest_plan,
-                        budget_bytes=budget,
+                        limit_bytes=budget,
                         objective=objective,
                         effective_batch_size=effective,
                         bounds=bounds,

@@ -8,7 +8,7 @@ from torch import nn
 import budgetfit
 from budgetfit.core.step_trace import Affine, StepTrace, UnverifiedOp
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.judging.unverified_ops import held_bytes, unverified_op_notes
+from budgetfit.planning.judge import held_bytes, unverified_op_notes
 from tests.memory.made_traces import MIB, TraceMaker
 
 GPU = find_gpu("rtx-4090")

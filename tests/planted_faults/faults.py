@@ -97,8 +97,8 @@ FAULTS: Final = (
     # The search and what is beside a plan: heuristics.
     Fault(
         "planning/search/search.py",
-        "SMALL_SLACK = 0.02 ",
-        "SMALL_SLACK = 0.2 ",
+        "SMALL_SLACK: Final = 0.02 ",
+        "SMALL_SLACK: Final = 0.2 ",
         "planning api",
     ),
     Fault(
@@ -108,7 +108,7 @@ FAULTS: Final = (
         "planning api",
     ),
     Fault(
-        "planning/search/over_limit_candidates.py",
+        "planning/search/search.py",
         "    if count < 1:\n",
         "    if count >= 0:\n",
         "planning api",
@@ -120,7 +120,7 @@ FAULTS: Final = (
         "planning api",
     ),
     Fault(
-        "planning/search/optimality_gap.py",
+        "planning/search/solver_choice.py",
         "return max(0.0, 1 - least / taken) if taken else None",
         "return 0.0 if taken else None",
         "planning api",
@@ -138,15 +138,15 @@ FAULTS: Final = (
         "planning api",
     ),
     Fault(
-        "planning/judging/unverified_ops.py",
+        "planning/judge.py",
         "MIN_PEAK_SHARE: Final = 0.01 ",
         "MIN_PEAK_SHARE: Final = 9.0 ",
         "planning",
     ),
     Fault(
-        "planning/judging/partial_last_batch.py",
-        "if reserved_bytes <= budget.usable_bytes:",
-        "if reserved_bytes <= 2 * budget.usable_bytes:",
+        "planning/judge.py",
+        "if reserved_bytes <= limit_bytes:",
+        "if reserved_bytes <= 2 * limit_bytes:",
         "planning api",
     ),
     Fault(

@@ -37,7 +37,7 @@ from budgetfit.inputs.arguments import Arguments, ParsedArguments
 from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning.alternatives import refusal
-from budgetfit.planning.judging.judge import judge
+from budgetfit.planning.judge import judge
 from budgetfit.planning.planner import make_plan
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import with_checkpointable_blocks

@@ -72,7 +72,7 @@ def chain_milp(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Solution
         # Integral up to rounding errors: never compared with 1.
         chosen = [arcs[number][1] for number in np.flatnonzero(np.round(result.x))]
         plan = segments_from_steps(problem, chosen)
-        above = chain_peak_bytes(problem.chain, plan) - problem.budget_bytes
+        above = chain_peak_bytes(problem.chain, plan) - problem.limit_bytes
         if above <= 0:
             plain_ns = chain_time_ns(problem.chain, ())
             return _checked(problem, plan, plain_ns + lower_ns, result.message)

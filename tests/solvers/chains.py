@@ -185,12 +185,12 @@ def random_problem(
     max_segment = rnd.choice([1, 2, 3, None])
     nested = bool(most_others) and rnd.random() < 0.5
     boundless = Problem(
-        chain=chain, budget_bytes=0, max_segment=max_segment, nested=nested
+        chain=chain, limit_bytes=0, max_segment=max_segment, nested=nested
     )
     peaks = [chain_peak_bytes(chain, plan) for plan in all_plans(boundless)]
     margin = 1 + (max(peaks) - min(peaks)) // 8
-    budget_bytes = rnd.randint(min(peaks) - margin, max(peaks))
-    return replace(boundless, budget_bytes=budget_bytes)
+    limit_bytes = rnd.randint(min(peaks) - margin, max(peaks))
+    return replace(boundless, limit_bytes=limit_bytes)
 
 
 def rate(chain: ChainProfile, plan: Sequence[Segment]) -> tuple[int, int, int]:
@@ -211,7 +211,7 @@ def rate_solution(problem: Problem, solution: Solution) -> tuple[int, int, int] 
 def rate_all(problem: Problem) -> list[tuple[int, int, int]]:
     """Every plan within the budget, rated."""
     rated = (rate(problem.chain, plan) for plan in all_plans(problem))
-    return [each for each in rated if each[1] <= problem.budget_bytes]
+    return [each for each in rated if each[1] <= problem.limit_bytes]
 
 
 def freeing(rnd: random.Random, problem: Problem) -> Problem:
@@ -234,4 +234,4 @@ def assert_reaches(problem: Problem, steps: Sequence[ChainStep], upper_ns: int) 
     plan = segments_from_steps(problem, steps)
     plain_ns = chain_time_ns(problem.chain, ())
     assert chain_time_ns(problem.chain, plan) == plain_ns + upper_ns
-    assert chain_peak_bytes(problem.chain, plan) <= problem.budget_bytes
+    assert chain_peak_bytes(problem.chain, plan) <= problem.limit_bytes

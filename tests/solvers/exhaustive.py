@@ -39,7 +39,7 @@ def exhaustive(problem: Problem) -> Solution:
     fitting = (
         ((chain_time_ns(chain, plan), peak_bytes, wrapped_count(plan)), plan)
         for plan in all_plans(problem)
-        if (peak_bytes := chain_peak_bytes(chain, plan)) <= problem.budget_bytes
+        if (peak_bytes := chain_peak_bytes(chain, plan)) <= problem.limit_bytes
     )
     best = min(fitting, key=lambda rated: rated[0], default=None)
     if best is None:

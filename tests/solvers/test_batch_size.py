@@ -52,14 +52,14 @@ def profile_at(
 
 
 def choose(
-    budget_bytes: int,
+    limit_bytes: int,
     objective: Objective = "throughput",
     solve: Callable[[Problem], Solution] = chain_dp,
     profile: Callable[[int], ChainProfile] = profile_at,
     **others: Any,
 ) -> BatchChoice:
     return choose_batch_size(
-        profile, solve, budget_bytes=budget_bytes, objective=objective, **others
+        profile, solve, limit_bytes=limit_bytes, objective=objective, **others
     )
 
 
@@ -209,10 +209,10 @@ def test_a_model_that_never_fills_the_card_ends_at_the_largest_batch_there_is() 
 
 def test_a_larger_budget_is_never_slower_and_never_has_a_smaller_batch() -> None:
     before_size, before_time = 0, None
-    for budget_bytes in range(STATIC + 13, STATIC + 600, 29):
-        largest = choose(budget_bytes, "batch_size").best.batch_size
+    for limit_bytes in range(STATIC + 13, STATIC + 600, 29):
+        largest = choose(limit_bytes, "batch_size").best.batch_size
         assert largest >= before_size
-        time = choose(budget_bytes, effective_batch_size=48).best.ns_per_sample
+        time = choose(limit_bytes, effective_batch_size=48).best.ns_per_sample
         assert before_time is None or time <= before_time
         before_size, before_time = largest, time
 
@@ -221,7 +221,7 @@ def test_each_batch_size_is_solved_once_with_its_own_chain_and_the_budget() -> N
     asked = []
 
     def solve(problem: Problem) -> Solution:
-        asked.append((problem.chain.batch_size, problem.budget_bytes))
+        asked.append((problem.chain.batch_size, problem.limit_bytes))
         assert problem.max_segment == 3
         assert problem.nested
         return Solution(segments=(), proven_optimal=False, explanation="")

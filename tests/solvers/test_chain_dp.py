@@ -59,7 +59,7 @@ def test_the_lowest_peak_is_that_of_all_plans_and_of_those_the_fastest() -> None
 
 def test_without_a_bound_the_lowest_peak_is_the_lowest_there_is() -> None:
     chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
-    problem = Problem(chain=chain, budget_bytes=sys.maxsize)
+    problem = Problem(chain=chain, limit_bytes=sys.maxsize)
     found = lowest_peak(problem)
     assert chain_peak_bytes(chain, found.segments) == min(
         peak for _, peak, _ in rate_all(problem)
@@ -87,7 +87,7 @@ def test_the_front_is_every_plan_that_no_other_beats_in_time_and_peak() -> None:
 def test_the_early_blocks_are_recomputed_and_the_late_ones_kept() -> None:
     # 51 bytes hold two kept blocks only behind six recomputed ones (solver S4).
     chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
-    problem = Problem(chain=chain, budget_bytes=51, max_segment=1)
+    problem = Problem(chain=chain, limit_bytes=51, max_segment=1)
     assert chain_dp(problem).segments == single(0, 1, 2, 3, 4, 5)
 
 
@@ -98,23 +98,23 @@ def test_a_byte_decides_however_many_there_are() -> None:
     keep = option("keep", saved=size, forward=size, backward=0)
     recompute = option("recompute", saved=0, forward=0, backward=size, extra=1)
     chain = chain_of(*equal_blocks(3, keep, recompute, output=0), input_bytes=0)
-    enough = Problem(chain=chain, budget_bytes=2 * size, max_segment=1)
+    enough = Problem(chain=chain, limit_bytes=2 * size, max_segment=1)
     assert chain_dp(enough).segments == single(0)
-    too_small = replace(enough, budget_bytes=2 * size - 1)
+    too_small = replace(enough, limit_bytes=2 * size - 1)
     assert chain_dp(too_small).segments == single(0, 1)
 
 
 def test_what_the_optimizer_step_needs_counts() -> None:
     # A peer's plans exceed their budget by the optimizer's states (facts 2.1).
     chain = chain_of(*equal_blocks(2, KEEP, RECOMPUTE), static=100, optimizer=50)
-    assert chain_dp(Problem(chain=chain, budget_bytes=149)).segments is None
-    assert chain_dp(Problem(chain=chain, budget_bytes=150)).segments == ()
+    assert chain_dp(Problem(chain=chain, limit_bytes=149)).segments is None
+    assert chain_dp(Problem(chain=chain, limit_bytes=150)).segments == ()
 
 
 def test_where_the_optimizer_step_is_the_peak_nothing_is_wrapped_to_lower_it() -> None:
     free = option("recompute", saved=1, forward=16, backward=23, extra=0)
     chain = chain_of(*equal_blocks(4, KEEP, free), static=100, optimizer=500)
-    assert chain_dp(Problem(chain=chain, budget_bytes=600)).segments == ()
+    assert chain_dp(Problem(chain=chain, limit_bytes=600)).segments == ()
 
 
 def test_of_equally_fast_plans_the_one_of_lower_peak_is_taken() -> None:
@@ -123,14 +123,14 @@ def test_of_equally_fast_plans_the_one_of_lower_peak_is_taken() -> None:
     assert chain_peak_bytes(chain, ()) == 44  # S 20 + f 24
     assert chain_peak_bytes(chain, single(0)) == 25  # S 1 + f 24; S 1 + x 1 + b 23
     assert chain_peak_bytes(chain, single(0, 1)) == 25
-    found = chain_dp(Problem(chain=chain, budget_bytes=1000))
+    found = chain_dp(Problem(chain=chain, limit_bytes=1000))
     assert chain_peak_bytes(chain, found.segments) == 25
 
 
 def test_of_plans_equal_in_time_and_peak_the_one_that_wraps_less_is_taken() -> None:
     free = option("recompute", saved=1, forward=16, backward=23, extra=0)
     chain = chain_of(*equal_blocks(2, KEEP, free))
-    found = chain_dp(Problem(chain=chain, budget_bytes=1000))
+    found = chain_dp(Problem(chain=chain, limit_bytes=1000))
     assert found.segments == single(0)
 
 
@@ -142,8 +142,8 @@ def test_weight_copies_can_forbid_what_the_backward_would_allow() -> None:
     # Recomputing both leaves 1 + 1 + 6 + 6 before the last block's 14; one of them
     # 10 + 1 + 6 and 14, keeping both 20 and 14. Backwards need less.
     expected = {34: (), 33: single(0), 31: single(0), 30: single(0, 1), 27: None}
-    for budget_bytes, segments in expected.items():
-        problem = Problem(chain=chain, budget_bytes=budget_bytes, max_segment=1)
+    for limit_bytes, segments in expected.items():
+        problem = Problem(chain=chain, limit_bytes=limit_bytes, max_segment=1)
         assert chain_dp(problem).segments == segments
 
 
@@ -152,7 +152,7 @@ def test_longer_segments_are_used_where_they_are_faster() -> None:
     keep = option("keep", saved=17, forward=18, backward=0)
     recompute = option("recompute", saved=1, forward=2, backward=17, extra=1)
     chain = chain_of(*equal_blocks(24, keep, recompute))
-    problem = Problem(chain=chain, budget_bytes=40)
+    problem = Problem(chain=chain, limit_bytes=40)
     assert chain_dp(replace(problem, max_segment=1)).segments is None
     found = chain_dp(replace(problem, max_segment=4))
     assert chain_peak_bytes(chain, found.segments) <= 40
@@ -163,7 +163,7 @@ def test_blocks_that_must_not_be_wrapped_stay_out() -> None:
     prologue = block("<prologue>", option("keep", saved=5, forward=9, backward=9))
     epilogue = block("<epilogue>", option("keep", saved=9, forward=30, backward=9))
     chain = chain_of(prologue, *equal_blocks(4, KEEP, RECOMPUTE), epilogue)
-    found = lowest_peak(Problem(chain=chain, budget_bytes=sys.maxsize))
+    found = lowest_peak(Problem(chain=chain, limit_bytes=sys.maxsize))
     named = {name for each in found.segments for name in each.blocks}
     assert named <= {f"layers.{number}" for number in range(4)}
     assert named
@@ -181,7 +181,7 @@ def test_with_too_many_labels_the_bounds_of_the_grid_remain() -> None:
             continue
         time_ns, peak_bytes, _ = rate_solution(problem, found)
         assert found.lower_bound_ns <= best[0] <= time_ns
-        assert peak_bytes <= problem.budget_bytes
+        assert peak_bytes <= problem.limit_bytes
         assert not found.proven_optimal or time_ns == best[0]
         apart += found.lower_bound_ns < time_ns
     assert apart < 60
@@ -191,19 +191,19 @@ def test_too_many_labels_leave_the_best_single_segment_length_as_the_lowest_peak
     None
 ):
     chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
-    problem = Problem(chain=chain, budget_bytes=10**9)
+    problem = Problem(chain=chain, limit_bytes=10**9)
     found = lowest_peak(problem, max_labels=0)
     assert found.segments == best_uniform_segments(problem)
     assert not found.proven_optimal
     assert "nothing is proven" in found.explanation
     peak_bytes = chain_peak_bytes(chain, found.segments)
-    too_small = replace(problem, budget_bytes=peak_bytes - 1)
+    too_small = replace(problem, limit_bytes=peak_bytes - 1)
     assert lowest_peak(too_small, max_labels=0).segments is None
 
 
 def test_a_thinned_front_is_of_plans_that_fit_and_claims_no_proof() -> None:
     chain = chain_of(*equal_blocks(12, KEEP, RECOMPUTE, gradient=3), static=1)
-    problem = Problem(chain=chain, budget_bytes=150)
+    problem = Problem(chain=chain, limit_bytes=150)
     whole = [rate_solution(problem, each) for each in pareto_front(problem)]
     thinned = pareto_front(problem, max_labels=4)
     rated = [rate_solution(problem, each) for each in thinned]
@@ -216,12 +216,12 @@ def test_a_thinned_front_is_of_plans_that_fit_and_claims_no_proof() -> None:
 
 def test_an_answer_explains_itself() -> None:
     chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
-    found = chain_dp(Problem(chain=chain, budget_bytes=51, max_segment=1))
+    found = chain_dp(Problem(chain=chain, limit_bytes=51, max_segment=1))
     assert found.explanation.startswith(
         "6 of 8 blocks are recomputed, in 6 segments of 1; "
         "no plan within the budget is faster (at most "
     )
-    none = chain_dp(Problem(chain=chain, budget_bytes=10))
+    none = chain_dp(Problem(chain=chain, limit_bytes=10))
     assert none.proven_optimal
     assert none.segments is None
     assert none.explanation == (
@@ -235,7 +235,7 @@ def test_of_plans_equal_in_everything_the_one_that_wraps_earlier_blocks_is_taken
     # The optimizer step is the peak: which block is kept does not show.
     late = block("late", option("keep", saved=0, forward=40, backward=0), output=0)
     chain = chain_of(*equal_blocks(3, KEEP, RECOMPUTE), late, optimizer=90)
-    problem = Problem(chain=chain, budget_bytes=90, max_segment=1)
+    problem = Problem(chain=chain, limit_bytes=90, max_segment=1)
     assert chain_peak_bytes(chain, ()) > 90
     assert chain_dp(problem).segments == single(0)
 
@@ -259,10 +259,10 @@ def test_a_deep_chain_of_blocks_that_all_differ_is_solved_within_the_budget() ->
             block(f"layers.{number}", keep, recompute, gradient=500, output=1000)
         )
     chain = chain_of(*blocks, input_bytes=1000)
-    budget_bytes = chain_peak_bytes(chain, ()) // 3
-    found = chain_dp(Problem(chain=chain, budget_bytes=budget_bytes, max_segment=4))
+    limit_bytes = chain_peak_bytes(chain, ()) // 3
+    found = chain_dp(Problem(chain=chain, limit_bytes=limit_bytes, max_segment=4))
     assert found.proven_optimal
     peak_bytes = chain_peak_bytes(chain, found.segments)
     # The budget is used up to what one block more or less makes.
-    assert budget_bytes - 4000 < peak_bytes <= budget_bytes
+    assert limit_bytes - 4000 < peak_bytes <= limit_bytes
     assert all(isinstance(each, Segment) for each in found.segments)

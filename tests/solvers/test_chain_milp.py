@@ -65,7 +65,7 @@ def test_what_highs_prints_does_not_reach_the_users_output(
     monkeypatch.setattr("scipy.optimize.milp", talkative)
     chain = chain_of(*equal_blocks(6, KEEP, RECOMPUTE, gradient=3))
     sys.stdout.write("before, ")
-    assert chain_milp(Problem(chain=chain, budget_bytes=60)).segments is not None
+    assert chain_milp(Problem(chain=chain, limit_bytes=60)).segments is not None
     sys.stdout.write("and after")
     sys.stdout.flush()
     assert capfd.readouterr() == ("before, and after", "")
@@ -90,13 +90,13 @@ def test_no_chosen_item_is_lost_to_a_float_that_is_almost_one() -> None:
         ]
         chain = chain_of(*blocks, input_bytes=0)
         problem = Problem(
-            chain=chain, budget_bytes=int(rnd.random() * 10**6), max_segment=1
+            chain=chain, limit_bytes=int(rnd.random() * 10**6), max_segment=1
         )
         most = max(
             sum(time for time, kept in zip(times, chosen, strict=True) if kept)
             for chosen in product([0, 1], repeat=count)
             if sum(size for size, kept in zip(sizes, chosen, strict=True) if kept)
-            <= problem.budget_bytes
+            <= problem.limit_bytes
         )
         for solve in (chain_dp, chain_milp):
             found = solve(problem)
@@ -109,16 +109,16 @@ def test_a_byte_over_the_budget_is_noticed_below_the_tolerance_of_floats() -> No
     keep = option("keep", saved=size, forward=size, backward=0)
     recompute = option("recompute", saved=0, forward=0, backward=size, extra=1)
     chain = chain_of(*equal_blocks(3, keep, recompute, output=0), input_bytes=0)
-    problem = Problem(chain=chain, budget_bytes=2 * size - 1, max_segment=1)
+    problem = Problem(chain=chain, limit_bytes=2 * size - 1, max_segment=1)
     found = chain_milp(problem)
     assert len(found.segments) == 2
-    assert chain_peak_bytes(chain, found.segments) <= problem.budget_bytes
+    assert chain_peak_bytes(chain, found.segments) <= problem.limit_bytes
     assert found.lower_bound_ns <= chain_time_ns(chain, found.segments)
 
 
 def test_without_time_there_is_no_proof() -> None:
     chain = chain_of(*equal_blocks(12, KEEP, RECOMPUTE, gradient=3))
-    problem = Problem(chain=chain, budget_bytes=60)
+    problem = Problem(chain=chain, limit_bytes=60)
     found = chain_milp(problem, time_limit_s=0.0)
     assert not found.proven_optimal
     assert "ime limit" in found.explanation
@@ -126,19 +126,17 @@ def test_without_time_there_is_no_proof() -> None:
 
 def test_it_says_why_there_is_no_plan() -> None:
     chain = chain_of(*equal_blocks(2, KEEP, RECOMPUTE), static=100, optimizer=50)
-    early = chain_milp(Problem(chain=chain, budget_bytes=149))
+    early = chain_milp(Problem(chain=chain, limit_bytes=149))
     assert early.proven_optimal
     assert "the optimizer step alone" in early.explanation
-    rows = chain_milp(
-        Problem(chain=replace(chain, optimizer_bytes=0), budget_bytes=110)
-    )
+    rows = chain_milp(Problem(chain=replace(chain, optimizer_bytes=0), limit_bytes=110))
     assert rows.proven_optimal
     assert "infeasible" in rows.explanation
 
 
 def test_the_plan_of_eight_blocks() -> None:
     chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
-    problem = Problem(chain=chain, budget_bytes=51, max_segment=1)
+    problem = Problem(chain=chain, limit_bytes=51, max_segment=1)
     found = chain_milp(problem)
     assert found.segments == single(0, 1, 2, 3, 4, 5)
     assert found.explanation.startswith("6 of 8 blocks are recomputed, in 6 segments")

@@ -136,7 +136,7 @@ def test_a_certificate_is_never_violated(max_labels: int) -> None:
             assert rated is None
             continue
         assert found.lower_bound_ns <= best[0] <= rated[0]
-        assert rated[1] <= problem.budget_bytes
+        assert rated[1] <= problem.limit_bytes
         if found.proven_optimal:
             assert rated[0] == best[0]
         elif rated[0] > found.lower_bound_ns:
@@ -151,13 +151,13 @@ def test_chains_of_blocks_that_all_differ_are_certified_to_a_thousandth(
     count: int, share: float
 ) -> None:
     chain = heterogeneous(count)
-    budget_bytes = int(
+    limit_bytes = int(
         share * sum(o.keep.saved_bytes + o.gradient_bytes for o in chain.blocks)
     )
-    problem = Problem(chain=chain, budget_bytes=budget_bytes, max_segment=6)
+    problem = Problem(chain=chain, limit_bytes=limit_bytes, max_segment=6)
     found = chain_dp(problem)
     time_ns = chain_time_ns(chain, found.segments)
-    assert chain_peak_bytes(chain, found.segments) <= budget_bytes
+    assert chain_peak_bytes(chain, found.segments) <= limit_bytes
     assert found.lower_bound_ns <= time_ns <= found.lower_bound_ns * 1.001
     rough = chain_dp(problem, max_labels=5)
     rough_ns = chain_time_ns(chain, rough.segments)
@@ -167,8 +167,8 @@ def test_chains_of_blocks_that_all_differ_are_certified_to_a_thousandth(
 @pytest.mark.parametrize("share", [0.2, 0.4])
 def test_highs_agrees_on_twelve_blocks_that_all_differ(share: float) -> None:
     chain = heterogeneous(12)
-    budget_bytes = int(share * chain_peak_bytes(chain, ()))
-    problem = Problem(chain=chain, budget_bytes=budget_bytes, max_segment=4)
+    limit_bytes = int(share * chain_peak_bytes(chain, ()))
+    problem = Problem(chain=chain, limit_bytes=limit_bytes, max_segment=4)
     found, other = chain_dp(problem), chain_milp(problem)
     assert found.proven_optimal
     assert other.proven_optimal
@@ -178,7 +178,7 @@ def test_highs_agrees_on_twelve_blocks_that_all_differ(share: float) -> None:
 def test_an_optimizer_step_above_the_budget_leaves_no_plan() -> None:
     keep = option("keep", saved=2, forward=3, backward=1)
     chain = chain_of(*equal_blocks(3, keep), optimizer=50)
-    problem = Problem(chain=chain, budget_bytes=40)
+    problem = Problem(chain=chain, limit_bytes=40)
     assert (
         discretized_bounds(problem, chain_steps(problem), 16).lower_ns == INFEASIBLE_NS
     )

@@ -52,8 +52,8 @@ def test_bounds_hold_at_every_budget_for_the_same_chain() -> None:
     for _ in range(40):
         problem = random_problem(rnd, rnd.randint(2, 5), costly=True)
         highest = chain_peak_bytes(problem.chain, ())
-        for budget_bytes in range(highest, highest // 3, -max(1, highest // 17)):
-            asked = replace(problem, budget_bytes=budget_bytes)
+        for limit_bytes in range(highest, highest // 3, -max(1, highest // 17)):
+            asked = replace(problem, limit_bytes=limit_bytes)
             best = rate_solution(asked, exhaustive(asked))
             bounds = lagrangian_bounds(asked)
             if best is None:
@@ -80,9 +80,9 @@ def test_equal_blocks_are_bounded_to_about_one_of_them() -> None:
     keep = option("keep", saved=17, forward=18, backward=2)
     again = option("recompute", saved=1, forward=10, backward=18, extra=10)
     chain = chain_of(*equal_blocks(40, keep, again))
-    for budget_bytes in range(80, 700, 31):
+    for limit_bytes in range(80, 700, 31):
         bounds = lagrangian_bounds(
-            Problem(chain=chain, budget_bytes=budget_bytes, max_segment=1)
+            Problem(chain=chain, limit_bytes=limit_bytes, max_segment=1)
         )
         assert 0 <= bounds.upper_ns - bounds.lower_ns <= 2 * 10
 

@@ -40,7 +40,7 @@ def test_a_plan_is_within_the_budget(solve: Solve) -> None:
         found = solve(problem)
         if found.segments is not None:
             peak_bytes = chain_peak_bytes(problem.chain, found.segments)
-            assert peak_bytes <= problem.budget_bytes
+            assert peak_bytes <= problem.limit_bytes
 
 
 def test_a_plan_respects_the_longest_segment_allowed(solve: Solve) -> None:
@@ -53,7 +53,7 @@ def test_a_plan_respects_the_longest_segment_allowed(solve: Solve) -> None:
 def test_nothing_is_recomputed_when_everything_fits(solve: Solve) -> None:
     for problem in problems(3, costly=True):
         everything = chain_peak_bytes(problem.chain, ())
-        assert solve(replace(problem, budget_bytes=everything)).segments == ()
+        assert solve(replace(problem, limit_bytes=everything)).segments == ()
 
 
 def test_the_same_problem_gives_the_same_answer(solve: Solve) -> None:
@@ -64,8 +64,8 @@ def test_the_same_problem_gives_the_same_answer(solve: Solve) -> None:
 def test_a_larger_budget_is_never_slower(solve: Solve) -> None:
     for problem in problems(5):
         before = None
-        for budget_bytes in range(problem.budget_bytes, problem.budget_bytes + 30, 3):
-            found = solve(replace(problem, budget_bytes=budget_bytes))
+        for limit_bytes in range(problem.limit_bytes, problem.limit_bytes + 30, 3):
+            found = solve(replace(problem, limit_bytes=limit_bytes))
             if found.segments is None:
                 assert before is None
                 continue
@@ -77,9 +77,9 @@ def test_a_larger_budget_is_never_slower(solve: Solve) -> None:
 def test_a_budget_below_every_plan_has_no_answer(solve: Solve) -> None:
     for problem in problems(6):
         lowest = min(
-            peak for _, peak, _ in rate_all(replace(problem, budget_bytes=10**9))
+            peak for _, peak, _ in rate_all(replace(problem, limit_bytes=10**9))
         )
-        found = solve(replace(problem, budget_bytes=lowest - 1))
+        found = solve(replace(problem, limit_bytes=lowest - 1))
         assert found.segments is None
         assert found.explanation
 
@@ -120,7 +120,7 @@ def test_equal_blocks_in_another_order_take_the_same_time(solve: Solve) -> None:
         times = set()
         for chosen in (named, renamed):
             chain = replace(problem.chain, blocks=tuple(chosen))
-            found = solve(Problem(chain=chain, budget_bytes=problem.budget_bytes))
+            found = solve(Problem(chain=chain, limit_bytes=problem.limit_bytes))
             plan = found.segments
             times.add(None if plan is None else chain_time_ns(chain, plan))
         assert len(times) == 1

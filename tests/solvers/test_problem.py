@@ -32,13 +32,13 @@ def test_segments_are_as_long_as_blocks_join_and_the_limit_allows(
     limit: int | None, lengths: list[int]
 ) -> None:
     assert [longest_segment(MIXED, start, limit) for start in range(6)] == lengths
-    problem = Problem(chain=MIXED, budget_bytes=0, max_segment=limit)
+    problem = Problem(chain=MIXED, limit_bytes=0, max_segment=limit)
     assert [problem.longest_segment(start) for start in range(6)] == lengths
 
 
 def test_a_segment_of_no_blocks_is_refused() -> None:
     with pytest.raises(InputError, match="max_segment is the most blocks in one"):
-        Problem(chain=MIXED, budget_bytes=0, max_segment=0)
+        Problem(chain=MIXED, limit_bytes=0, max_segment=0)
 
 
 def test_a_segment_is_named_by_its_blocks() -> None:

@@ -39,7 +39,7 @@ def plain_chain(seed: int, count: int) -> ChainProfile:
     return chain_of(*blocks, input_bytes=inputs[0])
 
 
-def rotor(chain: ChainProfile, budget_bytes: int, levels: int) -> int:
+def rotor(chain: ChainProfile, limit_bytes: int, levels: int) -> int:
     """Return the least forward time, ``NEVER`` where nothing fits."""
     count = len(chain.blocks)
     x = [chain.block_input_bytes(number) for number in range(count)]
@@ -86,7 +86,7 @@ def rotor(chain: ChainProfile, budget_bytes: int, levels: int) -> int:
             best = min(best, sum(times[number] for number in inside) + rest + again)
         return best
 
-    return least(0, count - 1, budget_bytes - x[0], levels)
+    return least(0, count - 1, limit_bytes - x[0], levels)
 
 
 def test_one_level_of_rotor_is_never_better_and_never_worse() -> None:
@@ -94,9 +94,9 @@ def test_one_level_of_rotor_is_never_better_and_never_worse() -> None:
     found = 0
     for seed in range(60):
         chain = plain_chain(seed, rnd.randint(1, 10))
-        budget_bytes = int(chain_peak_bytes(chain, ()) * rnd.uniform(0.3, 1))
-        ours = chain_dp(Problem(chain=chain, budget_bytes=budget_bytes))
-        expected = rotor(chain, budget_bytes, levels=1)
+        limit_bytes = int(chain_peak_bytes(chain, ()) * rnd.uniform(0.3, 1))
+        ours = chain_dp(Problem(chain=chain, limit_bytes=limit_bytes))
+        expected = rotor(chain, limit_bytes, levels=1)
         if ours.segments is None:
             assert expected >= NEVER
             continue
@@ -108,6 +108,6 @@ def test_one_level_of_rotor_is_never_better_and_never_worse() -> None:
 def test_any_depth_of_rotor_is_no_slower_than_one() -> None:
     for seed in range(10):
         chain = plain_chain(seed, 7)
-        budget_bytes = int(chain_peak_bytes(chain, ()) * 0.5)
-        one, many = (rotor(chain, budget_bytes, levels) for levels in (1, 3))
+        limit_bytes = int(chain_peak_bytes(chain, ()) * 0.5)
+        one, many = (rotor(chain, limit_bytes, levels) for levels in (1, 3))
         assert many <= one

@@ -14,7 +14,7 @@ def test_steps_put_together_are_the_chain_formula() -> None:
     for _ in range(150):
         others = rnd.choice([0, 1, 2])
         chain = random_chain(rnd, rnd.randint(1, 5 - others), most_others=others)
-        problem = Problem(chain=chain, budget_bytes=0, nested=others > 0)
+        problem = Problem(chain=chain, limit_bytes=0, nested=others > 0)
         steps = chain_steps(problem)
         gradients = sum(each.gradient_bytes for each in chain.blocks)
         plain_ns = sum(each.forward_ns + each.backward_ns for each in chain.blocks)
@@ -40,7 +40,7 @@ def test_steps_put_together_are_the_chain_formula() -> None:
 
 def test_ever_longer_segments_come_before_keeping() -> None:
     chain = chain_of(*equal_blocks(3, KEEP, RECOMPUTE))
-    steps = chain_steps(Problem(chain=chain, budget_bytes=0))
+    steps = chain_steps(Problem(chain=chain, limit_bytes=0))
     assert [[step.wrapped for step in row] for row in steps] == [
         [1, 2, 3, 0],
         [1, 2, 0],
@@ -59,7 +59,7 @@ def test_every_option_and_kind_of_segment_comes_in_index_order() -> None:
     on_host = option("recompute", 0, 5, 12, input_on_host=True)
     offload = option("offload", saved=0, forward=14, backward=13)
     chain = chain_of(*equal_blocks(2, KEEP, less, RECOMPUTE, offload, on_host))
-    problem = Problem(chain=chain, budget_bytes=0, nested=True)
+    problem = Problem(chain=chain, limit_bytes=0, nested=True)
     first, both = ("layers.0",), ("layers.0", "layers.1")
     assert [step.segment(chain) for step in chain_steps(problem)[0]] == [
         Segment(first, mode="selective", saved_ops=ops),

@@ -52,7 +52,7 @@ def test_sqrt_n_is_a_trap_for_transformer_blocks(  # noqa: PLR0913, PLR0917 - a 
     chain = transformer(count)
     assert chain_peak_bytes(chain, ()) == keep_all
     assert chain_peak_bytes(chain, uniform_segments(chain, 1)) == one_block
-    plan = best_uniform_segments(Problem(chain=chain, budget_bytes=0))
+    plan = best_uniform_segments(Problem(chain=chain, limit_bytes=0))
     assert max(lengths(plan)) == best
     assert chain_peak_bytes(chain, plan) == best_peak
     assert max(lengths(chen_segments(chain))) == chen
@@ -68,7 +68,7 @@ def test_126_blocks_in_segments_of_11() -> None:
 def test_solving_is_never_above_the_best_uniform_length() -> None:
     for count in (7, 24, 48):
         chain = transformer(count)
-        problem = Problem(chain=chain, budget_bytes=10**6, max_segment=8)
+        problem = Problem(chain=chain, limit_bytes=10**6, max_segment=8)
         uniform = chain_peak_bytes(chain, best_uniform_segments(problem))
         assert chain_peak_bytes(chain, lowest_peak(problem).segments) <= uniform
 
@@ -110,7 +110,7 @@ def test_segments_end_before_pinned_blocks_and_where_blocks_do_not_join() -> Non
 
 def test_a_chain_of_pinned_blocks_has_nothing_to_segment() -> None:
     chain = chain_of(*equal_blocks(3, KEEP))
-    problem = Problem(chain=chain, budget_bytes=10**6)
+    problem = Problem(chain=chain, limit_bytes=10**6)
     assert chen_segments(chain) == ()
     assert list(every_uniform_length(problem)) == []
     assert best_uniform_segments(problem) == ()
@@ -119,16 +119,16 @@ def test_a_chain_of_pinned_blocks_has_nothing_to_segment() -> None:
 
 def test_every_length_up_to_the_longest_possible_is_offered() -> None:
     chain = transformer(6)
-    problem = Problem(chain=chain, budget_bytes=0)
+    problem = Problem(chain=chain, limit_bytes=0)
     assert [length for length, _ in every_uniform_length(problem)] == [1, 2, 3, 4, 5, 6]
-    short = Problem(chain=chain, budget_bytes=0, max_segment=2)
+    short = Problem(chain=chain, limit_bytes=0, max_segment=2)
     assert [length for length, _ in every_uniform_length(short)] == [1, 2]
 
 
 def test_the_fastest_uniform_plan_keeps_everything_where_that_fits() -> None:
     chain = transformer(24)
-    assert fastest_uniform(Problem(chain=chain, budget_bytes=409)).segments == ()
-    found = fastest_uniform(Problem(chain=chain, budget_bytes=408))
+    assert fastest_uniform(Problem(chain=chain, limit_bytes=409)).segments == ()
+    found = fastest_uniform(Problem(chain=chain, limit_bytes=408))
     # All lengths take the same time: the lowest peak decides.
     assert found.segments == uniform_segments(chain, 1)
     assert not found.proven_optimal
@@ -136,6 +136,6 @@ def test_the_fastest_uniform_plan_keeps_everything_where_that_fits() -> None:
         "24 of 24 blocks are recomputed, in 24 segments of 1; "
         "the fastest single segment length."
     )
-    none = fastest_uniform(Problem(chain=chain, budget_bytes=40))
+    none = fastest_uniform(Problem(chain=chain, limit_bytes=40))
     assert none.segments is None
     assert none.explanation == "No single segment length is within the budget."

@@ -1,104 +1,139 @@
-"""Alternatives to a plan: baselines, other objectives and changes of training."""
+"""Alternatives to a plan: baselines, other objectives and changes of training.
+
+Only the baselines that may be better than the plan are judged with it. The others do
+not affect it and take longer. By the time they are read the model may have been
+checkpointed, trained or moved. So a meta copy, made while planning, is traced then.
+"""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from budgetfit.core.plan import Alternative
+from budgetfit.applying.meta_copy import copy_to_meta
+from budgetfit.applying.pytree import map_tensors
+from budgetfit.core.plan import Alternative, LazyAlternatives
+from budgetfit.errors import TraceError
 from budgetfit.planning.alternatives.training_changes import training_change_rows
-from budgetfit.planning.profiling.block_chain import BlockChain
-from budgetfit.planning.search.baselines import (
-    BASELINES,
-    EVERY_NTH,
-    best_fitting,
-    best_with_policy,
-)
-from budgetfit.planning.search.every_nth_block import (
+from budgetfit.planning.search.baselines import BASELINES, EVERY_NTH, best_with_policy
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.lowest_peak import lowest_judged
+from budgetfit.planning.search.policies import (
     EVERY_N_POLICY,
     every_n_of_segments,
     ordinal,
 )
-from budgetfit.planning.search.loss_chunking import (
-    search_with_loss_chunks,
-)
-from budgetfit.planning.search.lowest_peak import lowest_judged
-from budgetfit.planning.search.search import Request, search
+from budgetfit.planning.search.search import search
+from budgetfit.traces.gc_freeze import freeze_gc
+from budgetfit.traces.swap_modules import modules_in
+from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
+    from budgetfit.planning.session import PlanningSession
     from budgetfit.solvers.batch_size import Objective
+    from budgetfit.workload.workload import Workload
 
-OBJECTIVES: tuple[tuple[str, Objective], ...] = (
+OBJECTIVES: Final[tuple[tuple[str, Objective], ...]] = (
     ("fastest", "throughput"),
     ("largest batch", "batch_size"),
     ("lowest memory", "memory"),
 )
-OBJECTIVE_ROUNDS = 2  # recipes that are judged for each other objective
+OBJECTIVE_ROUNDS: Final = 2  # recipes that are judged for each other objective
 
 
-def deciding_baselines(
-    block_chain: BlockChain, request: Request, budget: Budget
-) -> tuple[Alternative, ...]:
+def deciding_baselines(session: PlanningSession) -> tuple[Alternative, ...]:
     """Return the baselines that may be better than the solver's proposal.
 
     Each is at its own best batch size, judged like the plan. Chen's segments never
     recompute less than the solver's, so they can only win in memory.
     """
-    shown = BASELINES if request.objective != "throughput" else BASELINES[:-1]
-    return _baselines(block_chain, request, budget, shown)
+    fastest = session.request.objective == "throughput"
+    return _baselines(session, BASELINES[:-1] if fastest else BASELINES)
+
+
+def lazy_alternatives(
+    session: PlanningSession, plan: Estimate, first: tuple[Alternative, ...]
+) -> LazyAlternatives:
+    """Return a plan's alternatives; all but ``first`` are evaluated on first access.
+
+    Where the model cannot be copied to meta, all are evaluated at once.
+    """
+
+    @functools.cache  # shared by the plan and its changed copies
+    @neutral_torch_state()
+    @freeze_gc()
+    def find() -> tuple[Alternative, ...]:
+        session.traces.tracer.progress("judging the alternatives")
+        return (*first, *remaining_alternatives(session, plan, first))
+
+    kept = (
+        None if session.traces.tracer.real_values else meta_workload(session.workload)
+    )
+    if kept is None:
+        find()
+    else:
+        session.traces.tracer.workload = kept
+    return LazyAlternatives(known=first, evaluate=find)
+
+
+def meta_workload(workload: Workload) -> Workload | None:
+    """Return the workload with a meta copy of its model and a copy of its batch.
+
+    None if the model cannot be copied, or if the loss uses modules: they may belong to
+    the model, or change as it does.
+    """
+    if modules_in(workload.loss):
+        return None
+    try:
+        model = copy_to_meta(workload.model, keep_small_integers=True)
+    except TraceError:
+        return None
+    # On the CPU: GPU memory is needed for training.
+    batch = map_tensors(
+        workload.batch, lambda x: x.clone() if x.is_meta else x.to("cpu", copy=True)
+    )
+    return replace(workload, model=model, batch=batch)
 
 
 def remaining_alternatives(
-    block_chain: BlockChain,
-    request: Request,
-    budget: Budget,
-    plan: Estimate,
-    first: tuple[Alternative, ...],
+    session: PlanningSession, plan: Estimate, first: tuple[Alternative, ...]
 ) -> tuple[Alternative, ...]:
     """Return the alternatives that cannot become the plan, after the rows ``first``."""
     shown = [row.label for row in first]
     # Where nothing has to be recomputed, every n-th block need not be either.
     usual = (*BASELINES, EVERY_NTH) if plan.recipe.segments else BASELINES
-    others = tuple(pair for pair in usual if pair[0] not in shown)
-    rest = _baselines(block_chain, request, budget, others)
+    rest = _baselines(session, [pair for pair in usual if pair[0] not in shown])
     return (
         *rest,
-        *_without_host(block_chain, request, budget, plan),
-        *_other_objectives(block_chain, request, budget, [*first, *rest]),
-        *training_change_rows(block_chain, request, budget, plan),
+        *_without_host(session, plan),
+        *_other_objectives(session, [*first, *rest]),
+        *training_change_rows(session, plan),
     )
 
 
-def _without_host(
-    block_chain: BlockChain, request: Request, budget: Budget, plan: Estimate
-) -> tuple[Alternative, ...]:
+def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
     """Return the best plan without offload to host memory, where the plan offloads."""
     if not plan.host_bytes:
         return ()
-    settings = replace(block_chain.settings, loss_chunks=1, host_ram_bytes=0)
-    on_device = BlockChain(block_chain.traces, settings)
-    found_on, found = search_with_loss_chunks(on_device, request, budget)
-    estimate = found.estimate or lowest_judged(found_on, request, budget)
+    found = search_with_loss_chunks(session.changed(loss_chunks=1, host_ram_bytes=0))
+    estimate = found.estimate or lowest_judged(found.session)
     label = "without host memory"
     return (Alternative(label=label, estimate=estimate, fits=bool(estimate.fits)),)
 
 
 def _baselines(
-    block_chain: BlockChain,
-    request: Request,
-    budget: Budget,
-    shown: tuple[tuple[str, str], ...],
+    session: PlanningSession, shown: Sequence[tuple[str, str]]
 ) -> tuple[Alternative, ...]:
-    blocks = block_chain.traces.workload.blocks
+    blocks = session.workload.blocks
     rows = []
     for label, policy in shown:
         if policy != "none" and not blocks:
             continue
-        found = best_with_policy(block_chain, policy, request, budget)
+        found = best_with_policy(session, policy)
         n = every_n_of_segments(found.recipe.segments, blocks)
         if policy == EVERY_N_POLICY and not (found.fits and n):
             continue
@@ -108,10 +143,7 @@ def _baselines(
 
 
 def _other_objectives(
-    block_chain: BlockChain,
-    request: Request,
-    budget: Budget,
-    baselines: Sequence[Alternative],
+    session: PlanningSession, baselines: Sequence[Alternative]
 ) -> list[Alternative]:
     """Return the best recipes for the other objectives.
 
@@ -119,20 +151,19 @@ def _other_objectives(
     where they can be better.
     """
     rows = []
+    request = session.request
     for label, objective in OBJECTIVES:
         given = objective == "batch_size" and request.batch_size is not None
         if objective == request.objective or given:
             continue
-        asked = replace(request, objective=objective)
+        asked = session.asking(objective=objective)
         tried = []
-        if request.checkpointing == "auto" and block_chain.traces.workload.blocks:
-            full = best_with_policy(block_chain, "full", asked, budget)
+        if request.checkpointing == "auto" and session.workload.blocks:
+            full = best_with_policy(asked, "full")
             judged_before = [full, *(row.estimate for row in baselines)]
             tried = [each for each in judged_before if each.fits]
-        solved = search(
-            block_chain, asked, budget, max_rounds=OBJECTIVE_ROUNDS, known=tried
-        ).estimate
-        found = best_fitting([*tried, *([solved] if solved is not None else [])], asked)
+        solved = search(asked, max_rounds=OBJECTIVE_ROUNDS, known=tried).estimate
+        found = asked.best_fitting([*tried, *([solved] if solved is not None else [])])
         if found is not None:
             rows.append(Alternative(label=label, estimate=found, fits=True))
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.errors import DoesNotFitError, InputError
@@ -14,7 +14,8 @@ from budgetfit.example_batches.make_batch import max_positions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.core.plan import Plan
+    from budgetfit.planning.search.lowest_peak import LowestPeak
     from budgetfit.workload.workload import Workload
 
 FIRST_LENGTH: Final = 1024  # tokens, tried first: the default of a made batch
@@ -27,19 +28,6 @@ _GUESSES: Final = 8  # after so many tries interpolation gives way to bisection
 
 # Where neither the model nor the user names a limit.
 DEFAULT_LONGEST: Final = 2**17
-
-
-class MemoryNeed(NamedTuple):
-    """The lowest peak at a length, and the ``limit_bytes`` that are usable.
-
-    ``fits`` may be False below the limit too: the allocator may have had to retry.
-    ``estimate`` is of the lowest peak, where one was made.
-    """
-
-    needed_bytes: int
-    limit_bytes: int
-    fits: bool
-    estimate: Estimate | None = None
 
 
 def candidate_lengths(longest: int) -> list[int]:
@@ -107,10 +95,10 @@ def trainable_lengths(workload: Workload, longest: int | None = None) -> list[in
 
 
 def longest_that_fits(
-    need_at: Callable[[int], MemoryNeed],
+    need_at: Callable[[int], LowestPeak],
     lengths: Sequence[int],
     *,
-    known: Sequence[tuple[int, MemoryNeed]] = (),
+    known: Sequence[tuple[int, LowestPeak]] = (),
 ) -> int | None:
     """Return the longest of ``lengths`` that fits; the next one does not.
 
@@ -146,7 +134,7 @@ def longest_that_fits(
     return lengths[low] if low >= 0 else None
 
 
-def _further(points: list[tuple[int, MemoryNeed]], lengths: Sequence[int]) -> int:
+def _further(points: list[tuple[int, LowestPeak]], lengths: Sequence[int]) -> int:
     """Return the index to try next when all tried lengths fit."""
     wanted = _crossing(points[-2:])
     if wanted is None:
@@ -154,7 +142,7 @@ def _further(points: list[tuple[int, MemoryNeed]], lengths: Sequence[int]) -> in
     return _at_most(lengths, wanted) + 1  # should not fit: an upper bound
 
 
-def _guess(points: list[tuple[int, MemoryNeed]], lengths: Sequence[int]) -> int:
+def _guess(points: list[tuple[int, LowestPeak]], lengths: Sequence[int]) -> int:
     """Return the index where the nearest points meet the limit; 0 if they do not.
 
     Three points give a parabola; two, or three that are not monotonic, a line.
@@ -167,7 +155,7 @@ def _guess(points: list[tuple[int, MemoryNeed]], lengths: Sequence[int]) -> int:
     return 0
 
 
-def _crossing(points: Sequence[tuple[int, MemoryNeed]]) -> float | None:
+def _crossing(points: Sequence[tuple[int, LowestPeak]]) -> float | None:
     """Return the length of zero excess, on the line or parabola through points.
 
     None where the excess does not grow from point to point.
@@ -189,7 +177,7 @@ def _crossing(points: Sequence[tuple[int, MemoryNeed]]) -> float | None:
     return lengths[0] - 2 * excess[0] / (slope + math.sqrt(root))
 
 
-def _excess(point: tuple[int, MemoryNeed]) -> int:
+def _excess(point: tuple[int, LowestPeak]) -> int:
     return point[1].needed_bytes - point[1].limit_bytes
 
 
@@ -200,7 +188,7 @@ def _at_most(lengths: Sequence[int], length: float) -> int:
 
 def longest_plan(
     plan_at: Callable[[int], Plan],
-    need_at: Callable[[int], MemoryNeed],
+    need_at: Callable[[int], LowestPeak],
     lengths: Sequence[int],
 ) -> tuple[int, Plan]:
     """Return the longest of ``lengths`` that fits, and the plan for it.
@@ -214,9 +202,9 @@ def longest_plan(
     Raises:
         DoesNotFitError: Not even the shortest fits; raised by ``plan_at``.
     """
-    known: dict[int, MemoryNeed] = {}
+    known: dict[int, LowestPeak] = {}
 
-    def need(length: int) -> MemoryNeed:
+    def need(length: int) -> LowestPeak:
         if length not in known:
             known[length] = need_at(length)
         return known[length]

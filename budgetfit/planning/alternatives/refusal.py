@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
 from budgetfit.errors import DoesNotFitError, InputError, Suggestion, TraceError
@@ -13,15 +13,13 @@ from budgetfit.planning.alternatives.training_changes import (
     can_use_pure_bf16,
     training_changes,
 )
-from budgetfit.planning.profiling.block_chain import BlockChain
 from budgetfit.planning.search.lowest_peak import fitting_or_lowest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
-    from budgetfit.planning.search.search import Request
+    from budgetfit.planning.session import PlanningSession
 
 OPTIMIZERS: Final = (ADAMW_8BIT, OFFLOADED, "adafactor", "sgd")
 # The category of memory that a changed argument can free at most.
@@ -32,61 +30,42 @@ FREED_CATEGORY: Final = {
 
 
 def does_not_fit_error(
-    block_chain: BlockChain,
-    request: Request,
-    least: Estimate,
-    budget: Budget,
-    floor_bytes: int,
+    session: PlanningSession, least: Estimate, floor_bytes: int
 ) -> DoesNotFitError:
     """Return the ``DoesNotFitError`` with the need, largest category and suggestions.
 
     Args:
-        block_chain: Of the lowest peak.
-        request: As requested.
+        session: Of the lowest peak.
         least: The lowest peak.
-        budget: What it had to fit into.
         floor_bytes: As in the error: the smallest optimizer step of all tried.
     """
     return DoesNotFitError(
         needed_bytes=least.reserved_bytes,
-        usable_bytes=budget.usable_bytes,
+        usable_bytes=session.budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
         floor_bytes=floor_bytes,
-        suggestions=tuple(suggestions(block_chain, request, budget, least)),
-        notes=block_chain.traces.workload.notes,
+        suggestions=tuple(suggestions(session, least)),
+        notes=session.workload.notes,
     )
 
 
-class ArgumentChange(NamedTuple):
-    """Changed ``arguments`` of ``plan``, with their chain, request and budget."""
-
-    arguments: dict[str, object]
-    block_chain: BlockChain
-    request: Request
-    budget: Budget
-
-
-def suggestions(
-    block_chain: BlockChain, request: Request, budget: Budget, least: Estimate
-) -> Iterator[Suggestion]:
+def suggestions(session: PlanningSession, least: Estimate) -> Iterator[Suggestion]:
     """Yield changed arguments that would fit, each solved for itself.
 
     Changes that free less than the excess of ``least`` are not tried.
     """
-    missing = least.reserved_bytes - budget.usable_bytes
-    for change in _changes(block_chain, request, budget):
-        frees = FREED_CATEGORY.get(next(iter(change.arguments)))
+    missing = least.reserved_bytes - session.budget.usable_bytes
+    for arguments, changed in _changes(session):
+        frees = FREED_CATEGORY.get(next(iter(arguments)))
         if frees is not None and least.at_peak_bytes.get(frees, 0) < missing:
             continue
         try:
-            found = fitting_or_lowest(
-                change.block_chain, change.request, change.budget
-            ).estimate
+            found = fitting_or_lowest(changed).estimate
         except (InputError, TraceError) as error:
-            block_chain.traces.log.append(f"{change.arguments} is no advice: {error}")
+            session.traces.log.append(f"{arguments} is no advice: {error}")
             continue
         if found is not None and found.fits:
-            yield suggestion(change.arguments, found)
+            yield suggestion(arguments, found)
 
 
 def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
@@ -105,33 +84,28 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
 
 
 def _changes(
-    block_chain: BlockChain, request: Request, budget: Budget
-) -> Iterator[ArgumentChange]:
-    settings = replace(block_chain.settings, loss_chunks=1)
-
-    def change(arguments: dict[str, object], **fields: Any) -> ArgumentChange:
-        changed = BlockChain(block_chain.traces, replace(settings, **fields))
-        return ArgumentChange(arguments, changed, request, budget)
-
+    session: PlanningSession,
+) -> Iterator[tuple[dict[str, object], PlanningSession]]:
+    """Yield changed arguments of ``plan``, each with its session."""
+    session = session.changed(loss_chunks=1)
+    request, settings = session.request, session.settings
     if request.batch_size is not None and request.batch_size > 1:
-        one = replace(request, batch_size=1)
-        yield change({"batch_size": 1})._replace(request=one)
+        yield {"batch_size": 1}, session.asking(batch_size=1)
     if request.checkpointing != "auto":
-        auto = replace(request, checkpointing="auto")
-        yield change({"checkpointing": "auto"})._replace(request=auto)
+        yield {"checkpointing": "auto"}, session.asking(checkpointing="auto")
     elif settings.host_ram_bytes is not None:
-        unlimited = replace(budget, host_ram_bytes=None)
-        more = change({"host_ram": None}, host_ram_bytes=None)
-        yield more._replace(budget=unlimited)
+        unlimited = replace(session.budget, host_ram_bytes=None)
+        more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
+        yield {"host_ram": None}, more
     used = []
-    for training_change in training_changes(block_chain):
-        changed = training_change.block_chain()
+    for training_change in training_changes(session):
+        changed = training_change.session()
         if changed is not None:
             used.append(training_change.arguments)
-            yield ArgumentChange(training_change.arguments, changed, request, budget)
+            yield training_change.arguments, changed
     further = [{"optimizer": name} for name in OPTIMIZERS if name != settings.optimizer]
-    if can_use_pure_bf16(block_chain):
+    if can_use_pure_bf16(session):
         further += [{"precision": PURE_BF16}, {"precision": PURE_BF16, **further[0]}]
     for arguments in further:
         if arguments not in used:
-            yield change({**arguments}, **arguments)
+            yield {**arguments}, session.changed(**arguments)

@@ -6,6 +6,7 @@ They change the results of training, or restrict the training loop.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -16,9 +17,9 @@ from budgetfit.core.precision import PRECISIONS, find_precision
 from budgetfit.errors import InputError, TraceError
 from budgetfit.planning.alternatives.lora_estimate import LORA_RANK, lora_workload
 from budgetfit.planning.profiling.block_chain import BlockChain
-from budgetfit.planning.search.baselines import best_fitting, best_with_policy
+from budgetfit.planning.search.baselines import best_with_policy
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
-from budgetfit.planning.search.search import judge_recipe, search
+from budgetfit.planning.search.search import search
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.model_check import trainable_count
 
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Recipe
     from budgetfit.planning.profiling.block_chain import TrainingSettings
     from budgetfit.planning.profiling.option_recipes import OptionKind
-    from budgetfit.planning.search.search import Request
+    from budgetfit.planning.session import PlanningSession
 
 ADAMW_8BIT = "adamw_bnb_8bit"
 PURE_BF16 = "bf16"
@@ -45,19 +45,19 @@ FEW_SAMPLES: Final = 8  # with fewer, one more is more than 12 % of the batch
 class TrainingChange(NamedTuple):
     """A change of training that the user decides on: ``arguments`` of ``plan``.
 
-    ``block_chain`` makes the block chain with it, and returns None where it does not
-    apply to the model.
+    ``session`` makes the session with it, and returns None where it does not apply to
+    the model.
     """
 
     label: str
     arguments: dict[str, object]
-    block_chain: Callable[[], BlockChain | None]
+    session: Callable[[], PlanningSession | None]
     note: str
     changes_training: bool = True
 
 
 def training_change_rows(
-    block_chain: BlockChain, request: Request, budget: Budget, plan: Estimate
+    session: PlanningSession, plan: Estimate
 ) -> tuple[Alternative, ...]:
     """Return each training change at its own best batch size and checkpointing.
 
@@ -66,11 +66,11 @@ def training_change_rows(
     1 %, with which nothing fits, or with which the model cannot run.
     """
     rows = []
-    for change in training_changes(block_chain):
+    for change in training_changes(session):
         try:
-            found = _best(change, request, budget, plan)
+            found = _best(change, plan)
         except (InputError, TraceError) as error:
-            block_chain.traces.log.append(f"{change.label} is not shown: {error}")
+            session.traces.log.append(f"{change.label} is not shown: {error}")
             continue
         if found is not None:
             rows.append(
@@ -85,40 +85,37 @@ def training_change_rows(
     return tuple(rows)
 
 
-def training_changes(block_chain: BlockChain) -> Iterator[TrainingChange]:
+def training_changes(session: PlanningSession) -> Iterator[TrainingChange]:
     """Yield training changes that are not in use yet and that the GPU supports."""
-    settings = replace(block_chain.settings, loss_chunks=1)
-    workload = block_chain.traces.workload
-    if _can_step_in_backward(settings):
+    unchunked = partial(session.changed, loss_chunks=1)
+    if _can_step_in_backward(session.settings):
         yield TrainingChange(
             "optimizer in backward",
             {"optimizer_in_backward": True},
-            lambda: BlockChain(block_chain.traces, _stepping(settings)),
+            partial(unchunked, optimizer_in_backward=True, accumulation=None),
             "the same updates, each weight's as soon as its gradient is complete: "
             "optimizer_in_backward=True; no accumulation, no clipping, no GradScaler",
             changes_training=False,
         )
-    if settings.optimizer in ADAMW:
-        eight_bit = replace(settings, optimizer=ADAMW_8BIT)
+    if session.settings.optimizer in ADAMW:
         yield TrainingChange(
             "with 8-bit optimizer",
             {"optimizer": ADAMW_8BIT},
-            lambda: BlockChain(block_chain.traces, eight_bit),
+            partial(unchunked, optimizer=ADAMW_8BIT),
             f'optimizer="{ADAMW_8BIT}"',
         )
-    if can_use_pure_bf16(block_chain) and settings.precision != "as-is":
-        pure = replace(settings, precision=PURE_BF16)
+    if can_use_pure_bf16(session) and session.settings.precision != "as-is":
         yield TrainingChange(
             "with pure bf16",
             {"precision": PURE_BF16},
-            lambda: BlockChain(block_chain.traces, pure),
+            partial(unchunked, precision=PURE_BF16),
             f'precision="{PURE_BF16}"',
         )
-    if _is_mostly_trained(workload.model):
+    if _is_mostly_trained(session.workload.model):
         yield TrainingChange(
             f"with LoRA r={LORA_RANK}",
             {"method": "lora"},
-            lambda: _with_lora(block_chain),
+            partial(_with_lora, session),
             'method="lora" (needs peft): frozen base, adapters on every linear layer '
             "of the blocks",
         )
@@ -130,16 +127,14 @@ def _is_mostly_trained(model: nn.Module) -> bool:
     return trainable_count(model) > total / 2
 
 
-def can_use_pure_bf16(block_chain: BlockChain) -> bool:
+def can_use_pure_bf16(session: PlanningSession) -> bool:
     """Whether the GPU supports bf16 and the weights are not in bf16 yet."""
-    capability = block_chain.traces.workload.gpu.compute_capability
-    able = capability >= PRECISIONS[PURE_BF16].needs_capability
-    return able and block_chain.settings.precision != PURE_BF16
+    return session.settings.precision != PURE_BF16 and _supports_bf16(session)
 
 
-def _stepping(settings: TrainingSettings) -> TrainingSettings:
-    """Return the settings with the optimizer step in the backward pass."""
-    return replace(settings, optimizer_in_backward=True, accumulation=None)
+def _supports_bf16(session: PlanningSession) -> bool:
+    needed = PRECISIONS[PURE_BF16].needs_capability
+    return session.workload.gpu.compute_capability >= needed
 
 
 def _can_step_in_backward(settings: TrainingSettings) -> bool:
@@ -152,26 +147,22 @@ def _can_step_in_backward(settings: TrainingSettings) -> bool:
     )
 
 
-def _with_lora(block_chain: BlockChain) -> BlockChain | None:
-    """Return the block chain with LoRA adapters, its base in 16 bits unless in fp32.
+def _with_lora(session: PlanningSession) -> PlanningSession | None:
+    """Return the session with LoRA adapters, its base in 16 bits unless in fp32.
 
     Frozen weights need no fp32 copy, so that a base under autocast is in 16 bits.
     """
-    workload = block_chain.traces.workload
-    policy = find_precision(block_chain.settings.precision)
-    half = policy.autocast is not None or policy.weights == PURE_BF16
+    policy = find_precision(session.settings.precision)
     base = None
-    if half:
-        capable = (
-            workload.gpu.compute_capability >= PRECISIONS[PURE_BF16].needs_capability
-        )
-        base = torch.bfloat16 if capable else torch.float16
-    adapted = lora_workload(workload, base)
+    if policy.autocast is not None or policy.weights == PURE_BF16:
+        base = torch.bfloat16 if _supports_bf16(session) else torch.float16
+    adapted = lora_workload(session.workload, base)
     if adapted is None:
         return None
-    traces = TraceSession(adapted, block_chain.traces.tracer.progress)
-    traces.tracer.log = block_chain.traces.log
-    return BlockChain(traces, replace(block_chain.settings, loss_chunks=1))
+    traces = TraceSession(adapted, session.traces.tracer.progress)
+    traces.tracer.log = session.traces.log
+    chain = BlockChain(traces, replace(session.settings, loss_chunks=1))
+    return replace(session, block_chain=chain)
 
 
 def option_kinds_of(recipe: Recipe) -> frozenset[OptionKind]:
@@ -185,51 +176,42 @@ def option_kinds_of(recipe: Recipe) -> frozenset[OptionKind]:
     return frozenset(used)
 
 
-def _best(
-    change: TrainingChange, request: Request, budget: Budget, plan: Estimate
-) -> Estimate | None:
+def _best(change: TrainingChange, plan: Estimate) -> Estimate | None:
     """Return a training change at its best batch size, solved on its own chain."""
-    changed = change.block_chain()
-    if changed is None:
+    session = change.session()
+    if session is None:
         return None
-    fastest = best_fitting(_solved(changed, request, budget, plan.recipe), request)
+    fastest = session.best_fitting(_solved(session, plan.recipe))
     if fastest is None:
         return None
     if fastest.samples_per_s > plan.samples_per_s * (1 + MIN_GAIN):
         return fastest
-    settings = replace(changed.settings, loss_chunks=fastest.recipe.loss_chunks)
+    settings = replace(session.settings, loss_chunks=fastest.recipe.loss_chunks)
     size = plan.recipe.batch_size
-    same = judge_recipe(changed, settings.recipe(size, fastest.recipe.segments), budget)
+    same = session.judge(settings.recipe(size, fastest.recipe.segments))
     smaller = same.reserved_bytes < plan.reserved_bytes * (1 - MIN_GAIN)
     return same if same.fits and smaller else None
 
 
-def _solved(
-    block_chain: BlockChain, request: Request, budget: Budget, plan: Recipe
-) -> list[Estimate]:
+def _solved(session: PlanningSession, plan: Recipe) -> list[Estimate]:
     """Return candidates for the fastest, with the option kinds that the plan uses.
 
     A plan that keeps every block also does so with more memory, except where one more
     sample is a large share of the batch.
     """
-    if request.checkpointing != "auto":
-        return [best_with_policy(block_chain, request.checkpointing, request, budget)]
+    if session.request.checkpointing != "auto":
+        return [best_with_policy(session, session.request.checkpointing)]
     tried = []
     if not plan.segments and plan.loss_chunks == 1:
-        tried = [best_with_policy(block_chain, "none", request, budget)]
+        tried = [best_with_policy(session, "none")]
         if tried[0].fits and tried[0].recipe.batch_size >= FEW_SAMPLES:
             return tried
-    block_chain = BlockChain(
-        block_chain.traces, block_chain.settings, option_kinds_of(plan)
-    )
-    if plan.loss_chunks > 1:
-        _, found = search_with_loss_chunks(
-            block_chain, request, budget, MAX_ROUNDS_PER_CHANGE
-        )
-    else:
-        found = search(block_chain, request, budget, max_rounds=MAX_ROUNDS_PER_CHANGE)
-    if found.estimate is not None:
-        tried.append(found.estimate)
-    if plan.segments and block_chain.traces.workload.blocks:
-        tried.append(best_with_policy(block_chain, "full", request, budget))
+    chain = BlockChain(session.traces, session.settings, option_kinds_of(plan))
+    session = replace(session, block_chain=chain)
+    solve = search_with_loss_chunks if plan.loss_chunks > 1 else search
+    found = solve(session, max_rounds=MAX_ROUNDS_PER_CHANGE).estimate
+    if found is not None:
+        tried.append(found)
+    if plan.segments and session.workload.blocks:
+        tried.append(best_with_policy(session, "full"))
     return tried

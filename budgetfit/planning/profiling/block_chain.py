@@ -24,7 +24,7 @@ from budgetfit.planning.profiling.option_recipes import (
     option_segments,
 )
 from budgetfit.planning.profiling.selective_op_sets import op_sets_by_type
-from budgetfit.solvers.problem import IdentityKey, Problem
+from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.roofline import interval_ns, op_times_ns, step_time_ns
 
@@ -105,7 +105,7 @@ class BlockChain:
         self._option_segments: list[tuple[Segment, ...]] | None = None
         self._accumulating_chain: BlockChain | None = None
         self._chunked: dict[int, BlockChain] = {}
-        self._lower_bounds: dict[IdentityKey, int] = {}
+        self._lower_bounds: dict[ChainProfile, int] = {}
 
     def all_kept(self, batch_size: int) -> StepTrace:
         """Return the trace with no block recomputed."""
@@ -229,14 +229,13 @@ class BlockChain:
 
     def _peak_lower_bound(self, chain: ChainProfile) -> int:
         """Return a lower bound of any plan's peak, without gradients."""
-        key = IdentityKey(chain)
-        if key not in self._lower_bounds:
-            problem = Problem(chain=chain, budget_bytes=sys.maxsize)
+        if chain not in self._lower_bounds:
+            problem = Problem(chain=chain, limit_bytes=sys.maxsize)
             parameters = self.traces.workload.model.parameters()
             gradients = sum(4 * p.numel() for p in parameters if p.requires_grad)
             peak_bytes = chain_peak_bytes(chain, best_uniform_segments(problem))
-            self._lower_bounds[key] = peak_bytes - gradients
-        return self._lower_bounds[key]
+            self._lower_bounds[chain] = peak_bytes - gradients
+        return self._lower_bounds[chain]
 
     def _chunked_profile(self, batch_size: int, *, exact_blocks: bool) -> ChainProfile:
         """Return the profile with a chunked loss: only the epilogue differs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from budgetfit.applying.loss.call_model import model_arguments
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
@@ -15,7 +15,6 @@ from budgetfit.planning.profiling.block_chain import (
     TrainingSettings,
     checkpoint_every_block,
 )
-from budgetfit.planning.profiling.precision_fallback import with_precision_fallback
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 from budgetfit.tracing.recording.inplace_inputs import blocks_mutating_inputs
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.workload.workload import Workload
 
+Made = TypeVar("Made")
 _INPLACE_ERROR: Final = "modified by an inplace operation"  # torch's RuntimeError
 
 
@@ -66,6 +66,42 @@ def block_chain_per_precision(
         BlockChain(first.traces, replace(settings, precision=precision))
         for precision in precisions
     ]
+
+
+def fallback_for(precision: str | Sequence[str]) -> str | None:
+    """Return the fallback of a requested precision; None if the user chose one.
+
+    >>> fallback_for("auto"), fallback_for("bf16-mixed")
+    ('fp32', None)
+    """
+    return "fp32" if precision == "auto" else None
+
+
+def with_precision_fallback(
+    make: Callable[[Workload, TrainingSettings], Made],
+    workload: Workload,
+    settings: TrainingSettings,
+    fallback_precision: str | None,
+) -> Made:
+    """Return ``make(workload, settings)``, retried in ``fallback_precision``.
+
+    The retry happens if the first precision cannot be traced; the workload then has a
+    note that says so. See docs/decisions/0026-auto-precision-falls-back.md.
+
+    Raises:
+        TraceError: The first one, if there is no fallback or it fails as well.
+    """
+    try:
+        return make(workload, settings)
+    except TraceError as error:
+        if fallback_precision is None or fallback_precision == settings.precision:
+            raise
+        note = f"{fallback_precision} instead of {settings.precision}, because: {error}"
+        noted = replace(workload, notes=(*workload.notes, note))
+        try:
+            return make(noted, replace(settings, precision=fallback_precision))
+        except TraceError:
+            raise error from None
 
 
 def with_checkpointable_blocks(

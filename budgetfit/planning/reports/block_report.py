@@ -17,15 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
 
 NS_PER_MS = 1e6
 
 
-def block_table(
-    chain: ChainProfile, estimate: Estimate, budget: Budget
-) -> tuple[BlockRow, ...]:
+def block_table(chain: ChainProfile, estimate: Estimate) -> tuple[BlockRow, ...]:
     """Return the block table of a judged plan.
 
     The limit on live bytes is the usable bytes less what the replay reserved beyond
@@ -33,23 +30,22 @@ def block_table(
 
     Args:
         chain: At the plan's batch size.
-        estimate: The judged plan.
-        budget: That of the plan.
+        estimate: The plan, judged within a budget.
     """
     segments = estimate.recipe.segments
     beyond = estimate.reserved_bytes - chain_peak_bytes(chain, segments)
-    return block_rows(chain, segments, budget.usable_bytes - max(beyond, 0))
+    return block_rows(chain, segments, (estimate.usable_bytes or 0) - max(beyond, 0))
 
 
 def block_rows(
-    chain: ChainProfile, segments: Sequence[Segment], budget_bytes: int
+    chain: ChainProfile, segments: Sequence[Segment], limit_bytes: int
 ) -> tuple[BlockRow, ...]:
     """Return a row for each block that has a choice, in execution order.
 
     Args:
         chain: The block profiles, at one batch size.
         segments: The plan.
-        budget_bytes: The limit on live bytes.
+        limit_bytes: The limit on live bytes.
 
     Raises:
         InputError: If the chain does not have the segments.
@@ -77,7 +73,7 @@ def block_rows(
                     chosen=block.options.index(option),
                     prefix_bytes=prefix_bytes,
                     peak_bytes=peaks[block.name],
-                    limit_bytes=budget_bytes,
+                    limit_bytes=limit_bytes,
                 )
             )
         if segment is None or segment.blocks[0] == block.name:

@@ -1,5 +1,5 @@
 """Search for the best recipe that fits: solver, batch size, baselines.
 
-In come profiles, a budget and a request; out comes the best judged recipe. Open
-``search.py`` first.
+In comes a ``PlanningSession``; out comes its best judged recipe. Open ``search.py``
+first.
 """

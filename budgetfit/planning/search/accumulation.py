@@ -12,15 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.plan import ACCUMULATING, Alternative
-from budgetfit.planning.profiling.block_chain import BlockChain
-from budgetfit.planning.search.search import judge_recipe
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
+    from budgetfit.planning.session import PlanningSession
 
 _MANY: Final = 4  # from there on every micro-batch allocates as the one before
 
@@ -37,7 +33,7 @@ def planned_accumulation(
 
 
 def recommend_one_micro_batch(
-    block_chain: BlockChain, estimate: Estimate, budget: Budget
+    session: PlanningSession, estimate: Estimate
 ) -> tuple[Estimate, tuple[Alternative, ...], tuple[str, ...]]:
     """Return the plan with one micro-batch per step, if more fit as well.
 
@@ -45,7 +41,7 @@ def recommend_one_micro_batch(
         The estimate of one micro-batch per step, the row of several, and a note; the
         unchanged estimate where accumulation was requested or is impossible.
     """
-    settings, recipe = block_chain.settings, estimate.recipe
+    settings, recipe = session.settings, estimate.recipe
     if settings.effective_batch_size is not None or recipe.optimizer_in_backward:
         return estimate, (), ()
     if settings.accumulation is None:
@@ -54,9 +50,7 @@ def recommend_one_micro_batch(
             "micro-batch it would not fit, or cannot be traced"
         )
         return estimate, (), (note,)
-    once = judge_recipe(
-        block_chain, replace(recipe, gradient_accumulation_steps=1), budget
-    )
+    once = session.judge(replace(recipe, gradient_accumulation_steps=1))
     if not once.fits:  # gradients freed in each step may fragment more
         note = (
             f"planned with {recipe.gradient_accumulation_steps} micro-batches per "
@@ -64,8 +58,7 @@ def recommend_one_micro_batch(
         )
         return estimate, (), (note,)
     row = Alternative(label=ACCUMULATING, estimate=estimate, fits=True)
-    more = replace(recipe, gradient_accumulation_steps=_MANY)
-    many = judge_recipe(block_chain, more, budget)
+    many = session.judge(replace(recipe, gradient_accumulation_steps=_MANY))
     reserved = format_bytes(max(estimate.reserved_bytes, many.reserved_bytes))
     if many.fits:
         note = (
@@ -78,11 +71,3 @@ def recommend_one_micro_batch(
             f"{reserved} would be reserved; plan with effective_batch_size= for more"
         )
     return once, (row,), (note,)
-
-
-def without_accumulation(candidates: Sequence[BlockChain]) -> list[BlockChain]:
-    """Return the chains with one micro-batch, whose gradients are freed each step."""
-    return [
-        BlockChain(each.traces, replace(each.settings, accumulation=None))
-        for each in candidates
-    ]

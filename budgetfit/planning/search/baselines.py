@@ -12,28 +12,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.replay import device_properties, replay
-from budgetfit.planning.judging.judge import step_ms
+from budgetfit.planning.judge import step_ms
 from budgetfit.planning.profiling.block_chain import BlockChain
-from budgetfit.planning.search.every_nth_block import EVERY_N_POLICY
-from budgetfit.planning.search.largest_batch import (
-    largest_by_live_bytes,
+from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
+from budgetfit.planning.search.search import best_batch, search
+from budgetfit.solvers.batch_size_grid import (
+    LARGEST_BATCH_SIZE,
+    bisect,
     largest_fitting,
 )
-from budgetfit.planning.search.search import (
-    Request,
-    judge_recipe,
-    policy_segments,
-    rank,
-    search,
-)
-from budgetfit.solvers.batch_size import choose_batch_size
 from budgetfit.solvers.problem import Problem, Solution
 
 if TYPE_CHECKING:
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Segment
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.planning.session import PlanningSession
 
 BASELINES: Final = (
     ("everything kept", "none"),
@@ -48,10 +44,7 @@ _NOTHING: Final = BlockOption(
 
 
 def best_with_policy(
-    block_chain: BlockChain,
-    policy: str | tuple[str, ...],
-    request: Request,
-    budget: Budget,
+    session: PlanningSession, policy: str | tuple[str, ...]
 ) -> Estimate:
     """Return a checkpointing policy at its best batch size, or at the smallest.
 
@@ -60,57 +53,42 @@ def best_with_policy(
     formula and traced once; so are n and the batch size of every n-th block.
 
     Args:
-        block_chain: Gives the traces and settings.
+        session: Its objective counts, and its batch size if it is given.
         policy: As in ``Request.checkpointing``, except ``auto``.
-        request: The objective, and the batch size if it is given.
-        budget: What it has to fit into.
 
     Raises:
         InputError: If the policy or one of the named blocks is not known.
     """
-    plain = BlockChain(
-        block_chain.traces, replace(block_chain.settings, loss_chunks=1), frozenset()
-    )
+    unchunked = replace(session.settings, loss_chunks=1)
+    plain = BlockChain(session.traces, unchunked, frozenset())
+    session = replace(session, block_chain=plain)
     if policy in ("sqrt", EVERY_N_POLICY):
-        asked = replace(request, checkpointing=policy)
         for rounds in (1, MAX_REFUSALS):
-            found = search(plain, asked, budget, max_rounds=rounds).estimate
-            if found is not None:
-                return found
-    segments = policy_segments(plain, policy, request.batch_size or 1)
-    return best_with_segments(plain, segments, request, budget)
+            found = search(session.asking(checkpointing=policy), max_rounds=rounds)
+            if found.estimate is not None:
+                return found.estimate
+    return best_with_segments(
+        session, policy_segments(plain, policy, session.smallest_batch)
+    )
 
 
 def best_with_segments(
-    block_chain: BlockChain,
-    segments: tuple[Segment, ...],
-    request: Request,
-    budget: Budget,
+    session: PlanningSession, segments: tuple[Segment, ...]
 ) -> Estimate:
     """Return fixed segments at their best batch size, or the smallest if none fits.
 
     Takes two traces, and one more where the chosen batch size is another program.
     """
-    batches = BaselineProfile(block_chain, segments, budget)
+    batches = BaselineProfile(session, segments)
     for _ in range(MAX_REFUSALS):
-        best = choose_batch_size(
-            batches.profile_at,
-            batches.solve,
-            budget_bytes=sys.maxsize,
-            objective=request.objective,
-            effective_batch_size=block_chain.settings.effective_batch_size,
-            batch_sizes=None if request.batch_size is None else [request.batch_size],
-            micro_batches=block_chain.settings.accumulation or 1,
-        ).best
+        best = best_batch(session, batches.profile_at, batches.solve, sys.maxsize).best
         if best is None:
             break
-        recipe = block_chain.settings.recipe(best.batch_size, segments)
-        estimate = judge_recipe(block_chain, recipe, budget)
+        estimate = session.judge(session.settings.recipe(best.batch_size, segments))
         if estimate.fits:
             return estimate
         batches.refused.add(best.batch_size)
-    smallest = block_chain.settings.recipe(request.batch_size or 1, segments)
-    return judge_recipe(block_chain, smallest, budget)
+    return session.judge(session.settings.recipe(session.smallest_batch, segments))
 
 
 class BaselineProfile:
@@ -120,18 +98,13 @@ class BaselineProfile:
     is treated as if it kept them. The judge decides in the end.
     """
 
-    def __init__(
-        self, block_chain: BlockChain, segments: tuple[Segment, ...], budget: Budget
-    ) -> None:
-        self._traces = block_chain.traces
-        effective = block_chain.settings.effective_batch_size
-        accumulation = 1 if effective in {None, 1} else 2
+    def __init__(self, session: PlanningSession, segments: tuple[Segment, ...]) -> None:
+        self._session, settings = session, session.settings
+        accumulation = 1 if settings.effective_batch_size in {None, 1} else 2
         self._recipe = replace(
-            block_chain.settings.recipe(2, segments),
-            gradient_accumulation_steps=block_chain.settings.accumulation
-            or accumulation,
+            settings.recipe(2, segments),
+            gradient_accumulation_steps=settings.accumulation or accumulation,
         )
-        self._usable_bytes = budget.usable_bytes
         self._largest: int | None = None
         self._seen: dict[int, bool] = {}
         self.refused: set[int] = set()
@@ -139,7 +112,7 @@ class BaselineProfile:
     def profile_at(self, batch_size: int) -> ChainProfile:
         """Return a chain of one block with the time of the whole micro-batch."""
         recipe = replace(self._recipe, batch_size=batch_size)
-        gpu, trace = self._traces.workload.gpu, self._traces.affine(recipe)
+        gpu, trace = self._session.workload.gpu, self._session.traces.affine(recipe)
         # An optimizer in backward takes no second micro-batch: this is arithmetic.
         timed = replace(recipe, optimizer_in_backward=False)
         one, two = (
@@ -174,31 +147,41 @@ class BaselineProfile:
 
     def _fits(self, size: int) -> bool:
         """Whether a batch size fits, by the largest that does: memory is monotonic."""
-        trace = self._traces.affine(replace(self._recipe, batch_size=size))
+        trace = self._session.traces.affine(replace(self._recipe, batch_size=size))
         if len(trace.batch_sizes) == 1:
             return self._replayed(size)
         if self._largest is None:
-            card = device_properties(self._traces.workload.gpu)
-            bound = largest_by_live_bytes(trace, card, self._usable_bytes)
+            bound = self._largest_by_live_bytes(trace)
             self._largest = largest_fitting(self._replayed, bound)
         return size <= self._largest
+
+    def _largest_by_live_bytes(self, trace: StepTrace) -> int:
+        """Return the largest batch size whose live bytes are usable; 0 for none.
+
+        Reserved bytes are never less, so no larger batch fits. The trace must be valid
+        for all batch sizes.
+        """
+        card = device_properties(self._session.workload.gpu)
+
+        def fits(size: int) -> bool:
+            live = LiveBytes.of(trace, size, card, exact_blocks=False)
+            return int(live.after.max()) <= self._session.budget.usable_bytes
+
+        fitting, failing = 0, 1
+        while failing <= LARGEST_BATCH_SIZE and fits(failing):
+            fitting, failing = failing, failing * 2
+        return bisect(fits, fitting, failing)
 
     def _replayed(self, size: int) -> bool:
         if size not in self._seen:
             recipe = replace(self._recipe, batch_size=size)
             line = replay(
-                self._traces.affine(recipe),
+                self._session.traces.affine(recipe),
                 size,
-                self._traces.workload.gpu,
-                limit_bytes=self._usable_bytes,
+                self._session.workload.gpu,
+                limit_bytes=self._session.budget.usable_bytes,
                 micro_steps=recipe.gradient_accumulation_steps,
                 breakdown=False,
             )
             self._seen[size] = line.failed_bytes is None and line.retries == 0
         return self._seen[size]
-
-
-def best_fitting(estimates: list[Estimate], request: Request) -> Estimate | None:
-    """Return the best estimate that fits, by the request's objective; else None."""
-    fitting = [each for each in estimates if each.fits]
-    return min(fitting, key=lambda each: rank(each, request.objective), default=None)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.errors import InputError, TraceError
-from budgetfit.planning.search.search import (
-    MAX_ROUNDS,
-    Request,
-    SearchResult,
-    rank,
-    search,
-)
+from budgetfit.planning.search.search import MAX_ROUNDS, SearchResult, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
-    from budgetfit.planning.profiling.block_chain import BlockChain
+    from budgetfit.planning.session import PlanningSession
 
 # More chunks hold less and launch smaller kernels; the first that leave little to gain
 # are taken.
@@ -32,63 +26,57 @@ MIN_GAIN: Final = 0.01
 
 
 def search_with_loss_chunks(
-    block_chain: BlockChain,
-    request: Request,
-    budget: Budget,
-    max_rounds: int = MAX_ROUNDS,
-) -> tuple[BlockChain, SearchResult]:
+    session: PlanningSession, max_rounds: int = MAX_ROUNDS
+) -> SearchResult:
     """Search with the plain loss, and with a chunked one where that is better.
 
     Chunks run the head again in the backward pass and never hold all logits. They are
     tried with ``checkpointing="auto"`` only.
     """
-    best = block_chain, search(block_chain, request, budget, max_rounds=max_rounds)
-    for cut in _in_parts(block_chain, request, budget, best[1].estimate):
+    best = search(session, max_rounds=max_rounds)
+    for chunked in _worth_trying(session, best.estimate):
         try:
-            found = search(cut, request, budget, max_rounds=max_rounds)
+            found = search(chunked, max_rounds=max_rounds)
         except (InputError, TraceError) as error:
-            block_chain.traces.log.append(f"the loss is not cut into parts: {error}")
+            session.traces.log.append(f"the loss is not cut into parts: {error}")
             break
-        new, old = found.estimate, best[1].estimate
-        if new is not None and (old is None or _gains(new, old, request)):
-            best = cut, found
-        elif old is not None:
+        if found.estimate is not None and (
+            best.estimate is None or _gains(session, found.estimate, best.estimate)
+        ):
+            best = found
+        elif best.estimate is not None:
             break
     return best
 
 
-def with_more_loss_chunks(
-    block_chain: BlockChain, request: Request
-) -> list[BlockChain]:
-    """Return the given chain and ones with ever more loss chunks.
+def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
+    """Return the given session and ones with ever more loss chunks.
 
     Only the given one where the loss cannot be chunked, or must not be.
     """
-    free = request.checkpointing == "auto" and block_chain.settings.loss_chunks == 1
-    workload = block_chain.traces.workload
+    free = session.request.checkpointing == "auto" and session.settings.loss_chunks == 1
+    workload = session.workload
     if not free or not can_chunk_loss(workload.model, workload.loss):
-        return [block_chain]
-    return [
-        block_chain,
-        *(block_chain.with_loss_chunks(parts) for parts in LOSS_CHUNKS),
-    ]
+        return [session]
+    chains = (session.block_chain.with_loss_chunks(chunks) for chunks in LOSS_CHUNKS)
+    return [session, *(replace(session, block_chain=chain) for chain in chains)]
 
 
-def _in_parts(
-    block_chain: BlockChain, request: Request, budget: Budget, found: Estimate | None
-) -> Iterator[BlockChain]:
-    """Yield chains with more loss chunks while these may still gain something."""
-    size = found.recipe.batch_size if found is not None else request.batch_size or 1
-    before, *others = with_more_loss_chunks(block_chain, request)
-    for cut in others:
-        behind = before.profile_at(size).blocks[-1].keep
+def _worth_trying(
+    session: PlanningSession, found: Estimate | None
+) -> Iterator[PlanningSession]:
+    """Yield sessions with more loss chunks while these may still gain something."""
+    size = session.smallest_batch if found is None else found.recipe.batch_size
+    before, *others = with_more_loss_chunks(session)
+    for chunked in others:
+        behind = before.block_chain.profile_at(size).blocks[-1].keep
         most = max(behind.forward_bytes, behind.saved_bytes + behind.backward_bytes)
-        if most < MIN_BUDGET_SHARE * budget.usable_bytes:
+        if most < MIN_BUDGET_SHARE * session.budget.usable_bytes:
             return
-        yield cut
-        before = cut
+        yield chunked
+        before = chunked
 
 
-def _gains(new: Estimate, old: Estimate, request: Request) -> bool:
-    first, second = (rank(each, request.objective)[0] for each in (new, old))
+def _gains(session: PlanningSession, new: Estimate, old: Estimate) -> bool:
+    first, second = (session.rank(each)[0] for each in (new, old))
     return first < second - MIN_GAIN * abs(second)

@@ -6,23 +6,20 @@ import itertools
 import math
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
-from budgetfit.planning.profiling.block_chain import (
-    TrainingSettings,
-    checkpoint_every_block,
-)
-from budgetfit.planning.profiling.first_trace import block_chain_per_precision
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.planning.search.loss_chunking import with_more_loss_chunks
-from budgetfit.planning.search.search import judge_recipe, policy_segments
+from budgetfit.planning.search.policies import policy_segments
 from budgetfit.planning.search.solver_choice import (
     MAX_SEGMENT,
     lowest_peak_nested,
     without_host_options,
 )
+from budgetfit.planning.session import open_sessions
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem
@@ -30,14 +27,14 @@ from budgetfit.solvers.uniform_segments import every_uniform_length
 from budgetfit.traces.gc_freeze import freeze_gc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Recipe
     from budgetfit.planning.profiling.block_chain import BlockChain
-    from budgetfit.planning.search.search import Request
+    from budgetfit.planning.session import PlanningSession, Request, SessionSettings
     from budgetfit.workload.workload import Workload
 
 # A recipe with slightly more live bytes may reserve less. So many are judged, and more
@@ -60,29 +57,24 @@ FORMULA_ERROR: Final = 0.2
 
 
 class LowestPeak(NamedTuple):
-    """The lowest peak found; ``estimate`` None where nothing was worth judging."""
+    """The lowest peak found, and the ``limit_bytes`` that are usable.
+
+    ``fits`` may be False below the limit too: the allocator may have had to retry.
+    ``estimate`` is None where nothing was worth judging.
+    """
 
     needed_bytes: int
-    estimate: Estimate | None
-
-    @property
-    def fits(self) -> bool:
-        """Whether a judged recipe fits."""
-        return self.estimate is not None and bool(self.estimate.fits)
+    limit_bytes: int
+    fits: bool
+    estimate: Estimate | None = None
 
 
 @freeze_gc()
-def lowest_peak_plan(  # noqa: PLR0913 - as make_plan
+def lowest_peak_plan(
     workload: Workload,
     budget: Budget,
     request: Request,
-    *,
-    precisions: Sequence[str],
-    optimizer: str,
-    effective_batch_size: int | None = None,
-    optimizer_in_backward: bool = False,
-    fallback_precision: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    **settings: Unpack[SessionSettings],
 ) -> LowestPeak:
     """Return a recipe that fits, or the lowest peak.
 
@@ -93,71 +85,55 @@ def lowest_peak_plan(  # noqa: PLR0913 - as make_plan
     Raises:
         TraceError: If the model cannot be traced.
     """
-    settings = TrainingSettings(
-        precision=precisions[0],
-        optimizer=optimizer,
-        effective_batch_size=effective_batch_size,
-        optimizer_in_backward=optimizer_in_backward,
-        host_ram_bytes=budget.host_ram_bytes,
-    )
     found: list[LowestPeak] = []
-    for block_chain in block_chain_per_precision(
-        workload, precisions, settings, fallback_precision, progress
-    ):
-        if request.checkpointing == "as-is":
-            own = block_chain.traces.workload.own_checkpointing()
-            request = replace(request, checkpointing=own)
-        least = fitting_or_lowest(block_chain, request, budget)
+    for session in open_sessions(workload, budget, request, **settings):
+        least = fitting_or_lowest(session)
         if least.fits:
             return least
         found.append(least)
     return min(found, key=lambda each: each.needed_bytes)
 
 
-def fitting_or_lowest(
-    block_chain: BlockChain, request: Request, budget: Budget
-) -> LowestPeak:
+def fitting_or_lowest(session: PlanningSession) -> LowestPeak:
     """Return a recipe that fits, or else the lowest peak.
 
     Recipes that are too large by the formula are not judged; then ``needed_bytes`` is
     the formula's, which ignores what the allocator reserves.
     """
-    usable = budget.usable_bytes
-    if request.checkpointing == "auto":
+    limit_bytes = session.budget.usable_bytes
+    if session.request.checkpointing == "auto":
         # One program, which also gives a lower bound for any choice of segments.
-        recompute_all = checkpoint_every_block(block_chain.traces.workload.blocks)
-        recipe = block_chain.settings.recipe(request.batch_size or 1, recompute_all)
-        full = judge_recipe(block_chain, recipe, budget)
-        if full.fits or full.timeline.floor_bytes > usable:
-            return LowestPeak(full.reserved_bytes, full)
-    rated = _lowest_by_formula(block_chain, request)
-    hopeful = [row for row in rated if not row.is_above(usable)]
-    least = _least_judged(hopeful, budget)
+        recompute_all = checkpoint_every_block(session.workload.blocks)
+        recipe = session.settings.recipe(session.smallest_batch, recompute_all)
+        full = session.judge(recipe)
+        if full.fits or full.timeline.floor_bytes > limit_bytes:
+            return LowestPeak(full.reserved_bytes, limit_bytes, bool(full.fits), full)
+    rated = _lowest_by_formula(session)
+    least = _least_judged([row for row in rated if not row.is_above(limit_bytes)])
     if least is None:
-        return LowestPeak(min(row.peak_bytes for row in rated), None)
-    return LowestPeak(least.reserved_bytes, least)
+        formula_bytes = min(row.peak_bytes for row in rated)
+        return LowestPeak(formula_bytes, limit_bytes, fits=False)
+    return LowestPeak(least.reserved_bytes, limit_bytes, bool(least.fits), least)
 
 
-def lowest_judged(
-    block_chain: BlockChain, request: Request, budget: Budget
-) -> Estimate:
+def lowest_judged(session: PlanningSession) -> Estimate:
     """Return the lowest judged peak at the request's batch size, or at batch 1.
 
     With ``checkpointing="auto"`` several recipes that are lowest by the formula are
     judged, with and without loss chunks: the allocator may reserve less for one with
     slightly more live bytes. The first that fits ends the search.
     """
-    least = _least_judged(_lowest_by_formula(block_chain, request), budget)
+    least = _least_judged(_lowest_by_formula(session))
     assert least is not None  # noqa: S101 - the list is never empty
     return least
 
 
 class _Rated(NamedTuple):
-    """A recipe, its block chain, and its peaks by the formula."""
+    """A recipe, its session, and its peaks by the formula."""
 
     peak_bytes: int
     host_bytes: int
-    block_chain: BlockChain
+    session: PlanningSession
     recipe: Recipe
 
     def is_above(self, limit_bytes: int) -> bool:
@@ -171,7 +147,7 @@ class _Rated(NamedTuple):
         return len({replace(row, blocks=("",) * len(row.blocks)) for row in rows})
 
 
-def _least_judged(rated: Sequence[_Rated], budget: Budget) -> Estimate | None:
+def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
     """Return the lowest judged peak, or the first that fits; None if empty."""
     least: Estimate | None = None
     events = 0
@@ -181,29 +157,29 @@ def _least_judged(rated: Sequence[_Rated], budget: Budget) -> Estimate | None:
             break
         if least is not None and row.is_above(least.reserved_bytes):
             continue
-        found = judge_recipe(row.block_chain, row.recipe, budget)
+        found = row.session.judge(row.recipe)
         if found.fits:
             return found
         if least is None or found.reserved_bytes < least.reserved_bytes:
             least = found
-        if least.reserved_bytes <= budget.usable_bytes * (1 + NEARLY_FITS):
+        if least.reserved_bytes <= row.session.budget.usable_bytes * (1 + NEARLY_FITS):
             most_events = MAX_EVENTS_NEARLY_FITS
-        events += len(row.block_chain.traces.exact(row.recipe).events)
+        events += len(row.session.traces.exact(row.recipe).events)
     return least
 
 
-def _lowest_by_formula(block_chain: BlockChain, request: Request) -> list[_Rated]:
+def _lowest_by_formula(session: PlanningSession) -> list[_Rated]:
     """Return recipes by ascending peak, of about equal ones the simplest first."""
     rated: list[_Rated] = []
     lowest = sys.maxsize
-    size = request.batch_size or 1
-    for of_one_loss in with_more_loss_chunks(block_chain, request):
+    size = session.smallest_batch
+    for of_one_loss in with_more_loss_chunks(session):
         try:
-            chain = of_one_loss.profile_at(size)
+            chain = of_one_loss.block_chain.profile_at(size)
         except (InputError, TraceError) as error:
-            if of_one_loss is block_chain:
+            if of_one_loss is session:
                 raise
-            block_chain.traces.log.append(f"the loss is not cut into parts: {error}")
+            session.traces.log.append(f"the loss is not cut into parts: {error}")
             break
         rated += [
             _Rated(
@@ -212,7 +188,7 @@ def _lowest_by_formula(block_chain: BlockChain, request: Request) -> list[_Rated
                 of_one_loss,
                 of_one_loss.settings.recipe(size, segments),
             )
-            for segments in _segments_to_try(of_one_loss, request)
+            for segments in _segments_to_try(of_one_loss)
         ]
         before, lowest = lowest, min(row.peak_bytes for row in rated)
         if (before - lowest) * MAX_NEXT_SAVING < MIN_SAVED * lowest:
@@ -223,14 +199,13 @@ def _lowest_by_formula(block_chain: BlockChain, request: Request) -> list[_Rated
     )
 
 
-def _segments_to_try(
-    block_chain: BlockChain, request: Request
-) -> list[tuple[Segment, ...]]:
+def _segments_to_try(session: PlanningSession) -> list[tuple[Segment, ...]]:
     """Return candidate segments for the lowest peak, without repetitions."""
-    size = request.batch_size or 1
-    if request.checkpointing != "auto":
-        return [policy_segments(block_chain, request.checkpointing, size)]
-    problem = Problem(chain=block_chain.profile_at(size), budget_bytes=sys.maxsize)
+    block_chain, size = session.block_chain, session.smallest_batch
+    policy = session.request.checkpointing
+    if policy != "auto":
+        return [policy_segments(block_chain, policy, size)]
+    problem = Problem(chain=block_chain.profile_at(size), limit_bytes=sys.maxsize)
     on_device = replace(problem, chain=without_host_options(problem.chain))
     tried = [
         lowest_peak_nested(problem).segments,

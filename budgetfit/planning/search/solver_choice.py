@@ -1,4 +1,9 @@
-"""Choose the solver and its options: simple forms of plans before complex ones."""
+"""Choose the solver and its options: simple forms of plans before complex ones.
+
+The optimality gap of a plan at its batch size: reserved bytes are never less than live
+bytes. So no plan that fits is faster than the fastest whose live bytes fit the budget,
+and that one is solved for exactly, or bounded from below.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +16,22 @@ from budgetfit.solvers.batch_size import Bounds
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.host_limit import within_host_limit
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
-from budgetfit.solvers.problem import IdentityKey, Problem, Solution, describe
+from budgetfit.solvers.problem import Problem, Solution, describe
 from budgetfit.solvers.uniform_segments import fastest_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from budgetfit.core.block_profile import BlockOption, ChainProfile
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.planning.session import PlanningSession
 
 MAX_SEGMENT: Final = 8  # blocks; longer segments gain nothing up to 126 blocks
 MIN_HOST_GAIN: Final = 0.02  # of a step's time
+SHOWN_AS_OPTIMAL: Final = 0.0005  # of a step's time: reported as no gap
 
 
+@lru_cache(maxsize=128)
 def fastest_plan(problem: Problem) -> Solution:
     """Return the fastest plan, in the simplest form that is as fast.
 
@@ -31,12 +40,6 @@ def fastest_plan(problem: Problem) -> Solution:
     gains two per cent or more: the bus is shared, and machines differ in it. Nested
     recomputation is for budgets that nothing else meets. Results are cached.
     """
-    return _cached_fastest_plan(IdentityKey(problem.chain), problem.budget_bytes)
-
-
-@lru_cache(maxsize=128)
-def _cached_fastest_plan(key: IdentityKey, budget_bytes: int) -> Solution:
-    problem = Problem(chain=key.chain, budget_bytes=budget_bytes)
     if _keeps_all(problem):
         return Solution(
             segments=(),
@@ -78,7 +81,7 @@ def fastest_plan_bounds(problem: Problem) -> Bounds:
 
 
 def _keeps_all(problem: Problem) -> bool:
-    return chain_peak_bytes(problem.chain, ()) <= problem.budget_bytes
+    return chain_peak_bytes(problem.chain, ()) <= problem.limit_bytes
 
 
 def _loses(problem: Problem, best: Solution) -> bool:
@@ -125,14 +128,9 @@ def _time_in(chain: ChainProfile) -> Callable[[Solution], float]:
     return lambda solution: chain_time_ns(chain, solution.segments or ())
 
 
+@lru_cache(maxsize=64)
 def without_host_options(chain: ChainProfile) -> ChainProfile:
     """Return the chain without options that use host memory (offload)."""
-    return _without_host(IdentityKey(chain))
-
-
-@lru_cache(maxsize=64)
-def _without_host(key: IdentityKey) -> ChainProfile:
-    chain = key.chain
 
     def stays(option: BlockOption) -> bool:
         return option.mode != "offload" and not option.input_on_host
@@ -154,3 +152,36 @@ def lowest_peak_nested(problem: Problem) -> Solution:
 
     nested = replace(problem, max_segment=MAX_SEGMENT, nested=True)
     return within_host_limit(nested, lowest_peak, peak_bytes)
+
+
+def optimality_gap(session: PlanningSession, recipe: Recipe) -> float | None:
+    """Return an upper bound on the share of a step's time that another plan could save.
+
+    Among plans at this batch size, with the block options that were measured.
+
+    Returns:
+        At least 0; None where no bound is known.
+    """
+    chain = session.block_chain.profile_at(recipe.batch_size)
+    problem = Problem(
+        chain=chain, limit_bytes=session.budget.usable_bytes, max_segment=MAX_SEGMENT
+    )
+    lower_ns = chain_dp(problem).lower_bound_ns
+    if lower_ns is None:
+        return None
+    micro_steps = recipe.gradient_accumulation_steps
+    taken, least = (
+        time_ns * micro_steps + chain.optimizer_ns
+        for time_ns in (chain_time_ns(chain, recipe.segments), lower_ns)
+    )
+    return max(0.0, 1 - least / taken) if taken else None
+
+
+def optimality_text(session: PlanningSession, recipe: Recipe) -> str:
+    """Return the optimality gap as text; empty where no bound is known."""
+    gap = optimality_gap(session, recipe)
+    if gap is None:
+        return ""
+    if gap < SHOWN_AS_OPTIMAL:
+        return "proven fastest at this batch size"
+    return f"proven within {gap:.1%} of the fastest at this batch size"

@@ -1,0 +1,186 @@
+"""The judge: an ``Estimate`` from a trace by allocator replay and roofline times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from budgetfit.applying.optimizers.factory import optimizer_notes
+from budgetfit.calibration.known_measurements import time_factor
+from budgetfit.core.plan import Estimate
+from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import selective_blocks
+from budgetfit.memory.host_copies import step_host_bytes
+from budgetfit.memory.replay import (
+    UNLIMITED_BYTES,
+    device_properties,
+    replay,
+    storage_bytes,
+)
+from budgetfit.memory.scratch_sizes.rules import round_up
+from budgetfit.timing.roofline import op_times_ns, step_time_ns
+from budgetfit.utils.format_bytes import format_bytes
+
+if TYPE_CHECKING:
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.gpus.table import Gpu
+
+MIN_PEAK_SHARE: Final = 0.01  # of the peak: ops are named that hold more
+ALLOCATOR_BLOCK_BYTES: Final = 512  # the allocator's rounding
+TIME_NOTE: Final = "times are a roofline estimate: good for ranking, not for a schedule"
+
+
+def judge(  # noqa: PLR0913 - one value each, all needed
+    trace: StepTrace,
+    recipe: Recipe,
+    gpu: Gpu,
+    budget: Budget | None,
+    *,
+    context_bytes: int,
+    notes: tuple[str, ...] = (),
+) -> Estimate:
+    """Replay ``trace`` at the recipe's batch size: memory, time and whether it fits.
+
+    It fits when training within the budget's usable bytes never empties the allocator's
+    cache nor runs out of memory: when the replay without a limit reserves no more. The
+    numbers are those of the replay without a limit.
+    """
+    timeline = replay(
+        trace,
+        recipe.batch_size,
+        gpu,
+        limit_bytes=UNLIMITED_BYTES,
+        micro_steps=recipe.gradient_accumulation_steps,
+    )
+    host_bytes = step_host_bytes(trace, recipe.batch_size)
+    # A limit changes nothing before the first request that goes beyond it.
+    fits = budget.holds(timeline.reserved_bytes, host_bytes) if budget else None
+    measured = time_factor(gpu, recipe.precision)
+    ratio = measured.ratio if measured is not None else 1.0
+    context_notes: tuple[str, ...] = ()
+    process_range_bytes = None
+    if budget is not None and budget.context is not None:
+        context = budget.context
+        context_notes = (f"process = reserved + the CUDA context, {context.source}",)
+        process_range_bytes = (
+            timeline.reserved_bytes + context.low_bytes,
+            timeline.reserved_bytes + context.high_bytes,
+        )
+    return Estimate(
+        recipe=recipe,
+        allocated_bytes=timeline.allocated_bytes,
+        reserved_bytes=timeline.reserved_bytes,
+        process_bytes=timeline.reserved_bytes + context_bytes,
+        phase_peaks_bytes=timeline.phase_peaks_bytes,
+        at_peak_bytes=timeline.at_peak_bytes,
+        step_ms=step_ms(trace, recipe, gpu) * ratio,
+        timeline=timeline,
+        notes=(
+            *trace.notes,
+            *unverified_op_notes(
+                trace, recipe.batch_size, gpu, timeline.allocated_bytes
+            ),
+            *optimizer_notes(recipe.optimizer),
+            *notes,
+            *context_notes,
+            TIME_NOTE if measured is None else measured.note,
+        ),
+        fits=fits,
+        usable_bytes=budget.usable_bytes if budget else None,
+        process_range_bytes=process_range_bytes,
+        host_bytes=host_bytes,
+        time_factor=ratio,
+    )
+
+
+def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:
+    """Return the roofline's time of one optimizer step, all micro-batches included."""
+    tf32 = find_precision(recipe.precision).tf32
+    times_ns = op_times_ns(
+        trace,
+        recipe.batch_size,
+        gpu,
+        tf32=tf32,
+        selective_blocks=selective_blocks(recipe.segments),
+    )
+    steps = recipe.gradient_accumulation_steps
+    return step_time_ns(trace, times_ns).total_ns(steps) / 1e6
+
+
+def unverified_op_notes(
+    trace: StepTrace, batch_size: int, gpu: Gpu, peak_bytes: int
+) -> tuple[str, ...]:
+    """Name the ops that held more than 1 % of the peak without a verified rule.
+
+    An op counts with the largest sum of its live outputs and workspaces. The largest
+    comes first; () if there is none.
+    """
+    held = {
+        name: size
+        for name, size in held_bytes(trace, batch_size, gpu).items()
+        if size > MIN_PEAK_SHARE * peak_bytes
+    }
+    if not held:
+        return ()
+    rows = [
+        f"{name} allocated {format_bytes(size)} ({size / peak_bytes:.0%} of the peak)"
+        for name, size in sorted(held.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return (f"ops without a verified memory rule: {', '.join(rows)}",)
+
+
+def held_bytes(trace: StepTrace, batch_size: int, gpu: Gpu) -> dict[str, int]:
+    """Return the peak bytes of each unverified op's storages."""
+    if not trace.unverified_ops:
+        return {}
+    sizes = storage_bytes(trace, batch_size, device_properties(gpu))
+    blocks = np.array(
+        [round_up(size, ALLOCATOR_BLOCK_BYTES) for size in sizes.tolist()]
+    )
+    storage = np.abs(trace.events) - 1
+    change = np.sign(trace.events) * blocks[storage]
+    result = {}
+    for name, storages in trace.unverified_ops:
+        own = np.isin(storage, storages)
+        result[name] = int(np.cumsum(np.where(own, change, 0)).max(initial=0))
+    return result
+
+
+def last_batch_warnings(
+    trace: StepTrace | None, recipe: Recipe, gpu: Gpu, limit_bytes: int
+) -> tuple[str, ...]:
+    """Warn where a partial last batch makes a plan that fits too large.
+
+    Its smaller tensors split cached blocks, so that the allocator may reserve more in
+    the next full step (fragmentation). Replayed with the smallest last batch, one
+    sample.
+
+    Args:
+        trace: Valid at several batch sizes; None where there is no such trace: a
+            warning is not worth tracing again.
+        recipe: The plan's.
+        gpu: The card.
+        limit_bytes: What the allocator may reserve of it.
+    """
+    if trace is None or recipe.batch_size == 1:
+        return ()
+    reserved_bytes = replay(
+        trace,
+        recipe.batch_size,
+        gpu,
+        limit_bytes=UNLIMITED_BYTES,
+        then_batch_sizes=(1, recipe.batch_size),
+        micro_steps=recipe.gradient_accumulation_steps,
+    ).reserved_bytes
+    if reserved_bytes <= limit_bytes:
+        return ()
+    text = (
+        f"after a smaller last batch {format_bytes(reserved_bytes)} would be reserved, "
+        f"more than the {format_bytes(limit_bytes)} that are plannable: the "
+        "allocator then empties its cache and goes on, slower. Pass drop_last=True to "
+        "the DataLoader"
+    )
+    return (text,)

@@ -1,0 +1,170 @@
+"""``PlanningSession``: all that a plan in one precision is searched and judged with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
+
+from budgetfit.core.budget import Budget
+from budgetfit.planning.judge import judge
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.profiling.first_trace import block_chain_per_precision
+from budgetfit.solvers.batch_size import Objective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.gpus.table import Gpu
+    from budgetfit.traces.session import TraceSession
+    from budgetfit.workload.workload import Workload
+
+Checkpointing = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The requested checkpointing, objective and batch size.
+
+    ``checkpointing`` is a policy's name or block names; a ``batch_size`` of None is
+    solved for.
+    """
+
+    checkpointing: Checkpointing = "auto"
+    objective: Objective = "throughput"
+    batch_size: int | None = None
+
+
+class SessionSettings(TypedDict):
+    """The further arguments of ``make_plan``.
+
+    Without an effective batch size the plan takes one micro-batch per optimizer step.
+    ``fallback_precision`` is for models that cannot run in the first of ``precisions``;
+    a warning says so. ``progress`` is called with a line of text for each longer piece
+    of work.
+    """
+
+    precisions: Sequence[str]
+    optimizer: str
+    effective_batch_size: NotRequired[int | None]
+    optimizer_in_backward: NotRequired[bool]
+    fallback_precision: NotRequired[str | None]
+    progress: NotRequired[Callable[[str], None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningSession:
+    """A workload's block chain, what is asked for, and what it has to fit into.
+
+    Sessions of other requests share the block chain, and those of other settings its
+    traces.
+    """
+
+    block_chain: BlockChain
+    request: Request
+    budget: Budget
+
+    @property
+    def traces(self) -> TraceSession:
+        """The traces of the workload."""
+        return self.block_chain.traces
+
+    @property
+    def workload(self) -> Workload:
+        """The model, its batch and the GPU."""
+        return self.traces.workload
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """The settings that are not searched for."""
+        return self.block_chain.settings
+
+    @property
+    def smallest_batch(self) -> int:
+        """The requested batch size, or 1."""
+        return self.request.batch_size or 1
+
+    def judge(self, recipe: Recipe) -> Estimate:
+        """Trace a recipe as applied to a fake copy of the model, and replay it."""
+        return judge(
+            self.traces.exact(recipe),
+            recipe,
+            self.workload.gpu,
+            self.budget,
+            context_bytes=self.budget.context_bytes,
+            notes=self.workload.notes,
+        )
+
+    def asking(self, **changes: Any) -> PlanningSession:
+        """Return the session with other fields of the request."""
+        return replace(self, request=replace(self.request, **changes))
+
+    def changed(self, **settings: Any) -> PlanningSession:
+        """Return the session with other training settings."""
+        chain = BlockChain(self.traces, replace(self.settings, **settings))
+        return replace(self, block_chain=chain)
+
+    def on_card(self, gpu: Gpu, budget: Budget) -> PlanningSession:
+        """Return the session on another card of the same compute capability."""
+        host_ram = replace(self.settings, host_ram_bytes=budget.host_ram_bytes)
+        chain = BlockChain(self.traces.for_gpu(gpu), host_ram)
+        return replace(self, block_chain=chain, budget=budget)
+
+    def best_fitting(self, estimates: Iterable[Estimate]) -> Estimate | None:
+        """Return the best estimate that fits, by the objective; else None."""
+        fitting = [each for each in estimates if each.fits]
+        return min(fitting, key=self.rank, default=None)
+
+    def rank(self, estimate: Estimate) -> tuple[float, ...]:
+        """Return the sort key of an estimate under the objective: lower is better."""
+        return rank(estimate, self.request.objective)
+
+
+def rank(estimate: Estimate, objective: Objective) -> tuple[float, ...]:
+    """Return the sort key of an estimate under an objective: lower is better."""
+    recipe = estimate.recipe
+    per_sample = estimate.step_ms / recipe.effective_batch_size
+    return {
+        "throughput": (per_sample, estimate.reserved_bytes),
+        "batch_size": (-recipe.batch_size, per_sample),
+        "memory": (estimate.reserved_bytes, per_sample),
+    }[objective]
+
+
+def open_sessions(
+    workload: Workload,
+    budget: Budget,
+    request: Request,
+    *,
+    accumulation: int | None = None,
+    **settings: Unpack[SessionSettings],
+) -> list[PlanningSession]:
+    """Trace a model for the first time; return a session in each precision.
+
+    They share their traces. ``accumulation`` is the number of micro-batches per
+    optimizer step to plan for, without an effective batch size; None for one.
+
+    Raises:
+        InputError: If no tensor grows with the batch size.
+        TraceError: If the model cannot be traced.
+    """
+    precisions = settings["precisions"]
+    chains = block_chain_per_precision(
+        workload,
+        precisions,
+        TrainingSettings(
+            precision=precisions[0],
+            optimizer=settings["optimizer"],
+            effective_batch_size=settings.get("effective_batch_size"),
+            accumulation=accumulation,
+            optimizer_in_backward=settings.get("optimizer_in_backward", False),
+            host_ram_bytes=budget.host_ram_bytes,
+        ),
+        settings.get("fallback_precision"),
+        settings.get("progress"),
+    )
+    if request.checkpointing == "as-is":
+        own = chains[0].traces.workload.own_checkpointing()
+        request = replace(request, checkpointing=own)
+    return [PlanningSession(chain, request, budget) for chain in chains]
