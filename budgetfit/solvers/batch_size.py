@@ -78,8 +78,6 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     objective: Objective = "throughput",
     effective_batch_size: int | None = None,
     batch_sizes: Sequence[int] | None = None,
-    max_segment: int | None = None,
-    nested: bool = False,
     bounds: Callable[[Problem], Bounds] | None = None,
     before: BatchChoice | None = None,
     micro_batches: int = 1,
@@ -100,8 +98,6 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         effective_batch_size: Samples per optimizer step. Only its divisors are tried,
             with gradient accumulation. None: ``micro_batches`` per step.
         batch_sizes: The only ones to try; None for a grid.
-        max_segment: As in ``Problem``.
-        nested: As in ``Problem``.
         bounds: Bounds on the solver's plan: sizes that they rule out are not solved.
             They do not change the result. For ``throughput`` and ``batch_size``.
         before: The choice within a larger budget, all else equal: sizes that were too
@@ -117,8 +113,6 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         solve,
         limit_bytes,
         effective_batch_size,
-        max_segment,
-        nested,
         bounds if objective != "memory" else None,
         micro_batches,
     )
@@ -141,8 +135,6 @@ class _Search:
     solve: Callable[[Problem], Solution]
     limit_bytes: int
     effective_batch_size: int | None
-    max_segment: int | None
-    nested: bool
     bounds: Callable[[Problem], Bounds] | None
     micro_batches: int
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
@@ -207,12 +199,8 @@ class _Search:
         return self.seen[batch_size]
 
     def _problem(self, batch_size: int) -> Problem:
-        return Problem(
-            chain=self.profile_at(batch_size),
-            limit_bytes=self.limit_bytes,
-            max_segment=self.max_segment,
-            nested=self.nested,
-        )
+        chain = self.profile_at(batch_size)
+        return Problem(chain=chain, limit_bytes=self.limit_bytes)
 
     def _solved(self, problem: Problem) -> BatchCandidate:
         chain = problem.chain

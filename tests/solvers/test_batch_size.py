@@ -56,10 +56,15 @@ def choose(
     objective: Objective = "throughput",
     solve: Callable[[Problem], Solution] = chain_dp,
     profile: Callable[[int], ChainProfile] = profile_at,
+    max_segment: int | None = None,
     **others: Any,
 ) -> BatchChoice:
     return choose_batch_size(
-        profile, solve, limit_bytes=limit_bytes, objective=objective, **others
+        profile,
+        lambda problem: solve(replace(problem, max_segment=max_segment)),
+        limit_bytes=limit_bytes,
+        objective=objective,
+        **others,
     )
 
 
@@ -222,11 +227,9 @@ def test_each_batch_size_is_solved_once_with_its_own_chain_and_the_budget() -> N
 
     def solve(problem: Problem) -> Solution:
         asked.append((problem.chain.batch_size, problem.limit_bytes))
-        assert problem.max_segment == 3
-        assert problem.nested
         return Solution(segments=(), proven_optimal=False, explanation="")
 
-    choose(777, solve=solve, effective_batch_size=8, max_segment=3, nested=True)
+    choose(777, solve=solve, effective_batch_size=8)
     assert asked == [(1, 777), (2, 777), (4, 777), (8, 777)]
 
 

@@ -12,10 +12,10 @@ block costs kept (or recomputed), plus what the option changed on a block of its
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.option_costs import option_deltas
 from budgetfit.memory.chain.stages import (
     MeasuredChain,
@@ -25,7 +25,7 @@ from budgetfit.memory.chain.stages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from budgetfit.core.block_profile import Mode
     from budgetfit.core.step_trace import StepTrace
@@ -42,7 +42,6 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
     times_of: TimesOf | None = None,
     *,
     option_traces: Sequence[OptionTrace] = (),
-    types: Mapping[str, int] | None = None,
     optimizer_ns: int = 0,
     expandable_segments: bool = False,
     exact_blocks: bool = True,
@@ -58,23 +57,19 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         times_of: Returns the times of each stage's forward and backward in a trace, in
             nanoseconds (``timing``); None for no times.
         option_traces: Traces with further options on some blocks, the rest recomputed.
-        types: Each block's type, from ``block_types``; needed with ``option_traces``.
         optimizer_ns: Time of one optimizer step.
         expandable_segments: The allocator setting, which affects unsplit remainders.
         exact_blocks: See ``LiveBytes.of``.
     """
-
-    def measured(option_trace: OptionTrace) -> MeasuredChain:
-        live = LiveBytes.of(
-            option_trace.trace,
-            batch_size,
-            device,
-            expandable_segments=expandable_segments,
-            exact_blocks=exact_blocks,
-        )
-        return MeasuredChain.of(option_trace, live, times_of)
-
-    types = types or {}
+    measured = partial(
+        MeasuredChain.of,
+        batch_size=batch_size,
+        device=device,
+        times_of=times_of,
+        expandable_segments=expandable_segments,
+        exact_blocks=exact_blocks,
+    )
+    types = block_types(kept) if option_traces else {}
     plain = measured(OptionTrace(kept, ()))
     rerun = None if recomputed is None else measured(recomputed)
     tried = [(option_trace, measured(option_trace)) for option_trace in option_traces]
@@ -121,11 +116,7 @@ def with_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
     """
     old, new = (
         MeasuredChain.of(
-            option_trace,
-            LiveBytes.of(
-                option_trace.trace, batch_size, device, exact_blocks=exact_blocks
-            ),
-            times_of,
+            option_trace, batch_size, device, times_of, exact_blocks=exact_blocks
         )
         for option_trace in (before, after)
     )

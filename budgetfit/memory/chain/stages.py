@@ -16,6 +16,7 @@ from budgetfit.memory.chain.live_bytes import LiveBytes
 if TYPE_CHECKING:
     from budgetfit.core.recipe import Segment
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
+    from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties
 
 PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
 
@@ -79,9 +80,18 @@ class MeasuredChain:
 
     @classmethod
     def of(
-        cls, option_trace: OptionTrace, live: LiveBytes, times_of: TimesOf | None
+        cls,
+        option_trace: OptionTrace,
+        batch_size: int,
+        device: DeviceProperties,
+        times_of: TimesOf | None,
+        **live_options: bool,
     ) -> MeasuredChain:
-        """Cut a trace into stages and measure what each one costs."""
+        """Cut a trace into stages and measure what each one costs.
+
+        ``live_options`` are those of ``LiveBytes.of``.
+        """
+        live = LiveBytes.of(option_trace.trace, batch_size, device, **live_options)
         chain = stages(live)
         static, rows = stage_bytes(live, chain)
         times = times_of(option_trace, chain) if times_of else [(0, 0)] * len(chain)

@@ -271,7 +271,6 @@ class BlockChain:
             option_traces=self.option_traces(batch_size)
             if recomputed is not None
             else (),
-            types=block_types(kept),
             optimizer_ns=step_time_ns(
                 kept, self._op_times_ns(OptionTrace(kept, ()), batch_size)
             ).optimizer_ns,
