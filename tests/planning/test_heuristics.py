@@ -1,0 +1,291 @@
+"""Each constant and decision of the search has a law: no model is traced for them."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.budget import Budget
+from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.planning.alternatives import refusal, training_changes
+from budgetfit.planning.profiling.block_chain import TrainingSettings
+from budgetfit.planning.search import loss_chunking, lowest_peak, search
+from budgetfit.planning.search.accumulation import recommend_one_micro_batch
+from budgetfit.planning.search.search import SearchResult
+from budgetfit.planning.search.solver_choice import fastest_plan, optimality_text
+from budgetfit.planning.session import PlanningSession, Request
+from budgetfit.solvers.batch_size import BatchCandidate
+from budgetfit.solvers.problem import Problem, Solution
+from tests.models import MIB
+from tests.solvers.chains import block, chain_of, equal_blocks, option, single
+
+USABLE = 1000 * MIB
+KEEP = option("keep", 20 * MIB, 20 * MIB, 4 * MIB)
+RECOMPUTE = option("recompute", MIB, 20 * MIB, 23 * MIB, extra=5)
+CHAIN = chain_of(*equal_blocks(6, KEEP, RECOMPUTE, gradient=1))
+
+
+def session(
+    chain: ChainProfile = CHAIN,
+    request: Request | None = None,
+    usable: int = USABLE,
+    ops: int = 1000,
+) -> PlanningSession:
+    traces = SimpleNamespace(log=[], exact=lambda _: SimpleNamespace(events=()))
+    settings = TrainingSettings(precision="fp32", optimizer="sgd", accumulation=2)
+    block_chain: Any = SimpleNamespace(
+        traces=traces,
+        settings=settings,
+        profile_at=lambda size: replace(chain, batch_size=size),
+        op_count=lambda _: ops,
+    )
+    budget = Budget(total_bytes=usable, context_bytes=0, headroom_bytes=0)
+    return PlanningSession(block_chain, request or Request(), budget)
+
+
+def estimate(
+    reserved: int,
+    *,
+    recipe: Recipe | None = None,
+    fits: bool | None = None,
+    step_ms: float = 100.0,
+    at_peak: dict[str, int] | None = None,
+) -> Estimate:
+    timeline = MemoryTimeline(
+        points=(), allocated_bytes=reserved, reserved_bytes=reserved, at_peak_bytes={}
+    )
+    return Estimate(
+        recipe=recipe or Recipe(batch_size=1),
+        allocated_bytes=reserved,
+        reserved_bytes=reserved,
+        process_bytes=reserved,
+        phase_peaks_bytes={},
+        at_peak_bytes=at_peak or {},
+        step_ms=step_ms,
+        timeline=timeline,
+        fits=reserved <= USABLE if fits is None else fits,
+        usable_bytes=USABLE,
+    )
+
+
+def candidate(peak: int, ns_per_sample: int = 1) -> BatchCandidate:
+    solution = Solution(segments=(), proven_optimal=True, explanation="")
+    return BatchCandidate(
+        batch_size=1,
+        gradient_accumulation_steps=1,
+        solution=solution,
+        peak_bytes=peak,
+        ns_per_sample=ns_per_sample,  # type: ignore[arg-type]
+    )
+
+
+def limits(now: int, **fields: int) -> Any:  # noqa: ANN401 - a private class
+    return search._Limits(  # noqa: SLF001
+        **{"usable": USABLE, "now": now, "refused": USABLE + 1, **fields}
+    )
+
+
+def test_the_limit_grows_by_the_unused_bytes_above_two_per_cent() -> None:
+    for unused, again in ((20 * MIB, False), (21 * MIB, True)):
+        made = limits(900 * MIB)
+        fitting = estimate(USABLE - unused)
+        assert made.moved(candidate(880 * MIB), fitting, fitting) == again
+        assert made.now == 900 * MIB + unused * again
+
+
+def test_the_limit_shrinks_by_the_excess_and_at_least_by_eight_mib() -> None:
+    for excess, now in ((30 * MIB, 870 * MIB), (MIB, 892 * MIB)):
+        made = limits(900 * MIB)
+        judged = estimate(USABLE + excess)
+        assert made.moved(candidate(900 * MIB), judged, None)
+        assert made.now == now
+
+
+@pytest.mark.parametrize(
+    ("unused_mib", "room_mib", "gain", "again"),
+    [
+        (31, 17, 0.06, True),
+        (30, 17, 0.06, False),
+        (31, 16, 0.06, False),
+        (31, 17, 0.049, False),
+    ],
+)
+def test_a_round_between_two_limits_has_to_be_worth_it(
+    *, unused_mib: int, room_mib: int, gain: float, again: bool
+) -> None:
+    now = 900 * MIB
+    made = limits(now, agreed=now - room_mib * MIB)
+    best = estimate(USABLE - unused_mib * MIB, step_ms=1.0)  # 1e6 ns per sample
+    chosen = candidate(now, ns_per_sample=round(1e6 * (1 - gain)))
+    assert made.moved(chosen, estimate(USABLE + MIB), best) == again
+
+
+def over_limit(
+    ops: int, found: tuple[Segment, ...], most: int | None = None
+) -> list[Recipe]:
+    tight = session(usable=chain_peak_bytes(CHAIN, ()) - 1, ops=ops)
+    recipe = tight.settings.recipe(8, found)
+    made = search._over_limit_candidates(tight, recipe, most)  # noqa: SLF001
+    return [each for each, _ in made]
+
+
+def test_faster_plans_above_the_limit_are_judged_while_traces_are_short() -> None:
+    all_recomputed = single(0, 1, 2, 3, 4, 5)
+    found = over_limit(1000, all_recomputed)
+    times = [chain_time_ns(CHAIN, each.segments) for each in found]
+    assert len(found) > 2
+    assert times == sorted(times, reverse=True)
+    assert times[0] < chain_time_ns(CHAIN, all_recomputed)
+    assert over_limit(10_000, all_recomputed) == found[:2]
+    assert over_limit(1000, all_recomputed, most=1) == found[:1]
+    assert over_limit(20_001, all_recomputed) == []
+    assert over_limit(1000, all_recomputed, most=0) == []
+
+
+@pytest.mark.parametrize(("saved_ns", "on_host"), [(4, False), (5, True)])
+def test_host_memory_is_used_where_it_gains_two_per_cent(
+    *, saved_ns: int, on_host: bool
+) -> None:
+    # Seven blocks of 30 ns, of which one is recomputed: 2 % of 230 ns are 4.6.
+    slow = replace(RECOMPUTE, extra_ns=20)
+    offload = option("offload", MIB, 20 * MIB, 4 * MIB, extra=20 - saved_ns)
+    first = block("first", KEEP, slow, offload)
+    chain = chain_of(first, *equal_blocks(6, KEEP, slow))
+    limit_bytes = chain_peak_bytes(chain, (Segment(("first",)),))
+    found = fastest_plan(Problem(chain=chain, limit_bytes=limit_bytes))
+    assert found.segments is not None
+    assert ("offload" in {each.mode for each in found.segments}) == on_host
+
+
+@pytest.mark.parametrize(("gain", "taken"), [(0.009, False), (0.011, True)])
+def test_a_chunked_loss_has_to_gain_one_per_cent(
+    *, monkeypatch: pytest.MonkeyPatch, gain: float, taken: bool
+) -> None:
+    plain, chunked = session(), session()
+    step_ms = {id(plain): 100.0, id(chunked): 100 * (1 - gain)}
+    monkeypatch.setattr(
+        loss_chunking,
+        "search",
+        lambda asked, **_: SearchResult(
+            session=asked, estimate=estimate(MIB, step_ms=step_ms[id(asked)])
+        ),
+    )
+    monkeypatch.setattr(
+        loss_chunking, "with_more_loss_chunks", lambda _: [plain, chunked]
+    )
+    monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
+    found = loss_chunking.search_with_loss_chunks(plain).session
+    assert found is (chunked if taken else plain)
+
+
+@pytest.mark.parametrize(("share", "tried"), [(0.049, 0), (0.051, 1)])
+def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_the_budget(
+    monkeypatch: pytest.MonkeyPatch, share: float, tried: int
+) -> None:
+    loss = block("loss", option("keep", 0, round(share * USABLE), 0))
+    asked = session(chain_of(loss))
+    monkeypatch.setattr(
+        loss_chunking, "with_more_loss_chunks", lambda _: [asked, asked]
+    )
+    worth_trying = loss_chunking._worth_trying  # noqa: SLF001
+    assert len(list(worth_trying(asked, None))) == tried
+
+
+def test_the_certificate_says_how_far_from_the_fastest_a_plan_can_be() -> None:
+    roomy, slow = session(), single(0, 1)
+    assert optimality_text(roomy, Recipe(batch_size=1)) == (
+        "proven fastest at this batch size"
+    )
+    recipe = Recipe(batch_size=1, segments=slow)
+    share = 1 - chain_time_ns(CHAIN, ()) / chain_time_ns(CHAIN, slow)
+    assert optimality_text(roomy, recipe) == (
+        f"proven within {share:.1%} of the fastest at this batch size"
+    )
+    steps = replace(recipe, gradient_accumulation_steps=4)
+    slow_optimizer = session(replace(CHAIN, optimizer_ns=10**6))
+    assert optimality_text(slow_optimizer, steps) == optimality_text(
+        roomy, Recipe(batch_size=1)
+    )
+
+
+def test_accumulation_is_promised_after_four_micro_batches_were_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[int] = []
+
+    def judge(_: PlanningSession, recipe: Recipe) -> Estimate:
+        judged.append(recipe.gradient_accumulation_steps)
+        return estimate(len(judged) * MIB, recipe=recipe)
+
+    monkeypatch.setattr(PlanningSession, "judge", judge)
+    two = estimate(MIB, recipe=Recipe(batch_size=1, gradient_accumulation_steps=2))
+    once, rows, notes = recommend_one_micro_batch(session(), two)
+    assert once.recipe.gradient_accumulation_steps == 1
+    assert [row.estimate for row in rows] == [two]
+    assert judged == [1, 4]
+    assert "with 2 MiB reserved" in notes[0]
+
+
+def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:  # noqa: ANN401 - a private class
+    recipe = Recipe(batch_size=len(fits) + 1)
+    fits[recipe] = reserved
+    return lowest_peak._Rated(peak, 0, session(), recipe)  # noqa: SLF001
+
+
+def test_a_recipe_far_above_by_the_formula_is_never_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved: dict[Recipe, int] = {}
+    judged: list[Recipe] = []
+
+    def judge(_: PlanningSession, recipe: Recipe) -> Estimate:
+        judged.append(recipe)
+        return estimate(reserved[recipe])
+
+    monkeypatch.setattr(PlanningSession, "judge", judge)
+    first = rated(USABLE, 2 * USABLE, reserved)
+    near = rated(2 * USABLE * 119 // 100, 2 * USABLE, reserved)
+    far = rated(2 * USABLE * 121 // 100, USABLE, reserved)
+    assert lowest_peak._least_judged([first, near, far]) is not None  # noqa: SLF001
+    assert judged == [first.recipe, near.recipe]
+    assert near.is_above(2 * USABLE * 119 // 120 - MIB)
+    assert not near.is_above(2 * USABLE)
+
+
+@pytest.mark.parametrize(
+    ("faster", "smaller", "shown"),
+    [(1.011, 1.0, True), (1.009, 1.0, False), (1.0, 0.98, True), (1.0, 0.995, False)],
+)
+def test_a_change_of_training_has_to_gain_one_per_cent(
+    *, monkeypatch: pytest.MonkeyPatch, faster: float, smaller: float, shown: bool
+) -> None:
+    plan = estimate(USABLE)
+    changed = estimate(round(USABLE * smaller), step_ms=plan.step_ms / faster)
+    monkeypatch.setattr(training_changes, "_solved", lambda *_: [changed])
+    monkeypatch.setattr(PlanningSession, "judge", lambda *_: changed)
+    change = training_changes.TrainingChange("", {}, session, "")
+    assert (training_changes._best(change, plan) is changed) == shown  # noqa: SLF001
+
+
+@pytest.mark.parametrize(("freed_mib", "tried"), [(99, False), (100, True)])
+def test_a_suggestion_that_frees_too_little_is_not_tried(
+    *, monkeypatch: pytest.MonkeyPatch, freed_mib: int, tried: bool
+) -> None:
+    least = estimate(USABLE + 100 * MIB, at_peak={"optimizer_state": freed_mib * MIB})
+    asked: list[PlanningSession] = []
+
+    def not_found(changed: PlanningSession) -> None:
+        asked.append(changed)
+        raise InputError("it was tried")
+
+    sgd = ({"optimizer": "sgd"}, session())
+    monkeypatch.setattr(refusal, "_changes", lambda _: [sgd])
+    monkeypatch.setattr(refusal, "fitting_or_lowest", not_found)
+    assert list(refusal.suggestions(session(), least)) == []
+    assert bool(asked) == tried
