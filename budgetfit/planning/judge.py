@@ -55,9 +55,10 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         limit_bytes=UNLIMITED_BYTES,
         micro_steps=recipe.gradient_accumulation_steps,
     )
+    reserved_bytes = timeline.reserved_bytes
     host_bytes = step_host_bytes(trace, recipe.batch_size)
     # A limit changes nothing before the first request that goes beyond it.
-    fits = budget.holds(timeline.reserved_bytes, host_bytes) if budget else None
+    fits = budget.holds(reserved_bytes, host_bytes) if budget else None
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
     context_notes: tuple[str, ...] = ()
@@ -65,15 +66,13 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     if budget is not None and budget.context is not None:
         context = budget.context
         context_notes = (f"process = reserved + the CUDA context, {context.source}",)
-        process_range_bytes = (
-            timeline.reserved_bytes + context.low_bytes,
-            timeline.reserved_bytes + context.high_bytes,
-        )
+        low_bytes, high_bytes = context.low_bytes, context.high_bytes
+        process_range_bytes = (reserved_bytes + low_bytes, reserved_bytes + high_bytes)
     return Estimate(
         recipe=recipe,
         allocated_bytes=timeline.allocated_bytes,
-        reserved_bytes=timeline.reserved_bytes,
-        process_bytes=timeline.reserved_bytes + context_bytes,
+        reserved_bytes=reserved_bytes,
+        process_bytes=reserved_bytes + context_bytes,
         phase_peaks_bytes=timeline.phase_peaks_bytes,
         at_peak_bytes=timeline.at_peak_bytes,
         step_ms=step_ms(trace, recipe, gpu) * ratio,

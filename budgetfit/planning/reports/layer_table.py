@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.core.step_trace import Phase, StepTrace
 
 WEIGHT_BYTES = {"bf16": 2, "fp32": 4, "tf32": 4, "fp16-mixed": 4, "bf16-mixed": 4}
 _PARAMETERS = CATEGORIES.index("parameters")
@@ -96,14 +96,19 @@ def _row_of(trace: StepTrace, rows: Mapping[str, object]) -> list[str | None]:
     return found
 
 
+def _steady_forward(trace: StepTrace) -> Phase:
+    """Return the forward phase of the steady micro-step."""
+    moment = ("forward", *steady_micro_step(trace))
+    return next(
+        phase
+        for phase in trace.phases
+        if (phase.name, phase.step, phase.micro_step) == moment
+    )
+
+
 def _saved(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, tuple[int, int]]:
     """Return the (fixed, per sample) bytes saved by each row's forward."""
-    step, micro_step = steady_micro_step(trace)
-    phase = next(
-        p
-        for p in trace.phases
-        if (p.name, p.step, p.micro_step) == ("forward", step, micro_step)
-    )
+    phase = _steady_forward(trace)
     alive: set[int] = set()
     for event in trace.events[phase.start : phase.end].tolist():
         if event > 0:
@@ -123,12 +128,7 @@ def _saved(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, tuple[int,
 
 def _flops(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, float]:
     """Return FLOPs per sample of each row's forward."""
-    step, micro_step = steady_micro_step(trace)
-    phase = next(
-        p
-        for p in trace.phases
-        if (p.name, p.step, p.micro_step) == ("forward", step, micro_step)
-    )
+    phase = _steady_forward(trace)
     owner = _row_of(trace, rows)
     inside = (trace.ops.event > phase.start) & (trace.ops.event <= phase.end)
     sums: dict[str, float] = defaultdict(float)
