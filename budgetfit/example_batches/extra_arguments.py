@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from budgetfit.example_batches import images, token_ids
-from budgetfit.example_batches.request import BatchRequest, forward_arguments
+from budgetfit.example_batches.request import (
+    Arguments,
+    BatchRequest,
+    forward_arguments,
+)
 from budgetfit.example_batches.token_ids import first_field
-
-Arguments = dict[str, Any]
 
 _REGION_COUNT = 36  # detected objects per image, as in LXMERT and VisualBERT
 _PAGE_SIZE = 1000  # LayoutLM's coordinates are 0 to 1000
@@ -26,7 +28,7 @@ def add_extra_arguments(request: BatchRequest, batch: Arguments) -> None:
     if isinstance(sound, Tensor) and "attention_mask" in missing and ids is None:
         # Feature extractors pad, so they always return a mask.
         shape = (request.batch_size, max(sound.shape[1:]))
-        batch["attention_mask"] = torch.ones(shape, dtype=torch.int64, device="cpu")
+        batch["attention_mask"] = request.ones(shape)
     if "qformer_input_ids" in needs and isinstance(ids, Tensor):
         batch["qformer_input_ids"] = token_ids.random_token_ids(request, 32)
 
@@ -43,7 +45,7 @@ def _add_text_extras(
     if "visual_embeds" in missing:
         embeds = _region_features(request, config.visual_embedding_dim)
         batch["visual_embeds"] = embeds
-        ones = torch.ones(embeds.shape[:2], dtype=torch.int64, device="cpu")
+        ones = request.ones(embeds.shape[:2])
         batch["visual_attention_mask"] = ones
         batch["visual_token_type_ids"] = ones.clone()
     kinds = getattr(config, "type_vocab_sizes", None)

@@ -1,8 +1,4 @@
-"""Example labels for the loss of transformers models, one function per task.
-
-Each returns the keyword arguments to add to the inputs, or None if there can be no
-loss; an empty mapping means that the model needs no labels.
-"""
+"""Example labels for the loss of transformers models, by task."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,16 +8,16 @@ from torch import Tensor
 
 from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, images, token_ids
-from budgetfit.example_batches.detection_targets import (
-    detection_labels,
-    segmentation_labels,
-)
 from budgetfit.example_batches.multimodal_prompts import mask_placeholders
-from budgetfit.example_batches.request import BatchRequest, forward_arguments
-
-Arguments = dict[str, Any]  # keyword arguments of a model's forward
+from budgetfit.example_batches.request import (
+    Arguments,
+    BatchRequest,
+    forward_arguments,
+)
 
 CHOICE_COUNT = 4  # answers per question in SWAG
+_OBJECTS_PER_IMAGE = 7  # COCO's mean for each image, 860 001 objects in 117 266 images
+_MAX_BOX_PERCENT = 40  # so that centred boxes lie inside the image
 
 
 def _language_modeling(request: BatchRequest, batch: Arguments) -> Arguments | None:
@@ -85,12 +81,16 @@ def _classes(request: BatchRequest, _: Arguments) -> Arguments:
     if kind == "regression" or (kind is None and count == 1):
         shape = (request.batch_size,) if count == 1 else (request.batch_size, count)
         return {"labels": request.floats(shape)}
-    return {"labels": request.integers((request.batch_size,), 0, count)}
+    return {"labels": _class_ids(request, request.batch_size)}
 
 
 def _class_count(request: BatchRequest) -> int:
     config: Any = request.model.config
     return int(config.num_labels)
+
+
+def _class_ids(request: BatchRequest, *shape: int) -> Tensor:
+    return request.integers(shape, 0, _class_count(request))
 
 
 def _refuse_missing_padding(request: BatchRequest) -> None:
@@ -111,11 +111,6 @@ def _refuse_missing_padding(request: BatchRequest) -> None:
         )
 
 
-def _class_per_token(request: BatchRequest, batch: Arguments) -> Arguments:
-    shape = tuple(batch["input_ids"].shape)
-    return {"labels": request.integers(shape, 0, _class_count(request))}
-
-
 def _spans(request: BatchRequest, batch: Arguments) -> Arguments:
     length = batch["input_ids"].shape[1]
     start = request.integers((request.batch_size,), 0, length)
@@ -134,43 +129,49 @@ def _visual_answers(request: BatchRequest, batch: Arguments) -> Arguments:
     return {"labels": request.floats(shape).abs()}
 
 
-def _choice(request: BatchRequest, _: Arguments) -> Arguments:
-    return {"labels": request.integers((request.batch_size,), 0, CHOICE_COUNT)}
+def _objects(request: BatchRequest, batch: Arguments) -> Arguments | None:
+    """Return DETR's labels: one mapping per image with boxes and classes.
 
+    None without Pillow, which transformers' box losses need.
+    """
+    from transformers.utils.import_utils import is_vision_available  # noqa: PLC0415, slow
 
-def _next_sentence(request: BatchRequest, _: Arguments) -> Arguments:
-    return {"labels": request.integers((request.batch_size,), 0, 2)}
-
-
-def _one_class(request: BatchRequest, _: Arguments) -> Arguments:
-    count = _class_count(request)
-    return {"labels": request.integers((request.batch_size,), 0, count)}
-
-
-def _class_per_pixel(request: BatchRequest, batch: Arguments) -> Arguments:
+    if not is_vision_available():
+        request.notes.append("the loss of boxes needs Pillow: pip install pillow")
+        return None
     pixels: Tensor = batch["pixel_values"]
-    shape = (request.batch_size, *pixels.shape[-2:])
-    return {"labels": request.integers(shape, 0, _class_count(request))}
+    with_masks = "Segmentation" in type(request.model).__name__
+    request.notes.append(f"{_OBJECTS_PER_IMAGE} objects in each image")
+    labels = []
+    for _ in range(request.batch_size):
+        middles = request.integers((_OBJECTS_PER_IMAGE, 2), 30, 70) / 100
+        sizes = request.integers((_OBJECTS_PER_IMAGE, 2), 10, _MAX_BOX_PERCENT) / 100
+        target = {
+            "class_labels": _class_ids(request, _OBJECTS_PER_IMAGE),
+            "boxes": torch.cat([middles, sizes], dim=1).to(request.float_dtype),
+        }
+        if with_masks:
+            target["masks"] = _masks(request, (_OBJECTS_PER_IMAGE, *pixels.shape[-2:]))
+        labels.append(target)
+    return {"labels": labels}
 
 
-def _class_per_frame(request: BatchRequest, batch: Arguments) -> Arguments:
-    sound = next(iter(batch.values()))
-    config = request.model.config
-    return {"labels": audio.frame_labels(request, config, sound)}
+def _object_masks(request: BatchRequest, batch: Arguments) -> Arguments:
+    """Return a mask ``[batch, objects, height, width]`` and class per object.
+
+    All images have equally many: models take lists, and a tensor iterates like one.
+    """
+    pixels: Tensor = batch["pixel_values"]
+    rows = (request.batch_size, _OBJECTS_PER_IMAGE)
+    request.notes.append(f"{_OBJECTS_PER_IMAGE} objects in each image")
+    return {
+        "mask_labels": _masks(request, (*rows, *pixels.shape[-2:])),
+        "class_labels": _class_ids(request, *rows),
+    }
 
 
-def _ctc(request: BatchRequest, batch: Arguments) -> Arguments:
-    sound = next(iter(batch.values()))
-    return {"labels": audio.ctc_labels(request, sound)}
-
-
-def _masked_patches(request: BatchRequest, _: Arguments) -> Arguments:
-    config = request.model.config
-    return {"bool_masked_pos": images.masked_patch_positions(request, config)}
-
-
-def _contrastive(_: BatchRequest, __: Arguments) -> Arguments:
-    return {"return_loss": True}
+def _masks(request: BatchRequest, shape: tuple[int, ...]) -> Tensor:
+    return request.integers(shape, 0, 2).to(torch.float32)
 
 
 def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
@@ -195,28 +196,64 @@ def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
     return labels
 
 
-LABELS: dict[str, Callable[[BatchRequest, Arguments], Arguments | None]] = {
+def _first(batch: Arguments) -> Tensor:
+    tensor: Tensor = next(iter(batch.values()))
+    return tensor
+
+
+_Make = Callable[[BatchRequest, Arguments], Any]
+# Tasks that need labels alone.
+_LABELS_ONLY: dict[str, _Make] = {
+    "CTC": lambda request, batch: audio.ctc_labels(request, _first(batch)),
+    "token classification": lambda request, batch: _class_ids(
+        request, *batch["input_ids"].shape
+    ),
+    "multiple choice": lambda request, _: request.integers(
+        (request.batch_size,), 0, CHOICE_COUNT
+    ),
+    "next sentence": lambda request, _: request.integers((request.batch_size,), 0, 2),
+    "audio classification": lambda request, _: _class_ids(request, request.batch_size),
+    "audio frame classification": lambda request, batch: audio.frame_labels(
+        request, request.model.config, _first(batch)
+    ),
+    "speaker recognition": lambda request, _: _class_ids(request, request.batch_size),
+    "semantic segmentation": lambda request, batch: _class_ids(
+        request, request.batch_size, *batch["pixel_values"].shape[-2:]
+    ),
+}
+_ARGUMENTS: dict[str, _Make] = {
     "speech to text": _transcripts,
-    "CTC": _ctc,
     "sequence to sequence": _target_tokens,
     "masked LM": _language_modeling,
     "image and text LM": _captions,
     "causal LM": _language_modeling,
     "sequence classification": _classes,
-    "token classification": _class_per_token,
     "question answering": _spans,
-    "multiple choice": _choice,
-    "next sentence": _next_sentence,
     "image classification": _classes,
     "video classification": _classes,
-    "audio classification": _one_class,
-    "audio frame classification": _class_per_frame,
-    "speaker recognition": _one_class,
-    "semantic segmentation": _class_per_pixel,
     "visual question answering": _visual_answers,
-    "universal segmentation": segmentation_labels,
-    "object detection": detection_labels,
-    "masked images": _masked_patches,
-    "image and text contrast": _contrastive,
+    "universal segmentation": _object_masks,
+    "object detection": _objects,
+    "masked images": lambda request, _: {
+        "bool_masked_pos": images.masked_patch_positions(request, request.model.config)
+    },
+    "image and text contrast": lambda _, __: {"return_loss": True},
     "pretraining": _pretraining,
 }
+
+
+def make_labels(request: BatchRequest, task: str, batch: Arguments) -> Arguments | None:
+    """Return the keyword arguments for the loss of a task.
+
+    Args:
+        request: Of the batch.
+        task: A key of ``transformers_inputs``' tables.
+        batch: The inputs.
+
+    Returns:
+        None if there can be no loss; an empty mapping if the model needs no labels.
+    """
+    if task in _LABELS_ONLY:
+        return {"labels": _LABELS_ONLY[task](request, batch)}
+    labels: Arguments | None = _ARGUMENTS[task](request, batch)
+    return labels

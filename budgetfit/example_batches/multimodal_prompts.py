@@ -17,17 +17,18 @@ from torch.utils._pytree import tree_leaves
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, images, token_ids
-from budgetfit.example_batches.request import BatchRequest, forward_arguments
-from budgetfit.example_batches.token_ids import first_field
-
-Arguments = dict[str, Any]
+from budgetfit.example_batches.request import (
+    Arguments,
+    BatchRequest,
+    forward_arguments,
+)
+from budgetfit.example_batches.token_ids import first_field, text_inputs
 
 _MIN_TEXT_TOKENS = 32  # text tokens added if an image alone would fill the row
 _TILE_COUNT = 5  # of a tiled image: two by two and the whole
 _GRID_PATCHES = 16  # per side, 224 pixels for patches of 14
 _IGNORE_INDEX = -100  # torch.nn.CrossEntropyLoss.ignore_index
-
-
+_HIDDEN_SIZE_FIELDS = ("hidden_size", "d_model", "n_embd")
 _PLACEHOLDER_FIELDS = {
     "image": ("image_token_id", "image_token_index"),
     "audio": ("audio_token_id", "audio_token_index"),
@@ -52,7 +53,7 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
     """
     if request.text_only:
         request.notes.append("text only, as asked for")
-        ids = _text(request)["input_ids"]
+        ids = text_inputs(request)["input_ids"]
         return {"input_ids": ids, **_token_types(request, torch.zeros_like(ids))}
     for kind, candidates in (("image", _images), ("audio", _sounds)):
         placeholder = first_field(request.model.config, *_PLACEHOLDER_FIELDS[kind])
@@ -61,7 +62,7 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
         notes = list(request.notes)
         for inputs in candidates(request):
             count = _feature_count(request, kind, inputs)
-            if count and _fits(request, count):
+            if count and count < (request.max_length or math.inf):
                 request.notes.append(f"{count} of a row's tokens stand for its {kind}")
                 return {
                     **inputs,
@@ -73,7 +74,7 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
         request.notes.append(
             f"text only: pass batch= with {kind} inputs to plan for {kind} tokens"
         )
-    return _text(request)
+    return text_inputs(request)
 
 
 def mask_placeholders(labels: Tensor, model: nn.Module) -> Tensor:
@@ -85,22 +86,12 @@ def mask_placeholders(labels: Tensor, model: nn.Module) -> Tensor:
     return labels
 
 
-def _text(request: BatchRequest) -> Arguments:
-    config = token_ids.text_config(request.model)
-    length = token_ids.text_length(request, config)
-    return {"input_ids": token_ids.source_ids(request, length)}
-
-
-def _fits(request: BatchRequest, count: int) -> bool:
-    return request.max_length is None or count < request.max_length
-
-
 def _text_with_placeholders(
     request: BatchRequest, count: int, placeholder: int
 ) -> Arguments:
     """Return rows of text with ``count`` placeholders after the first token."""
     config = request.model.config
-    ids: Tensor = _text(request)["input_ids"]
+    ids: Tensor = text_inputs(request)["input_ids"]
     if (missing := count + _MIN_TEXT_TOKENS - ids.shape[1]) > 0:
         more = token_ids.random_token_ids(request, missing)
         ids = torch.cat([more, ids], dim=1)
@@ -196,9 +187,7 @@ def _patch_rows(request: BatchRequest, pixels: Tensor) -> Arguments:
     return {
         "pixel_values": request.floats((rows, high * wide, width)),
         "spatial_shapes": torch.tensor([[high, wide]] * rows, device="cpu"),
-        "pixel_attention_mask": torch.ones(
-            (rows, high * wide), dtype=torch.int64, device="cpu"
-        ),
+        "pixel_attention_mask": request.ones((rows, high * wide)),
     }
 
 
@@ -210,7 +199,7 @@ def _sounds(request: BatchRequest) -> Iterator[Arguments]:
     columns = (
         max(sound.shape[1:]) if sound.shape[2] > sound.shape[1] else sound.shape[1]
     )
-    mask = torch.ones((request.batch_size, columns), dtype=torch.int64, device="cpu")
+    mask = request.ones((request.batch_size, columns))
     names = {"feature_attention_mask", "input_features_mask"} & takes
     yield {"input_features": sound, **dict.fromkeys(names, mask)}
 
@@ -239,9 +228,6 @@ def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
     if not width or not found or any(leaf.shape[-1] != width for leaf in found):
         return 0
     return sum(leaf.numel() for leaf in found) // width // request.batch_size
-
-
-_HIDDEN_SIZE_FIELDS = ("hidden_size", "d_model", "n_embd")
 
 
 def _on_meta(value: Tensor) -> Tensor:

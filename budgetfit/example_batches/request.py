@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 
+Arguments = dict[str, Any]  # keyword arguments of a model's forward
+
 _SEED = 0  # arbitrary; fixed, so that plans are reproducible
 
 
@@ -63,6 +65,11 @@ class BatchRequest:
             tuple(shape), generator=self.generator, dtype=torch.float32, device="cpu"
         )
         return values.to(self.float_dtype)
+
+    @staticmethod
+    def ones(shape: Sequence[int]) -> Tensor:
+        """Return CPU int64 ones: a mask that masks nothing."""
+        return torch.ones(tuple(shape), dtype=torch.int64, device="cpu")
 
     @property
     def float_dtype(self) -> torch.dtype:

@@ -5,10 +5,12 @@ from typing import Any
 import torch
 
 from budgetfit.errors import InputError
-from budgetfit.example_batches.request import BatchRequest, forward_arguments
+from budgetfit.example_batches.request import (
+    Arguments,
+    BatchRequest,
+    forward_arguments,
+)
 from budgetfit.example_batches.token_ids import first_field
-
-Arguments = dict[str, Any]
 
 _TRAJECTORY_STEPS = 20  # Decision Transformer's context length for Gym
 
@@ -90,5 +92,5 @@ def trajectory_inputs(request: BatchRequest) -> Arguments:
         )
     times = torch.arange(steps, device="cpu").expand(rows)
     batch["timesteps"] = times.clone()
-    batch["attention_mask"] = torch.ones(rows, dtype=torch.int64, device="cpu")
+    batch["attention_mask"] = request.ones(rows)
     return batch

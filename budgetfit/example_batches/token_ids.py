@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from budgetfit.errors import InputError
-from budgetfit.example_batches.request import BatchRequest
+from budgetfit.example_batches.request import Arguments, BatchRequest
 
 # Fields of a config can have any type.
 ConfigValue: TypeAlias = Any
@@ -112,6 +112,12 @@ def source_ids(request: BatchRequest, length: int) -> Tensor:
     if getattr(config, "is_encoder_decoder", False) and isinstance(end, int):
         ids[:, -1] = end
     return ids
+
+
+def text_inputs(request: BatchRequest) -> Arguments:
+    """Return ``input_ids`` of the requested or default length."""
+    length = text_length(request, text_config(request.model))
+    return {"input_ids": source_ids(request, length)}
 
 
 def text_config(model: nn.Module) -> ConfigValue:

@@ -13,13 +13,18 @@ from torch import nn
 from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, images, token_ids
 from budgetfit.example_batches.extra_arguments import add_extra_arguments
-from budgetfit.example_batches.labels import CHOICE_COUNT, LABELS, Arguments
+from budgetfit.example_batches.labels import CHOICE_COUNT, make_labels
 from budgetfit.example_batches.multimodal_prompts import (
     has_placeholders,
     multimodal_inputs,
 )
-from budgetfit.example_batches.request import BatchRequest, forward_arguments
+from budgetfit.example_batches.request import (
+    Arguments,
+    BatchRequest,
+    forward_arguments,
+)
 from budgetfit.example_batches.time_series import time_series_inputs, trajectory_inputs
+from budgetfit.example_batches.token_ids import text_inputs
 
 # Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
 # specific ones come first.
@@ -95,7 +100,7 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
         or type(model).__name__.endswith("ForPretraining")
     )
     if task is not None:
-        labels = LABELS[task](request, batch)
+        labels = make_labels(request, task, batch)
         returns_loss = labels is not None and takes.issuperset(labels)
         if labels is not None and returns_loss:
             batch.update(labels)
@@ -157,12 +162,8 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
     model: Any = request.model
     takes, _ = forward_arguments(model)
     if task == "image and text contrast":
-        if "pixel_values" in takes:
-            return {**_text_inputs(request), **_image_inputs(request, task)}
-        return {
-            **_text_inputs(request),
-            **_INPUTS_BY_NAME["input_features"](request, task),
-        }
+        other = "pixel_values" if "pixel_values" in takes else "input_features"
+        return text_inputs(request) | _INPUTS_BY_NAME[other](request, task)
     if has_placeholders(model.config) and "input_ids" in takes:
         return multimodal_inputs(request)
     if request.text_only and "input_ids" in takes:
@@ -181,30 +182,7 @@ def _input_ids(request: BatchRequest, task: str | None) -> Arguments:
         return _choices(request)
     if task == "causal LM" and token_ids.count_codebooks(request.model):
         return {}  # it shifts its labels itself
-    return _text_inputs(request)
-
-
-def _videos(request: BatchRequest, _: str | None) -> Arguments:
-    return {"pixel_values_videos": images.video_pixel_values(request, _config(request))}
-
-
-def _raw_audio(request: BatchRequest, _: str | None) -> Arguments:
-    return {"input_values": audio.waveforms(request, _config(request))}
-
-
-def _spectrograms(request: BatchRequest, _: str | None) -> Arguments:
-    sound = audio.spectrograms(request, _config(request))
-    return {"input_features": sound}
-
-
-def _config(request: BatchRequest) -> Any:
-    return request.model.config
-
-
-def _text_inputs(request: BatchRequest) -> Arguments:
-    config = token_ids.text_config(request.model)
-    length = token_ids.text_length(request, config)
-    return {"input_ids": token_ids.source_ids(request, length)}
+    return text_inputs(request)
 
 
 def _choices(request: BatchRequest) -> Arguments:
@@ -233,16 +211,22 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
         batch["bool_masked_pos"] = images.masked_patch_positions(request, config)
     reads_text = task is None or task == "image and text LM"
     if "input_ids" in takes and reads_text:
-        batch.update(_text_inputs(request))
+        batch.update(text_inputs(request))
     return batch
 
 
 # By main_input_name; for a generic encoder the first that the forward takes.
 _INPUTS_BY_NAME: dict[str, Callable[[BatchRequest, str | None], Arguments]] = {
-    "input_values": _raw_audio,
-    "input_features": _spectrograms,
+    "input_values": lambda request, _: {
+        "input_values": audio.waveforms(request, request.model.config)
+    },
+    "input_features": lambda request, _: {
+        "input_features": audio.spectrograms(request, request.model.config)
+    },
     "pixel_values": _image_inputs,
-    "pixel_values_videos": _videos,
+    "pixel_values_videos": lambda request, _: {
+        "pixel_values_videos": images.video_pixel_values(request, request.model.config)
+    },
     "input_ids": _input_ids,
     "past_values": lambda request, _: time_series_inputs(request),
     "states": lambda request, _: trajectory_inputs(request),
