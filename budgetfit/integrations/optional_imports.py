@@ -27,6 +27,23 @@ def quiet_import() -> Iterator[None]:
         logging.disable(before)
 
 
+def import_library(name: str, why_not: str) -> Any:
+    """Import an optional library, which is slow, without its logging.
+
+    Args:
+        name: Of its module.
+        why_not: The text of the error: what needs it and what to install.
+
+    Raises:
+        InputError: If it is not installed.
+    """
+    try:
+        with quiet_import():
+            return import_module(name)
+    except ImportError:
+        raise InputError(why_not) from None
+
+
 def import_attribute(module: str, name: str) -> Any:
     """Import an attribute of an optional dependency.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.errors import InputError
-from budgetfit.integrations.optional_imports import quiet_import
+from budgetfit.integrations.optional_imports import import_library, quiet_import
 from budgetfit.integrations.quantization.quantize_linear import quantize
 from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
@@ -165,7 +164,9 @@ def loading_code(adapter: Adapter) -> str:
 
 
 def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> Any:
-    peft = _library()
+    peft = import_library(
+        "peft", "LoRA is made by peft, which is not installed: pip install peft."
+    )
     if has_adapters(model):
         raise InputError(
             f"{type(model).__name__} has adapters already: plan it without method=, or "
@@ -204,13 +205,3 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
 def _targets(adapter: Adapter) -> str | list[str]:
     targets = adapter.target_modules
     return targets if isinstance(targets, str) else list(targets)
-
-
-def _library() -> Any:
-    try:
-        with quiet_import():
-            return importlib.import_module("peft")  # optional, slow to import
-    except ImportError:
-        raise InputError(
-            "LoRA is made by peft, which is not installed: pip install peft."
-        ) from None

@@ -106,11 +106,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     """
     plain: Gradients = {}
     seen = RecomputationWatcher()
-    start, attributes = _mutable_state(model), snapshot_attributes(model)
-
-    def restore() -> None:
-        restore_attributes(attributes)
-        _restore_tensors(start)
+    restore = _restorer(model)
 
     def keep() -> None:
         for name, grad in _gradients(model):
@@ -193,9 +189,9 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
     not checked.
     """
     process = measured.last_process
-    refusal = gradients.refusal if gradients is not None else ""
-    compared = gradients is not None and gradients.match is not None
     phases = tuple(_phase_checks(measured, timeline))
+    match = gradients.match if gradients else None
+    refusal = gradients.refusal if gradients else ""
     peak = max((row.measured_allocated_bytes for row in phases), default=-1)
     whole = measured.out_of_memory is None  # else the peak may not be reached
     return Verification(
@@ -208,26 +204,22 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
         step_ms=_steady(measured.step_ms),
         first_step_ms=next(iter(measured.step_ms), None),
         predicted_step_ms=predicted_step_ms,
-        gradients_match=gradients.match if gradients is not None else None,
+        gradients_match=match,
         max_gradient_error=(
             gradients.max_error
-            if gradients is not None and compared and not refusal
+            if gradients and match is not None and not refusal
             else None
         ),
-        gradient_noise=(
-            gradients.noise if gradients is not None and not compared else None
-        ),
-        recomputed_blocks=gradients.recomputed_blocks if gradients is not None else 0,
+        gradient_noise=gradients.noise if gradients and match is None else None,
+        recomputed_blocks=gradients.recomputed_blocks if gradients else 0,
         expected_recomputed_blocks=expected_recomputed_blocks,
         out_of_memory=measured.out_of_memory,
         notes=(*([refusal] if refusal else ()), *measured.notes, *notes),
         predicted_process_range_bytes=predicted_process_range_bytes,
-        measured_context_bytes=process.outside_bytes if process is not None else None,
-        categories=(category_checks(timeline, measured.counted, peak) if whole else ()),
-        usable_bytes=budget.usable_bytes if budget is not None else None,
-        room_bytes=(
-            budget.usable_bytes + budget.headroom_bytes if budget is not None else None
-        ),
+        measured_context_bytes=process.outside_bytes if process else None,
+        categories=category_checks(timeline, measured.counted, peak) if whole else (),
+        usable_bytes=budget.usable_bytes if budget else None,
+        room_bytes=budget.usable_bytes + budget.headroom_bytes if budget else None,
         predicted_pinned_bytes=predicted_pinned_bytes,
         measured_pinned_bytes=measured.pinned_bytes,
         host_growth_bytes=measured.host_growth_bytes,
@@ -252,8 +244,9 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
         yield name, None if grad is None else grad.to_dense()  # sparse ones too
 
 
-def _mutable_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return tensors that a forward may change, with copies of their values."""
+def _restorer(model: nn.Module) -> Callable[[], None]:
+    """Return a function that restores what a forward may change."""
+    attributes = snapshot_attributes(model)
     untrained = (item for item in model.parameters() if not item.requires_grad)
     plain = (
         item
@@ -261,17 +254,19 @@ def _mutable_state(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
         for item in module.__dict__.values()
         if isinstance(item, torch.Tensor) and not item.requires_grad
     )
-    return [
+    tensors = [
         (tensor, tensor.detach().to("cpu", copy=True))
         for tensor in (*model.buffers(), *untrained, *plain)
         if tensor.nbytes <= _MOST_STATE_BYTES
     ]
 
+    def restore() -> None:
+        restore_attributes(attributes)
+        with torch.no_grad():
+            for tensor, value in tensors:
+                tensor.data.copy_(value)
 
-def _restore_tensors(state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for tensor, value in state:
-            tensor.data.copy_(value)
+    return restore
 
 
 def _run_to_gradients(  # noqa: PLR0913

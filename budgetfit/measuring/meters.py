@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,34 +18,41 @@ if TYPE_CHECKING:
     from budgetfit.measuring.protocols import LiveBytes
 
 
-class Meter(Protocol):
-    """Reads memory peaks; one implementation per device type."""
+class Meter:
+    """Reads memory peaks; this one knows none.
 
-    process_bytes: int | None
-    last_process: ProcessMemory | None
-    notes: list[str]
+    Attributes:
+        process_bytes: Peak device memory of this process; None if unknown.
+        last_process: The last reading.
+        notes: Sources of the numbers, and what was not measured.
+    """
+
+    def __init__(self, *notes: str) -> None:
+        self.process_bytes: int | None = None
+        self.last_process: ProcessMemory | None = None
+        self.notes = list(notes)
 
     def start_phase(self) -> None:
         """Start a new peak."""
 
     def peaks(self) -> tuple[int, int] | None:
         """Return the peak allocated and reserved bytes since; None if unknown."""
+        return None
 
     def finish_step(self) -> None:
         """Synchronise the device and read the process's memory."""
 
     def pinned_bytes(self) -> int | None:
         """Return the peak of pinned host memory since the start; None if unknown."""
+        return None
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """Reads ``torch.cuda``'s memory statistics."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self.device = device
-        self.process_bytes: int | None = None
-        self.last_process: ProcessMemory | None = None
-        self.notes: list[str] = []
         gc.collect()
         torch.cuda.empty_cache()  # cached by earlier work
         reset_pinned_peak()
@@ -76,14 +83,12 @@ class CudaMeter:
         return pinned_peak_bytes()
 
 
-class CpuMeter:
+class CpuMeter(Meter):
     """Reads a live-bytes counter, if there is one."""
 
     def __init__(self, counter: LiveBytes | None) -> None:
+        super().__init__("VRAM was not checked: these steps ran on the CPU.")
         self.counter = counter
-        self.process_bytes: int | None = None
-        self.last_process: ProcessMemory | None = None
-        self.notes = ["VRAM was not checked: these steps ran on the CPU."]
         if counter is None:
             self.notes.append("Live bytes were not counted.")
 
@@ -95,10 +100,3 @@ class CpuMeter:
     def peaks(self) -> tuple[int, int] | None:
         """Return the peak of live bytes, and -1 as nothing is reserved."""
         return (self.counter.peak_bytes, -1) if self.counter is not None else None
-
-    def finish_step(self) -> None:
-        """Do nothing."""
-
-    def pinned_bytes(self) -> int | None:
-        """Return None: nothing is pinned for a CPU."""
-        return None

@@ -73,13 +73,6 @@ def apply_segments(
             for module in model.modules():
                 _disable_checkpointing(module, undo)
         for segment in segments:
-            checkpoint = SegmentCheckpoint(
-                check=determinism_check != "none",
-                input_on_host=segment.input_on_host,
-                run_to_end=any(
-                    _writes_to_saved_tensors(blocks[n]) for n in segment.blocks
-                ),
-            )
             calls = [
                 BlockCall(
                     block=blocks[name],
@@ -93,7 +86,7 @@ def apply_segments(
                 )
                 for name in segment.blocks
             ]
-            _apply_segment(segment, calls, checkpoint, undo)
+            _apply_segment(segment, calls, undo)
     return undo
 
 
@@ -117,13 +110,16 @@ def _writes_to_saved_tensors(block: nn.Module) -> bool:
     return any(isinstance(module, nn.RReLU) for module in block.modules())
 
 
-def _apply_segment(
-    segment: Segment, calls: list[BlockCall], checkpoint: SegmentCheckpoint, undo: Undo
-) -> None:
+def _apply_segment(segment: Segment, calls: list[BlockCall], undo: Undo) -> None:
     first = calls[0]
     for call in calls:
         _disable_checkpointing(call.block, undo)
     if len(calls) > 1:
+        checkpoint = SegmentCheckpoint(
+            check=first.check != "none",
+            input_on_host=segment.input_on_host,
+            run_to_end=any(call.run_to_end for call in calls),
+        )
         for position, (name, call) in enumerate(
             zip(segment.blocks, calls, strict=True)
         ):

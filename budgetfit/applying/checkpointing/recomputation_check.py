@@ -50,17 +50,8 @@ class SavedTensorCheck:
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Sample what autograd saves in a forward."""
-        waiting: list[torch.Tensor] = []
-
-        def look(tensor: torch.Tensor) -> None:
-            if self._after_forward:
-                waiting.append(tensor.detach())
-            else:
-                self._first.append(_Sample(tensor))
-
-        with _observed_saved_tensors(look):
+        with self._observed(lambda tensor: self._first.append(_Sample(tensor))):
             yield
-        self._first += [_Sample(tensor) for tensor in waiting]
 
     @contextmanager
     def compared(self) -> Iterator[None]:
@@ -69,7 +60,6 @@ class SavedTensorCheck:
         Raises:
             RecomputationError: At the last saved tensor, where checkpoints stop early.
         """
-        waiting: list[torch.Tensor] = []
         differences: list[float] = []
 
         def compare(tensor: torch.Tensor) -> None:
@@ -82,18 +72,23 @@ class SavedTensorCheck:
             if len(differences) == len(self._first):
                 self._check_differences(differences)
 
-        def look(tensor: torch.Tensor) -> None:
-            if self._after_forward:
-                waiting.append(tensor.detach())
-            else:
-                compare(tensor)
-
-        with _observed_saved_tensors(look):
+        with self._observed(compare):
             yield
-        for tensor in waiting:
-            compare(tensor)
         if len(differences) < len(self._first):
             self._refuse("it saves fewer tensors", math.inf)
+
+    @contextmanager
+    def _observed(self, look: Callable[[torch.Tensor], None]) -> Iterator[None]:
+        """Pass saved tensors to ``look``, at once or after the forward."""
+        waiting: list[torch.Tensor] = []
+        with _observed_saved_tensors(
+            (lambda tensor: waiting.append(tensor.detach()))
+            if self._after_forward
+            else look
+        ):
+            yield
+        for tensor in waiting:
+            look(tensor)
 
     def record_output(self, output: object) -> None:
         """Sample what a block returns to the next one of its segment."""

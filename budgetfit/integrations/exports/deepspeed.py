@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.python_source import (
+    DTYPES,
     import_block,
     plan_summary_lines,
     refuse_optimizer_in_backward,
@@ -17,8 +18,6 @@ from budgetfit.integrations.source_code.python_source import (
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
-
-_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     }
     autocast = find_precision(recipe.precision).autocast
     if autocast is not None and _has_autocast():
-        config["torch_autocast"] = {"enabled": True, "dtype": _DTYPES[autocast]}
+        config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[autocast]}
     elif autocast is not None:
         config[autocast] = {"enabled": True}
     return config

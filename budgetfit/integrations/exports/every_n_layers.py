@@ -113,9 +113,8 @@ def _selects_same_blocks(plan: Plan, every: int) -> bool:
 
     Checked on the model, built on meta; False where it cannot be built.
     """
-    text = (plan.provenance.get("asked") or {}).get("model") or ""
     try:
-        model: Any = planned_model(plan, text)
+        model: Any = planned_model(plan)
     except (BudgetfitError, OSError):
         return False
     enable = getattr(model, "activation_checkpointing_enable", None)

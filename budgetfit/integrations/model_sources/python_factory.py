@@ -207,13 +207,10 @@ def _import(place: str) -> ModuleType:
                 f"There is no module {error.name} in {Path.cwd()} or among the "
                 f"installed packages. {FACTORY_EXAMPLE}"
             ) from error
-        raise InputError(
-            f"Importing {place} raised {_one_line(error)}{_ALONE}"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"Importing {place} raised {_one_line(error)}{_ALONE}"
-        ) from error
+        cause: BaseException = error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of a user
+        cause = error
+    raise InputError(f"Importing {place} raised {_one_line(cause)}{_ALONE}") from cause
 
 
 def _import_file(file: Path) -> ModuleType:

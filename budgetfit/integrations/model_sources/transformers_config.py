@@ -92,18 +92,21 @@ def _auto_config(
 def _why_not(hub_id: str, error: Exception) -> str:
     """Explain why transformers could not load a config, and what to do."""
     causes = tuple(_causes(error))
-    if any(isinstance(cause, hub_errors.GatedRepoError) for cause in causes):
+
+    def by(*kinds: type[Exception]) -> bool:
+        return any(isinstance(cause, kinds) for cause in causes)
+
+    if by(hub_errors.GatedRepoError):
         return (
             f"{hub_id} is gated: accept its terms at https://hf.co/{hub_id} and log in "
             "(hf auth login), or give a config.json."
         )
-    if any(isinstance(cause, hub_errors.RepositoryNotFoundError) for cause in causes):
+    if by(hub_errors.RepositoryNotFoundError):
         return (
             f"There is no model {hub_id} on the hub, nor a file or folder of that name "
             f"here. {EXAMPLES} A private model needs a login (hf auth login)."
         )
-    missing_file = (hub_errors.RemoteEntryNotFoundError,)
-    if any(isinstance(cause, missing_file) for cause in causes):
+    if by(hub_errors.RemoteEntryNotFoundError):
         return f"{hub_id} has no config.json on the hub. {EXAMPLES}"
     if "trust_remote_code" in str(error):
         return (
@@ -111,10 +114,9 @@ def _why_not(hub_id: str, error: Exception) -> str:
             "allow it with trust_remote_code (on the command line: "
             "--trust-remote-code)."
         )
-    unreached = (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled)
     if isinstance(error, OSError):
         why = one_line(error)
-        if any(isinstance(cause, unreached) for cause in causes):
+        if by(hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled):
             why = "the hub is out of reach and its cache here does not have it."
         return (
             f"The config of {hub_id} could not be fetched, and there is no file or "

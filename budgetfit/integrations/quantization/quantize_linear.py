@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, nf4_tensors
 from budgetfit.core.adapter import INT8_THRESHOLD, Adapter, ComputeDtype
 from budgetfit.errors import InputError
-from budgetfit.integrations.optional_imports import quiet_import
+from budgetfit.integrations.optional_imports import import_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,21 +78,15 @@ def library() -> Any:
     Raises:
         InputError: If it is not installed.
     """
-    try:
-        with quiet_import():
-            return importlib.import_module("bitsandbytes")  # optional, slow to import
-    except ImportError:
-        raise InputError(
-            "A quantised base is made by bitsandbytes, which is not installed: "
-            "pip install bitsandbytes. No GPU is needed for it."
-        ) from None
+    return import_library(
+        "bitsandbytes",
+        "A quantised base is made by bitsandbytes, which is not installed: "
+        "pip install bitsandbytes. No GPU is needed for it.",
+    )
 
 
 def meta_linear_4bit(
-    bnb: Any,
-    inputs: int,
-    outputs: int,
-    packing: Nf4Format,
+    bnb: Any, inputs: int, outputs: int, packing: Nf4Format
 ) -> nn.Module:
     """Return bitsandbytes' 4-bit layer on meta."""
     layer: Any = bnb.nn.Linear4bit(
@@ -135,10 +128,7 @@ def meta_linear_4bit(
 
 
 def meta_linear_8bit(
-    bnb: Any,
-    inputs: int,
-    outputs: int,
-    threshold: float,
+    bnb: Any, inputs: int, outputs: int, threshold: float
 ) -> nn.Module:
     """Return bitsandbytes' 8-bit layer on meta."""
     layer: Any = bnb.nn.Linear8bitLt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,9 +58,9 @@ def with_traceable_layers(model: nn.Module) -> nn.Module:
         InputError: If a layer's quantization has no traceable replacement.
         TraceError: If the model cannot be copied.
     """
-    return (
-        copy_to_meta(model, replace=_traceable_layer) if is_quantized(model) else model
-    )
+    if not is_quantized(model):
+        return model
+    return copy_to_meta(model, replace=partial(_replaced, traceable=True))
 
 
 def quantized_meta_copy(model: nn.Module) -> nn.Module:
@@ -68,7 +69,7 @@ def quantized_meta_copy(model: nn.Module) -> nn.Module:
     Raises:
         InputError, TraceError: As ``with_traceable_layers``.
     """
-    return copy_to_meta(model, replace=_without_values)
+    return copy_to_meta(model, replace=partial(_replaced, traceable=False))
 
 
 def loading_peak_bytes(model: nn.Module) -> int | None:
@@ -84,13 +85,10 @@ def loading_peak_bytes(model: nn.Module) -> int | None:
     for module in model.modules():
         if isinstance(module, Nf4Linear):
             count = module.in_features * module.out_features
-            scales = (
-                2 * 4 * -(-count // module.packing.block)
-            )  # fp32 scales, less their mean
-            passing.append(
-                count * module.packing.weight.itemsize
-                + (scales if module.packing.nested else 0)
-            )
+            # fp32 scales, and those less their mean
+            scales = 2 * 4 * -(-count // module.packing.block)
+            whole = count * module.packing.weight.itemsize
+            passing.append(whole + scales * module.packing.nested)
         elif isinstance(module, Int8Linear):
             passing.append(module.weight.numel() * torch.float16.itemsize)
     if len(passing) == 1:
@@ -123,25 +121,18 @@ def _kind(module: nn.Module) -> str | None:
     return None
 
 
-def _traceable_layer(module: nn.Module) -> nn.Module | None:
+def _replaced(module: nn.Module, *, traceable: bool) -> nn.Module | None:
+    """Return a traceable layer or bitsandbytes' own on meta; None for other modules."""
     kind, layer = _kind(module), _any(module)
     if kind is None:
         return None
     widths = layer.in_features, layer.out_features
-    if kind == "Linear4bit":
+    if kind == "Linear4bit" and traceable:
         new: nn.Module = Nf4Linear(*widths, _packing(layer), layer.bias)
-    else:
-        new = Int8Linear(*widths, _threshold(layer), layer.bias)
-    return new.train(layer.training)
-
-
-def _without_values(module: nn.Module) -> nn.Module | None:
-    kind, layer = _kind(module), _any(module)
-    if kind is None:
-        return None
-    widths = layer.in_features, layer.out_features
-    if kind == "Linear4bit":
+    elif kind == "Linear4bit":
         new = meta_linear_4bit(library(), *widths, _packing(layer))
+    elif traceable:
+        new = Int8Linear(*widths, _threshold(layer), layer.bias)
     else:
         new = meta_linear_8bit(library(), *widths, _threshold(layer))
     new.bias = layer.bias

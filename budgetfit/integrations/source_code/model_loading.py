@@ -16,6 +16,8 @@ from budgetfit.integrations.model_sources.model_name import (
     is_local_path,
 )
 from budgetfit.integrations.source_code.python_source import (
+    DTYPES,
+    asked_model,
     call_source,
     escape_line,
     to_source,
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.plan import Plan
 
-_DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _TASKS: Final = (
     ("ForSequenceClassification", "SEQ_CLS"),
     ("ForTokenClassification", "TOKEN_CLS"),
@@ -60,7 +61,7 @@ def load_model_text(plan: Plan) -> Loading:
     A transformers model is loaded by its class; a factory is called; for any other
     model there is a placeholder.
     """
-    text = (plan.provenance.get("asked") or {}).get("model") or ""
+    text = asked_model(plan)
     adapter = plan.adapter
     modules = {"torch"}
     names = [] if adapter is None else adapter_imports(adapter)
@@ -89,13 +90,13 @@ def load_model_text(plan: Plan) -> Loading:
 
 def weights_of(plan: Plan) -> str:
     """Return the hub id or folder that a plan was made from, or a placeholder."""
-    text = (plan.provenance.get("asked") or {}).get("model") or ""
+    text = asked_model(plan)
     if not text or is_factory_text(text):
         return f"REPLACE by the hub id or folder of {escape_line(plan.model.name)}"
     path = Path(text).expanduser()
     if is_local_path(text) and path.suffix == ".json":
         return str(path.parent)
-    return str(text)
+    return text
 
 
 def adapter_imports(adapter: Adapter) -> list[tuple[str, str]]:
@@ -161,7 +162,7 @@ def quantization_config(adapter: Adapter, indent: int = 0) -> str:
         "load_in_4bit=True",
         f"bnb_4bit_quant_type={to_source(adapter.quantization)}",
         f"bnb_4bit_use_double_quant={adapter.double_quantization}",
-        f"bnb_4bit_compute_dtype=torch.{_DTYPES[adapter.compute_dtype]}",
+        f"bnb_4bit_compute_dtype=torch.{DTYPES[adapter.compute_dtype]}",
     ]
     return call_source("BitsAndBytesConfig", arguments, indent, before)
 
@@ -184,7 +185,7 @@ def dtype_of(plan: Plan) -> str:
     frozen = plan.adapter is not None and policy.autocast is not None
     if policy.weights == "as-is" or frozen:
         return '"auto"'
-    return f"torch.{_DTYPES[policy.weights]}"
+    return f"torch.{DTYPES[policy.weights]}"
 
 
 def has_fp32_copies(plan: Plan) -> bool:

@@ -29,7 +29,11 @@ from budgetfit.integrations.source_code.plain_torch_loop import (
     main_part,
 )
 from budgetfit.integrations.source_code.plain_torch_templates import Part
-from budgetfit.integrations.source_code.python_source import escape_line, to_source
+from budgetfit.integrations.source_code.python_source import (
+    asked_model,
+    escape_line,
+    to_source,
+)
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -125,13 +129,13 @@ def _constants(plan: Plan) -> str:
 
 def _model(plan: Plan) -> Part:
     """Source that builds the model, by the plan's model source."""
-    text = (plan.provenance.get("asked") or {}).get("model") or ""
+    text = asked_model(plan)
     if is_factory_text(text):
         return _from_factory(text)
     if text and (not is_local_path(text) or Path(text).expanduser().is_dir()):
         code = parts.MODEL_FROM_HUB.substitute(name=to_source(text))
         return Part(code, ("import transformers",))
-    model: Any = planned_model(plan, text)
+    model: Any = planned_model(plan)
     if type(model).__module__.startswith("transformers.models."):
         code = parts.MODEL_FROM_CONFIG.substitute(
             config=_literal(_config(model)),
@@ -166,7 +170,7 @@ def _from_factory(text: str) -> Part:
     return Part(code, imports)
 
 
-def planned_model(plan: Plan, text: str) -> object:
+def planned_model(plan: Plan) -> object:
     """The planned model on meta; None if it cannot be built without weights."""
     live = getattr(plan.source, "model", None)
     if live is not None:
@@ -175,6 +179,7 @@ def planned_model(plan: Plan, text: str) -> object:
     if materialize is not None:
         return materialize("meta")
     # A saved plan records the config file that it was made from.
+    text = asked_model(plan)
     return resolve_model(text).model if text else None
 
 

@@ -10,7 +10,7 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code import plain_torch_templates as parts
 from budgetfit.integrations.source_code.plain_torch_templates import Part
-from budgetfit.integrations.source_code.python_source import to_source
+from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
 if TYPE_CHECKING:
     from budgetfit.core.precision import Precision
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     # Name -> shape and dtype, as in ModelSummary.
     Batch = dict[str, tuple[tuple[int, ...], str]]
 
-_DTYPES: Final = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 _FLOATS: Final = ("float", "bfloat", "half", "double")
 
 
@@ -155,7 +154,7 @@ def _forward(precision: Precision) -> str:
         return "".join(f"{indent}{row}\n" for row in (cast + line).splitlines())
     if precision.autocast is None:
         return f"{indent}{line}"
-    dtype = _DTYPES[precision.autocast]
+    dtype = f"torch.{DTYPES[precision.autocast]}"
     return (
         f"{indent}with torch.autocast(device.type, dtype={dtype}):\n    {indent}{line}"
     )

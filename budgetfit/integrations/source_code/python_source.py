@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 88  # columns of a source line
 _STANDARD: Final = frozenset({"importlib", "itertools", "runpy"})
+DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LENGTH_NAMES = ("input_ids", "decoder_input_ids")
+
+
+def asked_model(plan: Plan) -> str:
+    """Return the text that named the model when the plan was made; empty if none."""
+    return str((plan.provenance.get("asked") or {}).get("model") or "")
 
 
 def plan_summary_lines(plan: Plan, what: str) -> list[str]:
