@@ -57,12 +57,7 @@ class BlockCall:
     run_to_end: bool = False
 
     @_eager
-    def __call__(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function``, the block's forward, checkpointed or offloaded."""
         if self.offload:
             return run_with_offload(
@@ -79,10 +74,7 @@ class BlockCall:
         return self._checkpoint(function, args, kwargs)
 
     def call_nested(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Call ``function`` in a checkpoint nested in another checkpoint.
 

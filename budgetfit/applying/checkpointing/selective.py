@@ -22,7 +22,6 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
 _CPU_ATTENTION: Final = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -147,11 +146,7 @@ class _Policy:
         self._first_saved_draw = ""  # the first saved random call
 
     def __call__(
-        self,
-        context: Any,
-        op: Any,
-        *args: Any,
-        **kwargs: Any,
+        self, context: Any, op: Any, *args: Any, **kwargs: Any
     ) -> CheckpointPolicy:
         """Return the policy for one call."""
         call = f"{op}:{self._calls[op]}"
@@ -163,8 +158,14 @@ class _Policy:
         if (saved or self._first_saved_draw) and draws_random_numbers(op, args, kwargs):
             # A saved random op is not recomputed, so the RNG would be behind at the
             # next one: all after the first saved one are saved, too.
-            self._check_random(op, self._first_saved_draw)
-            self._first_saved_draw = self._first_saved_draw or call
+            before = self._first_saved_draw
+            if op._schema.is_mutable:
+                raise InputError(
+                    f"Block {self.block!r} saves the random numbers of {before!r}, and "
+                    f"later draws others in place ({op}), which cannot be saved. Leave "
+                    f"{before!r} out of its saved_ops."
+                )
+            self._first_saved_draw = before or call
             saved = True
         if not saved:
             return CheckpointPolicy.PREFER_RECOMPUTE
@@ -172,14 +173,6 @@ class _Policy:
         for tensor in _tensors(getattr(context, "op_output", None)):
             self._saved[_storage(tensor)] = call
         return CheckpointPolicy.MUST_SAVE
-
-    def _check_random(self, op: Any, before: str) -> None:
-        if op._schema.is_mutable:
-            raise InputError(
-                f"Block {self.block!r} saves the random numbers of {before!r}, and "
-                f"later draws others in place ({op}), which cannot be saved. Leave "
-                f"{before!r} out of its saved_ops."
-            )
 
 
 class _Context:
@@ -197,10 +190,7 @@ class _Context:
         self._mode.__enter__()
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         self._mode.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError) and _MUTATED in str(error):

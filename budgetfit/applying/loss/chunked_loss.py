@@ -136,16 +136,13 @@ class ChunkedLoss:
             yield
         except CannotChunkLossError:
             raise
-        except InputError as error:
-            if self._deferred and not self._loss_reached:
-                refuse_chunking(_LOSS_NOT_REACHED, error)
-            raise
         except Exception as error:
             if self._deferred and not self._loss_reached:
                 text = " ".join(str(error).split())[:200].rstrip(".")
-                refuse_chunking(
-                    f"it needs its logits ({type(error).__name__}: {text})", error
-                )
+                reason = f"it needs its logits ({type(error).__name__}: {text})"
+                if isinstance(error, InputError):
+                    reason = _LOSS_NOT_REACHED
+                refuse_chunking(reason, error)
             raise
         finally:
             self._defers = False
@@ -195,16 +192,19 @@ class ChunkedLoss:
             count = (targets != ignore_index).sum()
         elif isinstance(count, torch.Tensor):
             count = count.to(hidden.device)
-        total = self._total(hidden, targets, logits.ops, vocab_size, ignore_index)
-        return total / count
+        part_loss = functools.partial(
+            self._part,
+            ops=logits.ops,
+            vocab_size=vocab_size,
+            ignore_index=ignore_index,
+        )
+        return self._total(part_loss, hidden, targets) / count
 
     def _total(
         self,
+        part_loss: Callable[..., torch.Tensor],
         hidden: torch.Tensor,
         targets: torch.Tensor,
-        ops: tuple[PointwiseOp, ...],
-        vocab_size: int,
-        ignore_index: int,
     ) -> torch.Tensor:
         """Return the sum of the losses of all chunks, in order."""
         sizes = _even_sizes(targets.shape[-1], self._parts)
@@ -214,12 +214,9 @@ class ChunkedLoss:
             # would allocate a gradient of the whole sequence.
             losses = [
                 checkpoint(
-                    self._part,
+                    part_loss,
                     part,
                     part_targets,
-                    ops,
-                    vocab_size,
-                    ignore_index,
                     use_reentrant=False,
                     preserve_rng_state=self._random,
                     determinism_check="none" if self._check == "none" else "default",
@@ -238,6 +235,7 @@ class ChunkedLoss:
         self,
         hidden: torch.Tensor,
         targets: torch.Tensor,
+        *,
         ops: tuple[PointwiseOp, ...],
         vocab_size: int,
         ignore_index: int,

@@ -133,8 +133,7 @@ class Run:
     ) -> None:
         self.model = model
         self._precision = find_precision(recipe.precision)
-        self._loss = loss
-        self._no_loss = on_missing_loss
+        self._loss, self._no_loss = loss, on_missing_loss
         self._on_phase = on_phase or (lambda _: None)
         self._phase = "forward"
         self._dims = dims
@@ -163,22 +162,11 @@ class Run:
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
             self.scaler = make_scaler(self._precision, kind)
-            self.optimizer = make_recipe_optimizer(
-                recipe,
-                resolve_optimizer(recipe.optimizer, optimizer),
-                model.parameters(),
-                lr=learning_rate,
-                device_type=steps_on,
-                scaler=self.scaler,
-                undo=self._undo,
-            )
-            self.trained = trained_parameters(self.optimizer)
-            self.accumulated = AccumulatedGradients(self.trained)
+            self._make_optimizer(optimizer, learning_rate, steps_on)
             if not self._is_trace:
                 self._parameters = ParameterChangeCheck(model, self.optimizer)
                 self._compiled = len(compiled_modules(model))
                 self._attention = describe_attention(model)
-        self._update_weights = OptimizerUpdate(self.optimizer, self.trained, steps_on)
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(
@@ -328,6 +316,28 @@ class Run:
         raise InputError(
             "A run is neither pickled nor copied: it has changed its model. Save "
             "run.state_dict(), or copy run.model."
+        )
+
+    def _make_optimizer(
+        self,
+        optimizer: Callable[..., torch.optim.Optimizer] | None,
+        lr: float,
+        device_type: str,
+    ) -> None:
+        """Build the recipe's optimizer, and what steps it."""
+        self.optimizer = make_recipe_optimizer(
+            self.recipe,
+            resolve_optimizer(self.recipe.optimizer, optimizer),
+            self.model.parameters(),
+            lr=lr,
+            device_type=device_type,
+            scaler=self.scaler,
+            undo=self._undo,
+        )
+        self.trained = trained_parameters(self.optimizer)
+        self.accumulated = AccumulatedGradients(self.trained)
+        self._update_weights = OptimizerUpdate(
+            self.optimizer, self.trained, device_type
         )
 
     def _apply_recipe(self, recipe: Recipe) -> None:

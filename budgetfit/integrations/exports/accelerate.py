@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from importlib.util import find_spec
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
@@ -47,10 +48,6 @@ def launch_config(plan: Plan) -> dict[str, Any]:
     return config
 
 
-def _indented(text: str) -> list[str]:
-    return [f"    {line}".rstrip() for line in text.splitlines()]
-
-
 def export_text(plan: Plan, plan_file: str) -> str:
     """Return a YAML file; its comments contain the lines that the script needs."""
     steps = plan.recipe.gradient_accumulation_steps
@@ -68,7 +65,9 @@ def export_text(plan: Plan, plan_file: str) -> str:
         "accelerate launch --config_file accelerate.yaml train.py",
         "",
         "In train.py, before accelerator.prepare(...):",
-        *_indented(f"{imports}\n{loading.constants}\n{loading.code}"),
+        *indent(
+            f"{imports}\n{loading.constants}\n{loading.code}", " " * 4
+        ).splitlines(),
         "",
         "    model = load_model()",
         f"    plan = budgetfit.Plan.load({to_source(plan_file)})",

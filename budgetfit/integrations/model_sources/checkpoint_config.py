@@ -115,18 +115,15 @@ def stored_weights(config: transformers.PreTrainedConfig, name: str) -> StoredWe
     if method and kind is None:
         return StoredWeights(method=method)
     if kind is None or "dequantize" not in inspect.signature(kind).parameters:
-        raise _cannot_plan(name, method or "a method without a name")
+        raise InputError(
+            f"The weights of {name} are quantised by "
+            f"{method or 'a method without a name'}: what its layers take in training "
+            "is not known here. Give the unquantised model that it was made from (its "
+            'model card names it), with method="qlora" (--method qlora) for 4 bits.'
+        )
     for part in said:
         vars(part).pop("quantization_config", None)
     return StoredWeights(method=method, loader=kind.__name__)
-
-
-def _cannot_plan(name: str, method: str) -> InputError:
-    return InputError(
-        f"The weights of {name} are quantised by {method}: what its layers take in "
-        "training is not known here. Give the unquantised model that it was made from "
-        '(its model card names it), with method="qlora" (--method qlora) for 4 bits.'
-    )
 
 
 def settle_dtype(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,7 +39,7 @@ from budgetfit.integrations.model_sources.transformers_config import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 # Tried in this order for a config without ``architectures``: the most common training
@@ -166,28 +167,19 @@ def _native_builder(
     config: transformers.PreTrainedConfig, notes: list[str]
 ) -> Materialize:
     """Return a builder for transformers' own class of this config."""
-    found = _named_class(config)
-    if found is None:
-        found = _usual_class(config)
+    model_class = _named_class(config)
+    if model_class is None:
+        model_class = _usual_class(config)
         named = ", ".join(config.architectures or ())
         says = "names no architecture"
         if named:
             says = f"names {named}, which transformers does not have for it"
-        notes.append(f"the config {says}: planned as {found.__name__}")
-    model_class = found
+        notes.append(f"the config {says}: planned as {model_class.__name__}")
     is_part = model_class.config_class is not type(config)
     own = config.get_text_config() if is_part else config
     own.dtype = own.dtype or config.dtype
-
-    def materialize(
-        device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-    ) -> transformers.PreTrainedModel:
-        fields = copy.deepcopy(own)
-        with _fixed_seed(device), torch.device(device):
-            # Auto classes have it too, but choose the class by the config's type.
-            return model_class._from_config(fields, dtype=dtype or fields.dtype)  # noqa: SLF001
-
-    return materialize
+    # Auto classes have from_config, but choose the class by the config's type.
+    return _builder(own, model_class._from_config)  # noqa: SLF001
 
 
 def _named_class(
@@ -233,16 +225,21 @@ def _remote_builder(config: transformers.PreTrainedConfig) -> Materialize:
     # Prefer a head to the bare model, as for architectures.
     name = max(names, key=len, default="AutoModel")
     auto_class = getattr(transformers, name)
+    return _builder(config, partial(auto_class.from_config, trust_remote_code=True))
+
+
+def _builder(
+    config: transformers.PreTrainedConfig,
+    build: Callable[..., transformers.PreTrainedModel],
+) -> Materialize:
+    """Return a builder that calls ``build`` with a copy of the config and a dtype."""
 
     def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> transformers.PreTrainedModel:
         fields = copy.deepcopy(config)
         with _fixed_seed(device), torch.device(device):
-            model: transformers.PreTrainedModel = auto_class.from_config(
-                fields, dtype=dtype or fields.dtype, trust_remote_code=True
-            )
-        return model
+            return build(fields, dtype=dtype or fields.dtype)
 
     return materialize
 
