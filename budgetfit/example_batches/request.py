@@ -101,8 +101,9 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the model inside PEFT, ``torch.compile`` and data-parallel wrappers."""
     while True:
         inner: Any = None
-        if callable(getattr(model, "get_base_model", None)):
-            inner = model.get_base_model()  # type: ignore[operator]
+        find: Any = getattr(model, "get_base_model", None)
+        if callable(find):
+            inner = find()
         elif type(model).__name__ in (
             "OptimizedModule",
             "DataParallel",

@@ -47,9 +47,7 @@ def find_blocks_saving_nothing(
             hooks: list[saved_tensors_hooks] = []
 
             def enter(
-                *_: object,
-                name: str = name,
-                hooks: list[saved_tensors_hooks] = hooks,
+                *_: object, name: str = name, hooks: list[saved_tensors_hooks] = hooks
             ) -> None:
                 def pack(tensor: torch.Tensor) -> torch.Tensor:
                     saves.add(name)

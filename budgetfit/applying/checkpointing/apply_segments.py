@@ -223,7 +223,8 @@ class _SavePretrained:
     """Replacement of a model's ``save_pretrained``; is deep-copied with the model."""
 
     def __init__(self, model: nn.Module, configs: list[Any]) -> None:
-        self._model, self._configs = model, configs
+        self._model: Any = model
+        self._configs = configs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Save the model with the original ``use_cache``."""
@@ -231,7 +232,7 @@ class _SavePretrained:
         for config in self._configs:
             config.use_cache = True
         try:
-            return type(self._model).save_pretrained(self._model, *args, **kwargs)  # type: ignore[attr-defined]
+            return type(self._model).save_pretrained(self._model, *args, **kwargs)
         finally:
             for config, value in zip(self._configs, now, strict=True):
                 config.use_cache = value

@@ -118,28 +118,28 @@ def restored_buffers(held: list[BufferSnapshot]) -> Iterator[None]:
     Torch's norms keep their buffers and do not update them, which takes no memory but a
     scalar for ``SyncBatchNorm``.
     """
-    copied = [each for each in held if each.copy is not None]
+    copied = [(each, each.copy) for each in held if each.copy is not None]
     norms = {each.module for each in held if each.copy is None}
-    now = [each.tensors.get(each.name) for each in copied]
+    now = [each.tensors.get(each.name) for each, _ in copied]
     try:
-        for each in copied:
-            each.tensors[each.name] = each.copy.clone()  # type: ignore[union-attr]
+        for each, copy in copied:
+            each.tensors[each.name] = copy.clone()
         with ExitStack() as stack:
             for module in norms:
                 stack.enter_context(_frozen_statistics(module))
             yield
     finally:
-        for each, tensor in zip(copied, now, strict=True):
+        for (each, _), tensor in zip(copied, now, strict=True):
             each.tensors[each.name] = tensor
 
 
 @contextmanager
-def _frozen_statistics(norm: nn.Module) -> Iterator[None]:
+def _frozen_statistics(norm: Any) -> Iterator[None]:
     """Freeze running statistics by momentum 0: new = (1 - 0) * old + 0 * batch."""
     momentum, counted = norm.momentum, norm._buffers["num_batches_tracked"]
     must_count = isinstance(norm, SyncBatchNorm) and counted is not None
-    scratch_count = counted.clone() if must_count else None  # type: ignore[union-attr]
-    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, scratch_count  # type: ignore[assignment]
+    scratch_count = counted.clone() if must_count else None
+    norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, scratch_count
     try:
         yield
     finally:

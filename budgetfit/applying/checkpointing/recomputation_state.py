@@ -111,10 +111,7 @@ class _RepeatableForward:
         return output
 
     def _recompute(
-        self,
-        generators: HostRngState,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, generators: HostRngState, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         with ExitStack() as stack:
             stack.callback(HostRngState.now().restore)

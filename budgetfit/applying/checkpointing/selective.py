@@ -87,9 +87,7 @@ class SelectiveCheckpoint:
 
 
 def draws_random_numbers(
-    op: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Whether this call advances an RNG.
 
@@ -101,10 +99,7 @@ def draws_random_numbers(
 
 
 def mutated_saved_call(
-    op: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    saved: dict[int, str],
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], saved: dict[int, str]
 ) -> str | None:
     """Return the saved call whose result this call mutates, or None.
 

@@ -73,10 +73,7 @@ def compute_loss(
 
 
 def model_arguments(
-    model: nn.Module,
-    batch: Any,
-    *,
-    for_loss: bool,
+    model: nn.Module, batch: Any, *, for_loss: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments of ``model`` for ``batch``."""
     if isinstance(batch, Mapping):

@@ -142,11 +142,7 @@ class DeferredLogits:
         refuse_chunking(reason, kind=_NoLogitsError)
 
 
-def _call(
-    function: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> DeferredLogits:
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> DeferredLogits:
     return DeferredLogits.__torch_function__(function, (), args, kwargs)
 
 

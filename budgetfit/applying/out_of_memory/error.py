@@ -84,11 +84,7 @@ class FailedStep:
 
 
 def out_of_memory_error(
-    error: BaseException,
-    step: FailedStep,
-    *,
-    device: torch.device,
-    plan: Plan | None,
+    error: BaseException, step: FailedStep, *, device: torch.device, plan: Plan | None
 ) -> TrainingOutOfMemoryError:
     """Return the detailed error, to be raised after ``error`` is freed."""
     card = read_gpu_memory(str(error), device)

@@ -153,13 +153,7 @@ def split_batch(batch: Any, size: int, dims: SampleDims = FIRST_DIM) -> Iterator
         yield _slice(batch, samples, taken, dims, "")
 
 
-def _slice(
-    part: Any,
-    samples: int,
-    taken: range,
-    dims: SampleDims,
-    path: str,
-) -> Any:
+def _slice(part: Any, samples: int, taken: range, dims: SampleDims, path: str) -> Any:
     """Return a range of samples; tensors are views."""
     if is_tensor(part):
         dim = sample_dimension(part, samples, dims, path)

@@ -61,11 +61,7 @@ def _describe_segments(recipe: Recipe) -> str:
 
 
 def find_fallback_recipe(
-    recipe: Recipe,
-    plan: Plan | None,
-    *,
-    usable_bytes: int | None,
-    growth: float = 1.0,
+    recipe: Recipe, plan: Plan | None, *, usable_bytes: int | None, growth: float = 1.0
 ) -> FallbackRecipe | None:
     """Return the fastest recipe that should fit and gives the same optimizer steps.
 

@@ -67,10 +67,7 @@ class _MatMul8bitLt(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        layer: Int8Linear,
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, layer: Int8Linear
     ) -> torch.Tensor:
         shape = x.shape
         if x.dim() == 3:  # noqa: PLR2004 - samples, tokens, features

@@ -147,10 +147,7 @@ class _MatMul4Bit(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        layer: Nf4Linear,
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, layer: Nf4Linear
     ) -> torch.Tensor:
         out = layer.matmul(x, bias)
         ctx.layer = layer

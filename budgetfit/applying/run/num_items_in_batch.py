@@ -30,10 +30,7 @@ _NAME = "num_items_in_batch"
 
 
 def pass_num_items(
-    model: nn.Module,
-    batch: Any,
-    loss: Loss | None,
-    count: int | torch.Tensor | None,
+    model: nn.Module, batch: Any, loss: Loss | None, count: int | torch.Tensor | None
 ) -> tuple[Any, Loss | None]:
     """Return batch and loss that make ``compute_loss`` divide by ``count``, if any.
 

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     from budgetfit.example_batches.request import BatchRequest
 
 
-def example_batch(
-    model: Any,
-    loss: Any,
-    request: BatchRequest,
-) -> tuple[Any, bool]:
+def example_batch(model: Any, loss: Any, request: BatchRequest) -> tuple[Any, bool]:
     """Return inputs, with targets where there is a compiled loss, by their names.
 
     Integer inputs are zeros, a valid id in every vocabulary.
@@ -55,12 +51,7 @@ def _input(declared: Any, request: BatchRequest) -> torch.Tensor:
     return request.floats(sizes)
 
 
-def _target(
-    output: Any,
-    loss: Any,
-    request: BatchRequest,
-    model: Any,
-) -> torch.Tensor:
+def _target(output: Any, loss: Any, request: BatchRequest, model: Any) -> torch.Tensor:
     """Return class ids for a sparse loss, else a distribution shaped as the output."""
     if len(output.shape) < 1:
         raise _unknown(model, "its output is a scalar")

@@ -122,8 +122,9 @@ class KerasLayer(_KerasModule):
             ]
             return type(layer).forward(layer, *args, **kwargs)
         for tensor, mask in zip(args, keras_call.masks, strict=False):
-            if mask is not None and isinstance(tensor, torch.Tensor):
-                tensor._keras_mask = mask  # type: ignore[attr-defined]  # noqa: SLF001
+            is_tensor = isinstance(tensor, torch.Tensor)
+            if mask is not None and is_tensor:
+                tensor._keras_mask = mask  # noqa: SLF001
         kwargs["training"] = keras_call.training
         with (
             _patched_layers(

@@ -168,10 +168,7 @@ def _result(factory: Callable[[], Any], text: str) -> Any:
         ) from error
 
 
-def _parts(
-    made: Any,
-    text: str,
-) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
+def _parts(made: Any, text: str) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
     """Split a factory's result into model, batch and loss.
 
     Raises:

@@ -214,10 +214,7 @@ def _linear_layers(
 
 
 def _four_bits(
-    bnb: Any,
-    weight: torch.Tensor,
-    how: Nf4Format,
-    device: torch.device | str | None,
+    bnb: Any, weight: torch.Tensor, how: Nf4Format, device: torch.device | str | None
 ) -> nn.Module:
     packing = replace(how, weight=weight.dtype)
     layer = meta_linear_4bit(bnb, weight.shape[1], weight.shape[0], packing)
@@ -233,10 +230,7 @@ def _four_bits(
 
 
 def _eight_bits(
-    bnb: Any,
-    weight: torch.Tensor,
-    threshold: float,
-    device: torch.device | str | None,
+    bnb: Any, weight: torch.Tensor, threshold: float, device: torch.device | str | None
 ) -> nn.Module:
     outputs, inputs = weight.shape
     layer = meta_linear_8bit(bnb, inputs, outputs, threshold)
