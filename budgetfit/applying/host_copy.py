@@ -100,11 +100,8 @@ def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _like_on_host(x: torch.Tensor) -> torch.Tensor:
     # In a trace all tensors are on the CPU.
-    return torch.empty(x.shape, dtype=x.dtype, device=_host_of(x))
-
-
-def _host_of(x: torch.Tensor) -> torch.device:
-    return x.device if x.device.type == "meta" else torch.device("cpu")
+    home = "meta" if x.device.type == "meta" else "cpu"
+    return torch.empty(x.shape, dtype=x.dtype, device=home)
 
 
 def _like_on_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -47,9 +47,11 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
             for tensor in tensors_in_apply_order(model):
                 if not tensor.is_floating_point() or tensor.dtype == dtype:
                     continue
-                if precision.autocast is not None and _is_frozen(tensor):
+                is_parameter = isinstance(tensor, nn.Parameter)
+                is_frozen = is_parameter and not tensor.requires_grad
+                if precision.autocast is not None and is_frozen:
                     continue
-                if isinstance(tensor, nn.Parameter):
+                if is_parameter:
                     undo.add(_cast, tensor, tensor.dtype)
                 else:
                     undo.add(_restore_buffer, tensor, tensor.detach().to("cpu"))
@@ -143,10 +145,6 @@ def tensors_in_apply_order(module: nn.Module) -> Iterator[torch.Tensor]:
         yield from tensors_in_apply_order(child)
     for tensors in (module._parameters, module._buffers):
         yield from (tensor for tensor in tensors.values() if tensor is not None)
-
-
-def _is_frozen(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> None:

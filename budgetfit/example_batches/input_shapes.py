@@ -164,10 +164,6 @@ def _image_sizes_from_position_rows(
             yield side * layer.stride[0], side * layer.stride[1]
 
 
-def _video(_: BatchRequest, layer: nn.Conv3d) -> Iterable[Shape]:
-    return [(layer.in_channels, *shape) for shape in _VIDEOS]
-
-
 def _generator_noise(_: BatchRequest, layer: Any) -> Iterable[Shape]:
     """Return noise shapes of a generator, which starts from one pixel (DCGAN)."""
     dimensions = len(layer.kernel_size)
@@ -195,10 +191,14 @@ def _in_sequence(request: BatchRequest, layer: Any) -> Iterable[Shape]:
     length = request.max_length or DEFAULT_LENGTH
     if isinstance(layer, nn.RNNBase):
         return [(length, layer.input_size)]
-    attention = next(
-        part for part in layer.modules() if isinstance(part, nn.MultiheadAttention)
+    return [(length, first_attention(layer).embed_dim)]
+
+
+def first_attention(module: nn.Module) -> nn.MultiheadAttention:
+    """Return the first attention layer of one of torch's Transformer modules."""
+    return next(
+        part for part in module.modules() if isinstance(part, nn.MultiheadAttention)
     )
-    return [(length, attention.embed_dim)]
 
 
 _SHAPES: dict[type[nn.Module], Callable[[BatchRequest, Any], Iterable[Shape]]] = {
@@ -210,7 +210,7 @@ _SHAPES: dict[type[nn.Module], Callable[[BatchRequest, Any], Iterable[Shape]]] =
     nn.ConvTranspose3d: _generator_noise,
     nn.Conv1d: _signal,
     nn.Conv2d: _image,
-    nn.Conv3d: _video,
+    nn.Conv3d: lambda _, layer: [(layer.in_channels, *shape) for shape in _VIDEOS],
     nn.LayerNorm: _layer_norm_input,
     nn.RMSNorm: _layer_norm_input,
     nn.GroupNorm: lambda _, layer: _channels(layer.num_channels),

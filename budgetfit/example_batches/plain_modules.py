@@ -16,6 +16,7 @@ from budgetfit.example_batches.input_shapes import (
     SEQUENCE_MODULES,
     candidate_input_shapes,
     determines_input_shape,
+    first_attention,
     is_length_first,
 )
 from budgetfit.example_batches.request import (
@@ -186,9 +187,7 @@ def _sequence_module_input(
     request.notes.append(f"{length} positions, {order}; max_length= changes the length")
     if isinstance(model, nn.RNNBase):
         return request.floats((*shape, model.input_size))
-    attention = next(
-        part for part in model.modules() if isinstance(part, nn.MultiheadAttention)
-    )
+    attention = first_attention(model)
     if attention is model:
         widths = (attention.embed_dim, attention.kdim, attention.vdim)
         return tuple(request.floats((*shape, width)) for width in widths)

@@ -97,6 +97,20 @@ def find_device(device: torch.device | str | None) -> torch.device:
     return chosen
 
 
+def check_steps(steps: object) -> None:
+    """Refuse too few optimizer steps to measure.
+
+    Raises:
+        InputError: If it is no whole number of at least 3.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < MIN_STEPS:
+        raise InputError(
+            f"steps must be a whole number of at least {MIN_STEPS}, got {steps!r}: "
+            "the optimizer's state appears in the first one, the steady peak in the "
+            "second."
+        )
+
+
 def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     make_run: MakeRun,
     batch: Any,
@@ -125,11 +139,7 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     Raises:
         InputError: If ``steps`` is below 3.
     """
-    if steps < MIN_STEPS:
-        raise InputError(
-            f"verify needs at least {MIN_STEPS} steps, got {steps}: the optimizer's "
-            "state appears in the first one, the steady peak in the second."
-        )
+    check_steps(steps)
     device = torch.device(device)
     before = resident_bytes()
     with _meter(device, live_bytes) as meter:

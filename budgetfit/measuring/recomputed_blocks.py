@@ -53,7 +53,7 @@ def find_blocks_saving_nothing(
                     saves.add(name)
                     return tensor
 
-                hooks.append(saved_tensors_hooks(pack, _unpack))
+                hooks.append(saved_tensors_hooks(pack, lambda tensor: tensor))
                 hooks[-1].__enter__()
 
             def leave(*_: object, hooks: list[saved_tensors_hooks] = hooks) -> None:
@@ -65,10 +65,6 @@ def find_blocks_saving_nothing(
         yield
     if ran:
         found |= set(blocks) - saves
-
-
-def _unpack(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 class RecomputationWatcher:

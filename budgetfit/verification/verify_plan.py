@@ -16,14 +16,13 @@ from budgetfit.calibration.known_measurements import (
     store_context,
     store_step_time,
 )
-from budgetfit.errors import InputError
 from budgetfit.measuring.compare_gradients import (
     GradientCheck,
     build_verification,
     check_gradients,
 )
 from budgetfit.measuring.preserve_model import preserved_model
-from budgetfit.measuring.real_step import MIN_STEPS, find_device, run_real_steps
+from budgetfit.measuring.real_step import check_steps, find_device, run_real_steps
 from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
 from budgetfit.tracing.recording.storage_log import StorageLog
@@ -54,7 +53,7 @@ def verify_plan(
     Raises:
         InputError: If there are too few steps, or no such device.
     """
-    _check_steps(steps)
+    check_steps(steps)
     say = progress or (lambda _: None)
     device = find_device(setup.device)
     on_cuda = device.type == "cuda"
@@ -87,15 +86,6 @@ def verify_plan(
     return with_recorded_step_time(
         check, plan, gpu_of_device(device) if on_cuda else None
     )
-
-
-def _check_steps(steps: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < MIN_STEPS:
-        raise InputError(
-            f"steps must be a whole number of at least {MIN_STEPS}, got {steps!r}: "
-            "the optimizer's state appears in the first one, the steady peak in the "
-            "second."
-        )
 
 
 def _run(

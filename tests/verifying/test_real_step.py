@@ -94,7 +94,7 @@ def test_of_several_micro_batches_the_largest_peak_counts() -> None:
 
 def test_fewer_than_three_steps_are_refused_with_the_reason() -> None:
     script = Script({})
-    with pytest.raises(InputError, match="at least 3 steps, got 2: the optimizer's"):
+    with pytest.raises(InputError, match="at least 3, got 2: the optimizer's"):
         run_real_steps(script, (), steps=2, device="cpu")
     assert script.calls == 0
 

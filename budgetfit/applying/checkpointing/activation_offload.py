@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,7 +152,7 @@ class _BlockOffload:
     def saved_tensors_offloaded(self) -> Iterator[None]:
         """Offload what autograd saves inside the context."""
         try:
-            with saved_tensors_hooks(self._pack, _unpack):
+            with saved_tensors_hooks(self._pack, operator.methodcaller("get")):
                 yield
         finally:
             self._close()
@@ -326,10 +327,6 @@ _READ_BEFORE_COPY = (
     "A block with RReLU computes gradients inside its own forward, before its saved "
     "tensors are in host memory. Keep or recompute this block instead of offloading it."
 )
-
-
-def _unpack(packed: _SavedTensor) -> torch.Tensor:
-    return packed.get()
 
 
 def _version(tensor: torch.Tensor) -> int:

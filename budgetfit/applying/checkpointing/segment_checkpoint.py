@@ -195,7 +195,7 @@ class _SegmentForward:
             preserved_rng(states, self._device_type),
             self._context.reentered(),
             torch.enable_grad(),
-            saved_tensors_hooks(self._refill, _identity),
+            saved_tensors_hooks(self._refill, lambda tensor: tensor),
         ):
             try:
                 self._replay(x)
@@ -276,10 +276,6 @@ def _unpack(holder: _Holder) -> torch.Tensor:
     tensor, holder.value = holder.value, None  # used once
     if tensor is None:
         raise CheckpointError("A saved tensor was not made again by its recomputation.")
-    return tensor
-
-
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 

@@ -179,7 +179,8 @@ def _text(
     lines += [f"Likely: {reason}." for reason in reasons]
     lines.append(_recovery_text(step))
     if smaller is None:
-        size = "..." if card.usable_bytes is None else _gib(card.usable_bytes)
+        usable = card.usable_bytes
+        size = "..." if usable is None else f"{usable / 2**30:.1f}GiB"
         lines += [
             "No smaller micro-batch is left. Plan again for what is free:",
             f'  plan = budgetfit.plan(model, vram="{size}")',
@@ -245,10 +246,6 @@ def _recovery_text(step: FailedStep) -> str:
         "Weights, optimizer, scaler and random state are as before this update; this "
         f"micro-batch has not been trained on.{again}"
     )
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f}GiB"
 
 
 def _expandable_segments_enabled() -> bool:

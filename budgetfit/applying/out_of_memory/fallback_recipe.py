@@ -106,7 +106,8 @@ def _alternative(
         if other.fits
         and not other.is_suggestion
         and (estimate := other.estimate.with_samples(samples)) is not None
-        and _same_numerics(estimate.recipe, recipe)
+        and estimate.recipe.precision == recipe.precision
+        and estimate.recipe.optimizer == recipe.optimizer
         and estimate.recipe != recipe
         and _scaled(estimate, growth) <= limit
     ]
@@ -118,10 +119,6 @@ def _alternative(
         reserved_bytes=_scaled(best, growth),
         judged=growth == 1.0,
     )
-
-
-def _same_numerics(one: Recipe, other: Recipe) -> bool:
-    return one.precision == other.precision and one.optimizer == other.optimizer
 
 
 def _smaller_micro_batch(

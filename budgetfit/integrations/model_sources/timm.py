@@ -33,6 +33,10 @@ def timm_builder(fields: dict[str, Any]) -> Materialize:
             f"({error}). Install it: pip install timm."
         ) from error
 
+    arguments = dict(fields.get("model_args") or {})
+    if "num_classes" in fields:
+        arguments["num_classes"] = fields["num_classes"]
+
     def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
@@ -42,15 +46,8 @@ def timm_builder(fields: dict[str, Any]) -> Materialize:
             pretrained_cfg=fields["pretrained_cfg"],
             device=device,
             dtype=dtype,
-            **_model_arguments(fields),
+            **arguments,
         )
         return model
 
     return materialize
-
-
-def _model_arguments(fields: dict[str, Any]) -> dict[str, Any]:
-    arguments = dict(fields.get("model_args") or {})
-    if "num_classes" in fields:
-        arguments["num_classes"] = fields["num_classes"]
-    return arguments

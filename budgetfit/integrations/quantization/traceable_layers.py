@@ -123,7 +123,8 @@ def _kind(module: nn.Module) -> str | None:
 
 def _replaced(module: nn.Module, *, traceable: bool) -> nn.Module | None:
     """Return a traceable layer or bitsandbytes' own on meta; None for other modules."""
-    kind, layer = _kind(module), _any(module)
+    layer: Any = module
+    kind = _kind(layer)
     if kind is None:
         return None
     widths = layer.in_features, layer.out_features
@@ -137,10 +138,6 @@ def _replaced(module: nn.Module, *, traceable: bool) -> nn.Module | None:
         new = meta_linear_8bit(library(), *widths, _threshold(layer))
     new.bias = layer.bias
     return new.train(layer.training)
-
-
-def _any(module: nn.Module) -> Any:
-    return module
 
 
 def _threshold(layer: Any) -> float:
