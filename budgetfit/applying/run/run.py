@@ -12,6 +12,7 @@ from budgetfit.applying.attention_implementation import (
 )
 from budgetfit.applying.checkpointing.recipe_application import RecipeApplication
 from budgetfit.applying.data_parallel import warn_if_not_synchronized
+from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
 from budgetfit.applying.optimizers.for_recipe import (
     ParameterChangeCheck,
@@ -33,7 +34,6 @@ from budgetfit.applying.run.accumulation import (
     AccumulatedGradients,
     AccumulationGroup,
 )
-from budgetfit.applying.run.forward_backward import forward_backward
 from budgetfit.applying.run.num_items_in_batch import describe_weight, pass_num_items
 from budgetfit.applying.run.optimizer_update import OptimizerUpdate
 from budgetfit.applying.run.setup import (
@@ -389,22 +389,36 @@ class Run:
         moved, function = pass_num_items(
             self.model, moved, self._loss, num_items_in_batch
         )
-        recording = self._monitor.recording_run_blocks()
-        loss = forward_backward(
-            self.model,
-            moved,
-            loss=function,
-            divisor=divisor,
-            contexts=(self.autocast(), self._blocks.training_forward(), recording),
-            scaler=self.scaler,
-            before_backward=lambda: self._enter_phase("backward"),
-            on_missing_loss=self._no_loss,
-        )
+        loss = self._forward_backward(moved, function, divisor)
         if self.group.is_complete:
             self._update(max_grad_norm)
         elif not self._is_trace:
             self.accumulated.record()
         return loss
+
+    def _forward_backward(
+        self, batch: Any, loss: Loss | None, divisor: float
+    ) -> torch.Tensor:
+        """Accumulate the gradients of a micro-batch's loss / ``divisor``.
+
+        Returns:
+            The loss as the model computed it, detached.
+        """
+        with (
+            self.autocast(),
+            self._blocks.training_forward(),
+            self._monitor.recording_run_blocks(),
+        ):
+            value = compute_loss(self.model, batch, loss, on_missing_loss=self._no_loss)
+        # On CUDA some losses have a storage of the size of their input (mse_loss): copy
+        # and division, also by 1, release it.
+        reported = value.detach().clone()
+        value = value / divisor
+        if self.scaler is not None:
+            value = self.scaler.scale(value)
+        self._enter_phase("backward")
+        value.backward()
+        return reported
 
     def _update(self, max_grad_norm: float | None) -> None:
         self._enter_phase("optimizer")
