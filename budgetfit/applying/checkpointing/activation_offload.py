@@ -162,7 +162,7 @@ class _BlockOffload:
             return _KeptTensor(tensor, _version(tensor))
         parameter = _autocast_source(tensor)
         if parameter is not None and not self._moves(_storage(parameter)):
-            return _RecastParameter(parameter, _version(parameter), _Layout.of(tensor))
+            return _KeptTensor(parameter, _version(parameter), _Layout.of(tensor))
         # With the version, so that a tensor modified in between is copied again.
         key = _storage(tensor), _version(tensor)
         if key not in self._copies:
@@ -291,31 +291,25 @@ class _OffloadedTensor:
 
 
 class _KeptTensor(NamedTuple):
-    """A saved tensor that stays on the device."""
+    """A saved tensor that stays on the device.
+
+    With ``cast``, the parameter of which autocast's cast is recomputed: cheaper than a
+    copy.
+    """
 
     tensor: torch.Tensor
     version: int
+    cast: _Layout | None = None
 
     def get(self) -> torch.Tensor:
         if _version(self.tensor) != self.version:
             raise RuntimeError(_OVERWRITTEN)
-        return self.tensor
+        if self.cast is None:
+            return self.tensor
+        return self.cast.view(self.tensor.detach().to(self.cast.dtype))
 
 
-class _RecastParameter(NamedTuple):
-    """Autocast's cast of a parameter: recomputed, which is cheaper than a copy."""
-
-    parameter: torch.Tensor
-    version: int
-    layout: _Layout
-
-    def get(self) -> torch.Tensor:
-        if _version(self.parameter) != self.version:
-            raise RuntimeError(_OVERWRITTEN)
-        return self.layout.view(self.parameter.detach().to(self.layout.dtype))
-
-
-_SavedTensor = _OffloadedTensor | _KeptTensor | _RecastParameter
+_SavedTensor = _OffloadedTensor | _KeptTensor
 
 _OVERWRITTEN = (
     "A tensor that backward needs was modified by an in-place operation after it was "

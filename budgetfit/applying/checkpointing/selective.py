@@ -95,7 +95,11 @@ def draws_random_numbers(
     """
     if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
         return False
-    return _argument(op, args, kwargs, "dropout_p") != 0.0
+    for place, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            default = kwargs.get("dropout_p", argument.default_value)
+            return (args[place] if place < len(args) else default) != 0.0
+    return True
 
 
 def mutated_saved_call(
@@ -225,16 +229,6 @@ def _overwritten(block: str, what: str, by: str) -> str:
         f"Block {block!r} saves {what}, which {by} then writes to in place. Leave it "
         "out of the block's saved_ops, or compute out of place."
     )
-
-
-def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """Return an argument's value, given or default; None if the op has none."""
-    schema = getattr(op, "_schema", None)
-    for place, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.name == name:
-            default = kwargs.get(name, argument.default_value)
-            return args[place] if place < len(args) else default
-    return None
 
 
 def _storage(tensor: torch.Tensor) -> int:
