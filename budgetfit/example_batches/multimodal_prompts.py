@@ -196,10 +196,7 @@ def _sounds(request: BatchRequest) -> Iterator[Arguments]:
     if "input_features" not in takes:
         return
     sound = audio.spectrograms(request, request.model.config)
-    columns = (
-        max(sound.shape[1:]) if sound.shape[2] > sound.shape[1] else sound.shape[1]
-    )
-    mask = request.ones((request.batch_size, columns))
+    mask = request.ones((request.batch_size, max(sound.shape[1:])))
     names = {"feature_attention_mask", "input_features_mask"} & takes
     yield {"input_features": sound, **dict.fromkeys(names, mask)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
@@ -106,8 +107,13 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
     """
     precision = find_precision(recipe.precision)
     scaled = precision.grad_scaler
-    indent = " " * 8
+    scaling = {
+        "scaler": "    scaler = torch.amp.GradScaler(device.type)\n",
+        "load_scaler": '        scaler.load_state_dict(state["scaler"])\n',
+        "save_scaler": '        state["scaler"] = scaler.state_dict()\n',
+    }
     code = parts.MAIN.substitute(
+        scaling if scaled else dict.fromkeys(scaling, ""),
         pretrained_option=(
             '    parser.add_argument("--pretrained", action="store_true")\n'
             if pretrained
@@ -116,16 +122,9 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         pretrained="pretrained=options.pretrained" if pretrained else "",
         weights=_weights(precision),
         recompute="    recompute(model)\n" if recipe.segments else "",
-        scaler="    scaler = torch.amp.GradScaler(device.type)\n" if scaled else "",
-        load_scaler=(
-            f'{indent}scaler.load_state_dict(state["scaler"])\n' if scaled else ""
-        ),
         forward=_forward(precision),
-        backward=("scaler.scale(loss).backward()" if scaled else "loss.backward()"),
+        backward="scaler.scale(loss).backward()" if scaled else "loss.backward()",
         update=_update(scaled=scaled),
-        save_scaler=(
-            f'{indent}state["scaler"] = scaler.state_dict()\n' if scaled else ""
-        ),
     )
     return Part(code)
 
@@ -143,21 +142,17 @@ def _weights(precision: Precision) -> str:
 
 def _forward(precision: Precision) -> str:
     line = "loss = loss_of(model, batch) / GRADIENT_ACCUMULATION_STEPS\n"
-    indent = " " * 12
     if precision.weights == "bf16":
-        cast = (
+        line = (
             "batch = {\n"
             "    key: value.bfloat16() if value.is_floating_point() else value\n"
             "    for key, value in batch.items()\n"
-            "}\n"
+            f"}}\n{line}"
         )
-        return "".join(f"{indent}{row}\n" for row in (cast + line).splitlines())
-    if precision.autocast is None:
-        return f"{indent}{line}"
-    dtype = f"torch.{DTYPES[precision.autocast]}"
-    return (
-        f"{indent}with torch.autocast(device.type, dtype={dtype}):\n    {indent}{line}"
-    )
+    elif precision.autocast is not None:
+        dtype = f"torch.{DTYPES[precision.autocast]}"
+        line = f"with torch.autocast(device.type, dtype={dtype}):\n    {line}"
+    return indent(line, " " * 12)
 
 
 def _update(*, scaled: bool) -> str:
@@ -169,4 +164,4 @@ def _update(*, scaled: bool) -> str:
         lines += ["scaler.step(optimizer)", "scaler.update()"]
     else:
         lines.append("optimizer.step()")
-    return "".join(f"        {line}\n" for line in lines)
+    return indent("\n".join(lines) + "\n", " " * 8)
