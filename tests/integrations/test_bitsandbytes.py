@@ -12,8 +12,8 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
+from budgetfit.integrations import optional_imports
 from budgetfit.integrations.peft import adapted_meta_copy, attach_adapters
-from budgetfit.integrations.quantization import quantize_linear as layers
 from budgetfit.integrations.quantization.quantize_linear import quantize
 from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
@@ -232,7 +232,7 @@ def test_without_bitsandbytes_the_error_names_it(
         raise ImportError
 
     model = base("meta")
-    monkeypatch.setattr(layers.importlib, "import_module", missing)
+    monkeypatch.setattr(optional_imports, "import_module", missing)
     with pytest.raises(InputError, match="pip install bitsandbytes"):
         quantize(model, FOUR_BITS)
 

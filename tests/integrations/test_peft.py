@@ -11,7 +11,7 @@ from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.integrations import peft as adapters
+from budgetfit.integrations import optional_imports
 from budgetfit.integrations.peft import (
     adapted_meta_copy,
     ensure_adapters,
@@ -226,7 +226,7 @@ def test_without_peft_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ImportError
 
     model = copy.deepcopy(base("meta"))
-    monkeypatch.setattr(adapters.importlib, "import_module", missing)
+    monkeypatch.setattr(optional_imports, "import_module", missing)
     with pytest.raises(InputError, match="pip install peft"):
         adapted_meta_copy(model, adapter())
 
