@@ -10,7 +10,7 @@ card.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +48,19 @@ class Affine(NamedTuple):
         return self.fixed + self.per_sample * batch_size
 
 
-class KernelScratch(NamedTuple):
-    """Scratch memory of one kernel call: rule, affine arguments, buffer index."""
+Number = TypeVar("Number", int, Affine)
+
+
+class KernelScratch(NamedTuple, Generic[Number]):
+    """One buffer of a kernel's scratch memory.
+
+    ``memory.scratch_sizes`` has the rule, which sizes all buffers of a kernel from the
+    same arguments; ``part`` is this one's position. The arguments are integers where a
+    kernel is called, and affine in a trace.
+    """
 
     rule: str
-    arguments: tuple[Affine, ...]
+    arguments: tuple[Number, ...]
     part: int
 
 
@@ -150,7 +158,7 @@ class StepTrace:
     category: NDArray[np.int8]
     layer: NDArray[np.int32]
     scratch_index: NDArray[np.int32]
-    scratch: tuple[KernelScratch, ...]
+    scratch: tuple[KernelScratch[Affine], ...]
     events: NDArray[np.int32]
     phases: tuple[Phase, ...]
     passes: tuple[BlockPass, ...]

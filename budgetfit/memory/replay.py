@@ -28,7 +28,7 @@ from budgetfit.memory.replay_schedule import (
     schedule,
     with_micro_steps,
 )
-from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties, scratch_bytes
+from budgetfit.memory.scratch_sizes.rules import DeviceProperties, scratch_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator

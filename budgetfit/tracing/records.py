@@ -1,27 +1,19 @@
-"""Record types of the storage log, and the protocol of a device's op semantics."""
+"""Records of the storage log, steps of an op's memory, and a device's op semantics."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from budgetfit.core.step_trace import KernelScratch
 
+if TYPE_CHECKING:
     from budgetfit.tracing.call_cache import CallKey
 
 MovedStorages = tuple[tuple[tuple[int, ...], int], ...]
-
-
-class ScratchBuffer(NamedTuple):
-    """A scratch buffer sized by a kernel rule: rule, arguments, buffer number."""
-
-    rule: str
-    arguments: tuple[int, ...]
-    part: int
 
 
 class OpRecord(NamedTuple):
@@ -40,37 +32,41 @@ class OpRecord(NamedTuple):
     touched: MovedStorages = ()
 
 
-class LogStep(NamedTuple):
-    """One step inside an op: allocate or free scratch buffers, allocate an output.
+class Free(NamedTuple):
+    """Step of an op: free a buffer, the last one that this very object allocated."""
 
-    ``number`` identifies an allocation, or the output by its position.
+    scratch: KernelScratch[int]
+
+
+class Output(NamedTuple):
+    """Step of an op: allocate the output at ``position``; None: all that are left.
+
+    ``size_bytes``: of its storage, where that is not the output's own size.
     """
 
-    kind: Literal["alloc", "persist", "free", "output"]
-    number: int
-    rows: tuple[ScratchBuffer, ...] = ()
+    position: int | None = None
+    size_bytes: int | None = None
 
 
-class OpScratch(NamedTuple):
-    """The memory that one op allocates besides its outputs.
+class Workspace(NamedTuple):
+    """Step of an op: allocate a buffer that is never freed."""
 
-    ``persistent`` is never freed (workspaces); ``before`` and ``after`` are allocated
-    before and after the outputs and freed at the end of the op. ``steps`` come after
-    ``before`` and order allocations, frees and outputs explicitly; what they do not
-    free is freed with the op. ``unverified``: the op's name, if its kernels have not
-    been checked against recordings.
+    scratch: KernelScratch[int]
+
+
+OpStep = KernelScratch[int] | Free | Output | Workspace
+
+
+class OpMemory(NamedTuple):
+    """What an op allocates and frees, in order; a ``KernelScratch`` is an allocation.
+
+    Outputs that no step allocates come last; then the buffers that no step freed are
+    freed. ``unverified``: the op's name, if its kernels have not been checked against
+    recordings.
     """
 
-    persistent: Sequence[ScratchBuffer] = ()
-    before: Sequence[ScratchBuffer] = ()
-    after: Sequence[ScratchBuffer] = ()
-    output_bytes: int | None = None
-    host_outputs: Sequence[int] = ()
-    steps: Sequence[LogStep] = ()
+    steps: tuple[OpStep, ...] = ()
     unverified: str = ""
-
-
-NO_SCRATCH = OpScratch()
 
 
 @functools.cache
@@ -101,12 +97,12 @@ class OpSemantics(Protocol):
     ) -> Any:
         """Run the op, or what the device runs instead."""
 
-    def scratch(
+    def memory(
         self,
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
         call: CallKey | None = None,
-    ) -> OpScratch:
-        """Return the scratch memory of the op's kernels; ``call``: the memo's key."""
+    ) -> OpMemory:
+        """Return what the op's kernels allocate; ``call``: the memo's key."""

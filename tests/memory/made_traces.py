@@ -28,7 +28,7 @@ class TraceMaker:
         self._blocks = blocks
         self._layers = layers
         self._storages: list[tuple[int, int, int, int]] = []
-        self._scratch: dict[int, KernelScratch] = {}
+        self._scratch: dict[int, KernelScratch[Affine]] = {}
         self._index: dict[str, int] = {}
         self._events: list[int] = []
         self._phases: list[Phase] = []

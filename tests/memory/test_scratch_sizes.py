@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.memory.scratch_sizes.rules import rounded_bytes
-from budgetfit.memory.scratch_sizes.workspaces import (
+from budgetfit.memory.scratch_sizes.matmul import (
+    cublas_workspace_is_persistent,
+    cublaslt_workspace_is_separate,
+)
+from budgetfit.memory.scratch_sizes.rules import (
     PARTS,
     RULES,
     DeviceProperties,
-    cublas_workspace_bytes,
-    cublas_workspace_is_persistent,
-    cublaslt_workspace_is_separate,
+    rounded_bytes,
     rule,
     scratch_bytes,
 )
@@ -138,33 +139,29 @@ def test_a_running_sum_of_a_million_integers_takes_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("capability", "version", "size"),
     [
-        ((7, 5), "2.13.0+cu130", 8_519_680),
-        ((8, 9), "2.13.0", 8_519_680),
-        ((9, 0), "2.10.0", 33_554_432),
-        ((12, 0), "2.10.0", 8_519_680),
-        ((9, 0), "2.11.0", 33_554_432),
-        ((10, 0), "2.11.0", 8_519_680),
-        ((10, 0), "2.12.0", 33_554_432),
-        ((12, 0), "2.13.0", 33_554_432),
-        ((11, 0), "2.13.0", 8_519_680),
-        ((11, 0), "2.14.0", 33_554_432),
-        ((8, 0), "2.15.0a0", 8_519_680),
+        ((7, 5), (2, 13), 8_519_680),
+        ((8, 9), (2, 13), 8_519_680),
+        ((9, 0), (2, 10), 33_554_432),
+        ((12, 0), (2, 10), 8_519_680),
+        ((9, 0), (2, 11), 33_554_432),
+        ((10, 0), (2, 11), 8_519_680),
+        ((10, 0), (2, 12), 33_554_432),
+        ((12, 0), (2, 13), 33_554_432),
+        ((11, 0), (2, 13), 8_519_680),
+        ((11, 0), (2, 14), 33_554_432),
+        ((8, 0), (2, 15), 8_519_680),
     ],
 )
 def test_the_workspace_of_cublas_follows_card_and_version(
-    capability: tuple[int, int], version: str, size: int
+    capability: tuple[int, int], version: tuple[int, int], size: int
 ) -> None:
-    assert (
-        cublas_workspace_bytes(DeviceProperties(capability, 1, 2048), version) == size
-    )
-    arguments = tuple(int(part) for part in version.split(".")[:2])
     card = DeviceProperties(capability, 1, 2048)
-    assert scratch_bytes(card, "cublas_workspace", arguments) == [size]
+    assert scratch_bytes(card, "cublas_workspace", version) == [size]
 
 
 def test_the_workspace_of_cublas_stays_up_to_2_14() -> None:
-    assert cublas_workspace_is_persistent("2.14.1")
-    assert not cublas_workspace_is_persistent("2.15.0")
+    assert cublas_workspace_is_persistent((2, 14))
+    assert not cublas_workspace_is_persistent((2, 15))
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 9), (9, 0), (10, 0)])
@@ -175,20 +172,14 @@ def test_cublaslt_takes_a_mebibyte_on_every_card(capability: tuple[int, int]) ->
 
 def test_cublaslt_shares_the_workspace_of_cublas_in_2_12_to_2_14() -> None:
     separate = {
-        version: cublaslt_workspace_is_separate(f"{version}.0")
-        for version in ("2.11", "2.12", "2.13", "2.14", "2.15")
+        minor: cublaslt_workspace_is_separate((2, minor)) for minor in range(11, 16)
     }
-    assert [version for version, alone in separate.items() if alone] == ["2.11", "2.15"]
-
-
-def test_a_text_that_is_no_version_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"not a torch version: 'newest'; like '2\.13"):
-        cublas_workspace_bytes(A100, "newest")
+    assert [minor for minor, alone in separate.items() if alone] == [11, 15]
 
 
 def test_a_rule_is_registered_once() -> None:
     with pytest.raises(ValueError, match="already is a scratch rule named 'buffer'"):
-        rule("buffer", parts=1)(lambda _card, _arguments: [0])
+        rule(parts=1)(RULES["buffer"])
 
 
 def test_an_unknown_rule_is_a_key_error() -> None:

@@ -3,12 +3,11 @@
 import itertools
 
 import pytest
-import torch
 
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
-from budgetfit.memory.scratch_sizes.workspaces import (
+from budgetfit.memory.scratch_sizes.matmul import (
     CUBLASLT_WORKSPACE_BYTES,
     cublas_workspace_is_persistent,
     cublaslt_workspace_is_separate,
@@ -18,6 +17,7 @@ from budgetfit.planning.profiling.block_chain import (
     TrainingSettings,
     checkpoint_every_block,
 )
+from budgetfit.tracing.cuda.target import installed_torch_version
 from tests.models import MIB
 from tests.traced import ADA, PAIRS, chains, session
 
@@ -29,8 +29,8 @@ LARGEST_DEVIATION = 0.01
 BOUNDARY_BYTES = BATCH * 16 * 32 * 4
 BYTES = (
     CUBLASLT_WORKSPACE_BYTES + 2 * BOUNDARY_BYTES
-    if cublaslt_workspace_is_separate(torch.__version__)
-    and cublas_workspace_is_persistent(torch.__version__)
+    if cublaslt_workspace_is_separate(installed_torch_version())
+    and cublas_workspace_is_persistent(installed_torch_version())
     else BOUNDARY_BYTES
 )
 

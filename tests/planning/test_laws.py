@@ -10,9 +10,10 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
-from budgetfit.memory.scratch_sizes.workspaces import cublas_workspace_is_persistent
+from budgetfit.memory.scratch_sizes.matmul import cublas_workspace_is_persistent
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.cuda.target import installed_torch_version
 from budgetfit.workload.workload import Workload
 from tests import models
 from tests.models import EXAMPLES, MIB
@@ -57,9 +58,8 @@ def test_a_recomputed_block_at_the_peak_may_hold_its_wide_input_besides() -> Non
     )
     hidden = BATCH * 16 * 32 * 4
     assert after - before <= hidden + ROUNDING
-    if cublas_workspace_is_persistent(
-        torch.__version__
-    ):  # else a product may be the peak
+    persistent = cublas_workspace_is_persistent(installed_torch_version())
+    if persistent:  # else a product may be the peak
         assert before < after
 
 

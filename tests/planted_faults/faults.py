@@ -51,7 +51,7 @@ FAULTS: Final = (
         "memory accuracy/op_level",
     ),
     Fault(
-        "memory/scratch_sizes/workspaces.py",
+        "memory/scratch_sizes/matmul.py",
         "SMALL_WORKSPACE_BYTES = 8_519_680 ",
         "SMALL_WORKSPACE_BYTES = 8_519_168 ",
         "memory accuracy/op_level",

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from budgetfit.tracing.cuda.kernel_memory.cublas_workspaces import in_cublaslt
+from budgetfit.tracing.cuda.kernel_memory.matmul import in_cublaslt
+from budgetfit.tracing.cuda.kernel_memory.registry import Call
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
@@ -131,7 +132,8 @@ def lt_takes(
         other = torch.empty(inner, columns, dtype=dtype)
         args = summand(dtype), one, other
         out = torch.addmm(*args, **scales)
-        return in_cublaslt(aten.addmm.default, args, dict(scales), out, version)
+        call = Call(aten.addmm.default, args, dict(scales), out, target(version))
+        return in_cublaslt(call)
 
 
 @pytest.mark.parametrize("name", SUMMANDS)
@@ -156,4 +158,4 @@ def test_products_without_a_summand_are_cublas_own() -> None:
     with fake_mode():
         args = torch.empty(6, 4), torch.empty(4, 5)
         out = torch.mm(*args)
-    assert not in_cublaslt(aten.mm.default, args, {}, out, (2, 15))
+    assert not in_cublaslt(Call(aten.mm.default, args, {}, out, target((2, 15))))

@@ -1,30 +1,29 @@
 # ruff: noqa: SLF001 - half of aten's ops begin with an underscore
-"""The registry of kernel scratch: which ops have rules, and what rules may not do."""
+"""The registry of kernel memory: which ops have rules, and what rules may not do."""
 
 from typing import Any
 
 import pytest
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.memory.scratch_sizes.workspaces import PARTS
-from budgetfit.tracing.cuda.kernel_memory import (
-    kernel_steps,
-    output_bytes_of,
-    register_output_bytes,
-    register_scratch,
-    scratch_of,
-)
+from budgetfit.core.step_trace import KernelScratch
+from budgetfit.memory.scratch_sizes.rules import PARTS
 from budgetfit.tracing.cuda.kernel_memory.registry import (
-    OUTPUT_BYTES,
-    SCRATCH,
-    STEPS,
-    Alloc,
-    Free,
-    Scratch,
+    KERNELS,
+    OUTPUTS,
+    Call,
+    Gemm,
+    KernelStep,
+    kernel_memory,
+    kernel_steps,
 )
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.records import Free, Output
 
+TARGET = CudaTarget(compute_capability=(8, 0), torch_version=(2, 13), cudnn=False)
 aten = torch.ops.aten
 
 
@@ -101,69 +100,68 @@ def calls(batch: int) -> dict[str, tuple[Any, tuple[Any, ...], Any]]:
     }
 
 
+def steps_of(
+    func: OpOverload, args: tuple[Any, ...], out: object
+) -> tuple[KernelStep, ...]:
+    return kernel_steps(Call(func, args, {}, out, TARGET))
+
+
+def allocated(*call: Any) -> list[KernelScratch[int]]:
+    steps = steps_of(*call)
+    products = [step for step in steps if isinstance(step, Gemm)]
+    copies = [copy for product in products for copy in product.copies]
+    return [*(step for step in steps if isinstance(step, KernelScratch)), *copies]
+
+
 @pytest.mark.parametrize("name", calls(2))
 def test_arguments_are_affine_in_the_batch_size_and_parts_stay(name: str) -> None:
     with FakeTensorMode():
-        at = {batch: everything_taken(*made(name, batch)) for batch in (2, 3, 11)}
+        steps = {batch: steps_of(*calls(batch)[name]) for batch in (2, 11)}
+        at = {batch: allocated(*calls(batch)[name]) for batch in (2, 3, 11)}
     assert at[2], "a typical call that has scratch"
+    assert [type(step) for step in steps[2]] == [type(step) for step in steps[11]]
     for two, three, eleven in zip(*at.values(), strict=True):
         assert two.rule == three.rule == eleven.rule
-        assert two.parts == PARTS[two.rule]
-        assert two.when == eleven.when
+        assert two.part == eleven.part < PARTS[two.rule]
         for a, b, c in zip(
             two.arguments, three.arguments, eleven.arguments, strict=True
         ):
             assert c == a + 9 * (b - a)
 
 
-def everything_taken(*call: Any) -> list[Scratch]:
-    steps = [step.scratch for step in kernel_steps(*call) if isinstance(step, Alloc)]
-    return [*scratch_of(*call), *steps]
-
-
-def made(name: str, batch: int) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
-    func, args, out = calls(batch)[name]
-    return func, args, {}, out
-
-
 @pytest.mark.parametrize("name", calls(2))
 def test_a_rule_calls_no_op_of_its_own(name: str) -> None:
     with FakeTensorMode():
-        func, args, kwargs, out = made(name, 2)
+        call = calls(2)[name]
         with NoOps():
-            everything_taken(func, args, kwargs, out)
+            steps_of(*call)
 
 
 def test_an_op_without_a_rule_takes_nothing() -> None:
     x = torch.empty(2, 2)
-    assert scratch_of(aten.add.Tensor, (x, x), {}, x) == ()
-    assert output_bytes_of(aten.add.Tensor, (x, x), {}, x) is None
+    assert steps_of(aten.add.Tensor, (x, x), x) == ()
 
 
 def test_a_softmax_backward_makes_the_product_after_its_output() -> None:
     x = torch.empty(8, 16, dtype=torch.bfloat16)
     args = (x, x, 1, x.dtype)
-    (product,) = scratch_of(aten._softmax_backward_data.default, args, {}, x)
-    assert (product.rule, product.arguments) == ("buffer", (8 * 16 * 2,))
-    assert product.when == "after"
+    steps = steps_of(aten._softmax_backward_data.default, args, x)
+    assert steps == (OUTPUTS, KernelScratch("buffer", (8 * 16 * 2,), 0))
 
 
 def test_the_scalar_of_a_mean_squared_error_keeps_every_elements_loss() -> None:
     x = torch.empty(8, 16)
     out = torch.empty(())
-    assert output_bytes_of(aten.mse_loss.default, (x, x), {}, out) == 8 * 16 * 4
+    steps = steps_of(aten.mse_loss.default, (x, x), out)
+    assert steps[0] == Output(0, size_bytes=8 * 16 * 4)
 
 
 def test_an_op_is_registered_once() -> None:
-    with pytest.raises(ValueError, match=r"aten\.bmm has its temporaries already"):
-        register_scratch("bmm")(lambda *_: ())
-    with pytest.raises(
-        ValueError, match=r"aten\.mse_loss has its output's size already"
-    ):
-        register_output_bytes("mse_loss")(lambda *_: 0)
+    with pytest.raises(ValueError, match=r"aten\.bmm is registered already"):
+        kernel_memory("bmm")(lambda _: iter(()))
 
 
-@pytest.mark.parametrize("name", sorted({*SCRATCH, *OUTPUT_BYTES, *STEPS}))
+@pytest.mark.parametrize("name", sorted(KERNELS))
 def test_every_rule_names_an_op_of_torch(name: str) -> None:
     packet, _, overload = name.partition(".")
     assert not overload or overload in getattr(aten, packet).overloads()
@@ -175,16 +173,14 @@ def test_a_grouped_convolution_joins_its_groups_in_the_end() -> None:
     args = (image, weight, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 3)
     depthwise = (image, weight, *args[2:])
     out = torch.empty(2, 6, 2, 2)
-    assert kernel_steps(aten.convolution.default, depthwise, {}, out) == ()
+    assert steps_of(aten.convolution.default, depthwise, out) == (OUTPUTS,)
     image, weight = torch.empty(2, 6, 8, 8), torch.empty(6, 2, 4, 4)
-    steps = kernel_steps(aten.convolution.default, (image, weight, *args[2:]), {}, out)
-    taken = [step.scratch.arguments[0] for step in steps if isinstance(step, Alloc)]
+    steps = steps_of(aten.convolution.default, (image, weight, *args[2:]), out)
+    taken = [step.arguments[0] for step in steps if isinstance(step, KernelScratch)]
     # A slice of the images, 2 of 6 outputs, one sample's patches: 2 * 16 taps * 2 * 2.
     assert taken == [2 * 2 * 64 * 4, 2 * 2 * 4 * 4, 32 * 4 * 4] * 3
-    assert steps[-1].index == 0
-    given = [
-        step.alloc.scratch.arguments[0] for step in steps if isinstance(step, Free)
-    ]
+    assert steps[-1] == OUTPUTS
+    given = [step.scratch.arguments[0] for step in steps if isinstance(step, Free)]
     assert given == [32 * 4 * 4, 2 * 2 * 64 * 4] * 3, "outputs wait to be joined"
 
 
@@ -194,5 +190,5 @@ def test_cudnn_attention_has_one_workspace_by_the_frontends_formula() -> None:
     row_sums, gradient = 2 * 8 * 64 * 4, 2 * 8 * 64 * 32 * 4
     for key, expanded in ((query, 0), (few, 2 * 2 * 8 * 64 * 32 * 2)):
         args = (query, query, key, key, query)
-        (taken,) = scratch_of(op, args, {}, None)
+        (taken,) = allocated(op, args, None)
         assert taken.arguments == (row_sums + gradient + expanded,)

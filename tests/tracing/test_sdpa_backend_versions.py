@@ -4,11 +4,11 @@
 
 import torch
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import device_properties
-from budgetfit.memory.scratch_sizes.workspaces import scratch_bytes
-from budgetfit.tracing.cuda.kernel_memory import kernel_steps
-from budgetfit.tracing.cuda.kernel_memory.registry import Alloc
+from budgetfit.memory.scratch_sizes.rules import scratch_bytes
+from budgetfit.tracing.cuda.kernel_memory.registry import Call, kernel_steps
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
@@ -17,6 +17,7 @@ from budgetfit.tracing.recording.storage_log import StorageLog
 FORWARD = torch.ops.aten._scaled_dot_product_efficient_attention.default
 BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
 OUT, SUMS = 8_388_608, 262_144
+T4 = CudaTarget(compute_capability=(7, 5), torch_version=(2, 14))
 
 
 def heads(count: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -48,13 +49,14 @@ def backward_bytes(key_heads: int, dtype: torch.dtype) -> list[int]:
         x, key = heads(32, dtype), heads(key_heads, dtype)
         turned = x.transpose(1, 2).contiguous().transpose(1, 2)
         numbers = None, x, x, x, x, 0.0, [True] * 4, False
-        steps = kernel_steps(BACKWARD, (turned, x, key, key, *numbers), {}, None)
+        args = (turned, x, key, key, *numbers)
+        steps = kernel_steps(Call(BACKWARD, args, {}, None, T4))
     card = device_properties(find_gpu("t4"))
     return [
         size
         for step in steps
-        if isinstance(step, Alloc)
-        for size in scratch_bytes(card, step.scratch.rule, step.scratch.arguments)
+        if isinstance(step, KernelScratch)
+        for size in scratch_bytes(card, step.rule, step.arguments)
     ]
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.core.step_trace import CATEGORIES, RATES
+from budgetfit.core.step_trace import CATEGORIES, RATES, KernelScratch
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
-from budgetfit.tracing.records import LogStep, OpScratch, ScratchBuffer
+from budgetfit.tracing.records import Free, OpMemory, Output, Workspace
 
 KIB = 1024  # of 256 floats
 
@@ -196,14 +196,13 @@ class Kernel:
     def run(self, run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return self.replaced() if self.replaced else run(func, args, kwargs)
 
-    def scratch(self, func: Any, *_: Any) -> OpScratch:
+    def memory(self, func: Any, *_: Any) -> OpMemory:
         if func is not torch.ops.aten.mm.default:
-            return OpScratch()
-        return OpScratch(
-            persistent=[ScratchBuffer("workspace", (), 0)],
-            before=[ScratchBuffer("before", (1,), 0), ScratchBuffer("before", (1,), 1)],
-            after=[ScratchBuffer("after", (2,), 0)],
-        )
+            return OpMemory()
+        before = [KernelScratch("before", (1,), part) for part in range(2)]
+        workspace = Workspace(KernelScratch("workspace", (), 0))
+        after = KernelScratch("after", (2,), 0)
+        return OpMemory((*before, Output(), workspace, after))
 
 
 def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
@@ -212,11 +211,11 @@ def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
         y = x @ x
     assert [log.scratch.get(index) for index in range(len(log.sizes))] == [
         None,  # x
-        ScratchBuffer("before", (1,), 0),
-        ScratchBuffer("before", (1,), 1),
+        KernelScratch("before", (1,), 0),
+        KernelScratch("before", (1,), 1),
         None,  # y
-        ScratchBuffer("workspace", (), 0),
-        ScratchBuffer("after", (2,), 0),
+        KernelScratch("workspace", (), 0),
+        KernelScratch("after", (2,), 0),
     ]
     assert log.index_of(y) == 3
     assert log.events == [1, 2, 3, 4, 5, 6, -6, -3, -2]
@@ -227,18 +226,11 @@ def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
 class Joining(Kernel):
     """A device that slices its input, multiplies and joins before the output is."""
 
-    def scratch(self, func: Any, *_: Any) -> OpScratch:
+    def memory(self, func: Any, *_: Any) -> OpMemory:
         if func is not torch.ops.aten.mm.default:
-            return OpScratch()
-        slice_, part = (ScratchBuffer(name, (), 0) for name in ("slice", "part"))
-        return OpScratch(
-            steps=[
-                LogStep("alloc", 0, (slice_,)),
-                LogStep("alloc", 1, (part,)),
-                LogStep("free", 0),
-                LogStep("output", 0),
-            ]
-        )
+            return OpMemory()
+        slice_, part = (KernelScratch(name, (), 0) for name in ("slice", "part"))
+        return OpMemory((slice_, part, Free(slice_), Output(0)))
 
 
 def test_the_steps_of_an_op_keep_their_order() -> None:

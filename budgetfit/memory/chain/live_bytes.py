@@ -14,7 +14,7 @@ from budgetfit.memory.replay import block_bytes, storage_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import Phase
-    from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties
+    from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 NEVER = np.iinfo(np.int64).max
 

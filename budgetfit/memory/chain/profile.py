@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.chain.option_costs import OptionDelta
     from budgetfit.memory.chain.stages import Stage, StageBytes, TimesOf
-    from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties
+    from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 
 def chain_profile(  # noqa: PLR0913 - one value each, all needed

@@ -27,15 +27,20 @@ LOCK_BYTES = 16  # before each tile of the dq accumulator
 SPLIT_BLOCKS = 200  # keys are split into about this many blocks, over all heads
 
 
-@rule("flash_attention_forward", parts=3)
-def flash_forward(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+@rule(parts=3)
+def flash_attention_forward(
+    device: DeviceProperties,
+    rows: int,
+    queries: int,
+    keys: int,
+    head_dim: int,
+    dropout: int,
+) -> list[int]:
     """Return [logsumexp of the splits, outputs of the splits, random state] in bytes.
 
     Few rows over many keys are split over the idle SMs (split-KV); not with dropout,
-    which keeps a second random state. Arguments: batch x heads, queries, keys, head
-    dimension, 1 with dropout.
+    which keeps a second random state. ``rows``: batch x heads; ``dropout``: 0 or 1.
     """
-    rows, queries, keys, head_dim, dropout = arguments
     if dropout:
         return [0, 0, SEED_BYTES]
     block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
@@ -66,17 +71,24 @@ def flash_splits(blocks: int, slots: int, key_blocks: int) -> int:
     return next(n for n, value in efficiency.items() if float(value) >= 0.85 * best)
 
 
-@rule("flash_attention_backward", parts=4)
-def flash_backward(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+@rule(parts=4)
+def flash_attention_backward(
+    _device: DeviceProperties,
+    rows: int,
+    queries: int,
+    keys: int,
+    head_dim: int,
+    element_bytes: int,
+    grouped: int,
+) -> list[int]:
     """Return [softmax_d, dq accumulator, expanded dk, expanded dv] in bytes.
 
-    Arguments: batch x query heads, queries, keys, head dimension, bytes per element,
-    and 1 where keys and values have fewer heads than queries.
+    ``rows``: batch x query heads; ``grouped``: 1 where keys and values have fewer
+    heads.
     """
-    rows, queries, keys, head_dim, element, grouped = arguments
     padded = rows * round_up(queries, 128)
     width = round_up(head_dim, 32 if head_dim <= 128 else 64)
-    expanded = rows * keys * round_up(head_dim, 8) * element if grouped else 0
+    expanded = rows * keys * round_up(head_dim, 8) * element_bytes if grouped else 0
     return [padded * 4, padded * width * 4, expanded, expanded]
 
 
@@ -115,16 +127,22 @@ def efficient_tile(
     return EfficientTile(128, 64, in_registers=False)
 
 
-@rule("efficient_attention_backward", parts=1)
-def efficient_backward(
-    device: DeviceProperties, arguments: tuple[int, ...]
+@rule(parts=1)
+def efficient_attention_backward(
+    device: DeviceProperties,
+    rows: int,
+    queries: int,
+    keys: int,
+    head_dim: int,
+    value_dim: int,
+    single: int,
+    dropout: int,
 ) -> list[int]:
     """Return [workspace] in bytes.
 
-    Arguments: batch x heads, queries, keys, head dimension of keys, of values, 1 for
-    fp32 (0 for 16 bits), 1 with dropout.
+    ``rows``: batch x heads; ``head_dim``: of keys; ``single``: 1 for fp32, 0 for 16
+    bits; ``dropout``: 0 or 1.
     """
-    rows, queries, keys, head_dim, value_dim, single, dropout = arguments
     tile = efficient_tile(
         device,
         single=bool(single),

@@ -94,132 +94,128 @@ def radix_sort_bytes(
     return size + counters + 2 * SLACK + 1
 
 
-@rule("scan", parts=1)
-def scan(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
-    """Return [scan storage] in bytes. Arguments: items, bytes per item."""
-    return [scan_bytes(*arguments)]
+@rule(parts=1)
+def scan(_device: DeviceProperties, items: int, item_bytes: int) -> list[int]:
+    """Return [scan storage] in bytes."""
+    return [scan_bytes(items, item_bytes)]
 
 
-@rule("sort", parts=5)
-def sort(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+@rule(parts=5)
+def sort(device: DeviceProperties, rows: int, length: int, key_bytes: int) -> list[int]:
     """Return [indices, storage] or, for several long rows, [..., row and index, keys].
 
-    Arguments: rows, their length, bytes per key.
+    ``length``: of a row.
     """
-    rows, length, key = arguments
     items = rows * length
     if length <= SMALL_SORT:
         return [length * INDEX_BYTES, 0, 0, 0, 0]
-    storage = radix_sort_bytes(device, items, key, INDEX_BYTES, key * 8)
+    storage = radix_sort_bytes(device, items, key_bytes, INDEX_BYTES, key_bytes * 8)
     if rows == 1:
         return [items * INDEX_BYTES, storage, 0, 0, 0]
-    return [0, storage, items * INDEX_BYTES, items * INDEX_BYTES, items * key]
+    return [0, storage, items * INDEX_BYTES, items * INDEX_BYTES, items * key_bytes]
 
 
-@rule("index_put_sort", parts=1)
-def index_put_sort(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+@rule(parts=1)
+def index_put_sort(device: DeviceProperties, indices: int, positions: int) -> list[int]:
     """Return the storage of sorting flat indices with their positions.
 
-    Arguments: indices, size of the dimension that they index.
+    ``positions``: size of the dimension that they index.
     """
-    indices, positions = arguments
     bits = max(1, (positions - 1).bit_length())
     return [radix_sort_bytes(device, indices, INDEX_BYTES, INDEX_BYTES, bits)]
 
 
-@rule("masked_scatter", parts=2)
-def masked_scatter(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
-    """Return [prefix sum of the mask, scan storage]. Argument: elements."""
-    return [arguments[0] * INDEX_BYTES, scan_bytes(arguments[0], INDEX_BYTES)]
+@rule(parts=2)
+def masked_scatter(_device: DeviceProperties, elements: int) -> list[int]:
+    """Return [prefix sum of the mask, scan storage]."""
+    return [elements * INDEX_BYTES, scan_bytes(elements, INDEX_BYTES)]
 
 
-FEW_INDICES = 3072  # up to here embedding_dense_backward does not sort
+# embedding_dense_backward: ``indices`` are counted, ``rows`` are those of the table.
+FEW_INDICES = 3072  # up to here it does not sort
 PARTIAL_ROWS = 10  # rows that one partial sum covers
 FULL_PARTIALS = 4  # above so many partials per row they are added atomically
 
 
 def _segments(indices: int, rows: int) -> int:
-    """Return the most rows of the table that occur among the indices."""
-    return min(indices, rows)
+    """Return the most rows that occur among the indices; 0 where they are few."""
+    return min(indices, rows) if indices > FEW_INDICES else 0
 
 
-@rule("embedding_indices", parts=1)
+@rule(parts=1)
 def embedding_indices(
-    _device: DeviceProperties, arguments: tuple[int, ...]
+    _device: DeviceProperties, indices: int, index_bytes: int
 ) -> list[int]:
-    """Return [copied indices], or 0 for few. Arguments: indices, bytes per index."""
-    indices, index = arguments
-    return [indices * index if indices > FEW_INDICES else 0]
+    """Return [copied indices]."""
+    return [indices * index_bytes if indices > FEW_INDICES else 0]
 
 
-@rule("embedding_sort", parts=1)
-def embedding_sort(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of sorting indices with their positions.
-
-    Arguments: indices, rows of the table, bytes per index.
-    """
-    indices, rows, index = arguments
+@rule(parts=1)
+def embedding_sort(
+    device: DeviceProperties, indices: int, rows: int, index_bytes: int
+) -> list[int]:
+    """Return the storage of sorting indices with their positions."""
     if indices <= FEW_INDICES:
         return [0]
-    return [radix_sort_bytes(device, indices, index, index, rows.bit_length())]
+    bits = rows.bit_length()
+    return [radix_sort_bytes(device, indices, index_bytes, index_bytes, bits)]
 
 
-@rule("embedding_unique", parts=1)
-def embedding_unique(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of ``UniqueByKey``. Arguments: indices, bytes per index."""
-    indices, index = arguments
-    return [unique_bytes(device, indices, index) if indices > FEW_INDICES else 0]
-
-
-@rule("embedding_segments", parts=1)
-def embedding_segments(
-    _device: DeviceProperties, arguments: tuple[int, ...]
+@rule(parts=1)
+def embedding_unique(
+    device: DeviceProperties, indices: int, index_bytes: int
 ) -> list[int]:
-    """Return an index for each segment: the sorted indices of one row of the table.
-
-    Arguments: indices, rows of the table, bytes per index.
-    """
-    indices, rows, index = arguments
-    return [_segments(indices, rows) * index if indices > FEW_INDICES else 0]
-
-
-@rule("embedding_scan", parts=1)
-def embedding_scan(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
-    """Return the storage of a scan over the segments.
-
-    Arguments: indices, rows of the table, bytes per index.
-    """
-    indices, rows, index = arguments
+    """Return the storage of ``UniqueByKey``."""
     few = indices <= FEW_INDICES
-    return [0 if few else scan_bytes(_segments(indices, rows), index)]
+    return [0 if few else unique_bytes(device, indices, index_bytes)]
 
 
-@rule("embedding_count", parts=1)
-def embedding_count(_device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
-    """Return one count, or 0 for few indices. Arguments: indices, bytes of a count."""
-    indices, number = arguments
-    return [number if indices > FEW_INDICES else 0]
+@rule(parts=1)
+def embedding_segments(
+    _device: DeviceProperties, indices: int, rows: int, index_bytes: int
+) -> list[int]:
+    """Return an index for each segment: the sorted indices of one row."""
+    return [_segments(indices, rows) * index_bytes]
 
 
-@rule("embedding_partials", parts=3)
+@rule(parts=1)
+def embedding_scan(
+    _device: DeviceProperties, indices: int, rows: int, index_bytes: int
+) -> list[int]:
+    """Return the storage of a scan over the segments."""
+    segments = _segments(indices, rows)
+    return [scan_bytes(segments, index_bytes) if segments else 0]
+
+
+@rule(parts=1)
+def embedding_count(
+    _device: DeviceProperties, indices: int, count_bytes: int
+) -> list[int]:
+    """Return one count."""
+    return [count_bytes if indices > FEW_INDICES else 0]
+
+
+@rule(parts=3)
 def embedding_partials(
-    device: DeviceProperties, arguments: tuple[int, ...]
+    device: DeviceProperties,
+    indices: int,
+    rows: int,
+    columns: int,
+    index_bytes: int,
+    element_bytes: int,
 ) -> list[int]:
     """Return [first index of each partial, sums of the partials, gradient in fp32].
 
     A segment is summed in fp32 by parts of 10. Where many indices share few rows the
     second is the segment of each partial, and only there a gradient of 16 bits is
     summed in fp32.
-
-    Arguments: indices, rows of the table, columns, bytes per index, per element.
     """
-    indices, rows, columns, index, element = arguments
-    if indices <= FEW_INDICES:
-        return [0, 0, 0]
     segments = _segments(indices, rows)
+    if not segments:
+        return [0, 0, 0]
     partials = indices // PARTIAL_ROWS + segments
-    each = partials * index
+    each = partials * index_bytes
     if segments < 4 * device.sm_count and partials > FULL_PARTIALS * segments:
-        single = rows * columns * SINGLE_BYTES if element < SINGLE_BYTES else 0
-        return [each, each, single]
+        half = element_bytes < SINGLE_BYTES
+        return [each, each, rows * columns * SINGLE_BYTES if half else 0]
     return [each, partials * columns * SINGLE_BYTES, 0]

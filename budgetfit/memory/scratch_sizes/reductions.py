@@ -18,6 +18,7 @@ from math import prod
 from budgetfit.memory.scratch_sizes.rules import (
     DeviceProperties,
     ceil_div,
+    last_power_of_two,
     rounded_bytes,
     rule,
 )
@@ -77,20 +78,30 @@ class LoopNest:
         return prod(self.sizes) // self.outputs
 
 
-@rule("reduction", parts=3)
-def reduction(device: DeviceProperties, arguments: tuple[int, ...]) -> list[int]:
+@rule(parts=3)
+def reduction(
+    device: DeviceProperties,
+    element_bytes: int,
+    accumulate_bytes: int,
+    input_vector: int,
+    private_accumulator: int,
+    mask: int,
+    offset: int,
+    *layout: int,
+) -> list[int]:
     """Return [accumulator, staging buffer, semaphores] of one reduction, in bytes.
 
-    Arguments: element bytes, accumulator bytes, input vector, private accumulator (0
-    or 1), reduced dimensions as bits (bit k: dimension k), storage offset, then the
-    input's sizes, then its strides in elements.
+    ``mask``: reduced dimensions as bits (bit k: dimension k); ``offset``: in the
+    storage; ``layout``: the input's sizes, then its strides in elements. For the others
+    see ``ReductionDtypes``.
     """
-    element, accumulate, vector, private, mask, offset, *layout = arguments
     ndim = len(layout) // 2
-    sizes, strides = tuple(layout[:ndim]), tuple(layout[ndim:])
+    sizes, strides = layout[:ndim], layout[ndim:]
     if prod(sizes) == 0:
         return [0, 0, 0]
-    numbers = ReductionDtypes(element, accumulate, vector, bool(private))
+    numbers = ReductionDtypes(
+        element_bytes, accumulate_bytes, input_vector, bool(private_accumulator)
+    )
     return _of_loop(device, numbers, loop_nest(sizes, strides, mask, offset))
 
 
@@ -238,10 +249,6 @@ def _output_vector(nest: LoopNest) -> int:
     return vector
 
 
-def _last_power_of_two(number: int) -> int:
-    return 1 << (max(number, 1).bit_length() - 1)
-
-
 @dataclass(frozen=True, slots=True)
 class _ThreadBlock:
     """Thread block of a reduction, ``width`` threads along the fastest dimension.
@@ -272,8 +279,8 @@ class _ThreadBlock:
             elif dim0 >= MIN_VECTORIZED_INPUTS and reduced == 1:
                 dim0 //= numbers.input_vector
         most = MAX_THREADS // vector
-        dim0 = min(_last_power_of_two(dim0), most)
-        dim1 = min(_last_power_of_two(dim1), most)
+        dim0 = min(last_power_of_two(dim0), most)
+        dim1 = min(last_power_of_two(dim1), most)
         height = min(dim1, most // min(dim0, WARP))
         return cls(min(dim0, most // height), height, along_reduced, vector)
 

@@ -20,47 +20,31 @@ from budgetfit.tracing.call_cache import CallCache
 from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.dispatch.meta_kernels import META_KERNELS
-from budgetfit.tracing.cuda.kernel_memory import (
+from budgetfit.tracing.cuda.kernel_memory.matmul import CublasWorkspaces
+from budgetfit.tracing.cuda.kernel_memory.registry import (
+    HALVES,
+    Call,
+    Gemm,
+    KernelStep,
+    Unverified,
+    is_verified,
     kernel_steps,
-    output_bytes_of,
-    scratch_of,
 )
-from budgetfit.tracing.cuda.kernel_memory.cublas_workspaces import CublasWorkspaces
-from budgetfit.tracing.cuda.kernel_memory.registry import Gemm, log_steps
-from budgetfit.tracing.cuda.kernel_memory.verified_ops import is_verified
-from budgetfit.tracing.records import NO_SCRATCH, OpScratch
+from budgetfit.tracing.records import OpMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from budgetfit.tracing.call_cache import CallKey
-    from budgetfit.tracing.cuda.kernel_memory.registry import KernelStep
     from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.records import RunOp, ScratchBuffer
+    from budgetfit.tracing.records import RunOp
 
 aten = torch.ops.aten
 
 ADD = aten.add.Tensor
 INDEX_PUT = aten.index_put.default
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
-CUDNN_ATTENTION = {
-    aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_cudnn_attention_backward.default,
-}
-CUDNN_OPS = {
-    *CONVOLUTIONS,
-    aten._thnn_fused_lstm_cell.default,
-    aten._thnn_fused_gru_cell.default,
-}
-CUDNN_NOTE = (
-    "convolutions or recurrent layers run in cuDNN on this card: its workspaces are "
-    "not in the prediction"
-)
-CUDNN_ATTENTION_NOTE = (
-    "attention runs in cuDNN on this card: of its workspace only what cudnn-frontend "
-    "asks for is in the prediction"
-)
 # Mean and rstd are fp32 for any input dtype; on a CPU they have the input's.
 FP32_STATISTICS = frozenset(
     {
@@ -71,21 +55,11 @@ FP32_STATISTICS = frozenset(
 )
 # The bias gets a gradient with padded rows.
 PADDED_OUTPUTS = {aten._scaled_dot_product_efficient_attention_backward.default}
-HALF = (torch.float16, torch.bfloat16)
 # Outputs are contiguous for any input strides, as those of convolutions without cuDNN.
 # On a CPU they follow the inputs' strides.
 CONTIGUOUS_OUTPUTS = frozenset(
     {aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default}
 )
-# Positions of outputs without device memory: dropout seed and offset, outside of CUDA
-# graphs, and a buffer that only CPUs fill. Without dropout torch 2.14 allocates seed
-# and offset on the GPU.
-EFFICIENT_ATTENTION = aten._scaled_dot_product_efficient_attention.default
-SEED_ON_GPU_VERSION = (2, 14)
-HOST_OUTPUTS = {
-    EFFICIENT_ATTENTION: (2, 3),
-    aten.log_sigmoid_forward.default: (1,),
-}
 
 
 class CudaOpTraits(NamedTuple):
@@ -110,12 +84,14 @@ def _traits_of(func: torch._ops.OpOverload) -> CudaOpTraits:
 
 
 class CallMemory(NamedTuple):
-    """Memory inside a call, but cuBLAS workspaces, which depend on earlier calls."""
+    """Memory inside a call; cuBLAS workspaces, which depend on earlier calls, are not.
 
-    note: str
-    steps: tuple[KernelStep, ...]
-    has_gemm: bool
-    scratch: OpScratch
+    ``products``: the call's steps, if cuBLAS multiplies in some of them.
+    """
+
+    notes: frozenset[str]
+    products: tuple[KernelStep, ...]
+    memory: OpMemory
 
 
 _CALL_MEMORY: dict[CudaTarget, CallCache[CallMemory]] = defaultdict(CallCache)
@@ -167,82 +143,46 @@ class CudaOpSemantics:
 
     def _with_cuda_layout(self, traits: CudaOpTraits, out: Any) -> Any:
         """Return outputs with the dtypes and strides of CUDA's kernels."""
-        if traits.fp32_statistics and out[0].dtype in HALF:
+        if traits.fp32_statistics and out[0].dtype in HALVES:
             return (out[0], *(statistic.float() for statistic in out[1:]))
         if traits.contiguous_outputs or (traits.convolution and not self.target.cudnn):
             return tree_map_only(torch.Tensor, torch.Tensor.contiguous, out)
         return out
 
-    def scratch(
+    def memory(
         self,
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
         call: CallKey | None = None,
-    ) -> OpScratch:
-        """Return the op's scratch memory, with the cuBLAS workspaces it allocates."""
+    ) -> OpMemory:
+        """Return what the op allocates, with the cuBLAS workspaces."""
         known = None if call is None else self._call_memory.get(call)
         if known is None:
-            known = self._memory_of(func, args, kwargs, out)
+            known = self._memory_of(Call(func, args, kwargs, out, self.target))
             if call is not None:
                 self._call_memory.store(call, known)
-        if known.note:
-            self.notes.add(known.note)
-        persistent: list[ScratchBuffer] = []
-        temporary: list[ScratchBuffer] = []
-        if known.has_gemm or not known.steps:  # a depthwise convolution has no GEMM
-            thread = "autograd" if self.in_backward else "main"
-            persistent, temporary = self._workspaces.of(func, args, kwargs, out, thread)
-        if not known.steps and not persistent and not temporary:
-            return known.scratch
-        steps = log_steps(known.steps, temporary, persistent)
-        scratch = known.scratch._replace(steps=steps)
-        if known.has_gemm:  # the steps contain the workspaces
-            return scratch
-        after = [*scratch.after, *temporary]
-        return scratch._replace(persistent=persistent, after=after)
+        self.notes |= known.notes
+        if not known.products:
+            return known.memory
+        thread = "autograd" if self.in_backward else "main"
+        steps = self._workspaces.steps(known.products, thread)
+        return known.memory._replace(steps=tuple(steps))
 
-    def _memory_of(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-    ) -> CallMemory:
-        attention = func in CUDNN_ATTENTION
-        unknown = attention or (func in CUDNN_OPS and self.target.cudnn)
-        note = CUDNN_ATTENTION_NOTE if attention else CUDNN_NOTE
-        cudnn = func in CONVOLUTIONS and self.target.cudnn
-        steps = () if cudnn else kernel_steps(func, args, kwargs, out)
-        before: list[ScratchBuffer] = []
-        after: list[ScratchBuffer] = []
-        for each in scratch_of(func, args, kwargs, out):
-            (before if each.when == "before" else after).extend(each.buffers())
-        scratch = OpScratch(
-            before=before,
-            after=after,
-            output_bytes=output_bytes_of(func, args, kwargs, out),
-            host_outputs=self._host_outputs(func, args),
-            unverified=str(func) if unknown or not is_verified(func, args) else "",
-        )
-        has_gemm = any(isinstance(step, Gemm) for step in steps)
+    def _memory_of(self, call: Call) -> CallMemory:
+        steps = kernel_steps(call)
+        unknown = [step for step in steps if isinstance(step, Unverified)]
+        verified = is_verified(call.func) and not unknown
+        products = any(isinstance(step, Gemm) for step in steps)
         return CallMemory(
-            note if unknown else "",
-            steps,
-            has_gemm,
-            NO_SCRATCH if scratch == NO_SCRATCH else scratch,
+            frozenset(step.note for step in unknown if step.note),
+            steps if products else (),
+            OpMemory(
+                tuple(s for s in steps if not isinstance(s, (Gemm, Unverified))),
+                unverified="" if verified else str(call.func),
+            ),
         )
-
-    def _host_outputs(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...]
-    ) -> tuple[int, ...]:
-        if func is EFFICIENT_ATTENTION:
-            dropout = args[5] if len(args) > 5 else 0.0  # noqa: PLR2004 - its position
-            version = self.target.torch_version
-            if not dropout and version >= SEED_ON_GPU_VERSION:
-                return ()
-        return HOST_OUTPUTS.get(func, ())
 
 
 def _in_place_in_autograd(

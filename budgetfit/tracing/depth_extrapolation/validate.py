@@ -85,7 +85,9 @@ def fit_and_validate(
     bytes_moved[0][lists] = one.trace.ops.bytes_fixed[lists]
     rows = _scratch(trace, deeper, sizes)
     scratch = tuple(dict.fromkeys(row for row in rows if row is not None))
-    number: dict[KernelScratch | None, int] = {row: n for n, row in enumerate(scratch)}
+    number: dict[KernelScratch[Affine] | None, int] = {
+        row: n for n, row in enumerate(scratch)
+    }
     index = np.array([number.get(row, -1) for row in rows], np.int32)
     return one._replace(
         trace=replace(
@@ -130,10 +132,10 @@ def _outside(longer: OwnedTrace, layouts: Sequence[RunLayout]) -> NDArray[np.boo
 
 def _scratch(
     longer: StepTrace, other: StepTrace, sizes: tuple[int, int]
-) -> list[KernelScratch | None]:
+) -> list[KernelScratch[Affine] | None]:
     """Return each storage's scratch, with arguments affine in the batch size."""
-    known: dict[tuple[int, int], KernelScratch] = {}
-    rows: list[KernelScratch | None] = []
+    known: dict[tuple[int, int], KernelScratch[Affine]] = {}
+    rows: list[KernelScratch[Affine] | None] = []
     columns = longer.scratch_index.tolist(), other.scratch_index.tolist()
     for pair in zip(*columns, strict=True):
         if pair[0] < 0:

@@ -72,7 +72,9 @@ def _build(
     log = first.log
     fixed, slope = _fit(first, second, log.sizes, second.log.sizes)
     scratch_index = np.full(len(log.sizes), -1, np.int32)
-    scratch: dict[KernelScratch, int] = {}  # deduplicated: equal blocks have equal ones
+    scratch: dict[
+        KernelScratch[Affine], int
+    ] = {}  # deduplicated: equal blocks have equal ones
     for storage, row in log.scratch.items():
         constants, slopes = _fit(
             first, second, row.arguments, second.log.scratch[storage].arguments

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.core.step_trace import CATEGORIES, TO_HOST
+from budgetfit.core.step_trace import CATEGORIES, TO_HOST, KernelScratch
 from budgetfit.tracing.call_cache import CallCache, call_key
 from budgetfit.tracing.op_costs import op_cost, tensors_in
 from budgetfit.tracing.records import (
-    NO_SCRATCH,
-    LogStep,
+    Free,
     MovedStorages,
+    OpMemory,
     OpRecord,
-    OpScratch,
     OpSemantics,
+    Output,
     RunOp,
-    ScratchBuffer,
     call_op,
     op_name,
 )
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from budgetfit.tracing.call_cache import CallKey
 
 _DEVICE = torch.ops.prim.device.default
-_DROPOUT = torch.ops.aten.native_dropout.default
 _COSTS: CallCache[tuple[int, float, int]] = CallCache()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
@@ -95,7 +93,7 @@ class StorageLog(TorchDispatchMode):
         self.categories: list[int] = []
         self.layers: list[int] = []
         self.made_from: dict[int, tuple[int, ...]] = {}
-        self.scratch: dict[int, ScratchBuffer] = {}
+        self.scratch: dict[int, KernelScratch[int]] = {}
         self.unverified: dict[int, str] = {}
         self.events: list[int] = []
         self.ops: list[OpRecord] = []
@@ -134,9 +132,9 @@ class StorageLog(TorchDispatchMode):
             self.log_outputs(out)
             return out
         call = call_key(func, args, kwargs, out)
-        scratch = semantics.scratch(func, args, kwargs, out, call)
+        memory = semantics.memory(func, args, kwargs, out, call)
         first = len(self.sizes)
-        self._log_allocations(func, scratch, out)
+        self._log_memory(memory, out)
         touched: MovedStorages = ()
         if not self._in_modules:
             touched = _note_sources(self, first, args, kwargs, out)
@@ -148,56 +146,30 @@ class StorageLog(TorchDispatchMode):
             )
         return out
 
-    def _log_allocations(
-        self,
-        func: torch._ops.OpOverload,
-        scratch: OpScratch,
-        out: Any,
-    ) -> None:
+    def _log_memory(self, memory: OpMemory, out: Any) -> None:
         """Log an op's scratch buffers and outputs, in the order of its kernels."""
-        if scratch is NO_SCRATCH and func is not _DROPOUT:
-            self.log_outputs(out)
-            return
         first = len(self.sizes)
-        held = [self._allocate_scratch(row, "temporaries") for row in scratch.before]
-        held += self._log_steps(scratch.steps, out)
-        self.log_outputs(
-            out if func is not _DROPOUT else out[::-1]
-        )  # its mask comes first
-        if scratch.output_bytes is not None:
-            self._resize(out, scratch.output_bytes)
-        for position in scratch.host_outputs:
-            self._resize(out[position], 0)
-        for row in scratch.persistent:
-            self._allocate_scratch(row, "workspace")
-        held += [self._allocate_scratch(row, "temporaries") for row in scratch.after]
-        self.events.extend(-(index + 1) for index in reversed(held))
-        if scratch.unverified:
-            new = range(first, len(self.sizes))
-            self.unverified.update(dict.fromkeys(new, scratch.unverified))
-
-    def _log_steps(
-        self,
-        steps: Sequence[LogStep],
-        out: Any,
-    ) -> list[int]:
-        """Log the steps inside an op; return the storages that it has not freed."""
-        outputs = out if isinstance(out, (tuple, list)) else (out,)
-        held: dict[int, list[int]] = {}
-        for step in steps:
-            if step.kind == "alloc":
-                held[step.number] = [
-                    self._allocate_scratch(row, "temporaries") for row in step.rows
-                ]
-            elif step.kind == "persist":
-                for row in step.rows:
-                    self._allocate_scratch(row, "workspace")
-            elif step.kind == "free":
-                freed = reversed(held.pop(step.number))
-                self.events.extend(-(index + 1) for index in freed)
+        held: list[tuple[KernelScratch[int], int]] = []
+        for step in memory.steps:
+            if isinstance(step, KernelScratch):
+                held.append((step, self._allocate_scratch(step, "temporaries")))
+            elif isinstance(step, Free):
+                last = max(k for k, row in enumerate(held) if row[0] is step.scratch)
+                self.events.append(-(held.pop(last)[1] + 1))
+            elif isinstance(step, Output):
+                output = out
+                if step.position is not None and isinstance(out, (tuple, list)):
+                    output = out[step.position]
+                self.log_outputs(output)
+                if step.size_bytes is not None:
+                    self._resize(output, step.size_bytes)
             else:
-                self.log_outputs(outputs[step.number])
-        return [index for buffers in held.values() for index in buffers]
+                self._allocate_scratch(step.scratch, "workspace")
+        self.log_outputs(out)
+        self.events.extend(-(index + 1) for _, index in reversed(held))
+        if memory.unverified:
+            new = range(first, len(self.sizes))
+            self.unverified.update(dict.fromkeys(new, memory.unverified))
 
     def log_outputs(self, out: Any) -> None:
         """Log the allocation of new storages in an op's outputs."""
@@ -299,7 +271,7 @@ class StorageLog(TorchDispatchMode):
             return _CATEGORY["activations"]
         return self.category
 
-    def _allocate_scratch(self, row: ScratchBuffer, category: Category) -> int:
+    def _allocate_scratch(self, row: KernelScratch[int], category: Category) -> int:
         index = self._allocate(0, _CATEGORY[category])
         self.scratch[index] = row
         return index

@@ -10,12 +10,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from budgetfit.memory.scratch_sizes.rules import rounded_bytes
-from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties, scratch_bytes
+from budgetfit.core.step_trace import KernelScratch
+from budgetfit.memory.scratch_sizes.rules import (
+    DeviceProperties,
+    rounded_bytes,
+    scratch_bytes,
+)
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics, imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.storage_log import StorageLog
-from budgetfit.tracing.records import ScratchBuffer
 from tests.accuracy.op_level.op_call import decode, op_named, strided
 
 # Nothing that is recorded here depends on the card outside the rules.
@@ -67,7 +70,7 @@ class Call(NamedTuple):
 
     events: list[int]
     sizes: list[int]
-    scratch: dict[int, ScratchBuffer]
+    scratch: dict[int, KernelScratch[int]]
     first: int
 
 

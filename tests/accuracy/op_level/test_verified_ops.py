@@ -1,11 +1,16 @@
 """The list of verified ops is what the recordings prove, no more and no less."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from budgetfit.tracing.cuda.kernel_memory.verified_ops import is_verified, verified_ops
+from budgetfit.tracing.cuda.kernel_memory.registry import is_verified, verified_ops
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
+from tests.accuracy.op_level.compare import TARGET
 from tests.accuracy.op_level.harvested_cases import HARVEST
 from tests.accuracy.op_level.verify_ops import VERIFIED, listing, traced_ops
 
@@ -41,15 +46,24 @@ def test_an_op_is_verified_by_its_overload() -> None:
     assert not is_verified(torch.ops.prims.add.default)
 
 
+def covered(func: OpOverload, *args: Any) -> bool:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        out = func(*args)
+    return not CudaOpSemantics(TARGET).memory(func, args, {}, out).unverified
+
+
 def test_calls_that_the_rules_of_a_verified_op_do_not_cover_are_not_verified() -> None:
     short, long = torch.empty(4, 100), torch.empty(4, 5000)
-    assert is_verified(aten.topk.default, (short, 5))
-    assert not is_verified(aten.topk.default, (long, 5))
-    assert is_verified(aten.topk.default, (long, 2, 0))
-    assert not is_verified(aten.sort.default, (short.half(),))
-    assert is_verified(aten.histc.default, (short, 8, 0, 7))
-    assert not is_verified(aten.histc.default, (short, 8))
-    volume = torch.empty(2, 3, 4, 4, 4)
-    assert is_verified(aten.native_batch_norm.default, (volume, None))
+    assert covered(aten.topk.default, short, 5)
+    assert not covered(aten.topk.default, long, 5)
+    assert covered(aten.topk.default, long, 2, 0)
+    assert covered(aten.sort.default, short)
+    assert not covered(aten.sort.default, short.half())
+    assert not covered(aten.cumsum.default, short.half(), 0)
+    assert covered(aten.histc.default, short, 8, 0, 7)
+    assert not covered(aten.histc.default, short, 8)
+    volume, weight = torch.empty(2, 3, 4, 4, 4), [torch.empty(3)] * 4
+    rest = *weight, True, 0.1, 1e-5
+    assert covered(aten.native_batch_norm.default, volume, *rest)
     last = volume.to(memory_format=torch.channels_last_3d)
-    assert not is_verified(aten.native_batch_norm.default, (last, None))
+    assert not covered(aten.native_batch_norm.default, last, *rest)

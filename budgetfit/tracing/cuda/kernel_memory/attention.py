@@ -1,4 +1,4 @@
-"""Scratch memory of fused attention, with copies of its inputs.
+"""Fused attention, with copies of its inputs.
 
 Source: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``.
 """
@@ -11,41 +11,44 @@ import torch
 from torch._prims_common import check_contiguous_sizes_strides
 
 from budgetfit.tracing.cuda.kernel_memory.registry import (
-    Alloc,
-    Args,
-    Free,
-    KernelStep,
-    Kwargs,
-    Output,
-    Scratch,
+    OUTPUTS,
+    SINGLE_BYTES,
+    Call,
+    Steps,
+    Unverified,
     buffer,
+    contiguous_copies,
     copy_of,
-    register_scratch,
-    register_steps,
+    freed_at_once,
+    kernel_memory,
     scratch,
 )
+from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
-DELTA_BYTES = 4  # fp32
+CUDNN_ATTENTION = Unverified(
+    "attention runs in cuDNN on this card: of its workspace only what cudnn-frontend "
+    "asks for is in the prediction"
+)
+# From this version on, seed and offset are on the GPU where there is no dropout.
+SEED_ON_GPU_VERSION = (2, 14)
 
 
-@register_scratch("_scaled_dot_product_flash_attention")
-def flash_forward(args: Args, kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@kernel_memory("_scaled_dot_product_flash_attention")
+def flash_forward(call: Call) -> Steps:
     """Partial results of split keys (split-KV)."""
-    query, key = args[:2]
-    dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004
+    query, key = call.args[:2]
     batch, heads, length, head_dim = query.shape
-    yield scratch(
+    dropout = bool(call.get(3, call.kwargs.get("dropout_p", 0.0)))
+    yield from scratch(
         "flash_attention_forward",
         batch * heads,
         length,
         key.shape[2],
         head_dim,
-        bool(dropout),
+        dropout,
     )
 
 
@@ -60,15 +63,16 @@ def _contiguous_by_length(tensor: Tensor) -> bool:
     )
 
 
-@register_scratch("_scaled_dot_product_flash_attention_backward")
-def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@kernel_memory("_scaled_dot_product_flash_attention_backward")
+def flash_backward(call: Call) -> Steps:
     """grad_out, query, key, value, out: [batch, heads, length, head dimension]."""
-    grad, query, key, _, out = args[:5]
+    grad, query, key, _, out = call.args[:5]
     for tensor in (grad, out):
         if not _contiguous_by_length(tensor):
-            yield copy_of(tensor, when="before")
+            yield copy_of(tensor)
+    yield OUTPUTS
     batch, heads, length, head_dim = query.shape
-    yield scratch(
+    yield from scratch(
         "flash_attention_backward",
         batch * heads,
         length,
@@ -79,39 +83,38 @@ def flash_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
     )
 
 
-@register_steps("_scaled_dot_product_efficient_attention")
-def efficient_forward(
-    _args: Args, _kwargs: Kwargs, _out: object
-) -> Iterator[KernelStep]:
+@kernel_memory("_scaled_dot_product_efficient_attention")
+def efficient_forward(call: Call) -> Steps:
     """Philox seed and offset come first, if they are on the GPU."""
-    yield from (Output(2), Output(3))
+    dropout, version = call.get(5, 0.0), call.target.torch_version
+    on_gpu = not dropout and version >= SEED_ON_GPU_VERSION
+    for position in (2, 3):
+        yield Output(position, size_bytes=None if on_gpu else 0)
 
 
-@register_steps("_scaled_dot_product_efficient_attention_backward")
-def efficient_backward(
-    args: Args, _kwargs: Kwargs, _out: object
-) -> Iterator[KernelStep]:
+@kernel_memory("_scaled_dot_product_efficient_attention_backward")
+def efficient_backward(call: Call) -> Steps:
     """grad_out, query, key, value: [batch, heads, length, head dimension].
 
     delta is the row sum of grad x out; 16-bit kernels compute it without a product.
     """
-    grad, query, key, value = args[:4]
-    dropout = args[9]
+    grad, query, key, value = call.args[:4]
+    dropout = call.args[9]
     if not _contiguous_by_length(grad):
-        yield Alloc(copy_of(grad))
+        yield copy_of(grad)
     batch, heads, length, head_dim = query.shape
-    yield from (Output(output) for output in range(4))  # of query, key, value and bias
+    yield OUTPUTS  # the gradients of query, key, value and bias
     if key.shape[1] != heads:  # one for each head of the query, then summed
         for shared in (key, value):
             numbers = batch * heads * shared.shape[2] * shared.shape[3]
-            yield Alloc(buffer(numbers * shared.element_size()))
+            yield buffer(numbers * shared.element_size())
     single = query.dtype == torch.float32
-    delta = Alloc(buffer(batch * heads * length * DELTA_BYTES))
+    delta = buffer(batch * heads * length * SINGLE_BYTES)
     if single:
-        product = Alloc(buffer(grad.numel() * DELTA_BYTES))
+        product = buffer(grad.numel() * SINGLE_BYTES)
         yield product
         if heads > 1 and length > 1:
-            total = Alloc(delta.scratch)
+            total = buffer(batch * heads * length * SINGLE_BYTES)
             yield total
             yield delta  # contiguous as [batch, heads, length]
             yield Free(total)
@@ -120,7 +123,7 @@ def efficient_backward(
         yield Free(product)
     else:
         yield delta
-    workspace = scratch(
+    yield from scratch(
         "efficient_attention_backward",
         batch * heads,
         length,
@@ -130,12 +133,17 @@ def efficient_backward(
         single,
         dropout > 0,
     )
-    yield Alloc(workspace)
     yield Free(delta)
 
 
-@register_scratch("_scaled_dot_product_cudnn_attention_backward")
-def cudnn_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@kernel_memory("_scaled_dot_product_cudnn_attention")
+def cudnn_forward(_call: Call) -> Steps:
+    """No workspace is known."""
+    yield CUDNN_ATTENTION
+
+
+@kernel_memory("_scaled_dot_product_cudnn_attention_backward")
+def cudnn_backward(call: Call) -> Steps:
     """grad_out, query, key, value: [batch, heads, length, head dimension].
 
     One workspace with the row sums of grad x out, an fp32 gradient of the query and,
@@ -145,9 +153,10 @@ def cudnn_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
     Source: ``CompositeSDPABackwardNode`` in NVIDIA/cudnn-frontend,
     ``node/scaled_dot_product_flash_attention.h``.
     """
-    _, query, key, value = args[:4]
+    yield CUDNN_ATTENTION
+    _, query, key, value = call.args[:4]
     batch, heads, length, head_dim = query.shape
-    size_bytes = batch * heads * length * (1 + head_dim) * DELTA_BYTES
+    size_bytes = batch * heads * length * (1 + head_dim) * SINGLE_BYTES
     for shared in (key, value):
         if shared.shape[1] != heads:
             numbers = batch * heads * shared.shape[2] * shared.shape[3]
@@ -155,17 +164,15 @@ def cudnn_backward(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratc
     yield buffer(size_bytes)
 
 
-@register_steps("_safe_softmax")
-def safe_softmax(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[KernelStep]:
+@kernel_memory("_safe_softmax")
+def safe_softmax(call: Call) -> Steps:
     """The mask of minus infinity, the fully masked rows, and a zero for them.
 
     Source: ``aten/src/ATen/native/transformers/attention.cpp``.
     """
-    tensor, dim = args[:2]
-    yield Output(0)
-    if not tensor.is_contiguous():
-        copy = Alloc(copy_of(tensor))
-        yield from (copy, Free(copy))
-    yield Alloc(buffer(tensor.numel()))
-    yield Alloc(buffer(tensor.numel() // max(tensor.shape[dim], 1)))
-    yield Alloc(buffer(out.element_size()))
+    tensor, dim = call.args[:2]
+    yield OUTPUTS
+    yield from freed_at_once(*contiguous_copies(tensor))
+    yield buffer(tensor.numel())
+    yield buffer(tensor.numel() // max(tensor.shape[dim], 1))
+    yield buffer(call.out.element_size())

@@ -1,4 +1,4 @@
-"""Scratch memory inside convolutions without cuDNN: copies, im2col columns, groups.
+"""Convolutions without cuDNN: copies, im2col columns, groups; forward and backward.
 
 Each sample is unfolded into columns and multiplied; groups run one after the other on
 copied slices. Depthwise convolutions have their own kernels. A 1-D convolution is a 2-D
@@ -13,48 +13,46 @@ Sources: ``native/Convolution.cpp`` (``_convolution``, ``convolution_backward``)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from torch import Tensor
-
-from budgetfit.tracing.cuda.kernel_memory.reduction import (
-    InputLayout,
-    input_vec_size,
-    reduction,
-)
+from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, reduction
 from budgetfit.tracing.cuda.kernel_memory.registry import (
-    Alloc,
-    Args,
-    Free,
+    CUDNN,
+    OUTPUTS,
+    Call,
     Gemm,
     KernelStep,
-    Kwargs,
-    Output,
+    Steps,
     buffer,
-    register_output_bytes,
-    register_steps,
+    contiguous_copies,
+    freed_at_once,
+    kernel_memory,
 )
+from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from torch import Tensor
 
-Kernel = Literal["plain", "dilated", "transposed", "depthwise"]
+    from budgetfit.core.step_trace import KernelScratch
+
 VOLUME = 3  # spatial dimensions with a separate kernel
+# The step that allocates a gradient; empty where it is not needed.
+Results = list[KernelStep]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution:
-    """A convolution call, forward or backward."""
+class Convolution(NamedTuple):
+    """The arguments of a convolution, forward or backward."""
 
     input: Tensor
     weight: Tensor
-    bias: bool
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    bias: Any
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
     transposed: bool
+    output_padding: list[int]
     groups: int
     output_shape: tuple[int, ...]
 
@@ -64,7 +62,7 @@ class Convolution:
         return self.input.dim() - 2
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> Literal["plain", "dilated", "transposed", "depthwise"]:
         """Which implementation runs (``_select_conv_backend``)."""
         channels = self.input.shape[1]
         if self.transposed:
@@ -84,118 +82,211 @@ class Convolution:
             and max(self.dilation) == 1
         )
 
-    def bytes_of(self, count: int) -> int:
-        """Return the bytes of ``count`` elements."""
-        return count * self.input.element_size()
-
     @property
-    def columns(self) -> Alloc:
-        """The im2col columns of one sample in one group."""
+    def storage_numbers(self) -> int:
+        """Elements of the output's storage: transposed in 3-D, at least the input's."""
+        numbers = prod(self.output_shape)
+        if self.transposed and self.dims == VOLUME:
+            return max(numbers, self.input.numel())
+        return numbers
+
+    def numbers(self, count: int) -> KernelScratch[int]:
+        """Return a buffer of ``count`` elements."""
+        return buffer(count * self.input.element_size())
+
+    def group_share(self, count: int) -> KernelScratch[int]:
+        """Return a buffer for one group's share of ``count`` elements."""
+        return self.numbers(count // self.groups)
+
+    def columns(self) -> KernelScratch[int]:
+        """Return the im2col columns of one sample in one group."""
         taps = prod(self.weight.shape[1:])  # channels of one group x kernel size
         image = self.input.shape[2:] if self.transposed else self.output_shape[2:]
-        return Alloc(buffer(self.bytes_of(taps * prod(image))))
+        return self.numbers(taps * prod(image))
 
-    def group_share(self, numbers: int) -> Alloc:
-        """Allocate one group's share of a tensor."""
-        return Alloc(buffer(self.bytes_of(numbers // self.groups)))
+    def input_slice(self) -> list[KernelScratch[int]]:
+        """Return the copy of one group's channels of the input, if it needs one."""
+        several = self.input.shape[0] > 1
+        return [self.group_share(self.input.numel())] if several else []
 
-
-def contiguous_allocs(*tensors: Tensor) -> list[Alloc]:
-    """Return contiguous copies of the tensors that are not contiguous."""
-    return [
-        Alloc(buffer(t.numel() * t.element_size()))
-        for t in tensors
-        if not t.is_contiguous()
-    ]
+    def bias_sum(self, *shape: int, channels: int = 1) -> Steps:
+        """Sum a contiguous gradient over all dimensions but that of the channels."""
+        return _sum_but(channels, Layout.contiguous(self.input.dtype, shape))
 
 
-def group_slice(tensor: Tensor, groups: int) -> Alloc | None:
-    """Return the copy of one group's channels; None if they are contiguous."""
-    if tensor.shape[0] == 1 and tensor.is_contiguous():
-        return None
-    return Alloc(buffer(tensor.numel() // groups * tensor.element_size()))
+def _sum_but(channels: int, grad: Layout) -> Steps:
+    dims = [dim for dim in range(len(grad.shape)) if dim != channels]
+    return freed_at_once(*reduction(grad, dims, grad.dtype))
 
 
-@register_steps("convolution")
-def convolution(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[KernelStep]:
+@kernel_memory("convolution")
+def convolution(call: Call) -> Steps:
     """Contiguous copies, then the output of each group, then the joined output."""
-    tensor, weight, bias, stride, padding, dilation, transposed, _, groups = args[:9]
-    call = Convolution(
-        input=tensor,
-        weight=weight,
-        bias=bias is not None,
-        stride=tuple(stride),
-        padding=tuple(padding),
-        dilation=tuple(dilation),
-        transposed=transposed,
-        groups=groups,
-        output_shape=tuple(out.shape),
-    )
-    yield from contiguous_allocs(tensor, weight)
-    if call.kernel == "depthwise":
+    conv = Convolution._make((*call.args[:9], call.out.shape))
+    output = OUTPUTS
+    if conv.groups == 1 and conv.storage_numbers > call.out.numel():
+        size_bytes = conv.storage_numbers * call.out.element_size()
+        output = Output(0, size_bytes=size_bytes)
+    if call.target.cudnn:
+        yield CUDNN
+        yield output
         return
-    if groups == 1:
-        yield from _forward(call, None)
-        return
-    for _ in range(groups):
-        copy = group_slice(tensor, groups) if tensor.is_contiguous() else None
-        if copy is None and tensor.shape[0] > 1:
-            copy = call.group_share(tensor.numel())
-        if copy is not None:
-            yield copy
-        yield from _forward(call, call.group_share(_storage_numbers(call)))
-        if copy is not None:
-            yield Free(copy)
-    yield Output(0)
+    contiguous = contiguous_copies(conv.input, conv.weight)
+    yield from contiguous
+    if conv.kernel == "depthwise":
+        yield output
+        if not contiguous:  # counted as a product, though the kernel has none
+            yield Gemm()
+    elif conv.groups == 1:
+        yield from _forward(conv, output)
+    else:
+        for _ in range(conv.groups):
+            copies = conv.input_slice()
+            yield from copies
+            yield from _forward(conv, conv.group_share(conv.storage_numbers))
+            yield from map(Free, copies)
+        yield output
 
 
-def _forward(call: Convolution, result: Alloc | None) -> Iterator[KernelStep]:
-    """One group: its output (the op's without ``result``) and scratch memory."""
-    output: KernelStep = Output(0) if result is None else result
-    inner: list[Alloc] = []
-    if call.transposed and call.dims == VOLUME:
-        old = call.group_share(
-            call.input.numel()
-        )  # allocated for the output, and too small
-        grows = prod(call.output_shape) > call.input.numel()
-        yield from (old, output, Free(old)) if grows else (output,)
+def _forward(conv: Convolution, output: KernelStep) -> Steps:
+    """One group: its output and scratch memory."""
+    size = conv.input.numel()
+    if conv.transposed and conv.dims == VOLUME and prod(conv.output_shape) > size:
+        too_small = conv.group_share(size)  # allocated for the output
+        yield from (too_small, output, Free(too_small))
     else:
         yield output
-    if call.kernel != "plain" or not call.is_pointwise:
-        inner.append(call.columns)
-    if call.transposed and call.bias:  # ones, to add the bias by a product
-        inner.append(Alloc(buffer(call.bytes_of(prod(call.output_shape[2:])))))
+    inner = []
+    if conv.kernel != "plain" or not conv.is_pointwise:
+        inner.append(conv.columns())
+    if conv.transposed and conv.bias is not None:  # ones, to add it by a product
+        inner.append(conv.numbers(prod(conv.output_shape[2:])))
     yield from inner
     yield Gemm()
-    yield from (Free(alloc) for alloc in reversed(inner))
+    yield from map(Free, reversed(inner))
 
 
-@register_output_bytes("convolution")
-def kept_input_size(args: Args, _kwargs: Kwargs, out: Tensor) -> int:
-    """Transposed in 3-D: the output's storage is at least as large as the input."""
-    tensor, transposed, groups = args[0], args[6], args[8]
-    numbers = out.numel()
-    if transposed and tensor.dim() == VOLUME + 2 and groups == 1:
-        numbers = max(numbers, tensor.numel())
-    return int(numbers) * out.element_size()
+@kernel_memory("convolution_backward")
+def convolution_backward(call: Call) -> Steps:
+    """Gradients of the input, the weight and the bias, each if needed."""
+    if call.target.cudnn:
+        yield CUDNN
+        return
+    grad, mask = call.args[0], call.args[10]
+    conv = Convolution._make((*call.args[1:10], grad.shape))
+    outputs: list[Results] = [
+        [Output(k)] if wanted else [] for k, wanted in enumerate(mask)
+    ]
+    if conv.kernel == "depthwise":
+        yield from _depthwise(conv, grad, *outputs)
+        return
+    yield from contiguous_copies(conv.input, conv.weight)
+    if conv.groups == 1:
+        yield from _one_group(conv, grad, *outputs)
+        return
+    sizes = (conv.input.numel(), conv.weight.numel(), grad.shape[1])
+    for _ in range(conv.groups):
+        copies = conv.input_slice()
+        if grad.shape[0] > 1 or not grad.is_contiguous():
+            copies.insert(0, conv.group_share(grad.numel()))
+        results: list[Results] = [
+            [conv.group_share(size)] if wanted else []
+            for size, wanted in zip(sizes, mask, strict=True)
+        ]
+        yield from copies
+        yield from _one_group(conv, grad, *results)
+        yield from map(Free, reversed(copies))
+    yield from chain(*outputs)
 
 
-def _storage_numbers(call: Convolution) -> int:
-    """Return the elements of the storages of all groups' outputs."""
-    numbers = prod(call.output_shape)
-    if call.transposed and call.dims == VOLUME:
-        return max(numbers, call.input.numel())
-    return numbers
+def _one_group(conv: Convolution, grad: Tensor, *results: Results) -> Steps:
+    channels = grad.shape[1] // conv.groups
+    turned = not grad.is_contiguous() and (conv.groups == 1 or channels > 1)
+    shape = (grad.shape[0], channels, *grad.shape[2:])
+    copy = [conv.group_share(grad.numel())] if turned else []
+    if conv.kernel == "transposed":
+        yield from _transposed(conv, shape, copy, *results)
+        return
+    yield from copy
+    steps = _plain if conv.kernel == "plain" else _dilated
+    yield from steps(conv, shape, *results)
+    yield from map(Free, copy)
 
 
-def bias_sum(call: Convolution, shape: tuple[int, ...], dims: list[int]) -> Alloc:
-    """Return the scratch memory of summing a contiguous gradient for the bias."""
-    dtype = call.input.dtype
-    return Alloc(
-        reduction(
-            InputLayout.contiguous(dtype, shape),
-            dims,
-            input_vector=input_vec_size(dtype),
-            out_dtype=dtype,
-        )
-    )
+def _plain(conv: Convolution, shape: tuple[int, ...], *results: Results) -> Steps:
+    image, weight, bias = results
+    columns = conv.columns()
+    if image:
+        yield from image
+        yield columns
+        yield Gemm()
+    if bias:
+        yield from bias
+        yield from conv.bias_sum(*shape)
+    if weight:
+        yield from weight
+        if not image:
+            yield columns
+        yield Gemm()
+    if image or weight:
+        yield Free(columns)
+
+
+def _dilated(conv: Convolution, shape: tuple[int, ...], *results: Results) -> Steps:
+    """The bias is summed sample by sample, with the same requests each time."""
+    image, weight, bias = results
+    yield from chain(*results)
+    columns = [conv.columns()] if image or weight else []
+    if columns:
+        yield from columns
+        yield Gemm()
+    if bias:
+        total = conv.numbers(shape[1])
+        yield total
+        yield from conv.bias_sum(*shape[1:], channels=0)
+        yield Free(total)
+    yield from map(Free, columns)
+
+
+def _transposed(
+    conv: Convolution,
+    shape: tuple[int, ...],
+    copy: list[KernelScratch[int]],
+    *results: Results,
+) -> Steps:
+    """The input's gradient, then those of weight and bias, each with its own copy."""
+    image, weight, bias = results
+    columns = [] if conv.is_pointwise else [conv.columns()]
+    frees = [Free(each) for each in (*columns, *copy)]
+    if image:
+        yield from chain(copy, image, columns)
+        yield Gemm()
+        yield from frees
+    if weight or bias:
+        yield from chain(weight, bias, copy, columns)
+        if bias:
+            yield from conv.bias_sum(*shape)
+        yield Gemm()
+        yield from frees
+
+
+def _depthwise(
+    conv: Convolution, grad: Tensor, image: Results, weight: Results, bias: Results
+) -> Steps:
+    """The weight's gradient is first, except in 3-D; a 1-D input is copied earlier."""
+    copies = contiguous_copies(grad) if image or weight else []
+    inputs = contiguous_copies(conv.input) if weight else []
+    if conv.dims == 1:
+        yield from contiguous_copies(conv.input)
+        inputs = []
+    if conv.dims == VOLUME:
+        yield from chain(image, weight, copies, inputs)
+        yield from map(Free, inputs)
+    else:
+        yield from chain(copies, inputs, weight)
+        yield from map(Free, inputs)
+        yield from image
+        yield from map(Free, copies)
+    if bias:
+        yield from bias
+        yield from _sum_but(1, Layout.of(grad))

@@ -1,8 +1,11 @@
-"""Scratch memory of matrix products: copies for cuBLAS, grouped GEMM workspaces.
+"""Matrix products: copies for cuBLAS, and the workspaces of cuBLAS and cuBLASLt.
 
-cuBLAS gets a copy of a matrix with stride 1 in neither dimension. Sources:
-``prepare_matrix_for_cublas`` and ``prepare_batch_matrix_for_cublas`` in
-``aten/src/ATen/native/cuda/Blas.cpp``.
+cuBLAS gets a copy of a matrix with stride 1 in neither dimension. The workspaces come
+from the caching allocator; the arguments of ``addmm`` decide which library runs it.
+Sources: ``prepare_matrix_for_cublas``, ``prepare_batch_matrix_for_cublas`` and
+``isInputCompliesAddmmCudaLt`` in ``aten/src/ATen/native/cuda/Blas.cpp``, and
+``aten/src/ATen/cuda/CublasHandlePool.cpp``. Every kind of summand was tried on torch
+2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -11,19 +14,40 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from budgetfit.memory.scratch_sizes.matmul import (
+    cublas_workspace_is_persistent,
+    cublaslt_workspace_is_separate,
+)
 from budgetfit.tracing.cuda.kernel_memory.registry import (
-    Args,
-    Kwargs,
-    Scratch,
+    HALVES,
+    Call,
+    Gemm,
+    KernelStep,
+    Steps,
+    Unverified,
     copy_of,
-    register_scratch,
+    freed_at_once,
+    kernel_memory,
     scratch,
 )
+from budgetfit.tracing.records import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
+
+    from budgetfit.core.step_trace import KernelScratch
+    from budgetfit.tracing.cuda.target import CudaTarget
+    from budgetfit.tracing.records import OpStep
+
+aten = torch.ops.aten
+# From this version on cuBLASLt also adds a whole matrix, in half precision.
+LT_MATRIX_VERSION = (2, 15)
+
+
+def _copies(*matrices: Tensor) -> tuple[KernelScratch[int], ...]:
+    return tuple(copy_of(matrix) for matrix in matrices if not readable(matrix))
 
 
 def readable(matrix: Tensor) -> bool:
@@ -37,28 +61,98 @@ def readable(matrix: Tensor) -> bool:
     return bool(matrix.is_contiguous())
 
 
-@register_scratch("mm", "bmm")
-def product(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
-    """Copies for cuBLAS; a batch of outer products does not use it."""
-    if out.dim() > 2 and args[0].shape[-1] == 1:  # noqa: PLR2004 - more than a matrix
-        return
-    yield from (copy_of(matrix) for matrix in args[:2] if not readable(matrix))
+@kernel_memory("mm", "bmm")
+def product(call: Call) -> Steps:
+    """A batch of outer products is not copied, and not cuBLAS's from 2.15 on."""
+    if call.out.dim() == 2 or call.args[0].shape[-1] != 1:  # noqa: PLR2004 - a matrix
+        yield Gemm(_copies(*call.args[:2]))
+    elif cublas_workspace_is_persistent(call.target.torch_version):
+        yield Gemm()
 
 
-@register_scratch("addmm", "baddbmm", "addbmm")
-def product_and_sum(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
-    """Copies for cuBLAS; the summand is copied into the output."""
-    yield from (copy_of(matrix) for matrix in args[1:3] if not readable(matrix))
+@kernel_memory("addmm", "baddbmm")
+def product_and_sum(call: Call) -> Steps:
+    """The summand is copied into the output."""
+    yield Gemm(_copies(*call.args[1:3]), in_cublaslt(call))
 
 
-@register_scratch("_grouped_mm")
-def grouped_product(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
+@kernel_memory("addbmm")
+def sum_of_products(call: Call) -> Steps:
+    """Copies for cuBLAS."""
+    yield from _copies(*call.args[1:3])
+
+
+@kernel_memory("addmm_", "baddbmm_", "mv", "addmv", "dot", "vdot", "_addmm_activation")
+def other_products(call: Call) -> Steps:
+    """Without copies."""
+    yield Gemm(lt=in_cublaslt(call))
+
+
+def in_cublaslt(call: Call) -> bool:
+    """Return whether cuBLASLt runs this product, with the bias in its epilogue.
+
+    The summand must be contiguous and a row for all rows of the output; an inner or
+    output dimension of 1 is left to cuBLAS.
+    """
+    if call.func is aten.addmm.default:
+        half = call.out.dtype in HALVES
+        with_matrix = half and call.target.torch_version >= LT_MATRIX_VERSION
+    elif call.func.overloadpacket is aten._addmm_activation:
+        with_matrix = True
+    else:
+        return False
+    summand: Tensor = call.args[0]
+    inner, columns = call.args[2].shape
+    if inner < 2 or columns < 2 or not summand.is_contiguous():  # noqa: PLR2004
+        return False
+    beta = call.kwargs.get("beta", 1)
+    if beta == 1 and summand.shape in ((columns,), (1, columns)):
+        return True
+    return with_matrix and summand.shape == call.out.shape and beta != 0
+
+
+@kernel_memory("_grouped_mm")
+def grouped_product(call: Call) -> Steps:
     """Workspace of the bf16 kernels of Hopper and Blackwell."""
-    offsets = args[2] if len(args) > 2 else None  # noqa: PLR2004 - the third argument
+    offsets, out = call.get(2), call.out
     if out.dtype == torch.bfloat16:
         groups = out.shape[0] if offsets is None else offsets.numel()
-        left, right = args[0].dim() - 2, args[1].dim() - 2
+        left, right = call.args[0].dim(), call.args[1].dim()
         rows, columns = (groups if right > left else 1), (groups if left > right else 1)
-        yield scratch(
+        yield from scratch(
             "grouped_matmul", groups, out.shape[-2], rows, out.shape[-1], columns
         )
+
+
+class CublasWorkspaces:
+    """cuBLAS workspaces of one trace.
+
+    Each thread has its own cuBLAS handle, and so its own workspaces.
+    """
+
+    def __init__(self, target: CudaTarget) -> None:
+        self._persistent = cublas_workspace_is_persistent(target.torch_version)
+        self._lt_is_separate = cublaslt_workspace_is_separate(target.torch_version)
+        self._plain = scratch("cublas_workspace", *target.torch_version)
+        self._lt = scratch("cublaslt_workspace")
+        self._kept: set[tuple[str, str]] = set()
+
+    def steps(self, steps: Iterable[KernelStep], thread: str) -> Iterator[OpStep]:
+        """Yield an op's steps with the workspaces that its products allocate."""
+        for step in steps:
+            if isinstance(step, Gemm):
+                yield from self._of(step, thread)
+            elif not isinstance(step, Unverified):
+                yield step
+
+    def _of(self, product: Gemm, thread: str) -> Iterator[OpStep]:
+        in_lt = product.lt and self._lt_is_separate
+        if not self._persistent:
+            yield from product.copies
+            yield from freed_at_once(*(self._lt if in_lt else self._plain))
+            return
+        for row in (*self._plain, *(self._lt if in_lt else ())):  # the handle's first
+            if (thread, row.rule) not in self._kept:
+                self._kept.add((thread, row.rule))
+                yield Workspace(row)
+        yield from product.copies

@@ -1,56 +1,65 @@
-"""Scratch memory of pointwise ops: casts to a common dtype, scalars as tensors.
+"""Pointwise ops: casts to a common dtype, scalars as tensors, outputs in another order.
 
-Sources: ``TensorCompare.cpp`` (``where``, ``isinf``), ``Pow.cpp`` and
+Sources: ``TensorCompare.cpp`` (``where``, ``isinf``), ``Pow.cpp``, ``Dropout.cu`` and
 ``Distributions.cu`` in ``aten/src/ATen/native``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
-
 from budgetfit.tracing.cuda.kernel_memory.registry import (
-    Args,
-    Kwargs,
-    Scratch,
+    HALVES,
+    OUTPUTS,
+    SINGLE_BYTES,
+    Call,
+    Steps,
     buffer,
     copy_of,
-    register_scratch,
+    kernel_memory,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
+from budgetfit.tracing.records import Output
 
 NUMBER_BYTES = 8
-SINGLE_BYTES = 4
 
 
-@register_scratch("where.self")
-def where(args: Args, _kwargs: Kwargs, out: Tensor) -> Iterator[Scratch]:
+@kernel_memory("where.self")
+def where(call: Call) -> Steps:
     """Casts to the dtype of the result."""
-    for tensor in args[1:3]:
-        if tensor.dtype != out.dtype:
-            yield copy_of(tensor, out.element_size(), when="before")
+    for tensor in call.args[1:3]:
+        if tensor.dtype != call.out.dtype:
+            yield copy_of(tensor, call.out.element_size())
+    yield OUTPUTS
 
 
-@register_scratch("isinf")
-def isinf(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@kernel_memory("isinf")
+def isinf(call: Call) -> Steps:
     """Absolute values."""
-    if args[0].is_floating_point():
-        yield copy_of(args[0], when="before")
+    if call.args[0].is_floating_point():
+        yield copy_of(call.args[0])
+    yield OUTPUTS
 
 
-@register_scratch("pow.Scalar")
-def pow_scalar(_args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@kernel_memory("pow.Scalar")
+def pow_scalar(_call: Call) -> Steps:
     """The base, as a tensor."""
     yield buffer(NUMBER_BYTES)
 
 
-@register_scratch("bernoulli.default")
-def bernoulli(args: Args, _kwargs: Kwargs, _out: object) -> Iterator[Scratch]:
+@kernel_memory("bernoulli.default")
+def bernoulli(call: Call) -> Steps:
     """Probabilities in fp32, where they have 16 bits."""
-    if args[0].dtype in (torch.float16, torch.bfloat16):
-        yield copy_of(args[0], SINGLE_BYTES)
+    if call.args[0].dtype in HALVES:
+        yield copy_of(call.args[0], SINGLE_BYTES)
+
+
+@kernel_memory("native_dropout")
+def dropout(_call: Call) -> Steps:
+    """The mask comes first."""
+    yield Output(1)
+    yield OUTPUTS
+
+
+@kernel_memory("log_sigmoid_forward")
+def log_sigmoid(_call: Call) -> Steps:
+    """A buffer that only CPUs fill."""
+    yield Output(0)
+    yield Output(1, size_bytes=0)

@@ -1,106 +1,145 @@
-"""Registry of aten ops whose CUDA kernels allocate scratch memory.
+"""Registry of aten ops whose CUDA kernels allocate memory besides their outputs.
 
-As torch's FLOP counter registry: a function per op returns the scratch memory of a
-call, as the name of a rule of ``memory.scratch_sizes`` and its arguments.
+As torch's FLOP counter registry: a function per op. It yields what the kernel's host
+code allocates and frees, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.resources import files
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from budgetfit.memory.scratch_sizes.workspaces import PARTS
-from budgetfit.tracing.records import LogStep, ScratchBuffer
+import torch
+
+from budgetfit.core.step_trace import TO_DEVICE, TO_HOST, KernelScratch
+from budgetfit.memory.scratch_sizes.rules import PARTS
+from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch._ops import OpOverload
 
-When = Literal["before", "after"]
+    from budgetfit.tracing.cuda.target import CudaTarget
+
+INDEX_BYTES = 8
+SINGLE_BYTES = 4
+HALVES = (torch.float16, torch.bfloat16)
+OUTPUTS = Output()
 
 
-class Scratch(NamedTuple):
-    """Scratch memory of one kernel call: ``parts`` buffers.
+class Gemm(NamedTuple):
+    """Step inside a kernel call: a cuBLAS matrix product, with its workspace.
 
-    ``arguments`` are integers, each affine in the batch size. ``when``: allocated
-    before or after the op's outputs.
+    ``copies`` of its operands live until the op ends. ``lt``: cuBLASLt runs it, where
+    that has a workspace of its own.
     """
 
-    rule: str
-    arguments: tuple[int, ...]
-    parts: int
-    when: When
-
-    def buffers(self) -> list[ScratchBuffer]:
-        """Return a log record for each buffer."""
-        return [
-            ScratchBuffer(self.rule, self.arguments, part) for part in range(self.parts)
-        ]
+    copies: tuple[KernelScratch[int], ...] = ()
+    lt: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Alloc:
-    """Step inside a kernel call: allocate scratch memory."""
+class Unverified(NamedTuple):
+    """Says that the steps of this call are not verified; ``note``: for the report."""
 
-    scratch: Scratch
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Free:
-    """Step inside a kernel call: free what ``alloc`` allocated."""
-
-    alloc: Alloc
+    note: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Output:
-    """Step inside a kernel call: allocate the output at position ``index``."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Gemm:
-    """Step inside a kernel call: a cuBLAS matrix product, with its workspace."""
+CUDNN = Unverified(
+    "convolutions or recurrent layers run in cuDNN on this card: its workspaces are "
+    "not in the prediction"
+)
 
 
-KernelStep = Alloc | Free | Output | Gemm
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
-ScratchFunction = Callable[[Args, Kwargs, Any], Iterable[Scratch]]
-StepsFunction = Callable[[Args, Kwargs, Any], Iterable[KernelStep]]
-OutputBytesFunction = Callable[[Args, Kwargs, Any], int]
-Function = TypeVar("Function")
+class Call(NamedTuple):
+    """A call of an aten op on fake tensors, and the GPU that it is traced for."""
 
-SCRATCH: dict[str, ScratchFunction] = {}
-STEPS: dict[str, StepsFunction] = {}
-OUTPUT_BYTES: dict[str, OutputBytesFunction] = {}
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    target: CudaTarget
+
+    def get(self, position: int, default: Any = None) -> Any:
+        """Return a positional argument, or its default where the call leaves it out."""
+        return self.args[position] if len(self.args) > position else default
 
 
-def scratch(rule: str, *arguments: int, when: When = "after") -> Scratch:
-    """Return the scratch memory sized by a rule of ``memory.scratch_sizes``.
+KernelStep = KernelScratch[int] | Free | Output | Gemm | Unverified
+Steps = Iterator[KernelStep]
+KernelFunction = Callable[[Call], Steps]
+KERNELS: dict[str, KernelFunction] = {}
+
+
+def kernel_memory(*ops: str) -> Callable[[KernelFunction], KernelFunction]:
+    """Register what the CUDA kernels of these aten ops allocate.
+
+    Ops are named like ``sum.dim_IntList``, by name because not every torch version has
+    every op; without an overload, for all overloads that are not registered themselves.
+    The function yields, in order, buffers (``buffer``, ``scratch``), ``Free`` of a
+    buffer, ``Output`` and ``Gemm``. If it yields no output, they come first; else the
+    others come last. What it does not free is freed at the end of the op. It yields
+    ``Unverified`` for calls that were not compared with PyTorch's host code.
+
+    Raises:
+        ValueError: An op is registered already.
+    """
+
+    def register(function: KernelFunction) -> KernelFunction:
+        for op in ops:
+            if op in KERNELS:
+                raise ValueError(f"aten.{op} is registered already")
+            KERNELS[op] = function
+        return function
+
+    return register
+
+
+def kernel_steps(call: Call) -> tuple[KernelStep, ...]:
+    """Return what a call allocates and frees, in order; () if not registered."""
+    packet, _, overload = str(call.func).removeprefix("aten.").partition(".")
+    function = KERNELS.get(f"{packet}.{overload}") or KERNELS.get(packet)
+    steps = tuple(function(call)) if function else ()
+    if not steps or any(isinstance(step, Output) for step in steps):
+        return steps
+    return (OUTPUTS, *steps)
+
+
+def scratch(rule: str, *arguments: int) -> tuple[KernelScratch[int], ...]:
+    """Return the buffers sized by a rule of ``memory.scratch_sizes``.
+
+    ``arguments`` are integers, each affine in the batch size.
 
     Raises:
         KeyError: There is no such rule.
     """
-    return Scratch(rule, tuple(int(a) for a in arguments), PARTS[rule], when)
+    numbers = tuple(int(a) for a in arguments)
+    return tuple(KernelScratch(rule, numbers, part) for part in range(PARTS[rule]))
 
 
-def buffer(size_bytes: int, when: When = "after") -> Scratch:
+def buffer(size_bytes: int) -> KernelScratch[int]:
     """Return a temporary tensor of that many bytes."""
-    return scratch("buffer", size_bytes, when=when)
+    return KernelScratch("buffer", (int(size_bytes),), 0)
 
 
-def copy_of(tensor: Tensor, element_bytes: int = 0, when: When = "after") -> Scratch:
+def copy_of(tensor: Tensor, element_bytes: int = 0) -> KernelScratch[int]:
     """Return a temporary copy, contiguous or of another dtype."""
-    return buffer(tensor.numel() * (element_bytes or tensor.element_size()), when)
+    return buffer(tensor.numel() * (element_bytes or tensor.element_size()))
 
 
-def contiguous_copies(*tensors: Tensor, when: When = "after") -> Iterator[Scratch]:
+def contiguous_copies(*tensors: Tensor | None) -> list[KernelScratch[int]]:
     """Return contiguous copies of the tensors that are not contiguous."""
-    return (copy_of(t, when=when) for t in tensors if not t.is_contiguous())
+    return [copy_of(t) for t in tensors if t is not None and not t.is_contiguous()]
+
+
+def freed_at_once(
+    *buffers: KernelScratch[int],
+) -> Iterator[KernelScratch[int] | Free]:
+    """Allocate buffers and free them, as around a call of a library."""
+    yield from buffers
+    yield from map(Free, reversed(buffers))
 
 
 def flattens(tensor: Tensor) -> bool:
@@ -113,123 +152,21 @@ def flattens(tensor: Tensor) -> bool:
     return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(steps))
 
 
-def register_scratch(*ops: str) -> Callable[[ScratchFunction], ScratchFunction]:
-    """Register the scratch memory of the CUDA kernels of these aten ops.
+@cache
+def verified_ops() -> frozenset[str]:
+    """Return the ops whose memory was compared with that of PyTorch's CUDA host code.
 
-    It is taken to live until the op ends. Ops are named like ``sum.dim_IntList``, by
-    name because not every torch version has every op; without an overload, for all
-    overloads that are not registered themselves. The function gets the call's
-    arguments, keyword arguments and outputs.
-
-    Raises:
-        ValueError: An op is registered already.
+    They are named like ``mm.default``; the file says how they were verified. Calls
+    that are not covered yield ``Unverified``.
     """
-
-    def register(function: ScratchFunction) -> ScratchFunction:
-        for op in ops:
-            if op in SCRATCH or op in STEPS:
-                raise ValueError(f"aten.{op} has its temporaries already")
-            SCRATCH[op] = function
-        return function
-
-    return register
+    text = files(__package__).joinpath("verified_ops.txt").read_text("utf-8")
+    lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    return frozenset(line[0] for line in lines if line)
 
 
-def _registered(table: dict[str, Function], func: OpOverload) -> Function | None:
-    """Return the function of an overload, else that of all overloads of its op."""
-    packet, _, overload = str(func).removeprefix("aten.").partition(".")
-    return table.get(f"{packet}.{overload}") or table.get(packet)
-
-
-def scratch_of(
-    func: OpOverload, args: Args, kwargs: Kwargs, out: object
-) -> tuple[Scratch, ...]:
-    """Return the scratch memory of an op's CUDA kernels; () if none is registered."""
-    function = _registered(SCRATCH, func)
-    return tuple(function(args, kwargs, out)) if function else ()
-
-
-def register_steps(*ops: str) -> Callable[[StepsFunction], StepsFunction]:
-    """Register allocations, frees and outputs inside these aten ops, in order.
-
-    What the function does not free is freed at the end of the op, and outputs that it
-    does not yield come last.
-
-    Raises:
-        ValueError: An op is registered already.
-    """
-
-    def register(function: StepsFunction) -> StepsFunction:
-        for op in ops:
-            if op in SCRATCH or op in STEPS:
-                raise ValueError(f"aten.{op} has its temporaries already")
-            STEPS[op] = function
-        return function
-
-    return register
-
-
-def kernel_steps(
-    func: OpOverload, args: Args, kwargs: Kwargs, out: object
-) -> tuple[KernelStep, ...]:
-    """Return allocations, frees and outputs inside an op; () if not registered."""
-    function = _registered(STEPS, func)
-    return tuple(function(args, kwargs, out)) if function else ()
-
-
-def register_output_bytes(
-    *ops: str,
-) -> Callable[[OutputBytesFunction], OutputBytesFunction]:
-    """Register the storage bytes of the only output of these aten ops."""
-
-    def register(function: OutputBytesFunction) -> OutputBytesFunction:
-        for op in ops:
-            if op in OUTPUT_BYTES:
-                raise ValueError(f"aten.{op} has its output's size already")
-            OUTPUT_BYTES[op] = function
-        return function
-
-    return register
-
-
-def output_bytes_of(
-    func: OpOverload, args: Args, kwargs: Kwargs, out: object
-) -> int | None:
-    """Return the bytes of an output's storage if it is larger on CUDA, else None.
-
-    The size is affine in the batch size.
-    """
-    function = OUTPUT_BYTES.get(str(func).removeprefix("aten.").partition(".")[0])
-    return function(args, kwargs, out) if function else None
-
-
-def log_steps(
-    steps: Sequence[KernelStep],
-    workspace: Sequence[ScratchBuffer] = (),
-    persistent: Sequence[ScratchBuffer] = (),
-) -> tuple[LogStep, ...]:
-    """Return the steps of an op as records of the storage log.
-
-    ``workspace`` is allocated and freed by each matrix product, ``persistent`` is
-    allocated by the first one and never freed.
-    """
-    number: dict[KernelStep, int] = {}
-    result = []
-    for step in steps:
-        if isinstance(step, Alloc):
-            number[step] = len(number)
-            buffers = tuple(step.scratch.buffers())
-            result.append(LogStep("alloc", number[step], buffers))
-        elif isinstance(step, Gemm):
-            if persistent:
-                result.append(LogStep("persist", 0, tuple(persistent)))
-                persistent = ()
-            if workspace:
-                number[step] = len(number)
-                result.append(LogStep("alloc", number[step], tuple(workspace)))
-                result.append(LogStep("free", number[step]))
-        elif isinstance(step, Output):
-            result.append(LogStep("output", step.index))
-        else:
-            result.append(LogStep("free", number[step.alloc]))
-    return tuple(result)
+def is_verified(func: OpOverload) -> bool:
+    """Return whether an op's memory is verified; outside aten only our host copies."""
+    name = str(func)
+    if func.namespace == "aten":
+        return name.partition(".")[2] in verified_ops()
+    return name in (TO_HOST, TO_DEVICE)  # a copy allocates its output only

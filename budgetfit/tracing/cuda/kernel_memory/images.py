@@ -1,0 +1,134 @@
+"""Image ops: contiguous copies in pooling, padding and upsampling.
+
+Sources: ``UpSample*.cu``, ``*Pool*.cu``, ``ReflectionPad.cu`` and
+``TensorTransformations.cu`` in ``aten/src/ATen/native/cuda``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from budgetfit.tracing.cuda.kernel_memory.registry import (
+    OUTPUTS,
+    Call,
+    Steps,
+    contiguous_copies,
+    copy_of,
+    kernel_memory,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+MIN_LAST_CHANNELS = 4
+
+
+def _format_of(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format that a kernel uses for this input."""
+    last = CHANNELS_LAST.get(tensor.dim())
+    if last is None or tensor.is_contiguous():
+        return torch.contiguous_format
+    is_last = tensor.is_contiguous(memory_format=last)
+    return last if is_last else torch.contiguous_format
+
+
+@kernel_memory(
+    "upsample_bilinear2d_backward",
+    "upsample_linear1d_backward",
+    "upsample_trilinear3d_backward",
+)
+def upsample_backward(call: Call) -> Steps:
+    """A contiguous gradient, unless the size is unchanged; ``UpSample*.cu``."""
+    grad, out = call.args[0], call.out
+    last = _format_of(grad) != torch.contiguous_format
+    if grad.shape != out.shape and not (last and out.shape[1] >= MIN_LAST_CHANNELS):
+        yield from contiguous_copies(*((out, grad) if last else (grad,)))
+
+
+@kernel_memory(
+    "upsample_nearest2d",
+    "_upsample_nearest_exact2d",
+    "upsample_nearest2d_backward",
+    "_upsample_nearest_exact2d_backward",
+)
+def upsample_nearest(call: Call) -> Steps:
+    """Contiguous input and output, unless channels-last with 4 or more channels."""
+    tensor, out = call.args[0], call.out
+    last = tensor.is_contiguous(memory_format=torch.channels_last)
+    if tensor.shape != out.shape and not (
+        last and tensor.shape[1] >= MIN_LAST_CHANNELS
+    ):
+        yield from contiguous_copies(out, tensor)
+
+
+@kernel_memory(
+    "avg_pool2d_backward",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+)
+def pool_backward(call: Call) -> Steps:
+    """A gradient, and indices, in the memory format of the input."""
+    grad, tensor, last = call.args[0], call.args[1], call.args[-1]
+    wanted = _format_of(tensor)
+    for read in (grad, last) if isinstance(last, torch.Tensor) else (grad,):
+        if not read.is_contiguous(memory_format=wanted):
+            yield copy_of(read)
+
+
+@kernel_memory("_adaptive_avg_pool2d_backward")
+def adaptive_avg_pool_backward(call: Call) -> Steps:
+    """A contiguous gradient, except in channels-last format."""
+    if _format_of(call.args[1]) == torch.contiguous_format:
+        yield from contiguous_copies(call.args[0])
+
+
+@kernel_memory("adaptive_max_pool2d")
+def adaptive_max_pool(call: Call) -> Steps:
+    """Contiguous copies of input and outputs."""
+    yield from contiguous_copies(*call.out, call.args[0])
+
+
+@kernel_memory("adaptive_max_pool2d_backward")
+def adaptive_max_pool_backward(call: Call) -> Steps:
+    """Contiguous copies of the gradients."""
+    yield from contiguous_copies(call.out, call.args[0])
+
+
+@kernel_memory(
+    "_adaptive_avg_pool3d_backward",
+    "avg_pool3d",
+    "avg_pool3d_backward",
+    "im2col",
+    "reflection_pad2d",
+    "reflection_pad2d_backward",
+    "upsample_bicubic2d_backward",
+)
+def contiguous_input(call: Call) -> Steps:
+    """A contiguous input, or gradient."""
+    yield from contiguous_copies(call.args[0])
+
+
+@kernel_memory("_adaptive_avg_pool3d")
+def contiguous_input_first(call: Call) -> Steps:
+    """A contiguous input, allocated before the output."""
+    yield from contiguous_copies(call.args[0])
+    yield OUTPUTS
+
+
+@kernel_memory("replication_pad2d_backward")
+def pad_backward(call: Call) -> Steps:
+    """A gradient that is contiguous in one of the memory formats."""
+    grad = call.args[0]
+    if not grad.is_contiguous() and _format_of(grad) == torch.contiguous_format:
+        yield copy_of(grad)
+
+
+@kernel_memory("roll")
+def roll(call: Call) -> Steps:
+    """One dimension after the other; ``TensorTransformations.cu``."""
+    if len(call.args[1]) > 1:
+        yield copy_of(call.args[0])
+    yield OUTPUTS

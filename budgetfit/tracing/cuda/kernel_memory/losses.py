@@ -1,0 +1,159 @@
+"""Softmax and losses, and the larger storages of some losses.
+
+A loss that is a structured kernel computes every element's loss and reduces it; the
+scalar may be a resized tensor that still owns all of them (``_full_storage``). Sources:
+``SoftMax.cu``, ``Loss.cu``, ``NLLLoss.cu`` and ``native/Loss.cpp``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch._prims_common import (
+    check_contiguous_sizes_strides,
+    compute_elementwise_output_strides,
+)
+
+from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, reduction
+from budgetfit.tracing.cuda.kernel_memory.registry import (
+    INDEX_BYTES,
+    OUTPUTS,
+    Call,
+    Steps,
+    buffer,
+    contiguous_copies,
+    copy_of,
+    kernel_memory,
+)
+from budgetfit.tracing.records import Free, Output
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from budgetfit.core.step_trace import KernelScratch
+
+
+@kernel_memory("_softmax", "_log_softmax")
+def softmax(call: Call) -> Steps:
+    """A contiguous input."""
+    yield from contiguous_copies(call.args[0])
+
+
+@kernel_memory("_softmax_backward_data")
+def softmax_backward(call: Call) -> Steps:
+    """The product grad x output, full size; ``softmax_backward_cuda_out``."""
+    grad, output = call.args[:2]
+    yield copy_of(grad)
+    strides = compute_elementwise_output_strides(grad, output)
+    if not check_contiguous_sizes_strides(grad.shape, strides):
+        yield copy_of(grad)
+    yield from contiguous_copies(output)
+
+
+@kernel_memory("_log_softmax_backward_data")
+def log_softmax_backward(call: Call) -> Steps:
+    """Only contiguous copies; ``host_softmax_backward``."""
+    yield from contiguous_copies(*call.args[:2])
+
+
+@kernel_memory("nll_loss2d_forward")
+def nll_loss2d(call: Call) -> Steps:
+    """Contiguous inputs, if the loss is reduced."""
+    if call.get(3, 1):
+        yield from contiguous_copies(*call.args[:3])
+
+
+@kernel_memory("nll_loss_forward")
+def nll_loss(call: Call) -> Steps:
+    """Contiguous inputs."""
+    yield from contiguous_copies(*call.args[:3])
+
+
+@kernel_memory("nll_loss_backward")
+def nll_loss_backward(call: Call) -> Steps:
+    """Contiguous inputs."""
+    yield from contiguous_copies(*call.args[1:4])
+
+
+def _full_storage(call: Call) -> Output:
+    """The scalar's storage is that of every element's loss."""
+    tensor = call.args[0]
+    return Output(0, size_bytes=tensor.numel() * tensor.element_size())
+
+
+def _sum_of(tensor: Tensor) -> tuple[KernelScratch[int], ...]:
+    data = Layout.contiguous(tensor.dtype, [tensor.numel()])
+    return reduction(data, None, tensor.dtype)
+
+
+@kernel_memory("mse_loss", "smooth_l1_loss")
+def elementwise_loss(call: Call) -> Steps:
+    """Every element's loss, once in the output's storage and once more."""
+    yield _full_storage(call)
+    if call.get(2, 1):
+        yield copy_of(call.args[0])
+        yield from _sum_of(call.args[0])
+
+
+@kernel_memory("huber_loss")
+def huber_loss(call: Call) -> Steps:
+    """Every element's loss, allocated before the output."""
+    if call.get(2, 1):
+        yield copy_of(call.args[0])
+        yield OUTPUTS
+        yield from _sum_of(call.args[0])
+
+
+@kernel_memory("binary_cross_entropy", "soft_margin_loss")
+def in_place_loss(call: Call) -> Steps:
+    """Every element's loss stays in the output's storage; its sum is separate.
+
+    The reduction is the last argument, after an optional weight.
+    """
+    yield _full_storage(call)
+    place = 3 if len(call.args) > 3 else 2  # noqa: PLR2004
+    if call.get(place, 1):
+        yield copy_of(call.out)
+        yield from _sum_of(call.args[0])
+
+
+@kernel_memory("binary_cross_entropy_with_logits")
+def logits_loss(call: Call) -> Steps:
+    """Every element's loss and one term of it, and ``pos_weight`` - 1.
+
+    The latter is freed before the sum, which allocates about 1 KB.
+    """
+    tensor, weight, is_reduced = call.args[0], call.get(3), call.get(4, 1)
+    yield copy_of(tensor)
+    if weight is not None:
+        yield copy_of(weight)
+    if is_reduced:
+        yield copy_of(tensor)
+    yield OUTPUTS
+    if is_reduced:
+        yield from _sum_of(tensor)
+
+
+@kernel_memory("soft_margin_loss_backward")
+def soft_margin_backward(call: Call) -> Steps:
+    """Three terms at once, and a product of two of them."""
+    terms = [copy_of(call.args[1]) for _ in range(3)]
+    yield from terms
+    yield from (Free(terms[1]), Free(terms[0]), OUTPUTS, Free(terms[2]))
+
+
+@kernel_memory("multi_margin_loss")
+def multi_margin_loss(call: Call) -> Steps:
+    """The losses of all rows, if they are reduced."""
+    if call.get(5, 1):
+        yield buffer(call.args[0].shape[0] * call.args[0].element_size())
+
+
+@kernel_memory("_ctc_loss_backward")
+def ctc_loss_backward(call: Call) -> Steps:
+    """Lengths and offsets on the GPU, and beta, as large as alpha."""
+    samples, alpha = call.args[1].shape[1], call.args[6]
+    for _ in range(3):
+        yield buffer(samples * INDEX_BYTES)
+    yield copy_of(alpha)
+    yield OUTPUTS

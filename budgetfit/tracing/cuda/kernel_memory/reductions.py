@@ -1,0 +1,194 @@
+"""Reductions: sum, mean, norms, min and max, variance, any and all.
+
+The size depends on the accumulation dtype and the vectorisation: sources are the
+``Reduce*Kernel.cu`` files of ``aten/src/ATen/native/cuda`` and ``make_reduction`` in
+``ReduceOpsUtils.h`` (which copies the input where the dtype must change first).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch._prims_common import (
+    compute_elementwise_output_strides,
+    make_contiguous_strides_for,
+)
+
+from budgetfit.tracing.cuda.kernel_memory.registry import (
+    HALVES,
+    OUTPUTS,
+    SINGLE_BYTES,
+    Call,
+    Steps,
+    buffer,
+    copy_of,
+    flattens,
+    kernel_memory,
+    scratch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from budgetfit.core.step_trace import KernelScratch
+
+PAIR_BYTES = 16  # a value and its index, aligned
+WELFORD_BYTES = 16  # mean, sum of squares and counts in fp32; twice that in fp64
+CHUNK = 65536  # elements that one thread block of a foreach norm reduces
+
+
+class Layout(NamedTuple):
+    """Layout of a reduction's input; a new tensor would be recorded by the trace."""
+
+    dtype: torch.dtype
+    shape: Sequence[int]
+    stride: Sequence[int]
+    offset: int = 0
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """Return a tensor's layout."""
+        offset = int(tensor.storage_offset())
+        return cls(tensor.dtype, tensor.shape, tensor.stride(), offset)
+
+    @classmethod
+    def cast(cls, tensor: Tensor, dtype: torch.dtype) -> Layout:
+        """Return the layout of ``tensor.to(dtype)``: strides keep their order."""
+        return cls(dtype, tensor.shape, compute_elementwise_output_strides(tensor))
+
+    @classmethod
+    def contiguous(cls, dtype: torch.dtype, shape: Sequence[int]) -> Layout:
+        """Return the layout of a new tensor."""
+        return cls(dtype, shape, make_contiguous_strides_for(tuple(shape)))
+
+
+def reduction(
+    data: Layout | Tensor,
+    dims: int | Sequence[int] | None,
+    out_dtype: torch.dtype,
+    accumulate_bytes: int = 0,
+    input_vector: int = 0,
+) -> tuple[KernelScratch[int], ...]:
+    """Return the scratch memory of reducing ``data`` over ``dims`` (None or []: all).
+
+    ``accumulate_bytes``: size of an accumulator; 0: as in sums, fp32 for 16-bit dtypes,
+    else the dtype itself. ``input_vector``: the kernel's ``input_vec_size``; 0: as in
+    sums.
+    """
+    if not isinstance(data, Layout):
+        data = Layout.of(data)
+    half, element_bytes = data.dtype in HALVES, data.dtype.itemsize
+    accumulate_bytes = accumulate_bytes or (SINGLE_BYTES if half else element_bytes)
+    ndim = len(data.shape)
+    every = dims is None or dims == []
+    chosen = range(ndim) if every else [dims] if isinstance(dims, int) else dims
+    mask = sum(1 << d for d in {d % max(ndim, 1) for d in chosen or ()})
+    return scratch(
+        "reduction",
+        element_bytes,
+        accumulate_bytes,
+        input_vector or (8 if half else 4),
+        accumulate_bytes > out_dtype.itemsize,
+        mask,
+        data.offset,
+        *data.shape,
+        *data.stride,
+    )
+
+
+@kernel_memory(
+    "sum.default",
+    "sum.dim_IntList",
+    "mean.default",
+    "mean.dim",
+    "prod.default",
+    "prod.dim_int",
+    "nansum.default",
+)
+def sums(call: Call) -> Steps:
+    """Sums, means, products; an input of another dtype than the output's is cast."""
+    tensor, out = call.args[0], call.out
+    data = Layout.of(tensor)
+    widens = tensor.dtype in HALVES and out.dtype == torch.float32
+    if tensor.dtype != out.dtype and not widens:
+        yield copy_of(tensor, out.element_size())
+        data = Layout.cast(tensor, out.dtype)
+    yield from reduction(data, call.get(1), out.dtype)
+
+
+@kernel_memory("amax", "amin")
+def amax_amin(call: Call) -> Steps:
+    """Minimum or maximum over dimensions, compared in their own dtype."""
+    tensor, dims = call.args[0], call.get(1)
+    yield from reduction(tensor, dims, call.out.dtype, tensor.element_size(), 4)
+
+
+@kernel_memory("max.default", "min.default")
+def max_min(call: Call) -> Steps:
+    """Minimum or maximum of all elements, which are made contiguous."""
+    tensor, data = call.args[0], Layout.of(call.args[0])
+    if not tensor.is_contiguous():
+        yield copy_of(tensor)
+        data = Layout.contiguous(tensor.dtype, tensor.shape)
+    yield from reduction(data, None, call.out.dtype, tensor.element_size(), 4)
+
+
+@kernel_memory("max.dim", "min.dim")
+def max_min_dim(call: Call) -> Steps:
+    """Minimum or maximum with indices."""
+    yield from reduction(call.args[0], call.args[1], call.out[0].dtype, PAIR_BYTES, 4)
+
+
+@kernel_memory("argmax", "argmin")
+def argmax_argmin(call: Call) -> Steps:
+    """Indices of minimum or maximum; without a dimension, of the flattened tensor."""
+    tensor, dim = call.args[0], call.get(1)
+    data = Layout.of(tensor)
+    if dim is None and not flattens(tensor):
+        yield copy_of(tensor)
+        data = Layout.contiguous(data.dtype, [tensor.numel()])
+    yield from reduction(data, dim, call.out.dtype, PAIR_BYTES, 4)
+
+
+@kernel_memory("any", "all")
+def any_all(call: Call) -> Steps:
+    """Whether any or all are true."""
+    tensor = call.args[0]
+    if tensor.numel() == 1 and tensor.dtype != torch.bool:
+        yield buffer(1)
+    yield from reduction(tensor, call.get(1), call.out.dtype, 1, 4)
+
+
+@kernel_memory("var.correction", "std.correction", "var_mean.correction", "std_mean")
+def var_std(call: Call) -> Steps:
+    """Welford's algorithm: two inputs per load."""
+    tensor = call.args[0]
+    welford_bytes = WELFORD_BYTES * (2 if tensor.dtype == torch.float64 else 1)
+    yield from reduction(tensor, call.get(1), tensor.dtype, welford_bytes, 2)
+
+
+@kernel_memory("linalg_vector_norm")
+def vector_norm(call: Call) -> Steps:
+    """Norms of any order."""
+    yield from reduction(call.args[0], call.get(2), call.out.dtype)
+
+
+@kernel_memory("_foreach_norm")
+def foreach_norm(call: Call) -> Steps:
+    """A partial result for each chunk of each tensor; ``ForeachReduceOp.cu``."""
+    tensors = call.args[0]
+    chunks = max(-(-tensor.numel() // CHUNK) for tensor in tensors)
+    yield buffer(len(tensors) * chunks * max(tensors[0].element_size(), SINGLE_BYTES))
+    yield OUTPUTS
+
+
+@kernel_memory("logsumexp")
+def logsumexp(call: Call) -> Steps:
+    """The maximum, and the shifted exponentials, which are summed."""
+    tensor, out = call.args[0], call.out
+    yield copy_of(out)
+    yield copy_of(tensor, out.element_size())
+    yield from reduction(Layout.cast(tensor, out.dtype), call.args[1], out.dtype)
