@@ -28,9 +28,7 @@ WARP = 32
 MIN_VALUES_PER_THREAD = 16  # a split leaves at least this many to each thread
 MAX_VALUES_PER_THREAD = 256  # from this many on, a split is worth it
 MAX_OUTPUT_VECTOR = 4
-MIN_VECTORIZED_INPUTS = (
-    128  # inputs of one output, below which loads are not vectorized
-)
+MIN_VECTORIZED_INPUTS = 128  # of one output; with fewer, loads are not vectorized
 MAX_INDEX = 2**31 - 1  # of a kernel with 32-bit indices, in bytes as in elements
 
 
