@@ -28,19 +28,14 @@ SPLIT_BLOCKS = 200  # keys are split into about this many blocks, over all heads
 
 
 @rule(parts=3)
-def flash_attention_forward(
-    device: DeviceProperties,
-    rows: int,
-    queries: int,
-    keys: int,
-    head_dim: int,
-    dropout: int,
-) -> list[int]:
+def flash_attention_forward(device: DeviceProperties, *arguments: int) -> list[int]:
     """Return [logsumexp of the splits, outputs of the splits, random state] in bytes.
 
     Few rows over many keys are split over the idle SMs (split-KV); not with dropout,
-    which keeps a second random state. ``rows``: batch x heads; ``dropout``: 0 or 1.
+    which keeps a second random state. Arguments: batch x heads, queries, keys, head
+    dimension, 1 with dropout.
     """
+    rows, queries, keys, head_dim, dropout = arguments
     if dropout:
         return [0, 0, SEED_BYTES]
     block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
@@ -72,20 +67,13 @@ def flash_splits(blocks: int, slots: int, key_blocks: int) -> int:
 
 
 @rule(parts=4)
-def flash_attention_backward(
-    _device: DeviceProperties,
-    rows: int,
-    queries: int,
-    keys: int,
-    head_dim: int,
-    element_bytes: int,
-    grouped: int,
-) -> list[int]:
+def flash_attention_backward(_: DeviceProperties, *arguments: int) -> list[int]:
     """Return [softmax_d, dq accumulator, expanded dk, expanded dv] in bytes.
 
-    ``rows``: batch x query heads; ``grouped``: 1 where keys and values have fewer
-    heads.
+    Arguments: batch x query heads, queries, keys, head dimension, bytes per element,
+    and 1 where keys and values have fewer heads than queries.
     """
+    rows, queries, keys, head_dim, element_bytes, grouped = arguments
     padded = rows * round_up(queries, 128)
     width = round_up(head_dim, 32 if head_dim <= 128 else 64)
     expanded = rows * keys * round_up(head_dim, 8) * element_bytes if grouped else 0
@@ -129,20 +117,14 @@ def efficient_tile(
 
 @rule(parts=1)
 def efficient_attention_backward(
-    device: DeviceProperties,
-    rows: int,
-    queries: int,
-    keys: int,
-    head_dim: int,
-    value_dim: int,
-    single: int,
-    dropout: int,
+    device: DeviceProperties, *arguments: int
 ) -> list[int]:
     """Return [workspace] in bytes.
 
-    ``rows``: batch x heads; ``head_dim``: of keys; ``single``: 1 for fp32, 0 for 16
-    bits; ``dropout``: 0 or 1.
+    Arguments: batch x heads, queries, keys, head dimension of keys, of values, 1 for
+    fp32 (0 for 16 bits), 1 with dropout.
     """
+    rows, queries, keys, head_dim, value_dim, single, dropout = arguments
     tile = efficient_tile(
         device,
         single=bool(single),

@@ -95,7 +95,7 @@ def radix_sort_bytes(
 
 
 @rule(parts=1)
-def scan(_device: DeviceProperties, items: int, item_bytes: int) -> list[int]:
+def scan(_: DeviceProperties, items: int, item_bytes: int) -> list[int]:
     """Return [scan storage] in bytes."""
     return [scan_bytes(items, item_bytes)]
 
@@ -126,7 +126,7 @@ def index_put_sort(device: DeviceProperties, indices: int, positions: int) -> li
 
 
 @rule(parts=2)
-def masked_scatter(_device: DeviceProperties, elements: int) -> list[int]:
+def masked_scatter(_: DeviceProperties, elements: int) -> list[int]:
     """Return [prefix sum of the mask, scan storage]."""
     return [elements * INDEX_BYTES, scan_bytes(elements, INDEX_BYTES)]
 
@@ -143,9 +143,7 @@ def _segments(indices: int, rows: int) -> int:
 
 
 @rule(parts=1)
-def embedding_indices(
-    _device: DeviceProperties, indices: int, index_bytes: int
-) -> list[int]:
+def embedding_indices(_: DeviceProperties, indices: int, index_bytes: int) -> list[int]:
     """Return [copied indices]."""
     return [indices * index_bytes if indices > FEW_INDICES else 0]
 
@@ -172,7 +170,7 @@ def embedding_unique(
 
 @rule(parts=1)
 def embedding_segments(
-    _device: DeviceProperties, indices: int, rows: int, index_bytes: int
+    _: DeviceProperties, indices: int, rows: int, index_bytes: int
 ) -> list[int]:
     """Return an index for each segment: the sorted indices of one row."""
     return [_segments(indices, rows) * index_bytes]
@@ -180,7 +178,7 @@ def embedding_segments(
 
 @rule(parts=1)
 def embedding_scan(
-    _device: DeviceProperties, indices: int, rows: int, index_bytes: int
+    _: DeviceProperties, indices: int, rows: int, index_bytes: int
 ) -> list[int]:
     """Return the storage of a scan over the segments."""
     segments = _segments(indices, rows)
@@ -188,28 +186,22 @@ def embedding_scan(
 
 
 @rule(parts=1)
-def embedding_count(
-    _device: DeviceProperties, indices: int, count_bytes: int
-) -> list[int]:
+def embedding_count(_: DeviceProperties, indices: int, count_bytes: int) -> list[int]:
     """Return one count."""
     return [count_bytes if indices > FEW_INDICES else 0]
 
 
 @rule(parts=3)
-def embedding_partials(
-    device: DeviceProperties,
-    indices: int,
-    rows: int,
-    columns: int,
-    index_bytes: int,
-    element_bytes: int,
-) -> list[int]:
+def embedding_partials(device: DeviceProperties, *arguments: int) -> list[int]:
     """Return [first index of each partial, sums of the partials, gradient in fp32].
 
     A segment is summed in fp32 by parts of 10. Where many indices share few rows the
     second is the segment of each partial, and only there a gradient of 16 bits is
     summed in fp32.
+
+    Arguments: indices, rows, columns, bytes per index, per element.
     """
+    indices, rows, columns, index_bytes, element_bytes = arguments
     segments = _segments(indices, rows)
     if not segments:
         return [0, 0, 0]

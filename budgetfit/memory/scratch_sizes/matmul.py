@@ -30,19 +30,16 @@ def cublaslt_workspace_is_separate(torch_version: tuple[int, int]) -> bool:
 
 
 @rule(parts=1)
-def cublas_workspace(
-    device: DeviceProperties, torch_major: int, torch_minor: int
-) -> list[int]:
-    """Return the bytes of one cuBLAS workspace.
+def cublas_workspace(device: DeviceProperties, *torch_version: int) -> list[int]:
+    """Return the bytes of one cuBLAS workspace of a torch version (major, minor).
 
     Up to torch 2.14 each thread with a cuBLAS handle keeps one per stream: the forward
     thread and the autograd thread make two. From 2.15 on every matrix product allocates
     one and frees it again.
     """
-    version = (torch_major, torch_minor)
-    if version <= (2, 11):  # 2.11.0 as measured
+    if torch_version <= (2, 11):  # 2.11.0 as measured
         large = device.compute_capability == (9, 0)
-    elif version <= (2, 13):
+    elif torch_version <= (2, 13):
         large = device.compute_capability[0] in {9, 10, 12}
     else:
         large = device.compute_capability[0] in {9, 10, 11, 12}
@@ -50,26 +47,20 @@ def cublas_workspace(
 
 
 @rule(parts=1)
-def cublaslt_workspace(_device: DeviceProperties) -> list[int]:
+def cublaslt_workspace(_: DeviceProperties) -> list[int]:
     """Return one separate cuBLASLt workspace."""
     return [CUBLASLT_WORKSPACE_BYTES]
 
 
 @rule(parts=2)
-def grouped_matmul(
-    device: DeviceProperties,
-    groups: int,
-    rows: int,
-    row_groups: int,
-    columns: int,
-    column_groups: int,
-) -> list[int]:
+def grouped_matmul(device: DeviceProperties, *arguments: int) -> list[int]:
     """Return [problem descriptions, workspace] of a bf16 grouped GEMM (CUTLASS).
 
-    ``row_groups`` share the rows, ``column_groups`` the columns. Source:
-    ``GroupMM.cu``. Hopper and Blackwell data-center GPUs have this kernel, others
-    multiply one group after the other.
+    Arguments: groups, rows, groups that share them, columns, groups that share those.
+    Source: ``GroupMM.cu``. Hopper and Blackwell data-center GPUs have this kernel,
+    others multiply one group after the other.
     """
+    groups, rows, row_groups, columns, column_groups = arguments
     if device.compute_capability == (9, 0):
         workspace_bytes = GROUP_WORKSPACE_BYTES
     elif device.compute_capability[0] == BLACKWELL:

@@ -21,37 +21,28 @@ MIN_SHARING_BLOCKS = 8  # fewer are not worth it
 
 
 @rule(parts=5)
-def norm_backward(
-    device: DeviceProperties,
-    rows: int,
-    columns: int,
-    element_bytes: int,
-    gamma: int,
-    beta: int,
-) -> list[int]:
+def norm_backward(device: DeviceProperties, *arguments: int) -> list[int]:
     """Return [dgamma blocks, dbeta blocks, their sum, staging buffer, semaphores].
 
-    The weight gradients of many short rows are summed in two passes; ``gamma`` and
-    ``beta`` are 1 where they need a gradient. Source:
-    ``LaunchGammaBetaBackwardCUDAKernel`` in ``layer_norm_kernel.cu``.
+    The weight gradients of many short rows are summed in two passes. Arguments: rows,
+    columns, bytes per element, 1 where gamma needs a gradient, 1 where beta does.
+    Source: ``LaunchGammaBetaBackwardCUDAKernel`` in ``layer_norm_kernel.cu``.
     """
+    rows, columns, element, gamma, beta = arguments
     if rows <= MANY_ROWS or columns // 32 >= device.sm_count // 2 or not gamma:
         return [0, 0, 0, 0, 0]
     height = min(ceil_div(rows, 32), MAX_BLOCKS // ceil_div(columns, 32))
-    blocks = height * columns * element_bytes
+    blocks = height * columns * element
     numbers = ReductionDtypes(
-        element_bytes,
-        SINGLE_BYTES,
-        16 // element_bytes,
-        private_accumulator=element_bytes < SINGLE_BYTES,
+        element, SINGLE_BYTES, 16 // element, private_accumulator=element < SINGLE_BYTES
     )
     _, *buffers = reduce_rows(device, height, columns, numbers)
-    return [blocks * gamma, blocks * beta, columns * element_bytes, *buffers]
+    return [blocks * gamma, blocks * beta, columns * element, *buffers]
 
 
 @rule(parts=2)
 def batch_norm_statistics(
-    _device: DeviceProperties, rows: int, channels: int, numbers: int
+    _: DeviceProperties, rows: int, channels: int, numbers: int
 ) -> list[int]:
     """Return [staging buffer, semaphores] of channels-last batch norm statistics.
 

@@ -77,29 +77,19 @@ class LoopNest:
 
 
 @rule(parts=3)
-def reduction(
-    device: DeviceProperties,
-    element_bytes: int,
-    accumulate_bytes: int,
-    input_vector: int,
-    private_accumulator: int,
-    mask: int,
-    offset: int,
-    *layout: int,
-) -> list[int]:
+def reduction(device: DeviceProperties, *arguments: int) -> list[int]:
     """Return [accumulator, staging buffer, semaphores] of one reduction, in bytes.
 
-    ``mask``: reduced dimensions as bits (bit k: dimension k); ``offset``: in the
-    storage; ``layout``: the input's sizes, then its strides in elements. For the others
-    see ``ReductionDtypes``.
+    Arguments: element bytes, accumulator bytes, input vector, private accumulator (0
+    or 1), reduced dimensions as bits (bit k: dimension k), storage offset, then the
+    input's sizes, then its strides in elements.
     """
+    element, accumulate, vector, private, mask, offset, *layout = arguments
     ndim = len(layout) // 2
-    sizes, strides = layout[:ndim], layout[ndim:]
+    sizes, strides = tuple(layout[:ndim]), tuple(layout[ndim:])
     if prod(sizes) == 0:
         return [0, 0, 0]
-    numbers = ReductionDtypes(
-        element_bytes, accumulate_bytes, input_vector, bool(private_accumulator)
-    )
+    numbers = ReductionDtypes(element, accumulate, vector, bool(private))
     return _of_loop(device, numbers, loop_nest(sizes, strides, mask, offset))
 
 

@@ -67,7 +67,7 @@ def scratch_bytes(
 
 
 @rule(parts=1)
-def buffer(_device: DeviceProperties, size_bytes: int) -> list[int]:
+def buffer(_: DeviceProperties, size_bytes: int) -> list[int]:
     """Return the bytes of a temporary tensor, which a kernel's arguments tell."""
     return [size_bytes]
 

@@ -8,7 +8,7 @@ has the same name. Open ``registry.py`` first.
 
 from __future__ import annotations
 
-from budgetfit.tracing.cuda.kernel_memory import (
+from budgetfit.tracing.cuda.kernel_memory import (  # noqa: F401 - registers
     attention,
     convolution,
     images,
@@ -20,16 +20,3 @@ from budgetfit.tracing.cuda.kernel_memory import (
     recurrent,
     reductions,
 )
-
-__all__ = [
-    "attention",
-    "convolution",
-    "images",
-    "indexing",
-    "losses",
-    "matmul",
-    "norms",
-    "pointwise",
-    "recurrent",
-    "reductions",
-]

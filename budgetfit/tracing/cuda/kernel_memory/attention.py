@@ -54,13 +54,9 @@ def flash_forward(call: Call) -> Steps:
 
 def _contiguous_by_length(tensor: Tensor) -> bool:
     """Return whether [batch, heads, length, width] is contiguous with length first."""
-    batch, heads, length, width = tensor.shape
-    by_batch, by_head, by_length, by_width = tensor.stride()
-    return bool(
-        check_contiguous_sizes_strides(
-            (batch, length, heads, width), (by_batch, by_length, by_head, by_width)
-        )
-    )
+    both = (tensor.shape, tensor.stride())
+    shape, strides = ([each[k] for k in (0, 2, 1, 3)] for each in both)
+    return bool(check_contiguous_sizes_strides(shape, strides))
 
 
 @kernel_memory("_scaled_dot_product_flash_attention_backward")

@@ -85,16 +85,11 @@ def adaptive_avg_pool_backward(call: Call) -> Steps:
         yield from contiguous_copies(call.args[0])
 
 
-@kernel_memory("adaptive_max_pool2d")
+@kernel_memory("adaptive_max_pool2d", "adaptive_max_pool2d_backward")
 def adaptive_max_pool(call: Call) -> Steps:
-    """Contiguous copies of input and outputs."""
-    yield from contiguous_copies(*call.out, call.args[0])
-
-
-@kernel_memory("adaptive_max_pool2d_backward")
-def adaptive_max_pool_backward(call: Call) -> Steps:
-    """Contiguous copies of the gradients."""
-    yield from contiguous_copies(call.out, call.args[0])
+    """Contiguous copies of the outputs and of the input, or gradient."""
+    outputs = [call.out] if isinstance(call.out, torch.Tensor) else call.out
+    yield from contiguous_copies(*outputs, call.args[0])
 
 
 @kernel_memory(
