@@ -16,7 +16,7 @@ from budgetfit.memory.chain.live_bytes import LiveBytes
 if TYPE_CHECKING:
     from budgetfit.core.recipe import Segment
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
-    from budgetfit.memory.scratch_sizes.workspaces import DeviceProperties
+    from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
 
