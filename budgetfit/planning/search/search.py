@@ -167,7 +167,7 @@ class _Proposals:
     def roughly(self, limit_bytes: int) -> BatchChoice:
         """Return the choice of a batch size on profiles without ``exact_blocks``."""
         if limit_bytes not in self._roughly:
-            larger = [each for each in self._roughly if each >= limit_bytes]
+            larger = [tried for tried in self._roughly if tried >= limit_bytes]
             self._roughly[limit_bytes] = best_batch(
                 self._session,
                 self._session.block_chain.profiles_within(
@@ -222,14 +222,14 @@ class _Limits:
     """The solver's limit of live bytes, from round to round.
 
     Attributes:
-        usable: Bytes that may be reserved.
+        limit_bytes: Bytes that may be reserved.
         now: The limit of the round.
         refused: The smallest limit whose plan did not fit.
         agreed: The largest limit whose plan fits.
         is_last: Whether there is no smaller limit to try.
     """
 
-    usable: int
+    limit_bytes: int
     now: int
     refused: int
     agreed: int = 0
@@ -243,26 +243,26 @@ class _Limits:
 
         Estimated from the programs that are traced already; it only saves rounds.
         """
-        usable = session.budget.usable_bytes
-        first = proposals.roughly(usable).best
+        limit_bytes = session.budget.usable_bytes
+        first = proposals.roughly(limit_bytes).best
         reserve = session.block_chain.reserve_bytes(first.batch_size) if first else 0
         # The next proposals are likely to reserve as much as the known ones.
         reserves = (each.reserved_bytes - each.allocated_bytes for each in known)
-        now = usable - max((reserve, *reserves))
-        return cls(usable=usable, now=now, refused=usable + 1)
+        now = limit_bytes - max((reserve, *reserves))
+        return cls(limit_bytes=limit_bytes, now=now, refused=limit_bytes + 1)
 
     def moved(
         self, chosen: BatchCandidate, judged: Estimate, best: Estimate | None
     ) -> bool:
         """Move the limit after a round; return whether another round is worth it."""
-        slack = self.usable - judged.reserved_bytes
+        slack = self.limit_bytes - judged.reserved_bytes
         peak_bytes = chosen.peak_bytes or self.now
         if judged.fits:
             self.is_last = False
-            if slack <= self.usable * SMALL_SLACK or self.now >= self.usable:
+            if slack <= self.limit_bytes * SMALL_SLACK or self.now >= self.limit_bytes:
                 return False
             self.agreed = max(self.now, peak_bytes)
-            self.now = min(self.agreed + slack, self.usable, self.refused - 1)
+            self.now = min(self.agreed + slack, self.limit_bytes, self.refused - 1)
             return True
         if self.is_last or slack >= 0:  # host memory is the bottleneck
             return False
@@ -271,12 +271,12 @@ class _Limits:
             below = min(self.now, peak_bytes)
             self.now = min(below + slack, self.now - STEP_BYTES)
             return True
-        unused = self.usable - best.reserved_bytes
+        unused = self.limit_bytes - best.reserved_bytes
         room = self.refused - self.agreed
         self.now = self.agreed + room // 2
         best_ns = 1e9 / (best.samples_per_s * best.time_factor)
         gain = 1 - float(chosen.ns_per_sample or 0) / best_ns
-        much = unused > self.usable * LARGE_SLACK and room > 2 * STEP_BYTES
+        much = unused > self.limit_bytes * LARGE_SLACK and room > 2 * STEP_BYTES
         return much and gain > MIN_ROUND_GAIN
 
 
