@@ -173,7 +173,7 @@ def test_a_grouped_convolution_joins_its_groups_in_the_end() -> None:
     args = (image, weight, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 3)
     depthwise = (image, weight, *args[2:])
     out = torch.empty(2, 6, 2, 2)
-    assert steps_of(aten.convolution.default, depthwise, out) == (OUTPUTS,)
+    assert allocated(aten.convolution.default, depthwise, out) == []
     image, weight = torch.empty(2, 6, 8, 8), torch.empty(6, 2, 4, 4)
     steps = steps_of(aten.convolution.default, (image, weight, *args[2:]), out)
     taken = [step.arguments[0] for step in steps if isinstance(step, KernelScratch)]
