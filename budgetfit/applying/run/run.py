@@ -166,7 +166,7 @@ class Run:
             if not self._is_trace:
                 self._parameters = ParameterChangeCheck(model, self.optimizer)
                 self._compiled = len(compiled_modules(model))
-                self._attention = describe_attention(model)
+                self._attention = model, describe_attention(model)
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(
@@ -357,7 +357,7 @@ class Run:
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         self._parameters.check(self.model, self.optimizer)
-        check_attention(self.model, self._attention)
+        check_attention(*self._attention)  # not of what wraps it, as DDP
         self._blocks.reapply_if_changed()
         if self.steps_done + self.skipped_steps == 0:
             warn_compiled_after_apply(self.model, self._compiled)
