@@ -105,8 +105,8 @@ class PlanningSession:
         chain = BlockChain(self.traces, replace(self.settings, **settings))
         return replace(self, block_chain=chain)
 
-    def on_card(self, gpu: Gpu, budget: Budget) -> PlanningSession:
-        """Return the session on another card of the same compute capability."""
+    def on_gpu(self, gpu: Gpu, budget: Budget) -> PlanningSession:
+        """Return the session on another GPU of the same compute capability."""
         host_ram = replace(self.settings, host_ram_bytes=budget.host_ram_bytes)
         chain = BlockChain(self.traces.for_gpu(gpu), host_ram)
         return replace(self, block_chain=chain, budget=budget)

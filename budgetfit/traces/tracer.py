@@ -117,7 +117,7 @@ class Tracer:
                 real_values=self.real_values,
                 redirect_cuda=self.redirect_cuda,
             )
-        part = "" if short is None else f", in a twin with {len(blocks)}"
+        part = "" if short is None else f", in a shortened model with {len(blocks)}"
         wrapped = sum(len(segment.blocks) for segment in program.segments)
         self.progress(
             f"tracing batch {batch_size}, {program.precision}, {wrapped} of "
@@ -139,7 +139,7 @@ class Tracer:
             if failure is None:
                 return self.trace(program, batch_size, short)
             if short is not None:
-                reason = f"its twin does not run: {failure}"
+                reason = f"the shortened model does not run: {failure}"
                 raise NotRepeatedError(reason) from error
             if failure is error:
                 raise

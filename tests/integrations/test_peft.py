@@ -150,7 +150,7 @@ def test_a_peft_model_handed_in_is_planned_and_trained_as_it_is() -> None:
 
 
 def test_equal_blocks_with_adapters_are_seen_to_be_equal() -> None:
-    """peft notes each layer's name in it; a twin with fewer blocks needs equal ones."""
+    """peft notes each layer's name in it; a shortened model needs equal ones."""
     model = real()
     noted = [m.kwargs["target_name"] for m in model.modules() if hasattr(m, "lora_A")]
     copied = traceable_model(model)

@@ -1,4 +1,4 @@
-"""A trace made from a shortened twin is the whole model's trace, to the last number."""
+"""A trace made from a shortened model is the whole model's, to the last number."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -99,7 +99,7 @@ CASES: list[tuple[str, Any, str, str, int]] = [
 
 
 def both(model: nn.Module, batch: Any, recipe_of: Any) -> tuple[Any, Any, TraceSession]:  # noqa: ANN401
-    """Return the trace from a twin, the whole one, and the traces that made the first.
+    """Return the trace from a shortened model, the whole one, and the first's session.
 
     Both are at batch 2 alone: that is quicker and leaves as much to differ.
     """
@@ -139,7 +139,7 @@ def assert_same(one: Any, other: Any) -> None:  # noqa: ANN401
     CASES,
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_twin_s_trace_is_the_whole_one(
+def test_the_trace_from_a_shortened_model_is_the_whole_one(
     name: str,
     segments: Callable[[tuple[str, ...]], tuple[Segment, ...]],
     precision: str,
@@ -160,7 +160,7 @@ def test_a_twin_s_trace_is_the_whole_one(
         return recipe, own
 
     made, whole, traces = both(make(), batch, recipe_of)
-    assert "in a twin with" in traces.log[-1]
+    assert "in a shortened model with" in traces.log[-1]
     assert_same(made, whole)
 
 
@@ -175,8 +175,9 @@ def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
     traces = TraceSession(workload)
     made = traces.affine(recipe)
     assert [line.split(", ")[-1] for line in traces.log] == [
-        "in a twin with 4",
-        "in a twin with 5",  # a sample larger and a block longer: line and proof
+        "in a shortened model with 4",
+        # A sample larger and a block longer: line and proof.
+        "in a shortened model with 5",
     ]
     assert_same(made, TraceSession(workload, full_depth=True).affine(recipe))
 
@@ -214,7 +215,9 @@ class Odd(Mebi):
 
 def test_an_odd_block_in_the_middle_parts_two_runs() -> None:
     made, whole, traces = both(Odd(), MIB_BATCH, plain)
-    assert traces.log[-1].endswith("in a twin with 11")  # 5 + 1 + 5: the proof
+    assert traces.log[-1].endswith(
+        "in a shortened model with 11"
+    )  # 5 + 1 + 5: the proof
     assert_same(made, whole)
 
 
@@ -256,7 +259,10 @@ class Last(Mebi):
     ("model", "reason"),
     [
         (Stacked(12), "all blocks are traced"),
-        (Counted(), "its twin does not run: Counted cannot run on fake tensors"),
+        (
+            Counted(),
+            "the shortened model does not run: Counted cannot run on fake tensors",
+        ),
         (Last(12), "one block more makes a difference: different storages' fixed"),
     ],
     ids=["stacked", "counted", "last"],
@@ -266,7 +272,7 @@ def test_what_depends_on_the_number_of_blocks_is_traced_whole(
 ) -> None:
     made, whole, traces = both(model, MIB_BATCH, plain)
     assert any(reason in line for line in traces.log)
-    assert "twin" not in traces.log[-1]
+    assert "shortened" not in traces.log[-1]
     assert_same(made, whole)
 
 
@@ -283,11 +289,11 @@ def test_what_depends_on_the_number_of_blocks_is_not_taken_for_the_batch_s() -> 
 def test_an_evaluation_under_autocast_is_the_whole_models(name: str) -> None:
     make, batch = MODELS[name]
     workload = Workload(model=make(), batch=batch, gpu=ADA).with_found_blocks()
-    twins = TraceSession(workload)
-    one = twins.evaluation("bf16-mixed")
+    session = TraceSession(workload)
+    one = session.evaluation("bf16-mixed")
     other = TraceSession(workload, full_depth=True).evaluation("bf16-mixed")
     if name != "mebi":  # its proof fails, and it is traced whole
-        assert not [line for line in twins.log if "all blocks are" in line]
+        assert not [line for line in session.log if "all blocks are" in line]
     assert one.scratch == other.scratch
     for column in ("events", "fixed_bytes", "bytes_per_sample", "scratch_index"):
         assert np.array_equal(getattr(one, column), getattr(other, column)), column

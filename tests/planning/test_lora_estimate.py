@@ -22,14 +22,14 @@ def workload(name: str) -> Workload:
     return found.with_found_blocks()
 
 
-def twin(name: str, dtype: torch.dtype | None = torch.bfloat16) -> Workload:
+def workload_of(name: str, dtype: torch.dtype | None = torch.bfloat16) -> Workload:
     found = lora_workload(workload(name), dtype)
     assert found is not None
     return found
 
 
 def test_every_linear_layer_of_the_blocks_gets_two_fp32_matrices() -> None:
-    model = twin("llama").model
+    model = workload_of("llama").model
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     # Per block: query and output 32 x 32, key and value 32 x 16, three of 32 x 64.
     pairs = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)
@@ -52,7 +52,7 @@ def test_the_model_itself_stays_as_it_was() -> None:
 
 
 def test_transposed_linear_layers_and_tied_weights_are_understood() -> None:
-    model = twin("gpt2").model
+    model = workload_of("gpt2").model
     attention = model.get_submodule("transformer.h.0.attn.c_attn")
     assert isinstance(attention, LoraLinear)
     assert attention.lora_A.weight.shape == (LORA_RANK, WIDTH)
@@ -64,14 +64,14 @@ def test_transposed_linear_layers_and_tied_weights_are_understood() -> None:
 
 def test_models_that_ask_for_a_weights_dtype_and_float_batches_run() -> None:
     for name in ("t5", "vit", "transformer"):
-        found = twin(name)
+        found = workload_of(name)
         for segments in ((), checkpoint_every_block(found.blocks)):
             recipe = Recipe(batch_size=2, precision="as-is", segments=segments)
             trace = TraceSession(found).exact(recipe)
             assert trace.blocks
 
 
-def test_without_a_linear_layer_in_its_blocks_a_model_has_no_twin() -> None:
+def test_without_a_linear_layer_in_its_blocks_no_adapter_can_be_added() -> None:
     assert lora_workload(workload("convolutions"), None) is None
 
 

@@ -124,11 +124,11 @@ def test_a_loss_that_looks_at_the_models_weights_sees_the_traced_ones() -> None:
     faked = FakedLoss(loss, model)
     seen: list[torch.Tensor] = []
 
-    def program(twin: nn.Module, on_phase: Callable[[str], None]) -> Run:
+    def program(fake: nn.Module, on_phase: Callable[[str], None]) -> Run:
         weight = faked.loss.__closure__[0].cell_contents.blocks[0].inner.weight  # type: ignore[union-attr]
         seen.append(weight)
-        assert weight is twin.blocks[0].inner.weight  # type: ignore[index, union-attr]
-        return Run(twin, Recipe(batch_size=2), loss=faked.loss, on_phase=on_phase)
+        assert weight is fake.blocks[0].inner.weight  # type: ignore[index, union-attr]
+        return Run(fake, Recipe(batch_size=2), loss=faked.loss, on_phase=on_phase)
 
     trace_step(
         model,

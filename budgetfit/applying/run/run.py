@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
+from budgetfit.applying.applied_models import claim
 from budgetfit.applying.attention_implementation import (
     check_attention,
     describe_attention,
@@ -50,7 +51,7 @@ from budgetfit.applying.run.step_conditions import (
 from budgetfit.applying.run.step_monitor import StepMonitor
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
-from budgetfit.applying.undo import Undo, claim
+from budgetfit.applying.undo import Undo
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.precision import find_precision
 from budgetfit.core.sample_dims import FIRST_DIM

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from budgetfit.applying.applied_models import claim
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.checkpointing.recipe_application import instance_flags
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
@@ -20,7 +21,7 @@ from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.optimizers.for_recipe import make_recipe_optimizer
 from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
 from budgetfit.applying.training_modes import TrainingModes
-from budgetfit.applying.undo import Undo, claim
+from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.peft import has_adapters, loading_code

@@ -61,7 +61,7 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
             rows.append(row)
             continue
         there = replace(workload, gpu=gpu)
-        sessions = _on_card(opened, there, budget)
+        sessions = _on_gpu(opened, there, budget)
         if not sessions:
             sessions = open_sessions(
                 there,
@@ -81,20 +81,20 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
     return tuple(rows)
 
 
-def _on_card(
+def _on_gpu(
     opened: Sequence[Sequence[PlanningSession]], workload: Workload, budget: Budget
 ) -> list[PlanningSession]:
     """Return the sessions of a card of equal compute capability, on this card."""
     for sessions in opened:
         target = replace(sessions[0].workload, gpu=workload.gpu).target
         if sessions[0].workload.target == target:
-            return [each.on_card(workload.gpu, budget) for each in sessions]
+            return [each.on_gpu(workload.gpu, budget) for each in sessions]
     return []
 
 
 def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison:
     """Return the row of a card; the first notes of the workload are known."""
-    estimate = _best_on_card(sessions)
+    estimate = _best_on_gpu(sessions)
     traces = sessions[0].traces
     return GpuComparison(
         gpu=traces.workload.gpu,
@@ -105,7 +105,7 @@ def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison
     )
 
 
-def _best_on_card(sessions: Sequence[PlanningSession]) -> Estimate:
+def _best_on_gpu(sessions: Sequence[PlanningSession]) -> Estimate:
     """Return the best of the search and the baselines, or the lowest peak."""
     rated = [_best_or_lowest(each) for each in sessions]
     found = sessions[0].best_fitting(each for _, each in rated)
@@ -115,7 +115,7 @@ def _best_on_card(sessions: Sequence[PlanningSession]) -> Estimate:
     least = min((each for _, each in rated), key=lambda each: each.reserved_bytes)
     accumulates = sessions[0].settings.accumulation is not None
     if accumulates and least.timeline.floor_bytes <= sessions[0].budget.usable_bytes:
-        return _best_on_card([each.changed(accumulation=None) for each in sessions])
+        return _best_on_gpu([each.changed(accumulation=None) for each in sessions])
     return least
 
 

@@ -65,7 +65,7 @@ def owned_trace(
     else:
         trace = affine_trace(first, second, short.kept_blocks)
     if tuple(first.layers) != short.short_layers:
-        raise NotRepeatedError("the twin has other modules than the model")
+        raise NotRepeatedError("the shortened model has other modules")
     layers = [n for n, path in enumerate(short.paths.values()) if path is not None]
     layer_map = np.array([*layers, -1], np.int32)  # -1 stays -1
     blocks = [n for n, name in enumerate(short.blocks) if name not in short.left_out]

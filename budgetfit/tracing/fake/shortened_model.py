@@ -60,7 +60,7 @@ class Shortening:
         """
         path = self.paths.get(name)
         if path is None:
-            raise NotRepeatedError(f"its twin has no {name}")
+            raise NotRepeatedError(f"the shortened model has no {name}")
         return path
 
     def segments(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
