@@ -87,7 +87,7 @@ def candidate(peak: int, ns_per_sample: int = 1) -> BatchCandidate:
 
 def limits(now: int, **fields: int) -> Any:  # noqa: ANN401 - a private class
     return search._Limits(  # noqa: SLF001
-        **{"usable": USABLE, "now": now, "refused": USABLE + 1, **fields}
+        **{"limit_bytes": USABLE, "now": now, "refused": USABLE + 1, **fields}
     )
 
 
