@@ -44,8 +44,11 @@ class _NumpyState:
 
     def get(self) -> Any:  # noqa: ANN401 - numpy's own kinds
         """Return the state; the same object while it is unchanged."""
-        bits = np.random.mtrand.get_bit_generator()
-        if not isinstance(bits, np.random.MT19937):  # replaced by the user
+        # The functions of ``np.random`` are methods of one generator. While a trace
+        # draws from a copy they are not, and the user may have replaced the bits.
+        generator = getattr(np.random.get_state, "__self__", None)
+        bits = getattr(generator, "_bit_generator", None)
+        if not isinstance(bits, np.random.MT19937):
             return np.random.get_state()  # noqa: NPY002
         words = ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
         newest = self._newest

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import budgetfit
 from budgetfit.tracing.isolation.private_generators import private_generators
+from budgetfit.utils.rng_state import HostRngState
 
 
 class Net(nn.Module):
@@ -171,3 +172,15 @@ def test_ops_compute_the_same_while_kernels_stay_registered() -> None:
         command, cwd=root, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_a_state_captured_in_a_trace_is_not_taken_for_the_global_one() -> None:
+    np.random.seed(0)
+    expected = str(np.random.get_state())
+    with private_generators():
+        np.random.rand(700)
+        inside = HostRngState.now()
+        np.random.rand(700)
+        inside.restore()
+        assert str(np.random.get_state()) == str(inside.numpy) != expected
+    assert str(HostRngState.now().numpy) == expected
