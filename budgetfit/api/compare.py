@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
 from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
+from budgetfit.gpus.hourly_prices import hourly_prices
 from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
 from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.planning.alternatives.compare_gpus import compare_gpus
@@ -31,6 +33,7 @@ def compare(
     gpus: Sequence[str],
     *,
     methods: Sequence[str] | None = None,
+    prices: Mapping[str, float] | None = None,
     **given: Any,
 ) -> tuple[tuple[GpuComparison, ...], ModelSummary]:
     """Find the best training settings on each of several GPUs, by each method.
@@ -40,11 +43,16 @@ def compare(
     are for those that have some; how the base is stored is ``qlora``'s, where asked
     for.
 
+    ``prices`` are money per hour by GPU, in any one currency, for example
+    ``{"rtx-4090": 0.35, "a100-80gb": 1.60}``; GPUs may be left out. Rows with a price
+    have ``samples_per_money`` and ``cost(samples)``.
+
     Returns:
         A row for each GPU and method, GPUs in their order, and the model summary.
 
     Raises:
-        InputError: An argument is invalid; nothing was traced.
+        InputError: An argument is invalid, for example the price of a GPU that is not
+            compared; nothing was traced.
         TraceError: The model cannot run on fake tensors.
     """
     # The rows have the memory of their GPUs, and weights that are updated at the end.
@@ -62,6 +70,7 @@ def compare(
             "(--gpus t4,rtx-4090)."
         )
     targets = [find_target_gpu(None, name) for name in gpus]
+    hourly = _hourly(prices, [target.gpu for target in targets])
     wanted = _methods(asked.method, methods)
     cards = [
         (target.gpu, target.budget(asked.headroom, asked.host_ram))
@@ -82,11 +91,33 @@ def compare(
                 GpuComparison(gpu=gpu, budget=budget, estimate=None, problem=problem)
                 for gpu, budget in cards
             ]
-        tables.append([replace(row, method=name) for row in rows])
+        tables.append(
+            [
+                replace(row, method=name, price_per_hour=hourly.get(row.gpu.name))
+                for row in rows
+            ]
+        )
     if len(errors) == len(wanted):
         raise errors[0]
     rows_of_gpus = zip(*tables, strict=True)
     return tuple(row for rows in rows_of_gpus for row in rows), summaries[0]
+
+
+def _hourly(
+    prices: Mapping[str, float] | None, gpus: Sequence[Gpu]
+) -> dict[str, float]:
+    """Return the prices by canonical name.
+
+    Raises:
+        InputError: If they are not numbers by GPU, or a GPU or a price is invalid.
+    """
+    prices = {} if prices is None else prices
+    if not isinstance(prices, Mapping) or not all(isinstance(n, str) for n in prices):
+        raise InputError(
+            'prices must be money per hour by card, for example {"rtx-4090": 0.35} '
+            f"(--price rtx-4090=0.35); got {prices!r:.80}."
+        )
+    return hourly_prices(prices.items(), gpus)
 
 
 def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:

@@ -29,6 +29,7 @@ from budgetfit.cli.options import (
     OTHER_MODEL,
     PLAN_FILE,
     PLAN_OUTPUT,
+    PRICES,
     REAL_STEPS,
     REMOTE_CODE,
     RESERVED,
@@ -193,8 +194,8 @@ def estimate(
 
 @command(
     app,
-    *(MODEL, CARDS, RESERVED, BATCH, LENGTHS, SETTINGS, only(SEARCH, "objective")),
-    *(METHODS, ADAPTERS, REMOTE_CODE, SAMPLES),
+    *(MODEL, CARDS, PRICES, RESERVED, BATCH, LENGTHS, SETTINGS),
+    *(only(SEARCH, "objective"), METHODS, ADAPTERS, REMOTE_CODE, SAMPLES),
     example="compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
 )
 def compare(*, samples: int | None, as_json: bool, **given: Any) -> None:

@@ -199,6 +199,17 @@ SEARCH = _panel(
         "--optimizer-in-backward",
     ),
 )
+PRICES = _panel(
+    "Card",
+    prices=Declared(
+        list[str] | None,
+        typer.Option(
+            "--price",
+            help="Price per hour of cards, in any currency: t4=0.35,rtx-4090=0.40.",
+            metavar="CARD=PRICE",
+        ),
+    ),
+)
 METHODS = _panel(
     "Adapters (peft)",
     methods=_option(

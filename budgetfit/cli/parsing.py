@@ -53,6 +53,24 @@ def parse_batch_dims(words: Sequence[str] | None) -> int | dict[str, int | None]
     return named
 
 
+def parse_prices(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Split ``--price`` into cards and prices: ``t4=0.35``, several with commas.
+
+    Raises:
+        InputError: If there is no ``=``.
+    """
+    pairs = []
+    for word in [part for each in words for part in each.split(",")]:
+        name, equals, price = word.partition("=")
+        if not equals:
+            raise InputError(
+                "--price takes CARD=PRICE per hour, several with commas, and decimals "
+                f"behind a point: --price t4=0.35,l4=0.80; got {word!r:.60}."
+            )
+        pairs.append((name, price))
+    return pairs
+
+
 def read_lengths(path: Path | None) -> dict[int, int] | None:
     """Read samples by length from a file: ``512`` or ``512 900`` in each line.
 
@@ -100,6 +118,7 @@ def arguments_of(
     from budgetfit.core.precision import find_precision, requested_precisions  # noqa: PLC0415
     from budgetfit.core.units import parse_bytes  # noqa: PLC0415
     from budgetfit.core.validation import check_batch, check_objective  # noqa: PLC0415
+    from budgetfit.gpus.hourly_prices import hourly_prices  # noqa: PLC0415
     from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
     from budgetfit.integrations.model_sources.model_name import check_model_text  # noqa: PLC0415
 
@@ -123,6 +142,7 @@ def arguments_of(
     read: dict[str, Callable[[Any], Any]] = {
         "batch_dims": parse_batch_dims,
         "lengths": read_lengths,
+        "prices": lambda words: hourly_prices(parse_prices(words or ()), gpus),
     }
     return {
         name: read[name](value) if name in read else value

@@ -168,6 +168,8 @@ class GpuComparison:
         blocks: Number of blocks that can be checkpointed.
         warnings: Deviations from the request.
         method: ``full``, ``lora`` or ``qlora``: what is trained.
+        price_per_hour: Money per hour of this GPU, in any currency; None where none
+            was given.
     """
 
     gpu: Gpu
@@ -177,11 +179,32 @@ class GpuComparison:
     blocks: int = 0
     warnings: tuple[str, ...] = ()
     method: str = FULL
+    price_per_hour: float | None = None
 
     @property
     def fits(self) -> bool:
         """Whether the judged peak fits this GPU."""
         return self.estimate is not None and bool(self.estimate.fits)
+
+    @property
+    def samples_per_money(self) -> float | None:
+        """Samples per 1.00 of money; None without a price or where it does not fit."""
+        if self.estimate is None or not self.fits or self.price_per_hour is None:
+            return None
+        return self.estimate.samples_per_s * SECONDS_PER_HOUR / self.price_per_hour
+
+    def cost(self, samples: int) -> float | None:
+        """Return the money for ``samples`` samples: estimated hours x price per hour.
+
+        None without a price or where it does not fit.
+
+        Raises:
+            InputError: If ``samples`` is not a positive whole number.
+        """
+        check_samples(samples)
+        if self.samples_per_money is None:
+            return None
+        return samples / self.samples_per_money
 
 
 @dataclass(slots=True, kw_only=True)

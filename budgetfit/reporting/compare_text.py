@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.reporting.formatting import hours_text, rate_text
+from budgetfit.reporting.formatting import hours_text, money_text, rate_text
 from budgetfit.reporting.header import model_lines
 from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from budgetfit.core.plan import GpuComparison, ModelSummary
 
@@ -23,6 +23,10 @@ _LEGEND = (
     "batch: micro-batch x accumulation. peak: reserved, of what is usable. redone: "
     "blocks not simply kept. per s: samples, a roofline estimate; against the slowest "
     "that fits."
+)
+_PRICED = ("per hour", "samples per 1.00")
+_PRICED_LEGEND = (
+    "samples per 1.00: for that much money, at the price per hour that was given."
 )
 
 
@@ -60,6 +64,8 @@ def compare_text(
         table((*names, *columns), body, left=left),
         Text(legend, style="dim"),
     ]
+    if any(row.price_per_hour is not None for row in rows):
+        parts += [Text(""), *_prices(rows, samples, several=several)]
     said = [text for row in rows for text in (row.problem, *row.warnings) if text]
     if said:
         parts += [Text(""), bullets(dict.fromkeys(said))]
@@ -68,11 +74,14 @@ def compare_text(
 
 def _answers(rows: Sequence[GpuComparison], methods: Sequence[str]) -> list[str]:
     if len(methods) == 1:
-        return _answer(rows)
+        return [*_answer(rows), *_cheapest(rows)]
     of_each = {
         method: [row for row in rows if row.method == method] for method in methods
     }
-    return [f"{method}: {' '.join(_answer(of_each[method]))}" for method in methods]
+    return [
+        f"{method}: {' '.join([*_answer(of), *_cheapest(of)])}"
+        for method, of in of_each.items()
+    ]
 
 
 def _answer(rows: Sequence[GpuComparison]) -> list[str]:
@@ -96,6 +105,51 @@ def _answer(rows: Sequence[GpuComparison]) -> list[str]:
         f"{smallest.gpu.name} is the smallest that fits.",
         f"{fastest.gpu.name} is the fastest: {ratio:.3g} times as fast.",
     ]
+
+
+def _cheapest(rows: Sequence[GpuComparison]) -> list[str]:
+    """Name the GPU with the most samples per unit of money, for one method."""
+    rates = [(row.samples_per_money, row) for row in rows if row.fits]
+    priced = [(rate, row) for rate, row in rates if rate is not None]
+    if len(rows) == 1 or not priced:
+        return []
+    # Of equally cheap ones the fastest.
+    rate, best = max(priced, key=lambda pair: (pair[0], _speed(pair[1])))
+    among = "" if len(priced) == len(rates) else " of those with a price"
+    return [
+        f"{best.gpu.name} is the cheapest{among}: {rate_text(rate)} samples per 1.00."
+    ]
+
+
+def _prices(
+    rows: Sequence[GpuComparison], samples: int | None, *, several: bool
+) -> list[RenderableType]:
+    """Return a table of prices and what they buy, and its legend.
+
+    Args:
+        rows: GPUs, each with its methods.
+        samples: Samples per epoch, to show their cost.
+        several: Whether there are several methods.
+    """
+    names = ("card", "method") if several else ("card",)
+    columns, legend = [*names, *_PRICED], _PRICED_LEGEND
+    if samples is not None:
+        columns.append("cost")
+        legend += f" cost: of one pass over {samples:,} samples."
+    body = [
+        (
+            *((row.gpu.name, row.method) if several else (row.gpu.name,)),
+            _or_dash(row.price_per_hour, money_text),
+            _or_dash(row.samples_per_money, rate_text),
+            *(() if samples is None else (_or_dash(row.cost(samples), money_text),)),
+        )
+        for row in rows
+    ]
+    return [table(columns, body, left=range(len(names))), Text(legend, style="dim")]
+
+
+def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
 
 
 def _speed(row: GpuComparison) -> float:

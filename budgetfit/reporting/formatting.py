@@ -67,6 +67,15 @@ def rate_text(samples_per_s: float) -> str:
     return f"{samples_per_s:.3g}"
 
 
+def money_text(amount: float) -> str:
+    """Format money with two decimals, below 1 with three digits; no currency.
+
+    >>> money_text(1234.5), money_text(1.6), money_text(0.35), money_text(0.00421)
+    ('1,234.50', '1.60', '0.350', '0.00421')
+    """
+    return f"{amount:,.2f}" if amount >= 1 else f"{amount:#.3g}"
+
+
 def percent_text(ratio: float) -> str:
     """Format a signed relative difference.
 

@@ -42,14 +42,17 @@ def estimate_json(estimate: Estimate, samples: int | None = None) -> str:
 def compare_json(rows: Sequence[GpuComparison], samples: int | None = None) -> str:
     """``{"cards": [...]}``: each row's fields, ``fits`` and ``samples_per_s``.
 
-    With ``hours`` for ``samples`` samples, where given.
+    ``samples_per_money`` too, null without a price or where it does not fit, and with
+    ``hours`` and ``cost`` for ``samples`` samples, where given.
     """
     found = [
         {
             **dataclasses.asdict(row),
             "fits": row.fits,
             "samples_per_s": row.estimate.samples_per_s if row.estimate else None,
+            "samples_per_money": row.samples_per_money,
             **_hours(row.estimate, samples),
+            **({} if samples is None else {"cost": row.cost(samples)}),
         }
         for row in rows
     ]

@@ -1,4 +1,6 @@
-"""compare: cards and methods in one table."""
+"""compare: cards and methods in one table, and prices."""
+
+from dataclasses import replace
 
 import pytest
 import transformers
@@ -72,3 +74,38 @@ def test_methods_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         compare(gpt2(), CARDS, **asked)  # type: ignore[arg-type]
+
+
+def test_prices_are_those_of_the_rows_of_their_card() -> None:
+    model = gpt2()
+    prices = {"RTX 4090": 0.5}
+    rows, _ = compare(model, CARDS, prices=prices, batch_size=2)
+    assert [row.price_per_hour for row in rows] == [None, 0.5]
+    assert [row.samples_per_money is None for row in rows] == [True, False]
+    # Prices change nothing else.
+    free, _ = compare(model, CARDS, prices={}, batch_size=2)
+    assert free == tuple(replace(row, price_per_hour=None) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ([0.35], r'example \{"rtx-4090": 0.35\} \(--price rtx-4090=0.35\); got \[0.35'),
+        ({4090: 0.35}, "prices must be money per hour by card"),
+        ({"t4": None}, "price of t4 must be a number above 0.*; got None"),
+        ({"t4": True}, "got True"),
+        ({"t4": float("nan")}, "got nan"),
+        ({"t4": 10**400}, "price of t4 must be a number above 0"),
+        ({"t4": 0}, "got 0"),
+        ({"l4": 1}, "l4 has a price, but the cards to compare are t4, rtx-4090"),
+        ({"tee4": 1}, "'tee4' is not in the card table"),
+        ({"t4": 0.3, "Tesla T4": 0.4}, "t4 has two prices per hour, 0.3 and 0.4"),
+    ],
+)
+def test_prices_that_cannot_be_are_refused_before_anything_is_traced(
+    prices: object, message: str
+) -> None:
+    said: list[str] = []
+    with pytest.raises(InputError, match=message):
+        compare(gpt2(), CARDS, prices=prices, progress=said.append)  # type: ignore[arg-type]
+    assert not said

@@ -122,3 +122,57 @@ def test_a_number_of_samples_that_is_none_is_refused_before_the_work(
     assert result.exit_code == 2
     assert "samples must be a whole number of at least 1" in result.stderr
     assert not api.calls
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--price rtx-4090=0.4 --price t4=.35",
+        "--price rtx-4090=0.40,t4=0.35",
+        "--price RTX4090=0.4,t4=0.35 --price rtx-4090=0.40",
+    ],
+)
+def test_prices_are_handed_to_the_api_by_card(
+    run: Run, api: FakeApi, words: str
+) -> None:
+    asked = ("compare", "m", "--gpus", "t4,l4,rtx-4090", *words.split())
+    assert run(*asked).exit_code == 0
+    assert api.calls[0][2]["prices"] == {"rtx-4090": 0.4, "t4": 0.35}
+
+
+def test_what_1_buys_and_what_a_pass_costs_are_printed(run: Run, api: FakeApi) -> None:
+    rows = tuple(replace(row, price_per_hour=0.5) for row in sample_cards())
+    api.answers["compare"] = (rows, sample_model())
+    words = ("compare", "m", "--gpus", "l4,rtx-4090", "--price", "l4=0.5,rtx-4090=0.5")
+    result = run(*words, "--samples", 36_000)
+    assert "rtx-4090 is the cheapest: 72,000 samples per 1.00." in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    cards = json.loads(run(*words, "--samples", 36_000, "--json").stdout)["cards"]
+    assert [card["cost"] for card in cards] == [None, 0.625, 0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ("0.35", "--price takes CARD=PRICE per hour"),
+        ("", "--price takes CARD=PRICE per hour"),
+        ("l4=0,35", "got '35'"),
+        ("l4=0", "price of l4 must be a number above 0"),
+        ("l4=-1", "got '-1'"),
+        ("l4=nan", "got 'nan'"),
+        ("l4=inf", "got 'inf'"),
+        ("l4=$1", "got '$1'"),
+        ("l4=", "got ''"),
+        ("=1", "'' is not in the card table"),
+        ("l5=1", "'l5' is not in the card table"),
+        ("rtx-4090=1", "rtx-4090 has a price, but the cards to compare are t4, l4"),
+        ("l4=0.7,NVIDIA L4=0.8", "l4 has two prices per hour, 0.7 and 0.8"),
+    ],
+)
+def test_prices_that_are_none_are_refused_before_the_work(
+    run: Run, api: FakeApi, prices: str, message: str
+) -> None:
+    result = run("compare", "m", "--gpus", "t4,l4", f"--price={prices}")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert not api.calls

@@ -47,7 +47,7 @@ OPTIONS = {
     | SETTINGS
     | ADAPTERS
     | SAMPLES
-    | {"--gpus", "--methods", "--headroom", "--host-ram", "--objective"},
+    | {"--gpus", "--price", "--methods", "--headroom", "--host-ram", "--objective"},
     "layers": COMMON | MODEL,
     "verify": COMMON
     | GIVEN

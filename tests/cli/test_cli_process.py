@@ -60,6 +60,7 @@ finally:
         ["estimate", "org/name", "--gpu", "t4", "--precision", "fp32,bf16"],
         ["compare", "org/name", "--gpus", "t4,rtx4091"],
         ["compare", "org/name", "--gpus", "t4", "--objective", "luck"],
+        ["compare", "org/name", "--gpus", "t4", "--price", "l4=0.80"],
         ["layers", "no/such/config.json"],
         ["verify", "no_such.json"],
         ["export", "no_such.json", "--to", "torch"],
