@@ -78,7 +78,7 @@ class StepTimeMeasurement(_Strict):
         card: The card's title, as ``Gpu.title``.
         precision: Name of a policy of ``core.precision``.
         measured_ms: Median of the steps.
-        roofline_ms: The same step by ``timing.roofline``, unscaled.
+        roofline_ms: The same step by ``timing.kernel_times``, unscaled.
         steps: Number of measured steps.
         torch: Its version.
         host: The machine.

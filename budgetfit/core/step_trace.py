@@ -32,6 +32,35 @@ Direction = Literal["forward", "backward"]
 # What an op's arithmetic runs on: a matrix product by its input dtype, or plain
 # arithmetic; ``host`` is a copy to or from host memory, concurrent with kernels.
 RATES = ("none", "fp32", "fp16", "bf16", "fp64", "host")
+OpKind = Literal[
+    "elementwise",
+    "copy",
+    "reduction",
+    "softmax",
+    "norm",
+    "norm_backward",
+    "batch_norm",
+    "pooling",
+    "optimizer",
+    "matmul",
+    "small_batched_matmul",
+    "unaligned_matmul",
+    "flash_attention",
+    "flash_attention_backward",
+    "efficient_attention",
+    "efficient_attention_backward",
+    "cudnn_attention",
+    "cudnn_attention_backward",
+    "convolution",
+    "convolution_backward",
+    "convolution_3x3",
+    "convolution_3x3_backward",
+    "grouped_convolution",
+    "depthwise_convolution",
+    "host",
+]
+# What the kernels of an op do; each kind has its own shares of a GPU's rates.
+OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 # Ops of ours that copy between the device and pinned host memory (applying.host_copy):
 # what ``to_host`` returns takes no device memory.
 TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
@@ -108,13 +137,17 @@ class OpTable:
     """FLOPs and bytes of the ops of a trace, one entry per op, in order.
 
     ``event`` is the number of events before the op ended, ``layer`` the running module,
-    ``name`` an index into ``StepTrace.op_names``; the others are its floating-point
-    operations (affine), their rate (index into ``RATES``), and the bytes that it reads
-    and writes (affine).
+    ``name`` an index into ``StepTrace.op_names``; ``in_optimizer`` tells the ops of the
+    optimizer phase, which may begin without an event. The others are what the op asks
+    of a GPU, as in ``OpCost``: ``kind`` (index into ``OP_KINDS``), ``rate`` (index into
+    ``RATES``), floating-point operations and bytes (both affine), and ``kernels``.
     """
 
     event: NDArray[np.int64]
     layer: NDArray[np.int32]
+    in_optimizer: NDArray[np.bool_]
+    kind: NDArray[np.int8]
+    kernels: NDArray[np.int16]
     rate: NDArray[np.int8]
     flops_fixed: NDArray[np.float64]
     flops_per_sample: NDArray[np.float64]

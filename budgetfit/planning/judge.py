@@ -19,7 +19,7 @@ from budgetfit.memory.replay import (
     storage_bytes,
 )
 from budgetfit.memory.scratch_sizes.rules import round_up
-from budgetfit.timing.roofline import op_times_ns, step_time_ns
+from budgetfit.timing.kernel_times import op_times_ns, step_time_ns
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:

@@ -1,109 +1,428 @@
-"""FLOPs and bytes moved of one aten op, for the roofline.
+"""What one aten op asks of a GPU: kind of kernels, FLOPs, bytes moved and kernels.
 
-FLOPs come from ``torch.utils.flop_counter``, which lacks ``_grouped_mm``; bytes are
-those of every tensor read or written. Ops without tensors and view ops cost nothing.
+FLOPs of products come from ``torch.utils.flop_counter``, which lacks ``_grouped_mm``,
+counts masked halves of causal attention and ignores the groups of a convolution's
+backward pass. Bytes are those that the kernels read and write, by the op's schema.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from budgetfit.core.step_trace import RATES, TO_DEVICE, TO_HOST
+from budgetfit.core.step_trace import OP_KINDS, RATES, TO_DEVICE, TO_HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-_RATE = {
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+    from budgetfit.core.step_trace import OpKind
+
+    Args = tuple[Any, ...]
+    Kwargs = dict[str, Any]
+
+_RATE: Final = {
     torch.float32: RATES.index("fp32"),
     torch.float16: RATES.index("fp16"),
     torch.bfloat16: RATES.index("bf16"),
     torch.float64: RATES.index("fp64"),
 }
-_NONE = RATES.index("none")
-_HOST = RATES.index("host")
+_NONE: Final = RATES.index("none")
+_KIND: Final = {name: index for index, name in enumerate(OP_KINDS)}
+_HALVES: Final = (torch.float16, torch.bfloat16)
+
+# Products whose matrices are this small run below the rate of larger ones.
+SMALL_MATRIX: Final = 128
+ALIGNMENT_BYTES: Final = 16  # of rows, for the fast kernels of cuBLAS
+# Work of attention for L keys is that of L + HALF_LENGTH: FlashAttention-2 on an A100
+# reaches half of its rate for long sequences at 296 (aiconfigurator's timings).
+HALF_LENGTH: Final = 300
+WIDE_HEAD: Final = 128
+NARROW_HEAD: Final = 1 / 0.85  # work of heads narrower than that
+DROPOUT: Final = 1.25  # work of attention with dropout
+# Channels below which a convolution's tensor-core tiles are not full.
+FULL_CHANNELS: Final = 64
+NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
+GROUP_CHANNELS: Final = 32
+# Tensors that one launch of a kernel on tensor lists takes, by number of lists
+# (``depth_to_max_tensors`` of ATen's MultiTensorApply.cuh), elements of a chunk, and
+# chunks of a launch.
+LIST_TENSORS: Final = (110, 64, 48, 36, 30)
+CHUNK_ELEMENTS: Final = 65_536
+LAUNCH_CHUNKS: Final = 320
 
 
-def _grouped_mm_flops(
-    one: torch.Tensor, other: torch.Tensor, *_: object, **_kwargs: object
-) -> int:
-    """Each row, or each column, is multiplied with the matrix of its own group."""
-    flops = 2 * one.numel() * other.shape[-1]
-    columns_are_grouped = one.dim() > other.dim()
-    return flops // one.shape[0] if columns_are_grouped else flops
+class OpCost(NamedTuple):
+    """What one op asks of a GPU.
 
-
-def _all_heads(formula: Callable[..., int], query: int) -> Callable[..., int]:
-    """Expand keys and values to the heads of the queries (argument ``query``).
-
-    Grouped-query attention has the same FLOPs; torch 2.11 refuses to count it.
+    Attributes:
+        kind: Index into ``OP_KINDS``.
+        rate: Index into ``RATES``.
+        flops: Floating-point operations, more where a shape keeps kernels below the
+            rate of their kind (``_attention``, ``_convolution``).
+        moved_bytes: Bytes read and written.
+        kernels: Kernels that are launched.
     """
 
-    def flops(*args: Any, **kwargs: Any) -> int:
-        heads = args[query].shape[1]
-        shapes = [x.shape if isinstance(x, torch.Tensor) else x for x in args]
-        for position in (query + 1, query + 2):
-            batch, _, length, width = shapes[position]
-            shapes[position] = torch.Size((batch, heads, length, width))
-        return formula(*shapes, **kwargs)
-
-    return flops
+    kind: int
+    rate: int
+    flops: float
+    moved_bytes: int
+    kernels: int
 
 
-_ATEN = torch.ops.aten
-_QUERY = {
-    _ATEN._scaled_dot_product_flash_attention: 0,
-    _ATEN._scaled_dot_product_flash_attention_backward: 1,
-    _ATEN._scaled_dot_product_cudnn_attention: 0,
-    _ATEN._scaled_dot_product_cudnn_attention_backward: 1,
-}
-_FORMULAS = {
-    **flop_registry,
-    _ATEN._grouped_mm: _grouped_mm_flops,
-    **{op: _all_heads(flop_registry[op], query) for op, query in _QUERY.items()},
-}
+NO_COST: Final = OpCost(_KIND["elementwise"], _NONE, 0.0, 0, 0)
 
 
-def op_cost(
-    func: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    out: Any,
-) -> tuple[int, float, int]:
-    """Return (rate index, floating-point operations, bytes moved) of one op."""
-    tensors: list[torch.Tensor] = []
-    _collect(args, tensors)
-    _collect(tuple(kwargs.values()), tensors)
-    inputs = len(tensors)
-    _collect(out, tensors)
-    if not tensors or func.is_view:
-        return _NONE, 0.0, 0
+def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
+    """Return the cost of one call; none for view ops and ops without tensors."""
+    name = func._schema.name
+    if func.is_view or name in _FREE:
+        return NO_COST
     if str(func) in (TO_HOST, TO_DEVICE):  # crosses the bus once
-        return _HOST, 0.0, tensors[0].numel() * tensors[0].element_size()
-    moved_bytes = sum(x.numel() * x.element_size() for x in tensors)
-    formula = _FORMULAS.get(func._overloadpacket)
-    if formula is None:
-        return _NONE, 0.0, moved_bytes
-    flops = float(formula(*args, **kwargs, out_val=out))
-    for x in tensors[:inputs]:
-        if x.is_floating_point():
-            return _RATE.get(x.dtype, _NONE), flops, moved_bytes
-    return _NONE, flops, moved_bytes
+        moved = tensors_in(args)[0]
+        size = moved.numel() * moved.element_size()
+        return OpCost(_KIND["host"], RATES.index("host"), 0.0, size, 1)
+    product = _PRODUCTS.get(func.overloadpacket)
+    if product is not None:
+        return product(func, _by_name(func, args, kwargs), out)
+    read, written = _bytes_moved(func, args, kwargs, out)
+    if not read + written:
+        return NO_COST
+    kind, moved_bytes, kernels = _memory_bound(name, read, written, args)
+    formula = flop_registry.get(func.overloadpacket)
+    flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+    rate = _rate_of(tensors_in(args)) if formula else _NONE
+    return OpCost(_KIND[kind], rate, flops, moved_bytes, kernels)
 
 
-def _collect(value: Any, into: list[torch.Tensor]) -> None:
+def _rate_of(tensors: Sequence[Tensor]) -> int:
+    dtypes = (x.dtype for x in tensors if x.is_floating_point())
+    return _RATE.get(next(dtypes, torch.int8), _NONE)
+
+
+# --- memory-bound ops ---
+
+# Ops that make metadata only, or whose memory nobody writes: on CUDA no kernel runs.
+_FREE: Final = frozenset(
+    {
+        *("aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh"),
+        *("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"),
+        *(
+            "aten::new_empty_strided",
+            "aten::resize_",
+            "aten::set_",
+            "aten::_reshape_copy",
+        ),
+    }
+)
+# Ops that overwrite their first argument without reading it.
+_OVERWRITE: Final = frozenset(
+    {
+        *("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_"),
+        *("aten::uniform_", "aten::bernoulli_", "aten::_foreach_copy_"),
+        *("aten::_foreach_zero_", "aten::random_", "aten::exponential_"),
+    }
+)
+# Ops that read chosen elements of one argument, as many as they write (1) or few (0).
+_CHOOSES: Final = {
+    **dict.fromkeys(("aten::embedding", "aten::index", "aten::index_select"), (0, 1)),
+    **dict.fromkeys(("aten::gather", "aten::_unsafe_index", "aten::take"), (0, 1)),
+    **dict.fromkeys(("aten::nll_loss_forward", "aten::nll_loss2d_forward"), (0, 0)),
+    **dict.fromkeys(("aten::nll_loss_backward", "aten::nll_loss2d_backward"), (1, 0)),
+}
+# Ops that change chosen elements of their first argument: the position of the values.
+_CHANGES: Final = {
+    **dict.fromkeys(("aten::index_put_", "aten::_index_put_impl_"), 2),
+    **dict.fromkeys(("aten::index_add_", "aten::scatter_add_", "aten::scatter_"), 3),
+    **dict.fromkeys(("aten::index_copy_", "aten::scatter_reduce_"), 3),
+}
+# Arguments that are written only with a loss scale: fused optimizers.
+_FUSED_STEP: Final = "aten::_fused_"
+_COPIES: Final = (
+    *("clone", "_to_copy", "copy_", "cat", "index", "gather", "scatter", "roll"),
+    *("constant_pad", "stack", "slice_backward", "select_backward", "upsample"),
+    *("embedding", "_unsafe_index", "slice_scatter", "select_scatter", "repeat"),
+    *("flip", "as_strided_scatter", "masked_scatter", "take", "unfold"),
+)
+_REDUCTIONS: Final = (
+    *("sum", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin"),
+    *("linalg_vector_norm", "norm", "any", "all", "logsumexp", "prod", "nll_loss"),
+    *("cumsum", "count_nonzero"),
+)
+_NORMS: Final = ("native_layer_norm", "native_group_norm", "_fused_rms_norm")
+
+
+def _bytes_moved(
+    func: OpOverload, args: Args, kwargs: Kwargs, out: Any
+) -> tuple[int, int]:
+    """Return the bytes that an op reads and writes, each tensor taken once."""
+    name, passes = func._schema.name, argument_passes(func)
+    if name in _CHANGES:
+        values = _bytes((value, 1) for value in args[_CHANGES[name] :])
+        return 2 * values, values
+    given = list(_values(func, args, kwargs))
+    made = _bytes((value, 1) for value in _new_outputs(func, out))
+    position, rows = _CHOOSES.get(name, (-1, 0))
+    read = rows * made + _bytes((v, passes[n][0]) for n, v in given if n != position)
+    return read, made + _bytes((value, passes[n][1]) for n, value in given)
+
+
+def _memory_bound(
+    name: str, read: int, written: int, args: Args
+) -> tuple[OpKind, int, int]:
+    """Return the kind of a memory-bound op, its bytes and its kernels."""
+    op = name.partition("::")[2]
+    backward = "backward" in op
+    if (op.startswith(("_fused_", "_foreach_")) and "rms" not in op) or _is_step(name):
+        return "optimizer", read + written, _list_kernels(args)
+    if "batch_norm" in op:  # once for the statistics, once to normalise
+        return "batch_norm", 2 * read + written, 2
+    if op.startswith(_NORMS):
+        if backward:  # of the input, and of weight and bias
+            return "norm_backward", 2 * read + written, 2
+        return "norm", read + written, 1
+    if "softmax" in op:
+        return "softmax", read + written, 1
+    if "pool" in op:
+        return "pooling", read + written, 1
+    if op == "embedding_dense_backward":  # zeroed, read and added to
+        return "copy", 2 * read + written, 2
+    if op.startswith(_COPIES):
+        return "copy", read + written, 1
+    if op.startswith(_REDUCTIONS) and not backward:
+        return "reduction", read + written, 1
+    return "elementwise", read + written, 1
+
+
+def _is_step(name: str) -> bool:
+    """Whether an op of ours stands for an optimizer's step (``define_step_op``)."""
+    return name.startswith("budgetfit::") and "step" in name
+
+
+def _list_kernels(args: Args) -> int:
+    """Return the launches of a kernel on tensor lists (``multi_tensor_apply``)."""
+    lists = [x for x in args if isinstance(x, (list, tuple)) and x]
+    if not lists or not isinstance(lists[0][0], torch.Tensor):
+        return 1
+    tensors = LIST_TENSORS[min(len(lists), len(LIST_TENSORS)) - 1]
+    chunks = sum(math.ceil(x.numel() / CHUNK_ELEMENTS) for x in lists[0])
+    return max(math.ceil(len(lists[0]) / tensors), math.ceil(chunks / LAUNCH_CHUNKS), 1)
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements, broadcast ones (stride 0) once."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            count *= size
+    return count * tensor.element_size()
+
+
+@functools.cache
+def argument_passes(func: OpOverload) -> tuple[tuple[int, int], ...]:
+    """Return how often an op reads and writes each of its arguments, by its schema."""
+    name = func._schema.name
+    passes = []
+    for position, argument in enumerate(func._schema.arguments):
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if name.startswith(_FUSED_STEP) and argument.name == "grads":
+            written = False  # but with a loss scale
+        overwritten = position == 0 and name in _OVERWRITE
+        read = not (overwritten or argument.name.startswith("out"))
+        passes.append((int(read), int(written)))
+    return tuple(passes)
+
+
+def tensor_passes(
+    func: OpOverload, args: Args, kwargs: Kwargs, out: Any
+) -> Iterator[tuple[Any, int]]:
+    """Yield each argument and new output, and how often the op passes over it."""
+    passes = argument_passes(func)
+    for position, value in _values(func, args, kwargs):
+        yield value, sum(passes[position])
+    yield from ((value, 1) for value in _new_outputs(func, out))
+
+
+def _values(func: OpOverload, args: Args, kwargs: Kwargs) -> Iterator[tuple[int, Any]]:
+    """Yield the position and value of each given argument."""
+    yield from enumerate(args)
+    if kwargs:
+        names = {a.name: n for n, a in enumerate(func._schema.arguments)}
+        for name, value in kwargs.items():
+            yield names[name], value
+
+
+def _bytes(values: Iterable[tuple[Any, int]]) -> int:
+    return sum(
+        times * stored_bytes(tensor)
+        for value, times in values
+        if times
+        for tensor in tensors_in(value)
+    )
+
+
+def _new_outputs(func: OpOverload, out: Any) -> Iterator[Any]:
+    """Yield the outputs that are no arguments."""
+    returns = func._schema.returns
+    outputs = out if len(returns) > 1 else (out,)
+    for returned, value in zip(returns, outputs, strict=False):
+        if returned.alias_info is None:
+            yield value
+
+
+# --- products ---
+
+
+def _by_name(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
+    """Return all arguments of a call by name, with their defaults."""
+    values = {}
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args):
+            values[argument.name] = args[position]
+        else:
+            values[argument.name] = kwargs.get(argument.name, argument.default_value)
+    return values
+
+
+def _matmul(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
+    one = call.get("mat1", call.get("batch1", call["self"]))
+    other = call.get("mat2", call.get("batch2"))
+    batch = one.shape[0] if one.dim() == 3 else 1  # noqa: PLR2004 - of matrices
+    rows, inner, columns = one.shape[-2], one.shape[-1], other.shape[-1]
+    moved_bytes = sum(map(stored_bytes, (one, other, *tensors_in((out,)))))
+    kind: OpKind = "matmul"
+    if batch > 1 and min(rows, inner, columns) <= SMALL_MATRIX:
+        kind = "small_batched_matmul"
+    elif one.dtype in _HALVES and not all(map(_is_aligned, (one, other, out))):
+        kind = "unaligned_matmul"
+    flops = 2.0 * batch * rows * inner * columns
+    return OpCost(_KIND[kind], _rate_of([one]), flops, moved_bytes, 1)
+
+
+def _is_aligned(matrix: Tensor) -> bool:
+    """Whether all rows (or columns) start at multiples of 16 bytes."""
+    steps = [x for x in matrix.stride()[-2:] if x > 1]
+    return all(x * matrix.element_size() % ALIGNMENT_BYTES == 0 for x in steps)
+
+
+def _grouped_mm(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
+    """Each row, or each column, is multiplied with the matrix of its own group."""
+    one, other = call["self"], call["mat2"]
+    flops = 2.0 * one.numel() * other.shape[-1]
+    if one.dim() > other.dim():  # columns are grouped
+        flops /= one.shape[0]
+    moved_bytes = sum(map(stored_bytes, (one, other, *tensors_in((out,)))))
+    return OpCost(_KIND["matmul"], _rate_of([one]), flops, moved_bytes, 1)
+
+
+def _attention(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
+    """Attention: causal work is half, and short sequences keep below the rate."""
+    name = func._schema.name
+    query, key = call["query"], call["key"]
+    heads_first = "scaled_dot_product" in name
+    length_dim, heads_dim = (-2, -3) if heads_first else (-3, -2)
+    queries, keys = query.shape[length_dim], key.shape[length_dim]
+    if query.dim() == 3:  # noqa: PLR2004 - sequences behind each other, by offsets
+        queries = call.get("max_q") or call["max_seqlen_q"]
+        keys = call.get("max_k") or call["max_seqlen_k"]
+    batch = query.numel() // (query.shape[-1] * query.shape[heads_dim] * queries)
+    width = query.shape[-1]
+    pairs = batch * query.shape[heads_dim] * queries * keys
+    causal = bool(call.get("is_causal")) or call.get("custom_mask_type") == 1
+    flops = 4.0 * pairs * width * (0.5 if causal else 1)
+    flops *= 1 + HALF_LENGTH / keys * (1 if causal else 0.5)
+    flops *= 1 if width >= WIDE_HEAD else NARROW_HEAD
+    flops *= DROPOUT if call.get("dropout_p") else 1
+    backward = "backward" in name
+    library = next(x for x in ("cudnn", "efficient", "flash") if x in name)
+    kind = f"{library}_attention" + ("_backward" if backward else "")
+    tensors = [x for x in call.values() if isinstance(x, torch.Tensor)]
+    moved_bytes = sum(map(stored_bytes, (*tensors, *tensors_in((out,)))))
+    return OpCost(
+        _KIND[kind],
+        _rate_of([query]),
+        flops * (2.5 if backward else 1),  # five products instead of two
+        moved_bytes,
+        3 if backward else 1,
+    )
+
+
+def _convolution(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
+    inputs, weight = call.get("input", call.get("self")), call["weight"]
+    outputs = call.get("grad_output")
+    backward = outputs is not None
+    outputs = outputs if backward else tensors_in((out,))[0]
+    passes = sum(call["output_mask"][:2]) if backward else 1
+    moved_bytes = sum(map(stored_bytes, (inputs, weight, outputs)))
+    spread = inputs if call.get("transposed") else outputs
+    flops = 2.0 * spread.numel() * math.prod(weight.shape[1:])
+    groups = call.get("groups") or 1
+    per_group = inputs.shape[1] // groups
+    ending = "_backward" if backward else ""
+    if groups > 1 and per_group == 1:
+        kind, flops = "depthwise_convolution", 0.0
+    elif groups > 1:
+        kind = "grouped_convolution"
+        flops /= min(1.0, max(per_group, 8) / GROUP_CHANNELS)
+    else:
+        square = math.prod(weight.shape[2:]) == 9  # noqa: PLR2004 - 3 x 3: Winograd
+        kind = ("convolution_3x3" if square else "convolution") + ending
+        narrow = min(weight.shape[:2])
+        flops /= max(NARROWEST, min(1.0, narrow / FULL_CHANNELS))
+        if inputs.dtype in _HALVES and not _channels_last(inputs):
+            # Tensor cores want the channels last: rearranged before and after.
+            moved_bytes += 2 * (stored_bytes(inputs) + stored_bytes(outputs))
+    return OpCost(
+        _KIND[kind],
+        _rate_of([inputs]),
+        flops * passes,
+        moved_bytes * passes,
+        max(passes, 1),
+    )
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(tensor.dim())
+    return layout is not None and tensor.is_contiguous(memory_format=layout)
+
+
+_ATEN: Final = torch.ops.aten
+_PRODUCTS: Final[dict[Any, Callable[[OpOverload, Kwargs, Any], OpCost]]] = {
+    **dict.fromkeys((_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm), _matmul),
+    _ATEN._grouped_mm: _grouped_mm,
+    **dict.fromkeys(
+        [
+            op
+            for op in flop_registry
+            if "attention" in str(op) and "flex" not in str(op)
+        ],
+        _attention,
+    ),
+    **dict.fromkeys([op for op in flop_registry if "conv" in str(op)], _convolution),
+}
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in (nested) arguments, in order."""
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, into: list[Tensor]) -> None:
     if isinstance(value, torch.Tensor):
         into.append(value)
     elif isinstance(value, (tuple, list)):
         for item in value:
             _collect(item, into)
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in (nested) arguments, in order."""
-    found: list[torch.Tensor] = []
-    for item in value if isinstance(value, tuple) else (value,):
-        _collect(tuple(item.values()) if isinstance(item, dict) else item, found)
-    return found
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, into)

@@ -12,12 +12,13 @@ from budgetfit.core.step_trace import KernelScratch
 
 if TYPE_CHECKING:
     from budgetfit.tracing.call_cache import CallKey
+    from budgetfit.tracing.op_costs import OpCost
 
 MovedStorages = tuple[tuple[tuple[int, ...], int], ...]
 
 
 class OpRecord(NamedTuple):
-    """One op for the roofline: position among the events, rate, FLOPs, bytes moved.
+    """One op: position among the events, layer, cost, and its phase.
 
     ``touched`` is for ops outside modules: groups of storages with the bytes moved of
     each, to be attributed to the layer that owns the storages.
@@ -26,9 +27,8 @@ class OpRecord(NamedTuple):
     name: str
     event: int
     layer: int
-    rate: int
-    flops: float
-    moved_bytes: int
+    cost: OpCost
+    in_optimizer: bool = False
     touched: MovedStorages = ()
 
 

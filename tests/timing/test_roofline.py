@@ -6,7 +6,7 @@ import pytest
 
 from budgetfit.core.step_trace import RATES, BlockPass, OpTable, Phase, StepTrace
 from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
-from budgetfit.timing.roofline import (
+from budgetfit.timing.kernel_times import (
     BANDWIDTH_SHARE,
     LAUNCH_NS,
     MATRIX_SHARE,

@@ -26,7 +26,7 @@ from budgetfit.planning.profiling.option_recipes import (
 from budgetfit.planning.profiling.selective_op_sets import op_sets_by_type
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
-from budgetfit.timing.roofline import interval_ns, op_times_ns, step_time_ns
+from budgetfit.timing.kernel_times import interval_ns, op_times_ns, step_time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.chain.stages import Stage
     from budgetfit.planning.profiling.option_recipes import OptionKind
-    from budgetfit.timing.roofline import Nanoseconds
+    from budgetfit.timing.kernel_times import Nanoseconds
     from budgetfit.traces.session import TraceSession
 
 # The ratio of an op's output bytes to its time hardly depends on the batch size once

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.core.step_trace import Direction, StepTrace
-    from budgetfit.timing.roofline import Nanoseconds
+    from budgetfit.timing.kernel_times import Nanoseconds
 
 MAX_OP_SETS: Final = 3  # for each type of block; each is one more option to trace
 # Casts: autocast caches those of weights, so that the recomputation may lack the call

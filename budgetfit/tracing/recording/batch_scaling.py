@@ -120,20 +120,24 @@ def _unverified(made_by: dict[int, str]) -> tuple[UnverifiedOp, ...]:
 
 def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
     one, other = first.log.ops, second.log.ops
-    flops, flops_slope = _fit(
-        first, second, [op.flops for op in one], [op.flops for op in other], np.float64
-    )
-    moved, moved_slope = _fit(
-        first,
-        second,
-        [op.moved_bytes for op in one],
-        [op.moved_bytes for op in other],
-        np.float64,
+    flops, flops_slope, moved, moved_slope = (
+        column
+        for name in ("flops", "moved_bytes")
+        for column in _fit(
+            first,
+            second,
+            [getattr(op.cost, name) for op in one],
+            [getattr(op.cost, name) for op in other],
+            np.float64,
+        )
     )
     return OpTable(
         event=np.array([op.event for op in one], np.int64),
         layer=np.array([op.layer for op in one], np.int32),
-        rate=np.array([op.rate for op in one], np.int8),
+        in_optimizer=np.array([op.in_optimizer for op in one], np.bool_),
+        kind=np.array([op.cost.kind for op in one], np.int8),
+        kernels=np.array([op.cost.kernels for op in one], np.int16),
+        rate=np.array([op.cost.rate for op in one], np.int8),
         flops_fixed=flops,
         flops_per_sample=flops_slope,
         bytes_fixed=moved,

@@ -75,10 +75,10 @@ class GradientLog:
         if gradient is None or accumulated < 0 or incoming < 0:
             self.complete = False
             return
-        rate, flops, moved = op_cost(_ADD, (gradient, gradient), {}, gradient)
+        cost = op_cost(_ADD, (gradient, gradient), {}, gradient)
         event = len(self.log.events)
         layer = self.log.current_layer()
-        op = OpRecord(op_name(_ADD), event, layer, rate, flops, moved)
+        op = OpRecord(op_name(_ADD), event, layer, cost)
         self.rows.append(
             GradientRecord(incoming, accumulated, event, len(self.log.ops), op)
         )

@@ -193,6 +193,7 @@ class _StepRecorder:
             cast("PhaseName", name), self.step, self.micro_step, position, position
         )
         self.log.start_phase(name)
+        self.log.in_optimizer = name == "optimizer"
         if self.semantics is not None:
             self.semantics.in_backward = name == "backward"
             self.semantics.in_optimizer = name == "optimizer"

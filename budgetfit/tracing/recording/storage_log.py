@@ -18,7 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST, KernelScratch
 from budgetfit.tracing.call_cache import CallCache, call_key
-from budgetfit.tracing.op_costs import op_cost, tensors_in
+from budgetfit.tracing.op_costs import (
+    OpCost,
+    op_cost,
+    stored_bytes,
+    tensor_passes,
+    tensors_in,
+)
 from budgetfit.tracing.records import (
     Free,
     MovedStorages,
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.call_cache import CallKey
 
 _DEVICE = torch.ops.prim.device.default
-_COSTS: CallCache[tuple[int, float, int]] = CallCache()
+_COSTS: CallCache[OpCost] = CallCache()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
@@ -54,7 +60,7 @@ def _cost(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
-) -> tuple[int, float, int]:
+) -> OpCost:
     """Return ``op_cost`` of a call, cached by ``call``."""
     if call is None:
         return op_cost(func, args, kwargs, out)
@@ -76,7 +82,8 @@ class StorageLog(TorchDispatchMode):
         scratch: Storage index -> the kernel rule that sizes it.
         unverified: Storage index -> its op, if that op's kernels are unverified.
         events: ``k + 1`` for the allocation of storage k, ``-(k + 1)`` for its free.
-        ops: The ops that ran, for the roofline.
+        ops: The ops that ran, with what they ask of the GPU.
+        in_optimizer: Whether the optimizer's phase runs.
         on_op: Called before each op.
         live_bytes, peak_bytes: Unrounded live bytes, and their maximum since
         ``reset_peak``.
@@ -99,6 +106,7 @@ class StorageLog(TorchDispatchMode):
         self.ops: list[OpRecord] = []
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.in_optimizer = False
         self.category = _CATEGORY["temporaries"]
         self.current_layer: Callable[[], int] = lambda: -1
         self.on_op: Callable[[], None] | None = None
@@ -137,12 +145,12 @@ class StorageLog(TorchDispatchMode):
         self._log_memory(memory, out)
         touched: MovedStorages = ()
         if not self._in_modules:
-            touched = _note_sources(self, first, args, kwargs, out)
-        rate, flops, moved_bytes = _cost(call, func, args, kwargs, out)
-        if flops or moved_bytes:
+            touched = _note_sources(self, first, func, args, kwargs, out)
+        cost = _cost(call, func, args, kwargs, out)
+        if cost.kernels:
             layer, event = self.current_layer(), len(self.events)
             self.ops.append(
-                OpRecord(name, event, layer, rate, flops, moved_bytes, touched)
+                OpRecord(name, event, layer, cost, self.in_optimizer, touched)
             )
         return out
 
@@ -293,9 +301,10 @@ class StorageLog(TorchDispatchMode):
             self.live_bytes -= self.sizes[known[0]]
 
 
-def _note_sources(
+def _note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs are
     log: StorageLog,
     first: int,
+    func: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
@@ -319,21 +328,27 @@ def _note_sources(
                 own = [each[position] for each in lists]
                 log.made_from[storage] = tuple(_storages(log, own))
     touched: list[tuple[tuple[int, ...], int]] = []
-    by_length: dict[int, list[Any]] = defaultdict(list)
-    for value in (*inputs, out):
+    by_length: dict[int, list[tuple[Any, int]]] = defaultdict(list)
+    for value, passes in tensor_passes(func, args, kwargs, out):
         if _is_list(value):
-            by_length[len(value)].append(value)
+            by_length[len(value)].append((value, passes))
         else:
-            touched += [_moved(log, [value])]
+            touched += [_moved(log, [value], [passes])]
     for lists in by_length.values():
-        touched += [_moved(log, row) for row in zip(*lists, strict=True)]
+        values, passes = zip(*lists, strict=True)
+        touched += [_moved(log, row, passes) for row in zip(*values, strict=True)]
     return tuple(row for row in touched if row[1])
 
 
-def _moved(log: StorageLog, values: Sequence[Any]) -> tuple[tuple[int, ...], int]:
-    """Return the storages of some values, and the bytes of their tensors."""
-    tensors = tensors_in(tuple(values))
-    moved_bytes = sum(x.numel() * x.element_size() for x in tensors)
+def _moved(
+    log: StorageLog, values: Sequence[Any], passes: Sequence[int]
+) -> tuple[tuple[int, ...], int]:
+    """Return the storages of some values, and the bytes that passes over them move."""
+    moved_bytes = sum(
+        times * stored_bytes(x)
+        for value, times in zip(values, passes, strict=True)
+        for x in tensors_in(value)
+    )
     return tuple(_storages(log, values)), moved_bytes
 
 

@@ -1,0 +1,116 @@
+"""Predicted times of the published steps, from their recorded kernels.
+
+What the product computes (``timing.kernel_times``), with the shares by kind of op as
+parameters, so that they can be fitted and judged on different rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.step_times.record import KERNELS, ROWS
+from budgetfit.core.precision import find_precision
+from budgetfit.core.step_trace import OP_KINDS, RATES
+from budgetfit.gpus.kernel_shares import KIND_SHARES, KindShares
+from budgetfit.gpus.table import find_gpu
+from budgetfit.timing import kernel_times
+from budgetfit.timing.kernel_times import OpWork, kernel_times_ns, phases_waiting
+
+PHASES: Final = ("forward", "backward", "optimizer")
+UNIT: Final = {
+    kind: KindShares(1.0 if shares.rate else 0.0, 1.0)
+    for kind, shares in KIND_SHARES.items()
+}
+Shares = dict[str, KindShares]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A published step and its kernels.
+
+    ``launch``, ``arithmetic`` and ``memory`` are the nanoseconds by phase and kind with
+    shares of 1 by kind; ``kernels`` counts kernels by phase.
+    """
+
+    row: dict[str, Any]
+    launch: np.ndarray
+    arithmetic: np.ndarray
+    memory: np.ndarray
+    kernels: np.ndarray
+
+    @property
+    def measured_ms(self) -> float:
+        """Of the step, or of the parts that were measured."""
+        return float(self.row["measured_ms"])
+
+    def predicted_ms(self, shares: Shares | None = None, issue: float = 1.0) -> float:
+        """Return the predicted time, as the row's ``parts`` ask.
+
+        Args:
+            shares: By kind of op; the product's if left out.
+            issue: Factor on the host's time to issue a kernel.
+        """
+        shares = shares or KIND_SHARES
+        rate = np.array([shares[kind].rate or 1.0 for kind in OP_KINDS])
+        bandwidth = np.array([shares[kind].bandwidth for kind in OP_KINDS])
+        by_kind = self.launch + self.arithmetic / rate + self.memory / bandwidth
+        kernels_ns = by_kind.sum(axis=1).tolist()
+        issue_ns = [
+            issue * kernel_times.ISSUE_NS[name] * count
+            for name, count in zip(PHASES, self.kernels, strict=True)
+        ]
+        parts = self.row.get("parts") or ""
+        counted = 2 if parts else 3
+        waiting = phases_waiting(kernels_ns[:counted], issue_ns[:counted])
+        total = sum(issue_ns[:waiting]) + sum(kernels_ns[waiting:counted])
+        if "opt" in parts:  # sharded over eight GPUs, once for all micro-batches
+            total += kernels_ns[2] / (8 * self.row.get("accum", 1))
+        return total / 1e6
+
+
+def steps() -> list[Step]:
+    """Return all published steps that are recorded."""
+    kernels = json.loads(gzip.decompress(KERNELS.read_bytes()))
+    rows = json.loads(ROWS.read_text())
+    return [_step(row, kernels[row["id"]]) for row in rows if row["id"] in kernels]
+
+
+def _step(row: dict[str, Any], kernels: list[list[Any]]) -> Step:
+    gpu = find_gpu(row["gpu"])
+    phase = np.array([PHASES.index(entry[0]) for entry in kernels])
+    work = OpWork(
+        np.array([OP_KINDS.index(entry[1]) for entry in kernels], np.int8),
+        np.array([RATES.index(entry[2]) for entry in kernels], np.int8),
+        np.array([entry[3] for entry in kernels]),
+        np.array([entry[4] for entry in kernels], np.float64),
+        np.array([entry[5] for entry in kernels], np.float64),
+    )
+    tf32 = find_precision(row["precision"]).tf32
+    nothing = np.zeros(len(kernels))
+
+    def by_phase_and_kind(part: OpWork) -> np.ndarray:
+        sums = np.zeros((len(PHASES), len(OP_KINDS)))
+        np.add.at(sums, (phase, work.kind), kernel_times_ns(part, gpu, tf32=tf32, kinds=UNIT))
+        return sums
+
+    counts = np.zeros(len(PHASES))
+    np.add.at(counts, phase, work.kernels)
+    no_kernels = work._replace(kernels=nothing)
+    return Step(
+        row,
+        by_phase_and_kind(work._replace(flops=nothing, moved_bytes=nothing)),
+        by_phase_and_kind(no_kernels._replace(moved_bytes=nothing)),
+        by_phase_and_kind(no_kernels._replace(flops=nothing)),
+        counts,
+    )
+
+
+def fold(row: dict[str, Any]) -> int:
+    """Return the half of the rows, 0 or 1, that a row's model belongs to."""
+    return hashlib.sha256(row["model"].encode()).digest()[0] % 2

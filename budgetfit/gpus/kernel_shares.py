@@ -1,0 +1,80 @@
+"""What shares of a GPU's data-sheet rates its kernels reach.
+
+``RateShares`` are of a GPU (``kernel_shares.toml``, a source for each number);
+``KIND_SHARES`` are of a kind of op, on top of those, the same on every GPU.
+"""
+
+import functools
+import tomllib
+from importlib import resources
+from typing import Final, NamedTuple
+
+from budgetfit.core.step_trace import OpKind
+from budgetfit.gpus.table import Gpu
+
+
+class RateShares(NamedTuple):
+    """Shares of a GPU's rates that large matrix products and copies reach.
+
+    Attributes:
+        tensor_16bit: Of the fp16 and bf16 rates of tensor cores.
+        tf32: Of their tf32 rate.
+        fp32: Of the rate outside tensor cores.
+        bandwidth: Of the memory bandwidth.
+        source: Where they are from; "measured", "by analogy with ..." or "assumed".
+    """
+
+    tensor_16bit: float
+    tf32: float
+    fp32: float
+    bandwidth: float
+    source: str
+
+
+class KindShares(NamedTuple):
+    """Shares of a GPU's achieved rate and bandwidth; a rate of 0: memory-bound."""
+
+    rate: float
+    bandwidth: float
+
+
+KIND_SHARES: Final[dict[OpKind, KindShares]] = {
+    "elementwise": KindShares(0, 0.95),
+    "copy": KindShares(0, 0.95),
+    "reduction": KindShares(0, 0.70),
+    "softmax": KindShares(0, 0.58),
+    "norm": KindShares(0, 0.68),
+    "norm_backward": KindShares(0, 0.56),
+    "batch_norm": KindShares(0, 0.90),
+    "pooling": KindShares(0, 0.60),
+    "optimizer": KindShares(0, 0.90),
+    "matmul": KindShares(1.0, 1.1),
+    "small_batched_matmul": KindShares(0.65, 1.1),
+    "unaligned_matmul": KindShares(0.40, 1.1),
+    "flash_attention": KindShares(0.69, 1.0),
+    "flash_attention_backward": KindShares(0.40, 1.0),
+    "efficient_attention": KindShares(0.69, 1.0),
+    "efficient_attention_backward": KindShares(0.40, 1.0),
+    "cudnn_attention": KindShares(0.69, 1.0),
+    "cudnn_attention_backward": KindShares(0.40, 1.0),
+    "convolution": KindShares(1.03, 0.90),
+    "convolution_backward": KindShares(1.01, 0.90),
+    "convolution_3x3": KindShares(1.03, 0.90),
+    "convolution_3x3_backward": KindShares(1.01, 0.90),
+    "grouped_convolution": KindShares(0.47, 0.90),
+    "depthwise_convolution": KindShares(0, 0.31),
+    "host": KindShares(0, 1.0),
+}
+
+
+@functools.cache
+def find_shares(gpu: Gpu) -> RateShares:
+    """Return the shares of a GPU, or those of its architecture."""
+    table = tomllib.loads(
+        (resources.files("budgetfit.gpus") / "kernel_shares.toml").read_text("utf-8")
+    )
+    row = table["gpu"].get(gpu.name)
+    if row is None:
+        capability = ".".join(map(str, gpu.compute_capability))
+        row = table["capability"].get(capability, table["other"])
+    return RateShares(**row)

@@ -1,0 +1,338 @@
+"""The time of each op of a trace, and of a training step.
+
+A kernel takes ``t0 + flops / (share * rate) + bytes / (share * bandwidth)``: what its
+launch takes on the GPU, and its arithmetic and memory traffic one after the other. That
+they add up, and not the slower one decides, is what measured matrix products show
+(35,742 of them for each of six GPUs, aiconfigurator: median error 4 to 9 % against 8 to
+26 % for the slower one alone). The shares are in ``gpus.kernel_shares``.
+
+The host issues kernels at its own pace. Where that takes longer than the kernels
+themselves, the GPU waits for it.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetfit.core.step_trace import (
+    OP_KINDS,
+    RATES,
+    OpKind,
+    Phase,
+    PhaseName,
+    StepTrace,
+)
+from budgetfit.gpus.kernel_shares import (
+    KIND_SHARES,
+    KindShares,
+    RateShares,
+    find_shares,
+)
+from budgetfit.gpus.table import Gpu
+
+Nanoseconds = NDArray[np.float64]
+
+# Launch and drain of a product: 2.3 (L40S) to 5.6 microseconds (A100) in fits of
+# aiconfigurator's timings; other kernels take less.
+PRODUCT_NS: Final = 4_000.0
+KERNEL_NS: Final = 2_400.0
+# The host's time to issue one kernel from Python, by phase: autograd's backward is C++,
+# and optimizers on tensor lists issue few kernels. A BERT layer of 128 tokens and two
+# samples takes 22 microseconds a kernel, steps of T5-base the same time for 1 to 16
+# samples (huggingface/transformers#14608).
+ISSUE_NS: Final = {"forward": 14_000.0, "backward": 11_200.0, "optimizer": 8_400.0}
+# The same under torch's selective checkpointing, whose dispatch mode runs Python for
+# each op: 21 microseconds more in the forward pass, 12 more when run again (120 small
+# ops on a CPU, torch 2.13; no GPU is needed to issue ops).
+SELECTIVE_NS: Final = {"forward": 21_000.0, "backward": 12_000.0, "optimizer": 0.0}
+# Share of the bus rate: pinned copies are commonly measured at 12 to 13 of PCIe 3.0's
+# 15.75 GB/s and 24 to 26 of PCIe 4.0's 31.5 (CUDA's bandwidthTest sample).
+LINK_SHARE: Final = 0.8
+SLOWEST_LINK: Final = 15.75  # PCIe 3.0 x16, where a GPU's link is not known
+# fp64 results per fp32 one, by compute capability (CUDA C++ Programming Guide,
+# throughput of native arithmetic instructions): one half on data-center GPUs.
+_FP64_SHARES: Final = {
+    **dict.fromkeys([(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)], 1 / 2),
+    **dict.fromkeys([(6, 1), (7, 5)], 1 / 32),
+}
+_OTHER_FP64_SHARE: Final = 1 / 64
+# Winograd's algorithm does 3x3 convolutions in fp32 in fewer operations: 1.5 to 1.7
+# of the direct ones on a V100 (DeepBench).
+WINOGRAD: Final = 1.6
+# FlashAttention-2, which PyTorch has built in, takes no advantage of Hopper's own
+# instructions: about half of the rate of cuDNN's kernels (FlashAttention-3's figures).
+HOPPER: Final = (9, 0)
+FLASH_2_ON_HOPPER: Final = 0.54
+_COPY: Final = OP_KINDS.index("host")
+_PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
+
+
+class StepTime(NamedTuple):
+    """Times of one micro-batch's forward and backward, and of one optimizer step."""
+
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+
+    def total_ns(self, gradient_accumulation_steps: int = 1) -> int:
+        """Return the time of a whole step of so many micro-batches."""
+        micro_batch_ns = self.forward_ns + self.backward_ns
+        return micro_batch_ns * gradient_accumulation_steps + self.optimizer_ns
+
+
+class OpWork(NamedTuple):
+    """What ops ask of a GPU at one batch size, as ``OpTable`` says it; arrays."""
+
+    kind: NDArray[np.int8]
+    rate: NDArray[np.int8]
+    kernels: NDArray[np.int64]
+    flops: NDArray[np.float64]
+    moved_bytes: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, trace: StepTrace, batch_size: int) -> "OpWork":
+        """Return the work of all ops of a trace."""
+        ops = trace.ops
+        return cls(
+            ops.kind,
+            ops.rate,
+            ops.kernels,
+            ops.flops_fixed + ops.flops_per_sample * batch_size,
+            ops.bytes_fixed + ops.bytes_per_sample * batch_size,
+        )
+
+
+def op_times_ns(
+    trace: StepTrace,
+    batch_size: int,
+    gpu: Gpu,
+    *,
+    tf32: bool,
+    selective_blocks: Collection[str] = (),
+) -> Nanoseconds:
+    """Return the time of each op in nanoseconds, in the order of ``trace.ops``.
+
+    Args:
+        trace: The step; what it asks of the GPU is affine in the batch size.
+        batch_size: Samples per micro-batch.
+        gpu: Gives the rates and the bandwidth.
+        tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
+        selective_blocks: Names of blocks under selective checkpointing.
+    """
+    times_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
+    issue_ns = _issue_ns(trace, selective_blocks)
+    phases = last_ops(trace)
+    kernels_ns = np.where(trace.ops.kind == _COPY, 0.0, times_ns)
+    waiting = phases_waiting(
+        [float(kernels_ns[phases[name]].sum()) for name in _PHASES],
+        [float(issue_ns[phases[name]].sum()) for name in _PHASES],
+    )
+    is_copy = trace.ops.kind == _COPY
+    for number, name in enumerate(_PHASES):
+        if number < waiting:
+            of_phase = _in_phase(trace, name) & ~is_copy
+            times_ns[of_phase] = issue_ns[of_phase]
+    return times_ns
+
+
+def kernel_times_ns(
+    work: OpWork,
+    gpu: Gpu,
+    *,
+    tf32: bool,
+    kinds: Mapping[OpKind, KindShares] = KIND_SHARES,
+) -> Nanoseconds:
+    """Return what the kernels of each op take on the GPU, in nanoseconds."""
+    shares = find_shares(gpu)
+    flops_per_ns = np.array(
+        [
+            [_flops_per_ns(gpu, shares, kind, rate, tf32=tf32) * (kinds[kind].rate or 1) for rate in RATES]
+            for kind in OP_KINDS
+        ]
+    )
+    # 10^9 bytes per second are one byte per nanosecond.
+    bytes_per_ns = (
+        gpu.memory_gb_per_s
+        * shares.bandwidth
+        * np.array([kinds[kind].bandwidth for kind in OP_KINDS])
+    )
+    bytes_per_ns[_COPY] = (gpu.link_gb_per_s or SLOWEST_LINK) * LINK_SHARE
+    launch_ns = np.array(
+        [PRODUCT_NS if kinds[kind].rate else KERNEL_NS for kind in OP_KINDS]
+    )
+    times_ns: Nanoseconds = (
+        launch_ns[work.kind] * work.kernels
+        + work.flops / flops_per_ns[work.kind, work.rate]
+        + work.moved_bytes / bytes_per_ns[work.kind]
+    )
+    return times_ns
+
+
+def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
+    """Return how many of the first phases take what the host needs to issue them.
+
+    The host runs ahead of the GPU where kernels are long, over the end of a phase too,
+    and never behind it. So a step lasts until the host has issued some first phases and
+    the GPU has run the kernels of the others: the longest of these.
+
+    Args:
+        kernels_ns: The kernels of each phase, in the order in which phases run.
+        issue_ns: The host's time to issue them.
+    """
+    ends = [
+        sum(issue_ns[:count]) + sum(kernels_ns[count:])
+        for count in range(len(issue_ns) + 1)
+    ]
+    return ends.index(max(ends))
+
+
+def _issue_ns(trace: StepTrace, selective_blocks: Collection[str]) -> Nanoseconds:
+    """Return the host's time to issue the kernels of each op."""
+    issue_ns = np.zeros(len(trace.ops.event))
+    for name in _PHASES:
+        of_phase = _in_phase(trace, name)
+        issue_ns[of_phase] = ISSUE_NS[name] * trace.ops.kernels[of_phase]
+    for each in trace.passes if selective_blocks else ():
+        if trace.block_names[each.block] in selective_blocks:
+            here = _ops_between(trace, each.start, each.end)
+            issue_ns[here] += SELECTIVE_NS[each.direction]
+    return issue_ns
+
+
+def _in_phase(trace: StepTrace, name: PhaseName) -> NDArray[np.bool_]:
+    """Return which ops run in phases of this name."""
+    inside = np.zeros(len(trace.ops.event), np.bool_)
+    for phase in trace.phases:
+        if phase.name == name:
+            inside[_phase_ops(trace, phase)] = True
+    return inside
+
+
+def last_ops(trace: StepTrace) -> dict[PhaseName, NDArray[np.int64]]:
+    """Return the ops of the last micro-batch's forward and backward, and optimizer."""
+    found: dict[PhaseName, NDArray[np.int64]] = {}
+    for name in _PHASES:
+        phases = [phase for phase in trace.phases if phase.name == name]
+        last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
+        rows = [
+            _phase_ops(trace, phase)
+            for phase in phases
+            if (phase.step, phase.micro_step) == last
+        ]
+        found[name] = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    return found
+
+
+def _phase_ops(trace: StepTrace, phase: Phase) -> NDArray[np.int64]:
+    """Return the ops of a phase.
+
+    The first of the optimizer's may allocate nothing: it follows no event of its phase.
+    """
+    event, in_optimizer = trace.ops.event, trace.ops.in_optimizer
+    if phase.name == "optimizer":
+        inside = in_optimizer & (event >= phase.start) & (event <= phase.end)
+    else:
+        inside = ~in_optimizer & (event > phase.start) & (event <= phase.end)
+    return np.flatnonzero(inside)
+
+
+def interval_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -> int:
+    """Return the time of the ops between two event positions, in whole nanoseconds.
+
+    An op belongs to the interval in which its outputs are allocated, as counted by
+    ``trace.ops.event``. Neighbouring intervals share no op, and the optimizer's ops
+    belong to none. Copies to and from the host overlap with kernels: the slower of the
+    two streams decides, and the last copy overlaps with nothing.
+
+    Args:
+        trace: The step.
+        times_ns: What ``op_times_ns`` returned for it.
+        start: Event position at which the interval begins, as in ``Phase``.
+        end: Event position after it.
+    """
+    return _sequence_ns(trace, times_ns, _ops_between(trace, start, end))
+
+
+def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
+    """Return the times of the last micro-batch and of the last optimizer step.
+
+    Args:
+        trace: The step.
+        times_ns: What ``op_times_ns`` returned for it.
+    """
+    found = dict.fromkeys(_PHASES, 0)
+    for name in found:
+        phases = [phase for phase in trace.phases if phase.name == name]
+        last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
+        found[name] = sum(
+            _phase_ns(trace, times_ns, phase)
+            for phase in phases
+            if (phase.step, phase.micro_step) == last
+        )
+    return StepTime(found["forward"], found["backward"], found["optimizer"])
+
+
+def _ops_between(trace: StepTrace, start: int, end: int) -> NDArray[np.int64]:
+    """Return the ops of a model between two event positions."""
+    first, last = np.searchsorted(trace.ops.event, [start, end], side="right")
+    here = np.arange(int(first), int(last))
+    return here[~trace.ops.in_optimizer[here]]
+
+
+def _sequence_ns(
+    trace: StepTrace, times_ns: Nanoseconds, ops: NDArray[np.int64]
+) -> int:
+    """Return the time of some ops; copies overlap with kernels, but for the last."""
+    is_copy = trace.ops.kind[ops] == _COPY
+    inside = times_ns[ops]
+    copies = inside[is_copy]
+    if not copies.size:
+        return round(float(inside.sum()))
+    kernels = float(inside[~is_copy].sum())
+    return round(max(kernels, float(copies[:-1].sum())) + float(copies[-1]))
+
+
+def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
+    """Return a phase's time: its blocks and the ops between them, in sequence.
+
+    The compute stream waits for host copies at the boundaries of each block.
+    """
+    if phase.name == "optimizer":
+        return _sequence_ns(trace, times_ns, _phase_ops(trace, phase))
+    total, position = 0, phase.start
+    for each in sorted(trace.passes, key=lambda row: row.start):
+        if phase.start <= each.start and each.end <= phase.end:
+            total += interval_ns(trace, times_ns, position, each.start)
+            total += interval_ns(trace, times_ns, each.start, each.end)
+            position = each.end
+    return total + interval_ns(trace, times_ns, position, phase.end)
+
+
+def _flops_per_ns(
+    gpu: Gpu, shares: RateShares, kind: OpKind, rate: str, *, tf32: bool
+) -> float:
+    """Return the achieved rate of a kind of op, in operations per nanosecond.
+
+    Where a GPU has no tensor cores for a dtype (bf16 before capability 8.0 is
+    emulated) or its rate is unknown, that is the plain fp32 rate.
+    """
+    tflops = gpu.fp32_tflops * shares.fp32
+    on_tensor_cores = True
+    if rate == "fp16" and gpu.fp16_tflops:
+        tflops = gpu.fp16_tflops * shares.tensor_16bit
+    elif rate == "bf16" and gpu.bf16_tflops:
+        tflops = gpu.bf16_tflops * shares.tensor_16bit
+    elif rate == "fp32" and tf32 and gpu.tf32_tflops:
+        tflops = gpu.tf32_tflops * shares.tf32
+    else:
+        on_tensor_cores = False
+    if rate == "fp64":
+        tflops *= _FP64_SHARES.get(gpu.compute_capability, _OTHER_FP64_SHARE)
+    share = 1.0
+    if rate == "fp32" and not on_tensor_cores and kind.startswith("convolution_3x3"):
+        share *= WINOGRAD
+    if kind.startswith("flash") and gpu.compute_capability >= HOPPER:
+        share *= FLASH_2_ON_HOPPER
+    return tflops * 1e3 * share
