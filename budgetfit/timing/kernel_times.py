@@ -11,7 +11,7 @@ themselves, the GPU waits for it.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ class OpWork(NamedTuple):
 
     kind: NDArray[np.int8]
     rate: NDArray[np.int8]
-    kernels: NDArray[np.int64]
+    kernels: NDArray[np.integer[Any]]
     flops: NDArray[np.float64]
     moved_bytes: NDArray[np.float64]
 
@@ -148,7 +148,11 @@ def kernel_times_ns(
     shares = find_shares(gpu)
     flops_per_ns = np.array(
         [
-            [_flops_per_ns(gpu, shares, kind, rate, tf32=tf32) * (kinds[kind].rate or 1) for rate in RATES]
+            [
+                _flops_per_ns(gpu, shares, kind, rate, tf32=tf32)
+                * (kinds[kind].rate or 1.0)
+                for rate in RATES
+            ]
             for kind in OP_KINDS
         ]
     )

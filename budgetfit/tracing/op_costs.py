@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ _RATE: Final = {
     torch.float64: RATES.index("fp64"),
 }
 _NONE: Final = RATES.index("none")
-_KIND: Final = {name: index for index, name in enumerate(OP_KINDS)}
+_KIND: Final[dict[str, int]] = {name: index for index, name in enumerate(OP_KINDS)}
 _HALVES: Final = (torch.float16, torch.bfloat16)
 
 # Products whose matrices are this small run below the rate of larger ones.
@@ -91,7 +92,7 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
         return OpCost(_KIND["host"], RATES.index("host"), 0.0, size, 1)
     product = _PRODUCTS.get(func.overloadpacket)
     if product is not None:
-        return product(func, _by_name(func, args, kwargs), out)
+        return product(name, _by_name(func, args, kwargs), tensors_in(out))
     read, written = _bytes_moved(func, args, kwargs, out)
     if not read + written:
         return NO_COST
@@ -145,18 +146,30 @@ _CHANGES: Final = {
 }
 # Arguments that are written only with a loss scale: fused optimizers.
 _FUSED_STEP: Final = "aten::_fused_"
-_COPIES: Final = (
-    *("clone", "_to_copy", "copy_", "cat", "index", "gather", "scatter", "roll"),
-    *("constant_pad", "stack", "slice_backward", "select_backward", "upsample"),
-    *("embedding", "_unsafe_index", "slice_scatter", "select_scatter", "repeat"),
-    *("flip", "as_strided_scatter", "masked_scatter", "take", "unfold"),
-)
-_REDUCTIONS: Final = (
-    *("sum", "mean", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin"),
-    *("linalg_vector_norm", "norm", "any", "all", "logsumexp", "prod", "nll_loss"),
-    *("cumsum", "count_nonzero"),
-)
-_NORMS: Final = ("native_layer_norm", "native_group_norm", "_fused_rms_norm")
+# Memory-bound ops by name; the first pattern that is found decides.
+_NAMES: Final[dict[OpKind, str]] = {
+    "optimizer": "^_fused_(adam|sgd|adagrad)|^_foreach_|_step",
+    "batch_norm": "batch_norm",
+    "norm": "^native_layer_norm|^native_group_norm|^_fused_rms_norm",
+    "softmax": "softmax",
+    "pooling": "pool",
+    "copy": (
+        "^(clone|_to_copy|copy_|cat|index|_unsafe_index|gather|scatter|roll|stack"
+        "|constant_pad|slice_|select_|upsample|embedding|repeat|flip|take|unfold"
+        "|as_strided_scatter|masked_scatter)"
+    ),
+    "reduction": (
+        "^(sum|mean|var|std|max|min|amax|amin|argmax|argmin|any|all|prod|norm|cumsum"
+        "|linalg_vector_norm|logsumexp|nll_loss|count_nonzero)(?!.*backward)"
+    ),
+    "elementwise": "",
+}
+# Passes over the inputs, and kernels: batch norm computes statistics, then normalises;
+# backward passes of norms compute the gradients of inputs and of parameters.
+_PASSES: Final[dict[OpKind, tuple[int, int]]] = {
+    "batch_norm": (2, 2),
+    "norm_backward": (2, 2),
+}
 
 
 def _bytes_moved(
@@ -179,31 +192,19 @@ def _memory_bound(
 ) -> tuple[OpKind, int, int]:
     """Return the kind of a memory-bound op, its bytes and its kernels."""
     op = name.partition("::")[2]
-    backward = "backward" in op
-    if (op.startswith(("_fused_", "_foreach_")) and "rms" not in op) or _is_step(name):
-        return "optimizer", read + written, _list_kernels(args)
-    if "batch_norm" in op:  # once for the statistics, once to normalise
-        return "batch_norm", 2 * read + written, 2
-    if op.startswith(_NORMS):
-        if backward:  # of the input, and of weight and bias
-            return "norm_backward", 2 * read + written, 2
-        return "norm", read + written, 1
-    if "softmax" in op:
-        return "softmax", read + written, 1
-    if "pool" in op:
-        return "pooling", read + written, 1
-    if op == "embedding_dense_backward":  # zeroed, read and added to
-        return "copy", 2 * read + written, 2
-    if op.startswith(_COPIES):
-        return "copy", read + written, 1
-    if op.startswith(_REDUCTIONS) and not backward:
-        return "reduction", read + written, 1
-    return "elementwise", read + written, 1
+    kind = _memory_bound_kind(op)
+    if kind == "optimizer":
+        return kind, read + written, _list_kernels(args)
+    passes, kernels = _PASSES.get(kind, (1, 1))
+    if op == "embedding_dense_backward":  # zeroed, then read and added to
+        passes, kernels = 2, 2
+    return kind, passes * read + written, kernels
 
 
-def _is_step(name: str) -> bool:
-    """Whether an op of ours stands for an optimizer's step (``define_step_op``)."""
-    return name.startswith("budgetfit::") and "step" in name
+@functools.cache
+def _memory_bound_kind(op: str) -> OpKind:
+    kind = next(kind for kind, pattern in _NAMES.items() if re.search(pattern, op))
+    return "norm_backward" if kind == "norm" and "backward" in op else kind
 
 
 def _list_kernels(args: Args) -> int:
@@ -291,16 +292,22 @@ def _by_name(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
     return values
 
 
-def _matmul(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
-    one = call.get("mat1", call.get("batch1", call["self"]))
-    other = call.get("mat2", call.get("batch2"))
+def _first(call: Kwargs, *names: str) -> Tensor:
+    """Return the first of some arguments that an op has."""
+    found: Tensor = next(call[name] for name in names if name in call)
+    return found
+
+
+def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
+    one = _first(call, "mat1", "batch1", "self")
+    other = _first(call, "mat2", "batch2")
     batch = one.shape[0] if one.dim() == 3 else 1  # noqa: PLR2004 - of matrices
     rows, inner, columns = one.shape[-2], one.shape[-1], other.shape[-1]
-    moved_bytes = sum(map(stored_bytes, (one, other, *tensors_in((out,)))))
-    kind: OpKind = "matmul"
+    moved_bytes = sum(map(stored_bytes, (one, other, *outputs)))
+    kind = "matmul"
     if batch > 1 and min(rows, inner, columns) <= SMALL_MATRIX:
         kind = "small_batched_matmul"
-    elif one.dtype in _HALVES and not all(map(_is_aligned, (one, other, out))):
+    elif one.dtype in _HALVES and not all(map(_is_aligned, (one, other, *outputs))):
         kind = "unaligned_matmul"
     flops = 2.0 * batch * rows * inner * columns
     return OpCost(_KIND[kind], _rate_of([one]), flops, moved_bytes, 1)
@@ -312,19 +319,18 @@ def _is_aligned(matrix: Tensor) -> bool:
     return all(x * matrix.element_size() % ALIGNMENT_BYTES == 0 for x in steps)
 
 
-def _grouped_mm(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
+def _grouped_mm(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     """Each row, or each column, is multiplied with the matrix of its own group."""
     one, other = call["self"], call["mat2"]
     flops = 2.0 * one.numel() * other.shape[-1]
     if one.dim() > other.dim():  # columns are grouped
         flops /= one.shape[0]
-    moved_bytes = sum(map(stored_bytes, (one, other, *tensors_in((out,)))))
+    moved_bytes = sum(map(stored_bytes, (one, other, *outputs)))
     return OpCost(_KIND["matmul"], _rate_of([one]), flops, moved_bytes, 1)
 
 
-def _attention(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
+def _attention(name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     """Attention: causal work is half, and short sequences keep below the rate."""
-    name = func._schema.name
     query, key = call["query"], call["key"]
     heads_first = "scaled_dot_product" in name
     length_dim, heads_dim = (-2, -3) if heads_first else (-3, -2)
@@ -344,7 +350,7 @@ def _attention(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
     library = next(x for x in ("cudnn", "efficient", "flash") if x in name)
     kind = f"{library}_attention" + ("_backward" if backward else "")
     tensors = [x for x in call.values() if isinstance(x, torch.Tensor)]
-    moved_bytes = sum(map(stored_bytes, (*tensors, *tensors_in((out,)))))
+    moved_bytes = sum(map(stored_bytes, (*tensors, *outputs)))
     return OpCost(
         _KIND[kind],
         _rate_of([query]),
@@ -354,14 +360,13 @@ def _attention(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
     )
 
 
-def _convolution(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
-    inputs, weight = call.get("input", call.get("self")), call["weight"]
-    outputs = call.get("grad_output")
-    backward = outputs is not None
-    outputs = outputs if backward else tensors_in((out,))[0]
+def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
+    inputs, weight = _first(call, "input", "self"), _first(call, "weight")
+    backward = "grad_output" in call
+    output = call["grad_output"] if backward else outputs[0]
     passes = sum(call["output_mask"][:2]) if backward else 1
-    moved_bytes = sum(map(stored_bytes, (inputs, weight, outputs)))
-    spread = inputs if call.get("transposed") else outputs
+    moved_bytes = sum(map(stored_bytes, (inputs, weight, output)))
+    spread = inputs if call.get("transposed") else output
     flops = 2.0 * spread.numel() * math.prod(weight.shape[1:])
     groups = call.get("groups") or 1
     per_group = inputs.shape[1] // groups
@@ -378,7 +383,7 @@ def _convolution(func: OpOverload, call: Kwargs, out: Any) -> OpCost:
         flops /= max(NARROWEST, min(1.0, narrow / FULL_CHANNELS))
         if inputs.dtype in _HALVES and not _channels_last(inputs):
             # Tensor cores want the channels last: rearranged before and after.
-            moved_bytes += 2 * (stored_bytes(inputs) + stored_bytes(outputs))
+            moved_bytes += 2 * (stored_bytes(inputs) + stored_bytes(output))
     return OpCost(
         _KIND[kind],
         _rate_of([inputs]),
@@ -395,7 +400,7 @@ def _channels_last(tensor: Tensor) -> bool:
 
 
 _ATEN: Final = torch.ops.aten
-_PRODUCTS: Final[dict[Any, Callable[[OpOverload, Kwargs, Any], OpCost]]] = {
+_PRODUCTS: Final[dict[Any, Callable[[str, Kwargs, list[Tensor]], OpCost]]] = {
     **dict.fromkeys((_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm), _matmul),
     _ATEN._grouped_mm: _grouped_mm,
     **dict.fromkeys(

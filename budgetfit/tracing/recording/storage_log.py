@@ -334,9 +334,10 @@ def _note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs a
             by_length[len(value)].append((value, passes))
         else:
             touched += [_moved(log, [value], [passes])]
-    for lists in by_length.values():
-        values, passes = zip(*lists, strict=True)
-        touched += [_moved(log, row, passes) for row in zip(*values, strict=True)]
+    for rows in by_length.values():
+        times = [passes for _, passes in rows]
+        columns = zip(*(value for value, _ in rows), strict=True)
+        touched += [_moved(log, column, times) for column in columns]
     return tuple(row for row in touched if row[1])
 
 
