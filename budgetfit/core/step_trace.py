@@ -140,7 +140,8 @@ class OpTable:
     ``name`` an index into ``StepTrace.op_names``; ``in_optimizer`` tells the ops of the
     optimizer phase, which may begin without an event. The others are what the op asks
     of a GPU, as in ``OpCost``: ``kind`` (index into ``OP_KINDS``), ``rate`` (index into
-    ``RATES``), floating-point operations and bytes (both affine), and ``kernels``.
+    ``RATES``), floating-point operations and bytes (both affine), ``kernels``, and
+    ``efficiency``.
     """
 
     event: NDArray[np.int64]
@@ -148,6 +149,7 @@ class OpTable:
     in_optimizer: NDArray[np.bool_]
     kind: NDArray[np.int8]
     kernels: NDArray[np.int16]
+    efficiency: NDArray[np.float64]
     rate: NDArray[np.int8]
     flops_fixed: NDArray[np.float64]
     flops_per_sample: NDArray[np.float64]

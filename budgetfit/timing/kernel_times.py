@@ -83,7 +83,11 @@ class StepTime(NamedTuple):
 
 
 class OpWork(NamedTuple):
-    """What ops ask of a GPU at one batch size, as ``OpTable`` says it; arrays."""
+    """What ops ask of a GPU at one batch size; an array of each.
+
+    ``kind``, ``rate`` and ``kernels`` are as in ``OpTable``, ``flops`` the operations
+    divided by their efficiency.
+    """
 
     kind: NDArray[np.int8]
     rate: NDArray[np.int8]
@@ -99,7 +103,7 @@ class OpWork(NamedTuple):
             ops.kind,
             ops.rate,
             ops.kernels,
-            ops.flops_fixed + ops.flops_per_sample * batch_size,
+            (ops.flops_fixed + ops.flops_per_sample * batch_size) / ops.efficiency,
             ops.bytes_fixed + ops.bytes_per_sample * batch_size,
         )
 
@@ -166,6 +170,7 @@ def kernel_times_ns(
     launch_ns = np.array(
         [PRODUCT_NS if kinds[kind].rate else KERNEL_NS for kind in OP_KINDS]
     )
+    flops_per_ns[[OP_KINDS.index(k) for k, v in kinds.items() if not v.rate]] = np.inf
     times_ns: Nanoseconds = (
         launch_ns[work.kind] * work.kernels
         + work.flops / flops_per_ns[work.kind, work.rate]

@@ -41,12 +41,12 @@ _HALVES: Final = (torch.float16, torch.bfloat16)
 # Products whose matrices are this small run below the rate of larger ones.
 SMALL_MATRIX: Final = 128
 ALIGNMENT_BYTES: Final = 16  # of rows, for the fast kernels of cuBLAS
-# Work of attention for L keys is that of L + HALF_LENGTH: FlashAttention-2 on an A100
-# reaches half of its rate for long sequences at 296 (aiconfigurator's timings).
+# Keys at which causal attention reaches half of its rate for long sequences:
+# FlashAttention-2 on an A100 296 (aiconfigurator's timings).
 HALF_LENGTH: Final = 300
 WIDE_HEAD: Final = 128
-NARROW_HEAD: Final = 1 / 0.85  # work of heads narrower than that
-DROPOUT: Final = 1.25  # work of attention with dropout
+NARROW_HEAD: Final = 0.85  # share of the rate that narrower heads reach
+DROPOUT: Final = 0.8  # and attention with dropout
 # Channels below which a convolution's tensor-core tiles are not full.
 FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
@@ -65,10 +65,10 @@ class OpCost(NamedTuple):
     Attributes:
         kind: Index into ``OP_KINDS``.
         rate: Index into ``RATES``.
-        flops: Floating-point operations, more where a shape keeps kernels below the
-            rate of their kind (``_attention``, ``_convolution``).
+        flops: Floating-point operations.
         moved_bytes: Bytes read and written.
         kernels: Kernels that are launched.
+        efficiency: Share of its kind's rate that the shape of its tensors reaches.
     """
 
     kind: int
@@ -76,6 +76,7 @@ class OpCost(NamedTuple):
     flops: float
     moved_bytes: int
     kernels: int
+    efficiency: float = 1.0
 
 
 NO_COST: Final = OpCost(_KIND["elementwise"], _NONE, 0.0, 0, 0)
@@ -303,7 +304,7 @@ def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     other = _first(call, "mat2", "batch2")
     batch = one.shape[0] if one.dim() == 3 else 1  # noqa: PLR2004 - of matrices
     rows, inner, columns = one.shape[-2], one.shape[-1], other.shape[-1]
-    moved_bytes = sum(map(stored_bytes, (one, other, *outputs)))
+    moved_bytes = sum(map(stored_bytes, (*tensors_in(call), *outputs)))
     kind = "matmul"
     if batch > 1 and min(rows, inner, columns) <= SMALL_MATRIX:
         kind = "small_batched_matmul"
@@ -343,9 +344,9 @@ def _attention(name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     pairs = batch * query.shape[heads_dim] * queries * keys
     causal = bool(call.get("is_causal")) or call.get("custom_mask_type") == 1
     flops = 4.0 * pairs * width * (0.5 if causal else 1)
-    flops *= 1 + HALF_LENGTH / keys * (1 if causal else 0.5)
-    flops *= 1 if width >= WIDE_HEAD else NARROW_HEAD
-    flops *= DROPOUT if call.get("dropout_p") else 1
+    efficiency = 1 / (1 + HALF_LENGTH / keys * (1 if causal else 0.5))
+    efficiency *= 1 if width >= WIDE_HEAD else NARROW_HEAD
+    efficiency *= DROPOUT if call.get("dropout_p") else 1
     backward = "backward" in name
     library = next(x for x in ("cudnn", "efficient", "flash") if x in name)
     kind = f"{library}_attention" + ("_backward" if backward else "")
@@ -357,6 +358,7 @@ def _attention(name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         flops * (2.5 if backward else 1),  # five products instead of two
         moved_bytes,
         3 if backward else 1,
+        efficiency,
     )
 
 
@@ -370,17 +372,17 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     flops = 2.0 * spread.numel() * math.prod(weight.shape[1:])
     groups = call.get("groups") or 1
     per_group = inputs.shape[1] // groups
-    ending = "_backward" if backward else ""
+    ending, efficiency = "_backward" if backward else "", 1.0
     if groups > 1 and per_group == 1:
-        kind, flops = "depthwise_convolution", 0.0
+        kind = "depthwise_convolution"
     elif groups > 1:
         kind = "grouped_convolution"
-        flops /= min(1.0, max(per_group, 8) / GROUP_CHANNELS)
+        efficiency = min(1.0, max(per_group, 8) / GROUP_CHANNELS)
     else:
         square = math.prod(weight.shape[2:]) == 9  # noqa: PLR2004 - 3 x 3: Winograd
         kind = ("convolution_3x3" if square else "convolution") + ending
         narrow = min(weight.shape[:2])
-        flops /= max(NARROWEST, min(1.0, narrow / FULL_CHANNELS))
+        efficiency = max(NARROWEST, min(1.0, narrow / FULL_CHANNELS))
         if inputs.dtype in _HALVES and not _channels_last(inputs):
             # Tensor cores want the channels last: rearranged before and after.
             moved_bytes += 2 * (stored_bytes(inputs) + stored_bytes(output))
@@ -390,6 +392,7 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         flops * passes,
         moved_bytes * passes,
         max(passes, 1),
+        efficiency,
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from budgetfit.core.step_trace import RATES
-from budgetfit.tracing.op_costs import op_cost
+from budgetfit.core.step_trace import OP_KINDS, RATES
+from budgetfit.tracing.op_costs import NO_COST, op_cost
 
 aten = torch.ops.aten
 MIB = 1 << 20
@@ -16,8 +16,13 @@ MIB = 1 << 20
 
 def cost(op: Any, *args: Any, **kwargs: Any) -> tuple[str, float, int]:
     """Return (rate, FLOPs, bytes) of a call on meta tensors."""
-    rate, flops, moved_bytes = op_cost(op, args, kwargs, op(*args, **kwargs))
-    return RATES[rate], flops, moved_bytes
+    found = op_cost(op, args, kwargs, op(*args, **kwargs))
+    return RATES[found.rate], found.flops, found.moved_bytes
+
+
+def kind(op: Any, *args: Any, **kwargs: Any) -> str:
+    """Return the kind of a call on meta tensors."""
+    return OP_KINDS[op_cost(op, args, kwargs, op(*args, **kwargs)).kind]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -60,7 +65,7 @@ def test_lists_of_tensors_are_counted_through() -> None:
 
 def test_views_and_ops_without_tensors_cost_nothing() -> None:
     assert cost(aten.t.default, SQUARE) == ("none", 0.0, 0)
-    assert op_cost(aten.sym_size.int, (4,), {}, 4) == (RATES.index("none"), 0.0, 0)
+    assert op_cost(aten.sym_size.int, (4,), {}, 4) == NO_COST
 
 
 @pytest.mark.parametrize(
@@ -78,16 +83,17 @@ def test_products_of_experts_cost_what_one_expert_each_does(
     args = [empty(*shape, dtype=torch.bfloat16) for shape in (one, other)]
     offsets = [torch.empty(groups, dtype=torch.int32, device="meta")] if groups else []
     call = (*args, *offsets)
-    rate, counted, _ = op_cost(aten._grouped_mm.default, call, {}, args[0])  # noqa: SLF001
-    assert (RATES[rate], counted) == ("bf16", flops)
+    found = op_cost(aten._grouped_mm.default, call, {}, args[0])  # noqa: SLF001
+    assert (RATES[found.rate], found.flops) == ("bf16", flops)
 
 
 def test_attention_is_two_products_forward() -> None:
     x = empty(2, 4, 64, 16, dtype=torch.bfloat16)
     out = (x, *(empty(1) for _ in range(8)))
     op = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
-    _, flops, _ = op_cost(op, (x, x, x), {}, out)
-    assert flops == 2 * (2 * 2 * 4 * 64 * 64 * 16)
+    products = 2 * (2 * 2 * 4 * 64 * 64 * 16)
+    assert op_cost(op, (x, x, x), {}, out).flops == products
+    assert op_cost(op, (x, x, x, 0.0, True), {}, out).flops == products / 2
 
 
 def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
@@ -97,6 +103,110 @@ def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
     forward = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
     backward = aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
     product = 2 * (2 * 4 * 64 * 64 * 16)
-    assert op_cost(forward, (x, shared, shared), {}, out)[1] == 2 * product
-    args = (x, x, shared, shared, x)
-    assert op_cost(backward, args, {}, out)[1] == 5 * product
+    assert op_cost(forward, (x, shared, shared), {}, out).flops == 2 * product
+    empty_ = empty(0)
+    args = (x, x, shared, shared, x, *(empty_,) * 3, 64, 64, 0.0, False, *(empty_,) * 2)
+    assert op_cost(backward, args, {}, out).flops == 5 * product
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "moved"),
+    [
+        # In-place ops on lists read and write them.
+        (aten._foreach_add_.List, ([SQUARE], [SQUARE]), 3),
+        (aten._foreach_mul_.Scalar, ([SQUARE], 2.0), 2),
+        (aten._foreach_zero_.default, ([SQUARE],), 1),
+        (aten.copy_.default, (SQUARE, SQUARE), 2),
+        (aten.zero_.default, (SQUARE,), 1),
+        # A broadcast tensor is read once.
+        (aten.add.Tensor, (SQUARE, empty(512, 1).expand(512, 512)), 2),
+        # Softmax and norms pass over their input once.
+        (aten._softmax.default, (SQUARE, -1, False), 2),  # noqa: SLF001
+    ],
+)
+def test_what_an_op_reads_and_writes(op: Any, args: Any, moved: int) -> None:
+    assert cost(op, *args)[2] == pytest.approx(moved * MIB, rel=0.01)
+
+
+def test_reshaping_and_unwritten_memory_are_free() -> None:
+    assert (
+        op_cost(aten._unsafe_view.default, (SQUARE, (512, 512)), {}, SQUARE) == NO_COST  # noqa: SLF001
+    )
+    assert op_cost(aten.empty_like.default, (SQUARE,), {}, SQUARE) == NO_COST
+
+
+def test_the_fused_optimizer_moves_seven_lists() -> None:
+    # Weight, gradient and two moments are read; all but the gradient are written.
+    lists = ([SQUARE], [SQUARE], [SQUARE], [SQUARE], [], [empty(1)])
+    kwargs = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+    found = op_cost(aten._fused_adamw_.default, lists, kwargs, None)
+    assert found.moved_bytes == pytest.approx(7 * MIB, rel=0.01)
+    assert OP_KINDS[found.kind] == "optimizer"
+
+
+def test_rows_are_read_and_not_the_table() -> None:
+    table, rows = empty(50_000, 64), torch.empty(32, dtype=torch.int64, device="meta")
+    assert cost(aten.embedding.default, table, rows)[2] == 2 * 32 * 64 * 4 + 32 * 8
+    logits, target = empty(32, 50_000), rows
+    out = (empty(), empty())
+    found = op_cost(
+        aten.nll_loss_forward.default, (logits, target, None, 1, -100), {}, out
+    )
+    assert found.moved_bytes < 1000
+
+
+@pytest.mark.parametrize(
+    ("groups", "channels", "expected"),
+    [(1, 64, "convolution_3x3"), (2, 64, "grouped_convolution"), (64, 64, "depthwise")],
+)
+def test_a_convolutions_backward_is_two_of_its_forward(
+    groups: int, channels: int, expected: str
+) -> None:
+    x = empty(2, channels, 8, 8)
+    weight = empty(channels, channels // groups, 3, 3)
+    shape = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    y = aten.convolution.default(x, weight, None, *shape)
+    forward = op_cost(aten.convolution.default, (x, weight, None, *shape), {}, y)
+    assert forward.flops == 2 * y.numel() * channels // groups * 9
+    both = (y, x, weight, None, *shape, [True, True, False])
+    backward = op_cost(aten.convolution_backward.default, both, {}, (x, weight, None))
+    assert backward.flops == 2 * forward.flops
+    assert backward.kernels == 2
+    assert OP_KINDS[forward.kind].startswith(expected)
+
+
+def test_convolutions_in_16_bits_rearrange_channels_that_are_not_last() -> None:
+    def moved(x: torch.Tensor) -> int:
+        weight = empty(64, 64, 1, 1, dtype=torch.float16)
+        args = (x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        return cost(aten.convolution.default, *args)[2]
+
+    x = empty(2, 64, 8, 8, dtype=torch.float16)
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert moved(x) - moved(last) == 4 * x.numel() * 2
+
+
+def test_kinds_of_products() -> None:
+    half = empty(512, 512, dtype=torch.float16)
+    odd = empty(512, 509, dtype=torch.float16)
+    assert kind(aten.mm.default, half, half) == "matmul"
+    assert kind(aten.mm.default, half, odd) == "unaligned_matmul"
+    assert kind(aten.mm.default, SQUARE, empty(512, 509)) == "matmul"
+    heads, large = empty(8, 512, 64), empty(8, 512, 512)
+    assert (
+        kind(aten.bmm.default, heads, heads.transpose(1, 2)) == "small_batched_matmul"
+    )
+    assert kind(aten.bmm.default, large, large) == "matmul"
+
+
+def test_short_narrow_and_dropping_attention_is_less_efficient() -> None:
+    op = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
+
+    def efficiency(length: int, width: int, dropout: float = 0.0) -> float:
+        x = empty(2, 4, length, width, dtype=torch.bfloat16)
+        out = (x, *(empty(1) for _ in range(8)))
+        return op_cost(op, (x, x, x, dropout, True), {}, out).efficiency
+
+    assert efficiency(300, 128) == pytest.approx(0.5)
+    assert efficiency(2048, 128) > efficiency(512, 128) > efficiency(512, 64)
+    assert efficiency(512, 64) > efficiency(512, 64, 0.1)

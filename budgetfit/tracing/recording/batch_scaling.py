@@ -137,6 +137,7 @@ def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
         in_optimizer=np.array([op.in_optimizer for op in one], np.bool_),
         kind=np.array([op.cost.kind for op in one], np.int8),
         kernels=np.array([op.cost.kernels for op in one], np.int16),
+        efficiency=np.array([op.cost.efficiency for op in one], np.float64),
         rate=np.array([op.cost.rate for op in one], np.int8),
         flops_fixed=flops,
         flops_per_sample=flops_slope,

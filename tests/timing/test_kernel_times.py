@@ -4,15 +4,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from budgetfit.core.step_trace import RATES, BlockPass, OpTable, Phase, StepTrace
+from budgetfit.core.step_trace import (
+    OP_KINDS,
+    RATES,
+    BlockPass,
+    OpTable,
+    Phase,
+    StepTrace,
+)
+from budgetfit.gpus.kernel_shares import KIND_SHARES, find_shares
 from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
 from budgetfit.timing.kernel_times import (
-    BANDWIDTH_SHARE,
-    LAUNCH_NS,
-    MATRIX_SHARE,
+    ISSUE_NS,
+    KERNEL_NS,
+    PRODUCT_NS,
     StepTime,
     interval_ns,
     op_times_ns,
+    phases_waiting,
     step_time_ns,
 )
 
@@ -26,6 +35,10 @@ def trace_of(
     phases: Sequence[Phase] = (),
     passes: Sequence[BlockPass] = (),
     blocks: tuple[str, ...] = ("a", "b"),
+    kind: str = "matmul",
+    kernels: int = 1,
+    in_optimizer: Sequence[int] = (),
+    efficiency: float = 1.0,
 ) -> StepTrace:
     """Ops as (event, rate, fixed FLOPs, FLOPs per sample, fixed bytes, per sample)."""
     event, rate, *amounts = zip(*rows, strict=True)
@@ -48,6 +61,10 @@ def trace_of(
         ops=OpTable(
             np.array(event, np.int64),
             np.full(len(event), -1, np.int32),
+            np.isin(np.arange(len(event)), in_optimizer),
+            np.full(len(event), OP_KINDS.index(kind), np.int8),
+            np.full(len(event), kernels, np.int16),
+            np.full(len(event), efficiency),
             np.array([RATES.index(name) for name in rate], np.int8),
             *(np.array(each, np.float64) for each in amounts),
             name=np.zeros(len(event), np.int32),
@@ -62,50 +79,81 @@ def idle_ops(events: Iterable[int], **others: Any) -> StepTrace:
 
 
 def time_of(
-    card: str, rate: str, *, flops: float = 0.0, moved: float = 0.0, tf32: bool = False
+    card: str,
+    rate: str,
+    *,
+    flops: float = 0.0,
+    moved: float = 0.0,
+    tf32: bool = False,
+    **others: Any,
 ) -> float:
-    trace = trace_of([(0, rate, flops, 0.0, moved, 0.0)])
+    trace = trace_of([(0, rate, flops, 0.0, moved, 0.0)], **others)
     return float(op_times_ns(trace, 1, find_gpu(card), tf32=tf32)[0])
 
 
-def test_a_matrix_product_takes_its_operations_at_the_cards_rate() -> None:
-    # 10^12 operations; a TFLOP/s is 1000 of them per nanosecond.
-    peak_ns = 1e12 / (find_gpu("rtx-4090").fp16_tflops * 1000)
-    assert time_of("rtx-4090", "fp16", flops=1e12) == pytest.approx(
-        peak_ns / MATRIX_SHARE
+ADA = find_gpu("rtx-4090")
+
+
+def test_a_kernel_takes_its_launch_its_arithmetic_and_its_bytes() -> None:
+    # 10^12 operations; a TFLOP/s is 1000 of them per nanosecond. 10^9 bytes; a GB/s is
+    # one byte per nanosecond.
+    shares, kind = find_shares(ADA), KIND_SHARES["matmul"]
+    arithmetic_ns = 1e12 / (ADA.fp16_tflops * 1000 * shares.tensor_16bit * kind.rate)
+    memory_ns = 1e9 / (ADA.memory_gb_per_s * shares.bandwidth * kind.bandwidth)
+    assert time_of("rtx-4090", "fp16", flops=1e12, moved=1e9) == pytest.approx(
+        PRODUCT_NS + arithmetic_ns + memory_ns
     )
 
 
-def test_an_op_that_moves_much_takes_its_bytes_at_the_cards_bandwidth() -> None:
-    # 10^9 bytes; a GB/s is one byte per nanosecond.
-    peak_ns = 1e9 / find_gpu("rtx-4090").memory_gb_per_s
-    assert time_of("rtx-4090", "none", moved=1e9) == pytest.approx(
-        peak_ns / BANDWIDTH_SHARE
-    )
-    # More arithmetic does not add to it while it is the faster of the two.
-    assert time_of("rtx-4090", "fp16", flops=1e9, moved=1e9) == time_of(
-        "rtx-4090", "none", moved=1e9
-    )
+def test_a_memory_bound_op_takes_its_bytes_whatever_it_computes() -> None:
+    shares, kind = find_shares(ADA), KIND_SHARES["softmax"]
+    memory_ns = 1e9 / (ADA.memory_gb_per_s * shares.bandwidth * kind.bandwidth)
+    for flops in (0.0, 1e12):
+        assert time_of(
+            "rtx-4090", "fp16", flops=flops, moved=1e9, kind="softmax"
+        ) == pytest.approx(KERNEL_NS + memory_ns)
 
 
-def test_nothing_is_faster_than_its_launch() -> None:
-    assert time_of("h100-80gb", "fp16", flops=1.0, moved=1.0) == LAUNCH_NS
+def test_each_kernel_of_an_op_is_launched() -> None:
+    one, three = (
+        time_of("rtx-4090", "fp16", moved=1e9, kernels=count) for count in (1, 3)
+    )
+    assert three - one == pytest.approx(2 * PRODUCT_NS)
+
+
+def test_a_shape_below_the_rate_of_its_kind_takes_longer() -> None:
+    half, whole = (
+        time_of("rtx-4090", "fp16", flops=1e15, efficiency=share) for share in (0.5, 1)
+    )
+    assert half / whole == pytest.approx(2, rel=1e-2)
+
+
+def test_flash_attention_2_is_slower_than_cudnn_on_hopper_alone() -> None:
+    for card, ratio in (("h100-80gb", 1 / 0.54), ("rtx-4090", 1.0)):
+        flash, cudnn = (
+            time_of(card, "bf16", flops=1e15, kind=f"{name}_attention")
+            for name in ("flash", "cudnn")
+        )
+        assert flash / cudnn == pytest.approx(ratio, rel=1e-3)
 
 
 def test_work_grows_with_the_batch_from_a_fixed_part() -> None:
     trace = trace_of([(0, "fp16", 1e12, 2e12, 0.0, 0.0)])
     gpu = find_gpu("rtx-4090")
     at_1, at_3 = (op_times_ns(trace, size, gpu, tf32=False)[0] for size in (1, 3))
-    assert at_3 / at_1 == pytest.approx(7 / 3)
+    assert at_3 / at_1 == pytest.approx(7 / 3, rel=1e-2)
     moving = trace_of([(0, "none", 0.0, 0.0, 1e9, 2e9)])
     at_1, at_3 = (op_times_ns(moving, size, gpu, tf32=False)[0] for size in (1, 3))
-    assert at_3 / at_1 == pytest.approx(7 / 3)
+    assert at_3 / at_1 == pytest.approx(7 / 3, rel=1e-2)
 
 
 def test_fp32_products_use_tensor_cores_only_with_tf32_switched_on() -> None:
     plain = time_of("h100-80gb", "fp32", flops=1e13)
     fast = time_of("h100-80gb", "fp32", flops=1e13, tf32=True)
-    assert plain / fast == pytest.approx(H100.tf32_tflops / H100.fp32_tflops)
+    shares = find_shares(H100)
+    assert plain / fast == pytest.approx(
+        H100.tf32_tflops * shares.tf32 / (H100.fp32_tflops * shares.fp32), rel=1e-3
+    )
     # No tf32 before capability 8.0.
     assert time_of("t4", "fp32", flops=1e13, tf32=True) == time_of(
         "t4", "fp32", flops=1e13
@@ -114,7 +162,7 @@ def test_fp32_products_use_tensor_cores_only_with_tf32_switched_on() -> None:
 
 def test_bf16_before_capability_8_runs_at_the_fp32_rate() -> None:
     assert time_of("t4", "bf16", flops=1e13) == time_of("t4", "fp32", flops=1e13)
-    assert time_of("t4", "fp16", flops=1e13) < time_of("t4", "bf16", flops=1e13) / 7
+    assert time_of("t4", "fp16", flops=1e13) < time_of("t4", "bf16", flops=1e13) / 6
     assert time_of("h100-80gb", "bf16", flops=1e13) == time_of(
         "h100-80gb", "fp16", flops=1e13
     )
@@ -143,7 +191,7 @@ def test_tensor_cores_follow_dtype_and_capability(gpu: Gpu) -> None:
 )
 def test_fp64_is_fast_only_on_data_center_cards(card: str, share: int) -> None:
     double, single = (time_of(card, rate, flops=1e15) for rate in ("fp64", "fp32"))
-    assert double / single == pytest.approx(share)
+    assert double / single == pytest.approx(share, rel=1e-3)
 
 
 def test_plain_arithmetic_runs_at_the_fp32_rate() -> None:
@@ -190,12 +238,73 @@ def test_a_step_is_its_last_micro_batch_and_the_optimizer() -> None:
             Phase("backward", 0, 1, 4, 5),
             Phase("optimizer", 0, 1, 5, 7),
         ],
+        in_optimizer=[5, 6],
     )
     times_ns = np.array([2.0**power for power in range(7)])
     found = step_time_ns(trace, times_ns)
     assert found == StepTime(forward_ns=8, backward_ns=16, optimizer_ns=32 + 64)
     assert found.total_ns() == 24 + 96
     assert found.total_ns(gradient_accumulation_steps=3) == 3 * 24 + 96
+
+
+def test_an_optimizer_that_allocates_nothing_runs_once_a_step() -> None:
+    # Its only op ends where the backward's last one does, by events alone.
+    trace = idle_ops(
+        (1, 2, 3, 3),
+        phases=[
+            Phase("forward", 0, 0, 0, 2),
+            Phase("backward", 0, 0, 2, 3),
+            Phase("optimizer", 0, 0, 3, 3),
+        ],
+        in_optimizer=[3],
+    )
+    found = step_time_ns(trace, np.array([1.0, 2.0, 4.0, 8.0]))
+    assert found == StepTime(forward_ns=3, backward_ns=4, optimizer_ns=8)
+    assert interval_ns(trace, np.array([1.0, 2.0, 4.0, 8.0]), 2, 3) == 4
+
+
+STEP = [
+    Phase("forward", 0, 0, 0, 2),
+    Phase("backward", 0, 0, 2, 4),
+    Phase("optimizer", 0, 0, 4, 5),
+]
+
+
+def test_a_phase_of_small_kernels_takes_what_the_host_needs_to_issue_them() -> None:
+    trace = idle_ops(range(1, 6), phases=STEP, in_optimizer=[4])
+    found = step_time_ns(trace, op_times_ns(trace, 1, H100, tf32=False))
+    assert found == StepTime(
+        round(2 * ISSUE_NS["forward"]),
+        round(2 * ISSUE_NS["backward"]),
+        round(ISSUE_NS["optimizer"]),
+    )
+
+
+def test_the_host_runs_ahead_of_long_kernels() -> None:
+    trace = trace_of(
+        [(event, "fp16", 1e13, 0.0, 0.0, 0.0) for event in range(1, 6)],
+        phases=STEP,
+        in_optimizer=[4],
+    )
+    times_ns = op_times_ns(trace, 1, H100, tf32=False)
+    assert (times_ns > 1e6).all()
+    assert len(set(times_ns.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("kernels_ns", "issue_ns", "waiting"),
+    [
+        ([1, 1, 1], [2, 2, 2], 3),  # the GPU always waits
+        ([3, 3, 3], [2, 2, 2], 0),  # never
+        ([1, 9, 1], [2, 2, 2], 1),  # for the forward pass only
+        ([9, 1, 1], [2, 2, 2], 0),  # the host is ahead by the forward's kernels
+        ([3, 1, 1], [2, 4, 1], 2),
+    ],
+)
+def test_the_longest_way_through_host_and_gpu_is_the_step(
+    kernels_ns: list[float], issue_ns: list[float], waiting: int
+) -> None:
+    assert phases_waiting(kernels_ns, issue_ns) == waiting
 
 
 def test_a_faster_card_is_never_slower() -> None:
