@@ -40,7 +40,9 @@ PRIOR: Final = {
     "convolution": 0.80,  # DeepBench: V100 and T4 0.47 of the peak
     "convolution_backward": 0.70,
     "grouped_convolution": 0.50,
-    "depthwise_convolution": 0.30,
+    "depthwise_convolution": 0.50,
+    "depthwise_convolution_memory": 0.50,
+    "grouped_convolution_memory": 0.90,
 }
 UPPER: Final = 1.15  # of the achieved bandwidth
 PRIOR_WEIGHT: Final = 0.01  # of a squared logarithm, against the mean error
@@ -56,7 +58,8 @@ def shares_of(constants: Constants) -> Shares:
         if name not in constants:
             result[kind] = shares
         elif shares.rate:
-            result[kind] = KindShares(constants[name], shares.bandwidth)
+            bandwidth = constants.get(f"{name}_memory", shares.bandwidth)
+            result[kind] = KindShares(constants[name], bandwidth)
         else:
             result[kind] = KindShares(0, constants[name])
     return result
@@ -102,7 +105,8 @@ def fit(rows: Sequence[Step]) -> tuple[Constants, float]:
                 else:
                     tried = {**constants, name: constants[name] * factor}
                     tried_issue = issue
-                    if not KIND_SHARES.get(name, KindShares(1, 1)).rate:
+                    memory = name.endswith("_memory") or name in KIND_SHARES
+                    if memory and not KIND_SHARES.get(name, KindShares(0, 1)).rate:
                         tried[name] = min(tried[name], UPPER)
                 value = loss(tried, tried_issue)
                 if value < best - 1e-6:

@@ -62,7 +62,7 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
     "convolution_3x3": KindShares(1.03, 0.90),
     "convolution_3x3_backward": KindShares(1.01, 0.90),
     "grouped_convolution": KindShares(0.47, 0.90),
-    "depthwise_convolution": KindShares(0, 0.31),
+    "depthwise_convolution": KindShares(0.5, 0.5),
     "host": KindShares(0, 1.0),
 }
 

@@ -40,7 +40,7 @@ _HALVES: Final = (torch.float16, torch.bfloat16)
 
 # Products whose matrices are this small run below the rate of larger ones.
 SMALL_MATRIX: Final = 128
-ALIGNMENT_BYTES: Final = 16  # of rows, for the fast kernels of cuBLAS
+ALIGNMENT_BYTES: Final = 8  # of rows, for kernels of cuBLAS with vector loads
 # Keys at which causal attention reaches half of its rate for long sequences:
 # FlashAttention-2 on an A100 296 (aiconfigurator's timings).
 HALF_LENGTH: Final = 300
@@ -315,7 +315,7 @@ def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
 
 
 def _is_aligned(matrix: Tensor) -> bool:
-    """Whether all rows (or columns) start at multiples of 16 bytes."""
+    """Whether all rows (or columns) start at multiples of ``ALIGNMENT_BYTES``."""
     steps = [x for x in matrix.stride()[-2:] if x > 1]
     return all(x * matrix.element_size() % ALIGNMENT_BYTES == 0 for x in steps)
 
@@ -388,7 +388,7 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
             moved_bytes += 2 * (stored_bytes(inputs) + stored_bytes(output))
     return OpCost(
         _KIND[kind],
-        _rate_of([inputs]),
+        _rate_of([inputs]) if kind != "depthwise_convolution" else _NONE,
         flops * passes,
         moved_bytes * passes,
         max(passes, 1),
