@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +23,9 @@ import transformers
 from benchmarks.step_times.published_models import build
 from budgetfit import Recipe, Segment
 from budgetfit.core.step_trace import OP_KINDS, RATES
-from budgetfit.inputs.adapter import find_adapter
-from budgetfit.inputs.settings import find_target_gpu, make_workload, optimizer_name
+from budgetfit.inputs.arguments import Arguments
 from budgetfit.timing.kernel_times import OpWork, last_ops
 from budgetfit.traces.session import TraceSession
-from budgetfit.workload.workload import Workload
 
 FOLDER: Final = Path(__file__).parent
 ROWS: Final = FOLDER / "published_steps.json"
@@ -49,8 +48,8 @@ OPTIMIZERS: Final = {"sgd_nesterov": sgd_nesterov, "adamw_foreach": adamw_foreac
 def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
     """Return, for rows of one program, [phase, kind, rate, kernels, FLOPs, bytes]."""
     first = rows[0]
-    workload = _adapters(first) if "targets" in first["spec"] else _model(first)
-    optimizer = OPTIMIZERS.get(first["optimizer"], first["optimizer"])
+    parsed = _arguments(first).parsed()
+    workload = parsed.workload
     blocks = workload.blocks if first.get("ckpt") else ()
     session = TraceSession(workload)
     found = {}
@@ -58,7 +57,7 @@ def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
         recipe = Recipe(
             batch_size=row["batch"],
             precision=row["precision"],
-            optimizer=optimizer_name(optimizer),
+            optimizer=parsed.optimizer,
             segments=tuple(Segment((name,)) for name in blocks),
         )
         trace = session.affine(recipe)
@@ -74,45 +73,30 @@ def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
     return found
 
 
-def _model(row: dict[str, Any]) -> Workload:
-    model, batch, loss = build(row["spec"])
-    workload, _ = make_workload(
-        model,
-        find_target_gpu(None, row["gpu"]),
-        batch=batch,
-        loss=loss,
-        optimizer=OPTIMIZERS.get(row["optimizer"], row["optimizer"]),
-        keeps_dtypes=row["precision"] == "as-is",
-    )
-    return workload
-
-
-def _adapters(row: dict[str, Any]) -> Workload:
+def _arguments(row: dict[str, Any]) -> Arguments:
     spec = row["spec"]
+    given = Arguments(
+        model="",
+        gpu=row["gpu"],
+        optimizer=OPTIMIZERS.get(row["optimizer"], row["optimizer"]),
+        precision=row["precision"],
+    )
+    if "targets" not in spec:
+        model, batch, loss = build(spec)
+        return replace(given, model=model, batch=batch, loss=loss)
     config = transformers.AutoConfig.for_model(**spec["config"], dtype=torch.float16)
     config._attn_implementation, config.use_cache = spec["attn"], False
-    target = find_target_gpu(None, row["gpu"])
-    adapter = find_adapter(
-        "lora" if spec["quantization"] is None else "qlora",
-        target.gpu,
-        ["as-is"],
+    return replace(
+        given,
+        model=config,
+        max_length=spec["T"],
+        method="lora" if spec["quantization"] is None else "qlora",
         lora_r=spec["r"],
         lora_alpha=2 * spec["r"],
-        lora_dropout=0.0,
         target_modules=spec["targets"],
         quantization=spec["quantization"],
         double_quantization=False,
-        prepare_for_kbit=True,
     )
-    workload, _ = make_workload(
-        config,
-        target,
-        max_length=spec["T"],
-        optimizer=OPTIMIZERS[row["optimizer"]],
-        adapter=adapter,
-        keeps_dtypes=True,
-    )
-    return workload
 
 
 def main() -> None:
