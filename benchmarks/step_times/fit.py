@@ -45,8 +45,7 @@ PRIOR: Final = {
     "grouped_convolution_memory": 0.90,
 }
 UPPER: Final = 1.15  # of the achieved bandwidth
-PRIOR_WEIGHT: Final = 0.01  # of a squared logarithm, against the mean error
-WORTH_OF_EIGHT_GPUS: Final = 0.3  # communication is in those rows
+PRIOR_WEIGHT: Final = 0.003  # of a squared logarithm, against the mean error
 Constants = dict[str, float]
 
 
@@ -74,14 +73,10 @@ def _constant_of(kind: str) -> str:
 
 def fit(rows: Sequence[Step]) -> tuple[Constants, float]:
     """Return the constants, and the factor on the host's issue time."""
-    used = [row for row in rows if row.row["mode"] != "compiled"]
+    used = [row for row in rows if row.is_eager and row.is_single_gpu]
     groups = Counter((row.row["group"], row.row["cls"]) for row in used)
     weights = np.array(
-        [
-            (WORTH_OF_EIGHT_GPUS if row.row["group"] == "llm-foundry" else 1.0)
-            / math.sqrt(groups[row.row["group"], row.row["cls"]])
-            for row in used
-        ]
+        [1 / math.sqrt(groups[row.row["group"], row.row["cls"]]) for row in used]
     )
     constants, issue = dict(PRIOR), 1.0
 
@@ -135,7 +130,7 @@ def main() -> None:
         print(f"{name:24} " + " ".join(f"{value:8.2f}" for value in values))
     print(f"{'issue':24} " + " ".join(f"{v:8.2f}" for v in (1, *(i for _, i in fits))))
     made = [(shares_of(constants), issue) for constants, issue in fits]
-    single = [row for row in rows if row.row["group"] != "llm-foundry"]
+    single = [row for row in rows if row.is_single_gpu]
     for title, predict in (
         ("prior", lambda row: row.predicted_ms(shares_of(PRIOR))),
         ("held out", lambda row: row.predicted_ms(*made[1 - fold(row.row)])),

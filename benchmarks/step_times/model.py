@@ -49,6 +49,16 @@ class Step:
         """Of the step, or of the parts that were measured."""
         return float(self.row["measured_ms"])
 
+    @property
+    def is_single_gpu(self) -> bool:
+        """Whether one GPU trained; llm-foundry's rows hold communication of eight."""
+        return bool(self.row["group"] != "llm-foundry")
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether the step was not compiled."""
+        return bool(self.row["mode"] != "compiled")
+
     def predicted_ms(self, shares: Shares | None = None, issue: float = 1.0) -> float:
         """Return the predicted time, as the row's ``parts`` ask.
 
