@@ -3,7 +3,7 @@
     python -m benchmarks.against_full
 
 Both train the same samples per optimizer step on the same card; both are traced as they
-would be applied, and judged by the same replay and the same roofline. The usual
+would be applied, and judged by the same replay and the same kernel times. The usual
 practice takes the largest micro-batch that fits, which is the effective batch halved
 until it does. The last column compares with the fastest batch of that practice, which
 is not always its largest.

@@ -113,9 +113,9 @@ def main(names: list[str]) -> int:
     if not names:
         head = (
             "# Performance\n\n"
-            "`make bench` prints this page and writes it. Predicted times are those of "
-            "the roofline; no GPU was used. What was measured on one is in "
-            "[published measurements](published.md).\n\n"
+            "`make bench` prints this page and writes it. Predicted times are sums "
+            "of kernels; no GPU was used. How far they are from measured ones is in "
+            "[step times](times.md); of memory: [published](published.md).\n\n"
             f"Machine: {machine()}.\n"
         )
         PAGE.write_text("\n".join([head, *sections]), encoding="utf-8")

@@ -61,7 +61,7 @@ class Suggestion:
         recipe: The ``Recipe`` that was evaluated.
         peak_bytes: Predicted peak of reserved memory.
         host_bytes: Pinned host memory.
-        samples_per_s: Roofline estimate for that recipe, which need not be the fastest
+        samples_per_s: Estimate for that recipe, which need not be the fastest
             with the change.
         changes_training: Whether training computes other numbers.
     """

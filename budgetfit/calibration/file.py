@@ -17,7 +17,7 @@ import tempfile
 import time
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -78,7 +78,7 @@ class StepTimeMeasurement(_Strict):
         card: The card's title, as ``Gpu.title``.
         precision: Name of a policy of ``core.precision``.
         measured_ms: Median of the steps.
-        roofline_ms: The same step by ``timing.kernel_times``, unscaled.
+        predicted_ms: The same step by ``timing.kernel_times``, unscaled.
         steps: Number of measured steps.
         torch: Its version.
         host: The machine.
@@ -88,7 +88,7 @@ class StepTimeMeasurement(_Strict):
     card: Text
     precision: Text
     measured_ms: Milliseconds
-    roofline_ms: Milliseconds
+    predicted_ms: Milliseconds
     steps: Annotated[int, Field(ge=1)]
     torch: Text
     host: Annotated[str, Field(max_length=200)]
@@ -96,16 +96,20 @@ class StepTimeMeasurement(_Strict):
 
     @property
     def ratio(self) -> float:
-        """Measured time over roofline time."""
-        return self.measured_ms / self.roofline_ms
+        """Measured time over predicted time."""
+        return self.measured_ms / self.predicted_ms
 
 
 class Calibration(_Strict):
-    """What the file holds, oldest first."""
+    """What the file holds, oldest first.
+
+    ``step_times`` were compared with the predictions of version 0.1 and are not used.
+    """
 
     format: Literal[1]
     measurements: tuple[ContextMeasurement, ...] = ()
-    step_times: tuple[StepTimeMeasurement, ...] = ()
+    step_times: tuple[Any, ...] = ()
+    measured_steps: tuple[StepTimeMeasurement, ...] = ()
 
 
 class CalibrationError(Exception):
@@ -161,7 +165,7 @@ def add_measurement(new: ContextMeasurement | StepTimeMeasurement) -> Path:
         CalibrationError: It cannot be written.
     """
     of_context = isinstance(new, ContextMeasurement)
-    name = "measurements" if of_context else "step_times"
+    name = "measurements" if of_context else "measured_steps"
     kind = attrgetter("card", "cuda_major" if of_context else "precision")
     path = calibration_path()
     try:

@@ -1,7 +1,7 @@
 """Use and store calibration: CUDA context sizes and step times from ``verify``.
 
 A context size measured on the same card under the same CUDA major version replaces
-published reports; roofline times are multiplied by the ratio of measured steps on that
+published reports; predicted times are multiplied by the ratio of measured steps on that
 card. Notes and provenance say so.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # A measurement beyond the published range by this factor is not plausible: it includes
 # another process's memory, or the file was edited.
 _PLAUSIBLE_FACTOR = 2
-# No step is this much faster than a roofline at 0.6 of the card's rates; one this much
+# No step is this much faster than its kernels by the card's rates; one this much
 # slower shared the card, or waited for data.
 _PLAUSIBLE_RATIO = (0.4, 20.0)
 # Shorter micro-batches are bound by kernel launches, which says nothing about steps
@@ -145,10 +145,10 @@ def store_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
 
 
 class TimeFactor(NamedTuple):
-    """Ratio of measured to roofline step times on a card.
+    """Ratio of measured to predicted step times on a card.
 
     Attributes:
-        ratio: Median of measured over roofline.
+        ratio: Median of measured over predicted.
         runs: Number of verifications.
         precision: Of the measurements, if not the requested one; else empty.
         date: Of the last, ISO.
@@ -167,7 +167,7 @@ class TimeFactor(NamedTuple):
         runs = "1 verification" if self.runs == 1 else f"{self.runs} verifications"
         other = f" in {self.precision}" if self.precision else ""
         return (
-            f"times: roofline x {self.ratio:.2f}, measured on {self.place} by {runs}"
+            f"times: predicted x {self.ratio:.2f}, measured on {self.place} by {runs}"
             f"{other}, the last on {self.date}"
         )
 
@@ -176,18 +176,18 @@ def times_source(gpu: Gpu, precision: str) -> str:
     """Return the source of the times on a card, for a plan's provenance."""
     factor = time_factor(gpu, precision)
     if factor is None:
-        return "roofline of the card's rates"
+        return "kernel times by the card's rates"
     return factor.note.removeprefix("times: ")
 
 
 def time_factor(gpu: Gpu, precision: str) -> TimeFactor | None:
-    """Return the factor for roofline times on a card; None if nothing was measured.
+    """Return the factor for predicted times on a card; None if nothing was measured.
 
     The median of the measurements in this precision, or else in all others: precisions
     are compared with each other, and one that was never measured must not look faster.
     """
     try:
-        kept = read_calibration().step_times
+        kept = read_calibration().measured_steps
     except CalibrationError:
         return None  # context_for has a note on it
     card = [
@@ -216,15 +216,15 @@ def store_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
         plan: The prediction, possibly with an earlier factor.
         gpu: The card that it was measured on.
     """
-    roofline_ms = plan.estimate.step_ms / plan.estimate.time_factor
-    if not check.passed or not check.step_ms or not roofline_ms:
+    predicted_ms = plan.estimate.step_ms / plan.estimate.time_factor
+    if not check.passed or not check.step_ms or not predicted_ms:
         return "The step's time was not kept: the plan did not run as it was made."
     if plan.gpu.title != gpu.title:
         return (
             f"The step's time was not kept: it was predicted for the {plan.gpu.title}."
         )
-    ratio = check.step_ms / roofline_ms
-    found = f"The step took {ratio:.2f} times the roofline"
+    ratio = check.step_ms / predicted_ms
+    found = f"The step took {ratio:.2f} times as long as predicted"
     if check.step_ms / plan.recipe.gradient_accumulation_steps < _MIN_MS:
         return (
             f"{found}, which was not kept: a micro-batch below {_MIN_MS:g} ms is "
@@ -239,7 +239,7 @@ def store_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
                 card=gpu.title,
                 precision=precision,
                 measured_ms=check.step_ms,
-                roofline_ms=roofline_ms,
+                predicted_ms=predicted_ms,
                 steps=check.steps,
                 torch=str(torch.__version__),
                 host=platform.node(),

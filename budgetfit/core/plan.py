@@ -61,9 +61,12 @@ class Estimate:
         host_bytes: Pinned host memory of offloaded tensors.
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak.
-        step_ms: One optimizer step, all its micro-batches included: a roofline
-            estimate, times ``time_factor``.
-        time_factor: Measured over roofline, where ``verify`` has run on such a card.
+        step_ms: One optimizer step, all its micro-batches included: the sum of its
+            kernels' times, or what the host needs to launch them, times
+            ``time_factor``.
+        step_range_ms: From the shortest to the longest that is expected; None in plans
+            that were stored without it.
+        time_factor: Measured over predicted, where ``verify`` has run on such a card.
         timeline: Peaks of the replay, per phase and block.
         notes: What is not modelled.
         fits: Whether the replay stayed within the budget, without allocator retries;
@@ -90,6 +93,7 @@ class Estimate:
     eval_batch_size: int | None = None
     time_factor: float = 1.0
     host_bytes: int = 0
+    step_range_ms: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")
@@ -111,15 +115,17 @@ class Estimate:
         judged = self.recipe.gradient_accumulation_steps
         if rest or steps not in {1, judged}:
             return None
+        low, high = self.step_range_ms or (self.step_ms, self.step_ms)
         return replace(
             self,
             recipe=replace(self.recipe, gradient_accumulation_steps=steps),
             step_ms=self.step_ms * steps / judged,
+            step_range_ms=(low * steps / judged, high * steps / judged),
         )
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second of the roofline estimate."""
+        """Samples per second, estimated."""
         return self.recipe.effective_batch_size / (self.step_ms / 1000)
 
     def hours(self, samples: int) -> float:

@@ -46,8 +46,8 @@ class Verification:
         step_ms: Median of the measured steps after the first.
         first_step_ms: The first step, which allocates the optimizer state and loads
             kernels; None if it did not end.
-        predicted_step_ms: The plan's: the roofline, times ``time_factor``.
-        time_factor: What the plan multiplied the roofline by.
+        predicted_step_ms: The plan's, times ``time_factor``.
+        time_factor: What the plan multiplied predicted times by.
         gradients_match: Whether gradients equal the unmodified model's; None if not
             compared.
         max_gradient_error: Largest relative difference (norm of the difference over

@@ -1,4 +1,4 @@
-"""The judge: an ``Estimate`` from a trace by allocator replay and roofline times."""
+"""The judge: an ``Estimate`` from a trace by allocator replay and kernel times."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from budgetfit.memory.replay import (
 )
 from budgetfit.memory.scratch_sizes.rules import round_up
 from budgetfit.timing.kernel_times import op_times_ns, step_time_ns
+from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 MIN_PEAK_SHARE: Final = 0.01  # of the peak: ops are named that hold more
 ALLOCATOR_BLOCK_BYTES: Final = 512  # the allocator's rounding
-TIME_NOTE: Final = "times are a roofline estimate: good for ranking, not for a schedule"
 
 
 def judge(  # noqa: PLR0913 - one value each, all needed
@@ -61,6 +61,14 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     fits = budget.holds(reserved_bytes, host_bytes) if budget else None
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
+    predicted_ms = step_ms(trace, recipe, gpu) * ratio
+    expected = step_time_range(
+        trace,
+        recipe.batch_size,
+        gpu,
+        tf32=find_precision(recipe.precision).tf32,
+        selective_blocks=selective_blocks(recipe.segments),
+    )
     context_notes: tuple[str, ...] = ()
     process_range_bytes = None
     if budget is not None and budget.context is not None:
@@ -75,7 +83,8 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         process_bytes=reserved_bytes + context_bytes,
         phase_peaks_bytes=timeline.phase_peaks_bytes,
         at_peak_bytes=timeline.at_peak_bytes,
-        step_ms=step_ms(trace, recipe, gpu) * ratio,
+        step_ms=predicted_ms,
+        step_range_ms=(predicted_ms * expected.low, predicted_ms * expected.high),
         timeline=timeline,
         notes=(
             *trace.notes,
@@ -85,7 +94,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             *optimizer_notes(recipe.optimizer),
             *notes,
             *context_notes,
-            TIME_NOTE if measured is None else measured.note,
+            expected.note if measured is None else measured.note,
         ),
         fits=fits,
         usable_bytes=budget.usable_bytes if budget else None,
@@ -96,7 +105,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
 
 
 def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:
-    """Return the roofline's time of one optimizer step, all micro-batches included."""
+    """Return the time of one optimizer step, all its micro-batches included."""
     tf32 = find_precision(recipe.precision).tf32
     times_ns = op_times_ns(
         trace,

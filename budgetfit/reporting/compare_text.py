@@ -21,8 +21,7 @@ GIB = 2**30
 _COLUMNS = ("fits", "batch", "precision", "peak, GiB", "redone", "per s", "")
 _LEGEND = (
     "batch: micro-batch x accumulation. peak: reserved, of what is usable. redone: "
-    "blocks not simply kept. per s: samples, a roofline estimate; against the slowest "
-    "that fits."
+    "blocks not simply kept. per s: samples, estimated; against the slowest that fits."
 )
 _PRICED = ("per hour", "samples per 1.00")
 _PRICED_LEGEND = (

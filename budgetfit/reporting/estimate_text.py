@@ -10,7 +10,13 @@ from rich.text import Text
 
 from budgetfit.core.units import parse_bytes
 from budgetfit.gpus.table import find_gpu, generic_gpu
-from budgetfit.reporting.formatting import blocks_text, hours_text, rate_text, time_text
+from budgetfit.reporting.formatting import (
+    blocks_text,
+    hours_text,
+    rate_text,
+    scaled_text,
+    time_text,
+)
 from budgetfit.reporting.header import gpu_notes, gpu_text, model_lines, origin_line
 from budgetfit.reporting.layout import (
     WIDTH,
@@ -168,15 +174,25 @@ def process_text(estimate: Estimate) -> str:
 
 def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
     """Step time, throughput and epoch time, marked as estimates."""
-    measured = estimate.time_factor != 1
-    how = f"roofline x {estimate.time_factor:.2f}" if measured else "roofline estimate"
     rate = rate_text(estimate.samples_per_s)
-    texts = [f"step {time_text(estimate.step_ms)}, {rate} samples/s ({how})"]
+    scaled = scaled_text(estimate.time_factor)
+    texts = [f"step {range_text(estimate)}, {rate} samples/s{scaled}"]
     if samples is not None:
-        texts.append(
-            f"{samples:,} samples: {hours_text(estimate.hours(samples))} ({how})"
-        )
+        hours = [estimate.hours(samples)]
+        if estimate.step_range_ms is not None:
+            hours = [hours[0] * ms / estimate.step_ms for ms in estimate.step_range_ms]
+        texts.append(f"{samples:,} samples: {' to '.join(map(hours_text, hours))}")
     return texts
+
+
+def range_text(estimate: Estimate) -> str:
+    """Format the step's time and the range in which it is expected."""
+    if estimate.step_range_ms is None:
+        return time_text(estimate.step_ms)
+    low, high = map(time_text, estimate.step_range_ms)
+    number, unit = low.split()
+    same_unit = high.endswith(f" {unit}")
+    return f"{time_text(estimate.step_ms)} ({number if same_unit else low} to {high})"
 
 
 def memory_section(estimate: Estimate) -> RenderableType:

@@ -47,6 +47,15 @@ def time_text(milliseconds: float) -> str:
     return f"{milliseconds:,.{digits}f} ms"
 
 
+def scaled_text(factor: float) -> str:
+    """Say by what measured steps of the GPU have scaled a time; empty if not at all.
+
+    >>> scaled_text(1.324), scaled_text(1.0)
+    (' (x 1.32, as measured)', '')
+    """
+    return f" (x {factor:.2f}, as measured)" if factor != 1 else ""
+
+
 def hours_text(hours: float) -> str:
     """Format hours of training, also in days where they are many.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.reporting.formatting import percent_text, time_text
+from budgetfit.reporting.formatting import percent_text, scaled_text, time_text
 from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes, format_range
 
@@ -208,10 +208,8 @@ def _peak_rows(check: Verification) -> Iterable[tuple[str, ...]]:
             f"peak {name}", predicted, _peak(check, f"measured_{kind}_bytes")
         )
     yield from _process_rows(check)
-    if check.device != "cpu":  # the roofline is the GPU's
-        name = "steady step"
-        if check.time_factor != 1:
-            name += f" (roofline x {check.time_factor:.2f})"
+    if check.device != "cpu":  # the prediction is the GPU's
+        name = f"steady step{scaled_text(check.time_factor)}"
         yield from _row(name, check.predicted_step_ms, check.step_ms, write=time_text)
         if check.first_step_ms is not None and check.steps > 1:
             yield "first step", "", time_text(check.first_step_ms), ""

@@ -41,7 +41,7 @@ KERNEL_NS: Final = 2_400.0
 # The host's time to issue one kernel from Python, by phase: autograd's backward is C++,
 # and optimizers on tensor lists issue few kernels. A BERT layer of 128 tokens and two
 # samples takes 22 microseconds a kernel, T5 layers 25 (mli/transformers-benchmarks),
-# steps of T5-base 14 (the same time for 1 to 16 samples; huggingface/transformers#14608).
+# steps of T5-base 14 (the same for 1 to 16 samples; huggingface/transformers#14608).
 ISSUE_NS: Final = {"forward": 21_000.0, "backward": 17_000.0, "optimizer": 13_000.0}
 # The same under torch's selective checkpointing, whose dispatch mode runs Python for
 # each op: 21 microseconds more in the forward pass, 12 more when run again (120 small
@@ -126,19 +126,32 @@ def op_times_ns(
         selective_blocks: Names of blocks under selective checkpointing.
     """
     times_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
+    waiting = host_bound_phases(trace, times_ns, selective_blocks)
     issue_ns = _issue_ns(trace, selective_blocks)
-    phases = last_ops(trace)
-    kernels_ns = np.where(trace.ops.kind == _COPY, 0.0, times_ns)
-    waiting = phases_waiting(
-        [float(kernels_ns[phases[name]].sum()) for name in _PHASES],
-        [float(issue_ns[phases[name]].sum()) for name in _PHASES],
-    )
     is_copy = trace.ops.kind == _COPY
-    for number, name in enumerate(_PHASES):
-        if number < waiting:
-            of_phase = _in_phase(trace, name) & ~is_copy
-            times_ns[of_phase] = issue_ns[of_phase]
+    for name in _PHASES[:waiting]:
+        of_phase = _in_phase(trace, name) & ~is_copy
+        times_ns[of_phase] = issue_ns[of_phase]
     return times_ns
+
+
+def host_bound_phases(
+    trace: StepTrace, kernels_ns: Nanoseconds, selective_blocks: Collection[str] = ()
+) -> int:
+    """Return how many of the first phases wait for the host (``phases_waiting``).
+
+    Args:
+        trace: The step.
+        kernels_ns: What ``kernel_times_ns`` returned for its ops.
+        selective_blocks: Names of blocks under selective checkpointing.
+    """
+    issue_ns = _issue_ns(trace, selective_blocks)
+    on_gpu = np.where(trace.ops.kind == _COPY, 0.0, kernels_ns)
+    ops = last_ops(trace)
+    return phases_waiting(
+        [float(on_gpu[ops[name]].sum()) for name in _PHASES],
+        [float(issue_ns[ops[name]].sum()) for name in _PHASES],
+    )
 
 
 def kernel_times_ns(

@@ -23,7 +23,6 @@ from budgetfit.gpus.cuda_context import estimated_context
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.measuring.process_memory import ProcessMemory
-from budgetfit.planning.judge import TIME_NOTE
 from budgetfit.verification.verify_plan import with_recorded_step_time
 from tests.api.planned import SAMPLE_OF_MEBI
 from tests.models import Mebi, mean
@@ -195,12 +194,12 @@ def remember(measured_ms: float, precision: str = "bf16-mixed") -> str:
     return store_step_time(checked(measured_ms), replace(made, recipe=recipe), ADA)
 
 
-def test_without_a_verification_times_are_the_rooflines() -> None:
+def test_without_a_verification_times_are_those_of_the_kernels() -> None:
     assert time_factor(ADA, "fp32") is None
-    assert times_source(ADA, "fp32") == "roofline of the card's rates"
+    assert times_source(ADA, "fp32") == "kernel times by the card's rates"
     estimate = plan().estimate
     assert estimate.time_factor == 1
-    assert TIME_NOTE in estimate.notes
+    assert any(note.startswith("times are estimates:") for note in estimate.notes)
 
 
 def test_later_plans_multiply_times_by_what_was_measured_and_say_so() -> None:
@@ -208,29 +207,29 @@ def test_later_plans_multiply_times_by_what_was_measured_and_say_so() -> None:
     for measured_ms in (150.0, 120.0, 130.0):
         note = remember(measured_ms, "fp32")
     assert note.startswith(
-        "The step took 1.30 times the roofline. Later plans for this card in fp32 "
-        "multiply times by 1.30, the median of 3: "
+        "The step took 1.30 times as long as predicted. Later plans for this card in "
+        "fp32 multiply times by 1.30, the median of 3: "
     )
     after = plan()
     assert after.estimate.step_ms == pytest.approx(1.3 * before.estimate.step_ms)
     assert after.estimate.time_factor == pytest.approx(1.3)
     assert after.recipe == before.recipe
-    text = "roofline x 1.30, measured on this machine by 3 verifications, the last on "
+    text = "predicted x 1.30, measured on this machine by 3 verifications, the last on "
     assert any(note.startswith(f"times: {text}") for note in after.estimate.notes)
-    assert TIME_NOTE not in after.estimate.notes
+    assert not any("times are estimates" in note for note in after.estimate.notes)
     assert after.provenance["times"].startswith(text)
-    assert "(roofline x 1.30)" in str(after)
+    assert "(x 1.30, as measured)" in str(after)
     for row in after.alternatives:
         assert row.estimate.time_factor == after.estimate.time_factor
     assert budgetfit.Plan.from_json(after.to_json()) == after
 
 
-def test_a_scaled_prediction_is_measured_against_the_roofline_itself() -> None:
+def test_a_scaled_prediction_is_measured_against_the_unscaled_one() -> None:
     scaled = timed_plan(step_ms=150.0, time_factor=1.5)
     note = store_step_time(checked(150.0 * 8), scaled, ADA)
-    assert note.startswith("The step took 12.00 times the roofline")
-    (kept,) = read_calibration().step_times
-    assert (kept.roofline_ms, kept.measured_ms) == (100.0, 1200.0)
+    assert note.startswith("The step took 12.00 times as long as predicted")
+    (kept,) = read_calibration().measured_steps
+    assert (kept.predicted_ms, kept.measured_ms) == (100.0, 1200.0)
 
 
 def test_each_precision_has_its_own_factor_and_a_new_one_takes_the_others() -> None:
@@ -252,7 +251,7 @@ def test_another_card_has_its_own_times() -> None:
     made = replace(timed_plan(), gpu=find_gpu("t4"))
     note = store_step_time(checked(120.0), made, ADA)
     assert "predicted for the NVIDIA T4" in note.replace("Tesla", "NVIDIA")
-    assert len(read_calibration().step_times) == 1
+    assert len(read_calibration().measured_steps) == 1
 
 
 def test_another_machine_is_named() -> None:
@@ -274,7 +273,7 @@ def test_a_time_that_says_nothing_about_others_is_told_and_not_kept(
     measured_ms: float, why: str
 ) -> None:
     assert why in remember(measured_ms)
-    assert read_calibration().step_times == ()
+    assert read_calibration().measured_steps == ()
 
 
 @pytest.mark.parametrize(
@@ -289,7 +288,7 @@ def test_a_time_that_says_nothing_about_others_is_told_and_not_kept(
 def test_a_run_that_was_not_the_plan_keeps_no_time(failed: dict[str, Any]) -> None:
     check = checked(120.0, **failed)
     assert "did not run" in store_step_time(check, timed_plan(), ADA)
-    assert read_calibration().step_times == ()
+    assert read_calibration().measured_steps == ()
 
 
 def test_an_edited_time_is_not_believed() -> None:
@@ -306,7 +305,7 @@ def test_a_damaged_file_gives_no_factor_and_a_note(folder: Path) -> None:
 def test_only_a_card_changes_times() -> None:
     check = checked(120.0)
     assert with_recorded_step_time(check, timed_plan(), None) == check
-    assert read_calibration().step_times == ()
+    assert read_calibration().measured_steps == ()
     found = with_recorded_step_time(check, timed_plan(time_factor=1.25), ADA)
     assert found.time_factor == 1.25
-    assert "times the roofline" in found.notes[-1]
+    assert "times as long as predicted" in found.notes[-1]

@@ -58,9 +58,9 @@ FAULTS: Final = (
     ),
     # Time.
     Fault(
-        "timing/roofline.py",
-        '"fp32": gpu.tf32_tflops if tf32 else None,',
-        '"fp32": gpu.tf32_tflops,',
+        "timing/kernel_times.py",
+        'rate == "fp32" and tf32 and gpu.tf32_tflops:',
+        'rate == "fp32" and gpu.tf32_tflops:',
         "timing",
     ),
     # Solvers.

@@ -29,7 +29,7 @@ Row = tuple[int, str, float, float, float, float]
 H100 = find_gpu("h100-80gb")
 
 
-def trace_of(
+def trace_of(  # noqa: PLR0913 - what a trace may have
     rows: Sequence[Row],
     *,
     phases: Sequence[Phase] = (),
@@ -162,7 +162,7 @@ def test_fp32_products_use_tensor_cores_only_with_tf32_switched_on() -> None:
 
 def test_bf16_before_capability_8_runs_at_the_fp32_rate() -> None:
     assert time_of("t4", "bf16", flops=1e13) == time_of("t4", "fp32", flops=1e13)
-    assert time_of("t4", "fp16", flops=1e13) < time_of("t4", "bf16", flops=1e13) / 6
+    assert time_of("t4", "fp16", flops=1e13) < time_of("t4", "bf16", flops=1e13) / 5
     assert time_of("h100-80gb", "bf16", flops=1e13) == time_of(
         "h100-80gb", "fp16", flops=1e13
     )

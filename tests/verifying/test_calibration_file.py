@@ -43,7 +43,7 @@ def step_time(**changes: Any) -> StepTimeMeasurement:
         "card": "NVIDIA GeForce RTX 4090",
         "precision": "bf16-mixed",
         "measured_ms": 132.0,
-        "roofline_ms": 100.0,
+        "predicted_ms": 100.0,
         "steps": 3,
         "torch": "2.13.0+cu130",
         "host": "box",
@@ -82,11 +82,18 @@ def test_only_the_newest_ten_of_a_card_and_cuda_version_stay() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_times_against_earlier_predictions_are_not_used(folder: Path) -> None:
+    folder.mkdir()
+    earlier = {"format": 1, "step_times": [{"roofline_ms": 1.0, "measured_ms": 2.0}]}
+    (folder / "calibration.json").write_text(json.dumps(earlier))
+    assert read_calibration().measured_steps == ()
+
+
 def test_step_times_stand_beside_contexts() -> None:
     add_measurement(measurement())
     add_measurement(step_time())
     add_measurement(measurement(outside_bytes=MIB))
-    assert read_calibration().step_times == (step_time(),)
+    assert read_calibration().measured_steps == (step_time(),)
     assert len(read_calibration().measurements) == 2
     assert step_time().ratio == pytest.approx(1.32)
 
@@ -96,7 +103,7 @@ def test_only_the_newest_ten_of_a_card_and_precision_stay() -> None:
     add_measurement(step_time(precision="fp32"))
     for steps in range(1, 13):
         add_measurement(step_time(steps=steps))
-    first, *kept = read_calibration().step_times
+    first, *kept = read_calibration().measured_steps
     assert first.precision == "fp32"
     assert [row.steps for row in kept] == list(range(3, 13))
 
@@ -118,7 +125,7 @@ def test_verifications_that_end_at_once_lose_nothing() -> None:
     assert [writer.wait() for writer in writers] == [0] * 4
     cards = {f"{name} {day}" for name in "abcd" for day in range(1, 9)}
     assert {row.card for row in read_calibration().measurements} == cards
-    assert {row.card for row in read_calibration().step_times} == cards
+    assert {row.card for row in read_calibration().measured_steps} == cards
 
 
 def test_a_writer_that_never_ends_is_told_and_goes_on_later(
@@ -180,7 +187,10 @@ DAMAGED = {
     ),
     "nothing at all": "{}",
     "a time that cannot be": json.dumps(
-        {"format": 1, "step_times": [step_time().model_dump() | {"measured_ms": -1.0}]}
+        {
+            "format": 1,
+            "measured_steps": [step_time().model_dump() | {"measured_ms": -1.0}],
+        }
     ),
     "a field too many": json.dumps(
         {"format": 1, "measurements": [measurement().model_dump() | {"x": 1}]}

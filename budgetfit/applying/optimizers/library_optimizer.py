@@ -23,7 +23,7 @@ _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 def define_step_op(schema: str) -> None:
     """Define ``torch.ops.budgetfit.<name>``, which stands for a step on fake tensors.
 
-    The roofline counts the bytes of its arguments. It never runs on real tensors.
+    Step times count the bytes of its arguments. It never runs on real tensors.
 
     Args:
         schema: Its name and arguments; it returns nothing.

@@ -146,7 +146,7 @@ def _product(
         del exact
     else:
         # Two int8 viewed as one fp16: half the products at half the throughput, so the
-        # roofline time is that of int8.
+        # time is that of int8.
         torch.mm(
             quantised.view(torch.float16),
             layer.weight.view(torch.float16).t(),
