@@ -10,7 +10,7 @@ card.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +156,13 @@ class OpTable:
     bytes_fixed: NDArray[np.float64]
     bytes_per_sample: NDArray[np.float64]
     name: NDArray[np.int32]
+
+
+# What tells an op from another, but for where it is.
+OP_COST_COLUMNS: Final = (
+    *("name", "kind", "kernels", "efficiency", "rate"),
+    *("flops_fixed", "flops_per_sample", "bytes_fixed", "bytes_per_sample"),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -51,12 +51,6 @@ DROPOUT: Final = 0.8  # and attention with dropout
 FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
 GROUP_CHANNELS: Final = 32
-# Tensors that one launch of a kernel on tensor lists takes, by number of lists
-# (``depth_to_max_tensors`` of ATen's MultiTensorApply.cuh), elements of a chunk, and
-# chunks of a launch.
-LIST_TENSORS: Final = (110, 64, 48, 36, 30)
-CHUNK_ELEMENTS: Final = 65_536
-LAUNCH_CHUNKS: Final = 320
 
 
 class OpCost(NamedTuple):
@@ -97,7 +91,7 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
     read, written = _bytes_moved(func, args, kwargs, out)
     if not read + written:
         return NO_COST
-    kind, moved_bytes, kernels = _memory_bound(name, read, written, args)
+    kind, moved_bytes, kernels = _memory_bound(name, read, written)
     formula = flop_registry.get(func.overloadpacket)
     flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
     rate = _rate_of(tensors_in(args)) if formula else _NONE
@@ -188,14 +182,10 @@ def _bytes_moved(
     return read, made + _bytes((value, passes[n][1]) for n, value in given)
 
 
-def _memory_bound(
-    name: str, read: int, written: int, args: Args
-) -> tuple[OpKind, int, int]:
+def _memory_bound(name: str, read: int, written: int) -> tuple[OpKind, int, int]:
     """Return the kind of a memory-bound op, its bytes and its kernels."""
     op = name.partition("::")[2]
     kind = _memory_bound_kind(op)
-    if kind == "optimizer":
-        return kind, read + written, _list_kernels(args)
     passes, kernels = _PASSES.get(kind, (1, 1))
     if op == "embedding_dense_backward":  # zeroed, then read and added to
         passes, kernels = 2, 2
@@ -206,16 +196,6 @@ def _memory_bound(
 def _memory_bound_kind(op: str) -> OpKind:
     kind = next(kind for kind, pattern in _NAMES.items() if re.search(pattern, op))
     return "norm_backward" if kind == "norm" and "backward" in op else kind
-
-
-def _list_kernels(args: Args) -> int:
-    """Return the launches of a kernel on tensor lists (``multi_tensor_apply``)."""
-    lists = [x for x in args if isinstance(x, (list, tuple)) and x]
-    if not lists or not isinstance(lists[0][0], torch.Tensor):
-        return 1
-    tensors = LIST_TENSORS[min(len(lists), len(LIST_TENSORS)) - 1]
-    chunks = sum(math.ceil(x.numel() / CHUNK_ELEMENTS) for x in lists[0])
-    return max(math.ceil(len(lists[0]) / tensors), math.ceil(chunks / LAUNCH_CHUNKS), 1)
 
 
 def stored_bytes(tensor: Tensor) -> int:

@@ -119,6 +119,10 @@ class TraceMaker:
             ops=OpTable(
                 event=none.astype(np.int64),
                 layer=none.astype(np.int32),
+                in_optimizer=none.astype(np.bool_),
+                kind=none.astype(np.int8),
+                kernels=none.astype(np.int16),
+                efficiency=none,
                 rate=none.astype(np.int8),
                 flops_fixed=none,
                 flops_per_sample=none,

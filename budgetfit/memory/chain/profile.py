@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.core.step_trace import OP_COST_COLUMNS
 from budgetfit.memory.chain.option_costs import option_deltas
 from budgetfit.memory.chain.stages import (
     MeasuredChain,
@@ -161,11 +162,8 @@ def block_types(kept: StepTrace) -> dict[str, int]:
         if (row.direction, row.step, row.micro_step) != ("forward", step, micro_step):
             continue
         first, last = ops.event.searchsorted([row.start, row.end], side="right")
-        columns = (ops.name, ops.rate, ops.flops_per_sample, ops.bytes_per_sample)
-        alike = (
-            *(column[first:last].tobytes() for column in columns),
-            ops.flops_fixed[first:last].tobytes(),
-            ops.bytes_fixed[first:last].tobytes(),
+        alike = tuple(
+            getattr(ops, name)[first:last].tobytes() for name in OP_COST_COLUMNS
         )
         found[kept.block_names[row.block]] = types.setdefault(alike, len(types))
     return found

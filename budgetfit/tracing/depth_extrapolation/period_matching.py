@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetfit.core.step_trace import OP_COST_COLUMNS
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
         Timeline,
     )
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
-
-_OP_COLUMNS = (
-    "rate",
-    "name",
-    "flops_fixed",
-    "flops_per_sample",
-    "bytes_fixed",
-    "bytes_per_sample",
-)
 
 
 class PeriodReference(NamedTuple):
@@ -135,7 +127,7 @@ def match_middle_periods(
     _same("the order of events and ops", timeline.is_op[two], timeline.is_op[three])
     ops = timeline.is_op[three]
     op_two, op_three = timeline.index[two[ops]], timeline.index[three[ops]]
-    for name in _OP_COLUMNS:
+    for name in OP_COST_COLUMNS:
         column = getattr(trace.ops, name)
         _same(f"ops' {name}", column[op_two], column[op_three])
     is_allocation = np.zeros(len(timeline.is_op), bool)
