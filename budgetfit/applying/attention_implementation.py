@@ -21,14 +21,26 @@ def describe_attention(model: nn.Module) -> str:
     parts = [config, *vars(config).values()] if hasattr(config, "to_dict") else []
     found = []
     for part in parts:
-        heads = getattr(part, "num_attention_heads", None)
+        heads = _head_counts(part, "num_attention_heads")
         kind = getattr(part, "_attn_implementation", None)
-        if not hasattr(part, "to_dict") or not isinstance(heads, int):
+        if not hasattr(part, "to_dict") or not heads:
             continue
         kind = "eager" if kind == "eager" else "sdpa"
-        keys = getattr(part, "num_key_value_heads", None) or heads
+        keys = _head_counts(part, "num_key_value_heads") or heads
         found.append(f"{kind}, {heads} heads, {keys} of keys")
     return "; ".join(found)
+
+
+def _head_counts(config: object, name: str) -> str:
+    """Return a count of heads, or those of layers that differ; empty without any."""
+    try:
+        counts = [getattr(config, name, None)]
+    except Exception:  # noqa: BLE001 - transformers' own, where layers differ
+        layers = config.per_layer_config  # type: ignore[attr-defined]
+        counts = [getattr(layer, name, None) for layer in layers]
+    return " or ".join(
+        str(n) for n in dict.fromkeys(counts) if isinstance(n, int) and n
+    )
 
 
 def check_attention(model: nn.Module, planned: str) -> None:

@@ -65,7 +65,7 @@ def parse_prices(words: Sequence[str]) -> list[tuple[str, str]]:
         if not equals:
             raise InputError(
                 "--price takes CARD=PRICE per hour, several with commas, and decimals "
-                f"behind a point: --price t4=0.35,l4=0.80; got {word!r:.60}."
+                f"behind a point, such as --price t4=0.35,l4=0.80; got {word!r:.60}."
             )
         pairs.append((name, price))
     return pairs

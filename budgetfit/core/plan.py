@@ -66,6 +66,7 @@ class Estimate:
             ``time_factor``.
         step_range_ms: From the shortest to the longest that is expected; None in plans
             that were stored without it.
+        optimizer_ms: The optimizer's part of it, once per step.
         time_factor: Measured over predicted, where ``verify`` has run on such a card.
         timeline: Peaks of the replay, per phase and block.
         notes: What is not modelled.
@@ -94,6 +95,7 @@ class Estimate:
     time_factor: float = 1.0
     host_bytes: int = 0
     step_range_ms: tuple[float, float] | None = None
+    optimizer_ms: float = 0.0
 
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")
@@ -102,8 +104,7 @@ class Estimate:
     def with_samples(self, samples: int) -> Estimate | None:
         """Return this estimate at another effective batch size.
 
-        Memory judged with accumulation is an upper bound for a single micro-batch. The
-        throughput is assumed to stay.
+        Memory judged with accumulation is an upper bound for a single micro-batch.
 
         Args:
             samples: The effective batch size.
@@ -115,12 +116,15 @@ class Estimate:
         judged = self.recipe.gradient_accumulation_steps
         if rest or steps not in {1, judged}:
             return None
+        micro_batch_ms = (self.step_ms - self.optimizer_ms) / judged
+        step_ms = micro_batch_ms * steps + self.optimizer_ms
+        longer = step_ms / self.step_ms
         low, high = self.step_range_ms or (self.step_ms, self.step_ms)
         return replace(
             self,
             recipe=replace(self.recipe, gradient_accumulation_steps=steps),
-            step_ms=self.step_ms * steps / judged,
-            step_range_ms=(low * steps / judged, high * steps / judged),
+            step_ms=step_ms,
+            step_range_ms=(low * longer, high * longer),
         )
 
     @property

@@ -19,7 +19,7 @@ from budgetfit.memory.replay import (
     storage_bytes,
 )
 from budgetfit.memory.scratch_sizes.rules import round_up
-from budgetfit.timing.kernel_times import op_times_ns, step_time_ns
+from budgetfit.timing.kernel_times import StepTime, op_times_ns, step_time_ns
 from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -61,7 +61,8 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     fits = budget.holds(reserved_bytes, host_bytes) if budget else None
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
-    predicted_ms = step_ms(trace, recipe, gpu) * ratio
+    time = step_time(trace, recipe, gpu)
+    predicted_ms = time.total_ns(recipe.gradient_accumulation_steps) / 1e6 * ratio
     expected = step_time_range(
         trace,
         recipe.batch_size,
@@ -84,6 +85,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         phase_peaks_bytes=timeline.phase_peaks_bytes,
         at_peak_bytes=timeline.at_peak_bytes,
         step_ms=predicted_ms,
+        optimizer_ms=time.optimizer_ns / 1e6 * ratio,
         step_range_ms=(predicted_ms * expected.low, predicted_ms * expected.high),
         timeline=timeline,
         notes=(
@@ -104,8 +106,8 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     )
 
 
-def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:
-    """Return the time of one optimizer step, all its micro-batches included."""
+def step_time(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> StepTime:
+    """Return the times of one micro-batch and of the optimizer step."""
     tf32 = find_precision(recipe.precision).tf32
     times_ns = op_times_ns(
         trace,
@@ -114,8 +116,7 @@ def step_ms(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> float:
         tf32=tf32,
         selective_blocks=selective_blocks(recipe.segments),
     )
-    steps = recipe.gradient_accumulation_steps
-    return step_time_ns(trace, times_ns).total_ns(steps) / 1e6
+    return step_time_ns(trace, times_ns)
 
 
 def unverified_op_notes(

@@ -134,7 +134,9 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
         if row.estimate is not None
     ]
     if rated:
-        return found[min(rated)[1]]
+        best = found[min(rated)[1]]
+        plain = _lowest_without_host(best)
+        return min(best, plain, key=_rank) if plain else best
     # The search leaves room for what the allocator might reserve; only the judge can
     # say that nothing fits.
     accumulates = sessions[0].settings.accumulation is not None
@@ -153,6 +155,24 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
             raise does_not_fit_error(session, least, floor_bytes)
     return _best_found([each.changed(accumulation=None) for each in sessions])
+
+
+def _lowest_without_host(found: SearchResult) -> SearchResult | None:
+    """Return the lowest memory without offload, where that of ``found`` offloads.
+
+    Once the allocator has rounded both they may be equal, and this one is faster.
+    """
+    session, estimate = found.session, found.estimate
+    lowest = session.request.objective == "memory"
+    if not lowest or estimate is None or not estimate.host_bytes:
+        return None
+    plain = search_with_loss_chunks(session.changed(loss_chunks=1, host_ram_bytes=0))
+    return plain if plain.estimate is not None else None
+
+
+def _rank(found: SearchResult) -> tuple[float, ...]:
+    assert found.estimate is not None  # noqa: S101 - compared only then
+    return found.session.rank(found.estimate)
 
 
 def _best_judged(

@@ -12,7 +12,7 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.memory.chain.profile import block_types
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
-from budgetfit.planning.judge import step_ms
+from budgetfit.planning.judge import step_time
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.option_recipes import option_segments
 from budgetfit.traces.session import TraceSession
@@ -133,7 +133,8 @@ def test_the_formula_is_near_the_judge_for_random_mixes_of_all_options(
         )
         chain = deep.profile_at(16)
         ns = chain_time_ns(chain, plan) + chain.optimizer_ns
-        assert ns / 1e6 == pytest.approx(step_ms(trace, recipe, gpu), rel=0.02)
+        expected = step_time(trace, recipe, gpu).total_ns()
+        assert ns == pytest.approx(expected, rel=0.02)
 
 
 def test_options_lie_between_keeping_and_recomputing(deep: BlockChain) -> None:

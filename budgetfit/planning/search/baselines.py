@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.replay import device_properties, replay
-from budgetfit.planning.judge import step_ms
+from budgetfit.planning.judge import step_time
 from budgetfit.planning.profiling.block_chain import BlockChain
 from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
 from budgetfit.planning.search.search import best_batch, search
@@ -113,26 +113,21 @@ class BaselineProfile:
         """Return a chain of one block with the time of the whole micro-batch."""
         recipe = replace(self._recipe, batch_size=batch_size)
         gpu, trace = self._session.workload.gpu, self._session.traces.affine(recipe)
-        # An optimizer in backward takes no second micro-batch: this is arithmetic.
-        timed = replace(recipe, optimizer_in_backward=False)
-        one, two = (
-            step_ms(trace, replace(timed, gradient_accumulation_steps=steps), gpu)
-            for steps in (1, 2)
-        )
+        time = step_time(trace, recipe, gpu)
         block = BlockProfile(
             name="all",
             options=(_NOTHING,),
             gradient_bytes=0,
             output_bytes=0,
-            forward_ns=round(1e6 * (two - one)),
-            backward_ns=0,
+            forward_ns=time.forward_ns,
+            backward_ns=time.backward_ns,
         )
         return ChainProfile(
             batch_size=batch_size,
             static_bytes=batch_size,  # no larger batch needs less
             input_bytes=0,
             optimizer_bytes=0,
-            optimizer_ns=round(1e6 * (2 * one - two)),
+            optimizer_ns=time.optimizer_ns,
             blocks=(block,),
         )
 
