@@ -33,6 +33,7 @@ class Benchmark(NamedTuple):
 BENCHMARKS: Final = (
     Benchmark("plan_times", "How long planning takes"),
     Benchmark("solver_speed", "How long solving takes", plain=True),
+    Benchmark("step_times", "Against published step times"),
     Benchmark("linked_objects", "Objects linked in circles"),
     Benchmark("against_full", "Against every block recomputed"),
     Benchmark("six_blocks", "Against all 64 subsets of six blocks"),

@@ -112,6 +112,8 @@ def planned(usable_bytes: int) -> Estimate:
         batch=batch,
         loss=loss,
         batch_size=BATCH_SIZE,
+        # As the subsets: without it, plans have room for accumulated gradients.
+        effective_batch_size=BATCH_SIZE,
         precision=PRECISION,
     )
     return made.estimate

@@ -38,34 +38,34 @@ class KindShares(NamedTuple):
     bandwidth: float
 
 
-# Fitted on whole steps of single GPUs (``benchmarks/step_times/fit.py``), but for the
+# Fitted on whole steps of single GPUs (``benchmarks/published_steps/fit.py``), but for the
 # bandwidth of products, which comes from fits of measured matrix products, and copies
 # to the host.
 KIND_SHARES: Final[dict[OpKind, KindShares]] = {
-    "elementwise": KindShares(0, 0.90),
-    "copy": KindShares(0, 0.88),
-    "reduction": KindShares(0, 0.66),
-    "softmax": KindShares(0, 0.61),
-    "norm": KindShares(0, 0.73),
-    "norm_backward": KindShares(0, 0.67),
-    "batch_norm": KindShares(0, 0.90),
-    "pooling": KindShares(0, 0.65),
-    "optimizer": KindShares(0, 0.64),
-    "matmul": KindShares(0.93, 1.1),
-    "small_batched_matmul": KindShares(0.99, 1.1),
+    "elementwise": KindShares(0, 0.88),
+    "copy": KindShares(0, 0.90),
+    "reduction": KindShares(0, 0.64),
+    "softmax": KindShares(0, 0.60),
+    "norm": KindShares(0, 0.72),
+    "norm_backward": KindShares(0, 0.68),
+    "batch_norm": KindShares(0, 0.93),
+    "pooling": KindShares(0, 0.64),
+    "optimizer": KindShares(0, 0.59),
+    "matmul": KindShares(0.96, 1.1),
+    "small_batched_matmul": KindShares(0.90, 1.1),
     "unaligned_matmul": KindShares(0.20, 1.1),
-    "flash_attention": KindShares(0.74, 1.0),
-    "flash_attention_backward": KindShares(0.43, 1.0),
-    "efficient_attention": KindShares(0.74, 1.0),
-    "efficient_attention_backward": KindShares(0.43, 1.0),
-    "cudnn_attention": KindShares(0.74, 1.0),
-    "cudnn_attention_backward": KindShares(0.43, 1.0),
-    "convolution": KindShares(1.13, 0.90),
-    "convolution_backward": KindShares(1.18, 0.90),
-    "convolution_3x3": KindShares(1.13, 0.90),
-    "convolution_3x3_backward": KindShares(1.18, 0.90),
-    "grouped_convolution": KindShares(0.38, 0.80),
-    "depthwise_convolution": KindShares(0.50, 0.49),
+    "flash_attention": KindShares(0.75, 1.0),
+    "flash_attention_backward": KindShares(0.41, 1.0),
+    "efficient_attention": KindShares(0.75, 1.0),
+    "efficient_attention_backward": KindShares(0.41, 1.0),
+    "cudnn_attention": KindShares(0.75, 1.0),
+    "cudnn_attention_backward": KindShares(0.41, 1.0),
+    "convolution": KindShares(1.12, 0.90),
+    "convolution_backward": KindShares(1.19, 0.90),
+    "convolution_3x3": KindShares(1.12, 0.90),
+    "convolution_3x3_backward": KindShares(1.19, 0.90),
+    "grouped_convolution": KindShares(0.37, 0.80),
+    "depthwise_convolution": KindShares(0.50, 0.47),
     "host": KindShares(0, 1.0),
 }
 

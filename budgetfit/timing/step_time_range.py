@@ -1,6 +1,6 @@
 """Between which times a step is expected, by how published steps missed predictions.
 
-``benchmarks/step_times`` predicts each published step with constants that were fitted
+``benchmarks/step_times.py`` predicts each published step with constants that were fitted
 on other models, and prints how many are inside these ranges.
 """
 

@@ -1,6 +1,6 @@
 """Trace the published steps: what each asks of a GPU, by phase and kind of op.
 
-    python -m benchmarks.step_times.record          writes kernels.json.gz
+    python -m benchmarks.published_steps.record          writes kernels.json.gz
 
 The sums do not depend on the time model, so that its constants are fitted and judged
 without a trace.
@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers.integrations import sdpa_attention
 
-from benchmarks.step_times.published_models import build
+from benchmarks.published_steps.models import build
 from budgetfit import Recipe, Segment
 from budgetfit.core.step_trace import OP_KINDS, RATES
 from budgetfit.inputs.arguments import Arguments
@@ -31,7 +31,7 @@ from budgetfit.timing.kernel_times import OpWork, last_ops
 from budgetfit.traces.session import TraceSession
 
 FOLDER: Final = Path(__file__).parent
-ROWS: Final = FOLDER / "published_steps.json"
+ROWS: Final = FOLDER / "steps.json"
 KERNELS: Final = FOLDER / "kernels.json.gz"
 
 

@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
+from torch.nn import functional
 
 Case = tuple[nn.Module, Any, Any]
 
@@ -40,7 +40,9 @@ class LayerNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension."""
         if not self.by_hand:
-            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+            return functional.layer_norm(
+                x, self.weight.shape, self.weight, self.bias, 1e-5
+            )
         mean = x.mean(dim=-1, keepdim=True)
         variance = x.var(dim=-1, keepdim=True, unbiased=False)
         return self.weight * ((x - mean) / torch.sqrt(variance + 1e-5)) + self.bias
@@ -84,7 +86,7 @@ class Attention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         if self.flash:
-            y = F.scaled_dot_product_attention(
+            y = functional.scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout, is_causal=True
             )
         else:
@@ -92,8 +94,8 @@ class Attention(nn.Module):
             scores = scores.masked_fill(
                 self.mask[:, :, :length, :length] == 0, -torch.inf
             )
-            shares = F.softmax(scores, dim=-1)
-            y = (F.dropout(shares, dropout) if dropout else shares) @ v
+            shares = functional.softmax(scores, dim=-1)
+            y = (functional.dropout(shares, dropout) if dropout else shares) @ v
         return self.out(y.transpose(1, 2).contiguous().view(batch, length, width))
 
 
@@ -119,7 +121,7 @@ class Block(nn.Module):
         return x + self._dropped(self.down(self.act(self.up(self.ln2(x)))))
 
     def _dropped(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+        return functional.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class Gpt(nn.Module):
@@ -143,14 +145,14 @@ class Gpt(nn.Module):
         """Return logits: (batch, length, vocabulary)."""
         at = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(at)
-        x = F.dropout(x, self.dropout, self.training) if self.dropout else x
+        x = functional.dropout(x, self.dropout, self.training) if self.dropout else x
         for block in self.blocks:
             x = block(x)
         return self.head(self.ln(x))
 
 
 def _token_loss(logits: torch.Tensor, batch: Any) -> torch.Tensor:
-    return F.cross_entropy(logits.view(-1, logits.size(-1)), batch[1].view(-1))
+    return functional.cross_entropy(logits.view(-1, logits.size(-1)), batch[1].view(-1))
 
 
 def _gpt(spec: dict[str, Any]) -> Case:
@@ -279,7 +281,7 @@ def _timm(spec: dict[str, Any]) -> Case:
 
 def _class_loss(out: Any, batch: Any) -> torch.Tensor:
     logits = out[0] if isinstance(out, (tuple, list)) else out
-    return F.cross_entropy(logits, batch[1])
+    return functional.cross_entropy(logits, batch[1])
 
 
 _VISION: Final = ("timm", "torchvision")

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.step_times.record import KERNELS, ROWS
+from benchmarks.published_steps.record import KERNELS, ROWS
 from budgetfit.core.precision import find_precision
 from budgetfit.core.step_trace import OP_KINDS, RATES
 from budgetfit.gpus.kernel_shares import KIND_SHARES, KindShares
 from budgetfit.gpus.table import find_gpu
 from budgetfit.timing import kernel_times
 from budgetfit.timing.kernel_times import OpWork, kernel_times_ns, phases_waiting
+from budgetfit.timing.step_time_range import StepTimeRange, range_of
 
 PHASES: Final = ("forward", "backward", "optimizer")
 UNIT: Final = {
@@ -59,6 +60,22 @@ class Step:
         """Whether the step was not compiled."""
         return bool(self.row["mode"] != "compiled")
 
+    @property
+    def expected_range(self) -> StepTimeRange:
+        """The range that a plan would print."""
+        rate = np.array([KIND_SHARES[kind].rate or 1.0 for kind in OP_KINDS])
+        bandwidth = np.array([KIND_SHARES[kind].bandwidth for kind in OP_KINDS])
+        by_kind = self.launch + self.arithmetic / rate + self.memory / bandwidth
+        waiting = phases_waiting(by_kind.sum(axis=1).tolist(), self._issue_ns())
+        gpu = find_gpu(self.row["gpu"])
+        return range_of(by_kind.sum(axis=0), gpu, host_bound=waiting > 0)
+
+    def _issue_ns(self) -> list[float]:
+        return [
+            kernel_times.ISSUE_NS[name] * count
+            for name, count in zip(PHASES, self.kernels, strict=True)
+        ]
+
     def predicted_ms(self, shares: Shares | None = None, issue: float = 1.0) -> float:
         """Return the predicted time, as the row's ``parts`` ask.
 
@@ -71,10 +88,7 @@ class Step:
         bandwidth = np.array([shares[kind].bandwidth for kind in OP_KINDS])
         by_kind = self.launch + self.arithmetic / rate + self.memory / bandwidth
         kernels_ns = by_kind.sum(axis=1).tolist()
-        issue_ns = [
-            issue * kernel_times.ISSUE_NS[name] * count
-            for name, count in zip(PHASES, self.kernels, strict=True)
-        ]
+        issue_ns = [issue * ns for ns in self._issue_ns()]
         parts = self.row.get("parts") or ""
         counted = 2 if parts else 3
         waiting = phases_waiting(kernels_ns[:counted], issue_ns[:counted])

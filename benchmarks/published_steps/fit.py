@@ -1,6 +1,6 @@
 """Fit the shares by kind of op on published steps; judge them on other models.
 
-    python -m benchmarks.step_times.fit
+    python -m benchmarks.published_steps.fit
 
 Half of the models gives the shares that judge the other half, and the other way round.
 The shares of the product are fitted on all rows.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from benchmarks.step_times.model import Shares, Step, fold, steps
+from benchmarks.published_steps.predict import Shares, Step, fold, steps
 from budgetfit.gpus.kernel_shares import KIND_SHARES, KindShares
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ PRIOR: Final = {
     "grouped_convolution_memory": 0.90,
 }
 UPPER: Final = 1.15  # of the achieved bandwidth
+CLOSE: Final = (-0.2, 0.25)  # relative errors that count as close
 PRIOR_WEIGHT: Final = 0.003  # of a squared logarithm, against the mean error
 Constants = dict[str, float]
 
@@ -142,7 +143,7 @@ def main() -> None:
             f"{np.median(errors):+.1%}, median {np.median(abs(errors)):.1%}, "
             f"p90 {np.quantile(abs(errors), 0.9):.1%}, worst "
             f"{errors[np.argmax(abs(errors))]:+.0%}, inside 0.8 to 1.25 "
-            f"{np.mean((errors > -0.2) & (errors < 0.25)):.1%}"
+            f"{np.mean((errors > CLOSE[0]) & (errors < CLOSE[1])):.1%}"
         )
 
 

@@ -1,0 +1,217 @@
+"""How far predicted step times are from published ones, on one GPU each.
+
+Measured by others: timm's tables, Lambda's, NVIDIA's, rasbt's, torchtune's, mli's, and
+fitcheck's runs on a T4. Each row is predicted with shares by kind of op and a launch
+time that were fitted on the other half of the models; the shares by GPU are from
+kernels, but for two GPUs whose rows name the steps they are from. Rows of
+llm-foundry trained on eight GPUs, whose communication is not predicted: they
+are apart, and nothing was fitted on them.
+
+python -m benchmarks.step_times          # this summary; docs/times.md with every row
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.published_steps.fit import CLOSE, held_out
+from benchmarks.published_steps.predict import Step, steps
+from benchmarks.shared import ROOT, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from budgetfit.timing.step_time_range import StepTimeRange
+
+PAGE: Final = ROOT / "docs" / "times.md"
+# Measured ratios of time per sample at which a pair is hard to order.
+HARD_PAIR: Final = (1.02, 1.5)
+SMALL_BATCH, LARGE_BATCH = 2, 64
+
+
+class Row(NamedTuple):
+    """A published step, its predicted time and its signed relative error."""
+
+    step: Step
+    predicted_ms: float
+
+    @property
+    def error(self) -> float:
+        """Relative, signed: below zero where the prediction is too fast."""
+        return self.predicted_ms / self.step.measured_ms - 1
+
+    @property
+    def expected(self) -> StepTimeRange:
+        """The range that a plan would print."""
+        return self.step.expected_range
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured time is in the range around the predicted one."""
+        found = self.step.measured_ms / self.predicted_ms
+        return self.expected.low <= found <= self.expected.high
+
+    def __getitem__(self, name: Any) -> Any:  # noqa: ANN401 - a field of the row
+        """Return a field of the published row."""
+        return self.step.row.get(name)
+
+
+def predicted_rows() -> list[Row]:
+    """Return all rows, each predicted by the constants of the other half."""
+    found = steps()
+    return [Row(*pair) for pair in zip(found, held_out(found), strict=True)]
+
+
+def figures(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Return number, signed median, median, p90 and worst error, and shares inside."""
+    rows = list(rows)
+    errors = np.array([row.error for row in rows])
+    low, high = CLOSE
+    return (
+        f"{len(errors)}",
+        f"{np.median(errors):+.1%}",
+        f"{np.median(abs(errors)):.1%}",
+        f"{np.quantile(abs(errors), 0.9):.1%}",
+        f"{errors[np.argmax(abs(errors))]:+.0%}",
+        f"{np.mean((errors > low) & (errors < high)):.0%}",
+        f"{np.mean([row.is_inside for row in rows]):.0%}",
+    )
+
+
+HEADERS: Final = (
+    *("rows", "signed median", "median", "p90", "worst"),
+    *("x 0.8 to 1.25", "in the printed range"),
+)
+
+
+def by(rows: Sequence[Row], key: Callable[[Row], str], title: str) -> str:
+    """Return a table of figures by some field, worst median first."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+
+    def median(name: str) -> float:
+        return -float(np.median([abs(row.error) for row in groups[name]]))
+
+    lines = [(name, *figures(groups[name])) for name in sorted(groups, key=median)]
+    return table((title, *HEADERS), lines, left=0)
+
+
+def pairs(rows: Sequence[Row]) -> tuple[int, int, int, int]:
+    """Return hard pairs of timm's models, and pairs of settings; ordered right, all."""
+    found = [0, 0, 0, 0]
+
+    def per_sample(row: Row) -> tuple[float, float]:
+        samples = row["batch"]
+        return row.step.measured_ms / samples, row.predicted_ms / samples
+
+    for one, other in itertools.combinations(rows, 2):
+        same_gpu = (one["group"], one["gpu"]) == (other["group"], other["gpu"])
+        if not same_gpu or one["img"] is None:
+            continue
+        (a, predicted_a), (b, predicted_b) = per_sample(one), per_sample(other)
+        ratio = max(a / b, b / a)
+        right = (a > b) == (predicted_a > predicted_b)
+        if one["model"] != other["model"]:
+            if HARD_PAIR[0] <= ratio <= HARD_PAIR[1]:
+                found[0] += right
+                found[1] += 1
+        elif ratio >= HARD_PAIR[0]:
+            found[2] += right
+            found[3] += 1
+    return tuple(found)  # type: ignore[return-value]
+
+
+def _orders(rows: Sequence[Row]) -> str:
+    """Return how many pairs are in the right order, and the ratios on the T4."""
+    hard, all_hard, settings, all_settings = pairs(rows)
+    ratios = [1 + row.error for row in rows if row["gpu"] == "t4"]
+    return (
+        f"* Hard pairs (other models, measured {HARD_PAIR[0]} to {HARD_PAIR[1]} times "
+        f"apart per image) in the right order: {hard} of {all_hard}, "
+        f"{hard / all_hard:.1%}.\n"
+        f"* The same model with other settings in the right order: {settings} of "
+        f"{all_settings}, {settings / all_settings:.1%}.\n"
+        f"* T4: predicted over measured {np.median(ratios):.2f} in the median, "
+        f"{min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} runs."
+    )
+
+
+def batch_growth(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Yield time per sample at a small over a large batch: measured and predicted."""
+    layers: dict[tuple[str, int], dict[int, Row]] = defaultdict(dict)
+    for row in rows:
+        if row["group"] == "mli":
+            layers[row["model"], row["seq"]][row["batch"]] = row
+    for (name, length), found in sorted(layers.items()):
+        small, large = found[SMALL_BATCH], found[LARGE_BATCH]
+        scale = LARGE_BATCH / SMALL_BATCH
+        yield (
+            f"{name}, {length} tokens",
+            f"{scale * small.step.measured_ms / large.step.measured_ms:.2f}",
+            f"{scale * small.predicted_ms / large.predicted_ms:.2f}",
+        )
+
+
+def every_row(rows: Sequence[Row]) -> str:
+    """Return a table of all rows, the worst first."""
+    lines = [
+        (
+            f"{row.error:+.0%}",
+            row["card"],
+            row["model"],
+            f"{row['batch']}",
+            f"{row['seq'] or row['img']}",
+            row["precision"] + (", compiled" if row["mode"] == "compiled" else ""),
+            f"{row.step.measured_ms:,.1f}",
+            f"{row.predicted_ms:,.1f}",
+            "yes" if row.is_inside else "no",
+            row["group"],
+        )
+        for row in sorted(rows, key=lambda row: -abs(row.error))
+    ]
+    headers = (
+        *("error", "GPU", "model", "batch", "length or size", "precision"),
+        *("measured ms", "predicted ms", "in range", "by"),
+    )
+    return table(headers, lines, left=0)
+
+
+def main() -> int:
+    """Print the summary, and write the page with every row."""
+    everything = predicted_rows()
+    rows = [row for row in everything if row.step.is_single_gpu]
+    on_eight = [row for row in everything if not row.step.is_single_gpu]
+    parts = [
+        table(
+            ("", *HEADERS),
+            [("one GPU", *figures(rows)), ("eight GPUs", *figures(on_eight))],
+            left=0,
+        ),
+        by(rows, lambda row: row["cls"], "kind"),
+        by(rows, lambda row: row["card"], "GPU"),
+        _orders(rows),
+        "Time per sample, batch 2 over batch 64:",
+        table(("layer", "measured", "predicted"), [*batch_growth(rows)], left=0),
+    ]
+    summary = "\n\n".join(parts)
+    print(summary)
+    introduction = (__doc__ or "").split("\n\npython -m")[0]
+    PAGE.write_text(
+        f"# Step times\n\n`python -m benchmarks.step_times` writes this page. "
+        f"{introduction}\n\nErrors are predicted over measured, less one.\n\n{summary}"
+        f"\n\n## Every row of one GPU\n\n{every_row(rows)}"
+        f"\n\n## Eight GPUs\n\n{every_row(on_eight)}\n",
+        encoding="utf-8",
+    )
+    print(f"\nWritten to {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

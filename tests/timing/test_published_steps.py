@@ -1,0 +1,87 @@
+"""Predicted times of published steps: what they are made from, how close they are."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.published_steps.fit import PRIOR, fit, shares_of
+from benchmarks.published_steps.predict import Step, steps
+from benchmarks.published_steps.record import ROWS, kernels_of
+from benchmarks.step_times import Row, batch_growth, pairs
+from budgetfit.gpus.kernel_shares import KIND_SHARES
+from budgetfit.gpus.table import find_gpu
+
+LAYER = "bert-large layer"
+
+
+@functools.cache
+def every_step() -> list[Step]:
+    return steps()
+
+
+@functools.cache
+def rows() -> list[Row]:
+    """Rows of one GPU by the product's own constants, which were fitted on them."""
+    found = [step for step in every_step() if step.is_single_gpu]
+    return [Row(step, step.predicted_ms()) for step in found]
+
+
+def errors(some: list[Row]) -> np.ndarray:
+    return np.array([row.error for row in some])
+
+
+def test_every_published_row_has_its_source_gpu_and_kernels() -> None:
+    published = json.loads(ROWS.read_text())
+    known = {step.row["id"] for step in every_step()}
+    for row in published:
+        assert row["source"]
+        assert row["excluded"] or row["id"] in known
+        assert find_gpu(row["gpu"]).name == row["gpu"]
+
+
+def test_recorded_kernels_are_those_of_todays_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUDGETFIT_CACHE", "off")
+    step = next(s for s in every_step() if s.row["model"] == LAYER)
+    found = kernels_of([step.row])[step.row["id"]]
+    for phase, _, rate, kernels, flops, moved in found:
+        assert phase in {"forward", "backward", "optimizer"}
+        assert rate in {"fp16", "fp32", "none"}
+        assert kernels > 0
+        assert flops + moved > 0
+    assert sum(entry[3] for entry in found) == step.kernels.sum()
+
+
+def test_the_shares_are_those_that_the_fit_gives() -> None:
+    constants, _ = fit(every_step())
+    for kind, shares in shares_of(constants).items():
+        assert shares == pytest.approx(KIND_SHARES[kind], abs=0.006), kind
+    assert constants.keys() == PRIOR.keys()
+
+
+def test_predicted_times_are_as_close_as_they_were() -> None:
+    found = errors(rows())
+    assert abs(np.median(found)) < 0.02
+    assert np.median(abs(found)) < 0.075
+    assert np.quantile(abs(found), 0.9) < 0.21
+    assert np.mean((found > -0.2) & (found < 0.25)) > 0.90
+    assert np.mean([row.is_inside for row in rows()]) > 0.90
+
+
+def test_models_and_settings_are_in_the_order_of_measured_times() -> None:
+    hard, all_hard, settings, all_settings = pairs(rows())
+    assert hard / all_hard > 0.85
+    assert settings / all_settings > 0.93
+
+
+def test_times_on_a_t4_are_neither_too_fast_nor_too_slow() -> None:
+    ratios = 1 + errors([row for row in rows() if row["gpu"] == "t4"])
+    assert 0.93 < np.median(ratios) < 1.07
+
+
+def test_small_batches_take_longer_per_sample() -> None:
+    for _, measured, predicted in batch_growth(rows()):
+        assert 1 < float(predicted) < float(measured) + 0.1
