@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from benchmarks.published_steps.predict import Shares, Step, fold, steps
-from budgetfit.gpus.kernel_shares import KIND_SHARES, KindShares
+from budgetfit.timing.kind_shares import KIND_SHARES, KindShares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,10 +17,10 @@ import numpy as np
 from benchmarks.published_steps.record import KERNELS, ROWS
 from budgetfit.core.precision import find_precision
 from budgetfit.core.step_trace import OP_KINDS, RATES
-from budgetfit.gpus.kernel_shares import KIND_SHARES, KindShares
 from budgetfit.gpus.table import find_gpu
 from budgetfit.timing import kernel_times
 from budgetfit.timing.kernel_times import OpWork, kernel_times_ns, phases_waiting
+from budgetfit.timing.kind_shares import KIND_SHARES, KindShares
 from budgetfit.timing.step_time_range import StepTimeRange, range_of
 
 PHASES: Final = ("forward", "backward", "optimizer")

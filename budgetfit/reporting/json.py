@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.errors import BudgetfitError, DoesNotFitError
+from budgetfit.gpus.kernel_shares import find_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,8 +89,11 @@ def layers_json(layers: Sequence[Layer]) -> str:
 
 
 def gpus_json(gpus: Iterable[Gpu]) -> str:
-    """``{"gpus": [...]}``; unknown is null."""
-    return _document({"gpus": [dataclasses.asdict(gpu) for gpu in gpus]})
+    """``{"gpus": [...]}``, each with the shares of its rates; unknown is null."""
+    rows = [
+        dataclasses.asdict(gpu) | {"shares": find_shares(gpu)._asdict()} for gpu in gpus
+    ]
+    return _document({"gpus": rows})
 
 
 def export_json(to: str, text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.reporting.formatting import count_text
 from budgetfit.reporting.layout import section, table
 from budgetfit.utils.format_bytes import format_bytes
@@ -98,8 +99,23 @@ def gpus_text(gpus: Iterable[Gpu]) -> RenderableType:
         "GB/s",
         "link",
     )
-    body = table(columns, map(_gpu_row, gpus))
-    return Group(body, Text(_GPU_NOTE, style="dim"))
+    gpus = list(gpus)
+    rates = Group(table(columns, map(_gpu_row, gpus)), Text(_GPU_NOTE, style="dim"))
+    shares = ("--gpu", "16-bit", "tf32", "fp32", "GB/s", "from")
+    reached = table(shares, map(_shares_row, gpus), left=(0, 5))
+    return Group(rates, section("SHARES OF THESE RATES THAT KERNELS REACH", reached))
+
+
+def _shares_row(gpu: Gpu) -> tuple[str, ...]:
+    shares = find_shares(gpu)
+    reached = (
+        (shares.tensor_16bit, gpu.fp16_tflops),
+        (shares.tf32, gpu.tf32_tflops),
+        (shares.fp32, gpu.fp32_tflops),
+        (shares.bandwidth, gpu.memory_gb_per_s),
+    )
+    cells = ("-" if rate is None else f"{share:.0%}" for share, rate in reached)
+    return (gpu.name, *cells, shares.origins)
 
 
 def _gpu_row(gpu: Gpu) -> tuple[str, ...]:

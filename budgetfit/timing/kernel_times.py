@@ -24,13 +24,9 @@ from budgetfit.core.step_trace import (
     PhaseName,
     StepTrace,
 )
-from budgetfit.gpus.kernel_shares import (
-    KIND_SHARES,
-    KindShares,
-    RateShares,
-    find_shares,
-)
+from budgetfit.gpus.kernel_shares import RateShares, find_shares
 from budgetfit.gpus.table import Gpu
+from budgetfit.timing.kind_shares import KIND_SHARES, KindShares
 
 Nanoseconds = NDArray[np.float64]
 

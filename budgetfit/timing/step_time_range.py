@@ -1,7 +1,7 @@
 """Between which times a step is expected, by how published steps missed predictions.
 
-``benchmarks/step_times.py`` predicts each published step with constants that were fitted
-on other models, and prints how many are inside these ranges.
+``benchmarks/step_times.py`` predicts each published step with constants fitted on other
+models, and prints how many are inside these ranges.
 """
 
 from collections.abc import Collection

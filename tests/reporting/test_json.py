@@ -56,6 +56,7 @@ def test_an_unknown_rate_is_null() -> None:
     document = json.loads(gpus_json(all_gpus()))
     by_name = {gpu["name"]: gpu for gpu in document["gpus"]}
     assert by_name["t4"]["bf16_tflops"] is None
+    assert 0 < by_name["t4"]["shares"]["bandwidth"] <= 1
     assert len(by_name) == len(all_gpus())
 
 

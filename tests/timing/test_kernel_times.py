@@ -12,7 +12,7 @@ from budgetfit.core.step_trace import (
     Phase,
     StepTrace,
 )
-from budgetfit.gpus.kernel_shares import KIND_SHARES, find_shares
+from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
 from budgetfit.timing.kernel_times import (
     ISSUE_NS,
@@ -24,6 +24,7 @@ from budgetfit.timing.kernel_times import (
     phases_waiting,
     step_time_ns,
 )
+from budgetfit.timing.kind_shares import KIND_SHARES
 
 Row = tuple[int, str, float, float, float, float]
 H100 = find_gpu("h100-80gb")

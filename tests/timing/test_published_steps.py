@@ -10,8 +10,8 @@ from benchmarks.published_steps.fit import PRIOR, fit, shares_of
 from benchmarks.published_steps.predict import Step, steps
 from benchmarks.published_steps.record import ROWS, kernels_of
 from benchmarks.step_times import Row, batch_growth, pairs
-from budgetfit.gpus.kernel_shares import KIND_SHARES
 from budgetfit.gpus.table import find_gpu
+from budgetfit.timing.kind_shares import KIND_SHARES
 
 LAYER = "bert-large layer"
 

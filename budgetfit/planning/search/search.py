@@ -112,7 +112,7 @@ def _within_limits(
     best, explanation = None, ""
     for _ in range(max_rounds):
         chosen = proposals.within(limits.now)
-        if chosen is None and not seen and not known:
+        if chosen is None and best is None and not known:
             chosen, limits.is_last = proposals.lowest(), True
         if chosen is None or any(_loses(chosen, each, session) for each in known):
             break

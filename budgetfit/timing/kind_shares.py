@@ -1,0 +1,47 @@
+"""What shares of a GPU's achieved rates kernels reach, by kind of op.
+
+On top of the GPU's own (``gpus.kernel_shares``), and the same on every GPU.
+"""
+
+from typing import Final, NamedTuple
+
+from budgetfit.core.step_trace import OpKind
+
+
+class KindShares(NamedTuple):
+    """Shares of a GPU's achieved rate and bandwidth; a rate of 0: memory-bound."""
+
+    rate: float
+    bandwidth: float
+
+
+# Fitted on whole steps of single GPUs (``benchmarks/published_steps/fit.py``), but for
+# the bandwidth of products, which comes from fits of measured matrix products, and
+# copies to the host.
+KIND_SHARES: Final[dict[OpKind, KindShares]] = {
+    "elementwise": KindShares(0, 0.88),
+    "copy": KindShares(0, 0.90),
+    "reduction": KindShares(0, 0.64),
+    "softmax": KindShares(0, 0.60),
+    "norm": KindShares(0, 0.72),
+    "norm_backward": KindShares(0, 0.68),
+    "batch_norm": KindShares(0, 0.93),
+    "pooling": KindShares(0, 0.64),
+    "optimizer": KindShares(0, 0.59),
+    "matmul": KindShares(0.96, 1.1),
+    "small_batched_matmul": KindShares(0.90, 1.1),
+    "unaligned_matmul": KindShares(0.20, 1.1),
+    "flash_attention": KindShares(0.75, 1.0),
+    "flash_attention_backward": KindShares(0.41, 1.0),
+    "efficient_attention": KindShares(0.75, 1.0),
+    "efficient_attention_backward": KindShares(0.41, 1.0),
+    "cudnn_attention": KindShares(0.75, 1.0),
+    "cudnn_attention_backward": KindShares(0.41, 1.0),
+    "convolution": KindShares(1.12, 0.90),
+    "convolution_backward": KindShares(1.19, 0.90),
+    "convolution_3x3": KindShares(1.12, 0.90),
+    "convolution_3x3_backward": KindShares(1.19, 0.90),
+    "grouped_convolution": KindShares(0.37, 0.80),
+    "depthwise_convolution": KindShares(0.50, 0.47),
+    "host": KindShares(0, 1.0),
+}
