@@ -189,10 +189,9 @@ def range_text(estimate: Estimate) -> str:
     """Format the step's time and the range in which it is expected."""
     if estimate.step_range_ms is None:
         return time_text(estimate.step_ms)
-    low, high = map(time_text, estimate.step_range_ms)
-    number, unit = low.split()
-    same_unit = high.endswith(f" {unit}")
-    return f"{time_text(estimate.step_ms)} ({number if same_unit else low} to {high})"
+    low_ms, high_ms = estimate.step_range_ms
+    step, low = (time_text(ms, like=high_ms) for ms in (estimate.step_ms, low_ms))
+    return f"{step} ({low.split()[0]} to {time_text(high_ms)})"
 
 
 def memory_section(estimate: Estimate) -> RenderableType:

@@ -35,13 +35,13 @@ def count_text(count: float) -> str:
     raise AssertionError
 
 
-def time_text(milliseconds: float) -> str:
-    """Format a time in ms below ten seconds, in s above.
+def time_text(milliseconds: float, like: float = 0.0) -> str:
+    """Format a time in ms below ten seconds, in s above or where ``like`` is above.
 
-    >>> time_text(412.4), time_text(0.25), time_text(12_340)
-    ('412 ms', '0.25 ms', '12.3 s')
+    >>> time_text(412.4), time_text(0.25), time_text(12_340), time_text(9_000, 12_340)
+    ('412 ms', '0.25 ms', '12.3 s', '9.0 s')
     """
-    if milliseconds >= 10 * _MS_PER_S:
+    if max(milliseconds, like) >= 10 * _MS_PER_S:
         return f"{milliseconds / _MS_PER_S:,.1f} s"
     digits = 0 if milliseconds >= 10 else 2  # noqa: PLR2004, three digits are enough
     return f"{milliseconds:,.{digits}f} ms"
