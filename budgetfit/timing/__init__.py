@@ -1,4 +1,5 @@
-"""Times of the kernels of a training step, and how far to trust them. No torch.
+"""Times of a training step's kernels. No torch.
 
-In come ops and a GPU; out come nanoseconds. Open ``kernel_times.py`` first.
+In come ops and a GPU; out come nanoseconds, and how far to trust them. Open
+``kernel_times.py`` first.
 """
