@@ -63,6 +63,24 @@ FAULTS: Final = (
         'rate == "fp32" and gpu.tf32_tflops:',
         "timing",
     ),
+    Fault(
+        "timing/kernel_times.py",
+        "return micro_batch_ns * gradient_accumulation_steps + self.optimizer_ns",
+        "return (micro_batch_ns + self.optimizer_ns) * gradient_accumulation_steps",
+        "timing",
+    ),
+    Fault(
+        "timing/kernel_times.py",
+        "return ends.index(max(ends))",
+        "return 0",
+        "timing",
+    ),
+    Fault(
+        "tracing/op_costs.py",
+        "flops = 4.0 * pairs * width * (0.5 if causal else 1)",
+        "flops = 4.0 * pairs * width",
+        "tracing/test_op_costs.py",
+    ),
     # Solvers.
     Fault(
         "solvers/uniform_segments.py",
