@@ -13,6 +13,7 @@ python -m benchmarks.step_times          # this summary; docs/times.md with ever
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,6 +40,21 @@ class Row(NamedTuple):
 
     step: Step
     predicted_ms: float
+
+    @property
+    def units(self) -> int:
+        """Images or tokens of the step."""
+        return int(self["batch"] * (self["seq"] or 1))
+
+    @property
+    def measured_per_unit_ms(self) -> float:
+        """Measured for one image or token."""
+        return self.step.measured_ms / self.units
+
+    @property
+    def predicted_per_unit_ms(self) -> float:
+        """Predicted for one image or token."""
+        return self.predicted_ms / self.units
 
     @property
     def error(self) -> float:
@@ -102,41 +118,55 @@ def by(rows: Sequence[Row], key: Callable[[Row], str], title: str) -> str:
     return table((title, *HEADERS), lines, left=0)
 
 
-def pairs(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """Return hard pairs of timm's models, and pairs of settings; ordered right, all."""
-    found = [0, 0, 0, 0]
+class Orders(NamedTuple):
+    """Pairs in the order of their measured time per image or token, and all pairs."""
 
-    def per_sample(row: Row) -> tuple[float, float]:
-        samples = row["batch"]
-        return row.step.measured_ms / samples, row.predicted_ms / samples
+    right: int
+    pairs: int
 
-    for one, other in itertools.combinations(rows, 2):
-        same_gpu = (one["group"], one["gpu"]) == (other["group"], other["gpu"])
-        if not same_gpu or one["img"] is None:
-            continue
-        (a, predicted_a), (b, predicted_b) = per_sample(one), per_sample(other)
-        ratio = max(a / b, b / a)
-        right = (a > b) == (predicted_a > predicted_b)
-        if one["model"] != other["model"]:
-            if HARD_PAIR[0] <= ratio <= HARD_PAIR[1]:
-                found[0] += right
-                found[1] += 1
-        elif ratio >= HARD_PAIR[0]:
-            found[2] += right
-            found[3] += 1
-    return tuple(found)  # type: ignore[return-value]
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Row, Row]], highest: float) -> Orders:
+        """Count pairs of rows whose measured times are apart, but not by too much."""
+        right = count = 0
+        for one, other in pairs:
+            measured = one.measured_per_unit_ms / other.measured_per_unit_ms
+            predicted = one.predicted_per_unit_ms / other.predicted_per_unit_ms
+            if predicted == 1:  # the same program, measured twice
+                continue
+            if HARD_PAIR[0] <= max(measured, 1 / measured) <= highest:
+                right += (measured > 1) == (predicted > 1)
+                count += 1
+        return cls(right, count)
+
+    def __str__(self) -> str:
+        return f"{self.right} of {self.pairs}, {self.right / self.pairs:.1%}"
 
 
-def _orders(rows: Sequence[Row]) -> str:
+def hard_pairs(rows: Iterable[Row]) -> Orders:
+    """Compare the models of timm's tables with each other."""
+    images = [row for row in rows if row["group"] == "timm"]
+    pairs = itertools.combinations(images, 2)
+    other = ((a, b) for a, b in pairs if a["model"] != b["model"])
+    return Orders.of(other, HARD_PAIR[1])
+
+
+def pairs_of_settings(rows: Iterable[Row]) -> Orders:
+    """Compare settings of the same model: batch, length, layout, attention."""
+    same: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        same[row["group"], row["card"], row["model"], row["cls"]].append(row)
+    pairs = (pair for each in same.values() for pair in itertools.combinations(each, 2))
+    return Orders.of(pairs, math.inf)
+
+
+def _orders(rows: Sequence[Row], on_eight: Sequence[Row]) -> str:
     """Return how many pairs are in the right order, and the ratios on the T4."""
-    hard, all_hard, settings, all_settings = pairs(rows)
     ratios = [1 + row.error for row in rows if row["gpu"] == "t4"]
     return (
-        f"* Hard pairs (other models, measured {HARD_PAIR[0]} to {HARD_PAIR[1]} times "
-        f"apart per image) in the right order: {hard} of {all_hard}, "
-        f"{hard / all_hard:.1%}.\n"
-        f"* The same model with other settings in the right order: {settings} of "
-        f"{all_settings}, {settings / all_settings:.1%}.\n"
+        f"* In the right order, hard pairs of timm's models (measured {HARD_PAIR[0]} "
+        f"to {HARD_PAIR[1]} times apart): {hard_pairs(rows)}.\n"
+        f"* The same model with other settings: {pairs_of_settings(rows)}; on eight "
+        f"GPUs: {pairs_of_settings(on_eight)}.\n"
         f"* T4: predicted over measured {np.median(ratios):.2f} in the median, "
         f"{min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} runs."
     )
@@ -195,7 +225,7 @@ def main() -> int:
         ),
         by(rows, lambda row: row["cls"], "kind"),
         by(rows, lambda row: row["card"], "GPU"),
-        _orders(rows),
+        _orders(rows, on_eight),
         "Time per sample, batch 2 over batch 64:",
         table(("layer", "measured", "predicted"), [*batch_growth(rows)], left=0),
     ]
