@@ -35,6 +35,7 @@ def main() -> None:
         batch_size=4,
         effective_batch_size=8,
         precision="fp32",
+        host_ram=0,  # recompute, which is counted below, and offload nothing
     )
     print(plan)
 

@@ -84,7 +84,7 @@ def test_a_trace_prices_both_copies_at_the_bus_and_knows_their_memory() -> None:
     assert back.device == x.device
     copies = [op for op in log.ops if op.name.startswith("budgetfit.")]
     assert [op.name for op in copies] == [TO_HOST, TO_DEVICE]
-    assert {RATES[op.rate] for op in copies} == {"host"}
-    assert [op.moved_bytes for op in copies] == [24, 24]
+    assert {RATES[op.cost.rate] for op in copies} == {"host"}
+    assert [op.cost.moved_bytes for op in copies] == [24, 24]
     assert log.sizes == [24, 0, 24]
     assert log.unverified == {}

@@ -74,7 +74,6 @@ def test_a_repeated_micro_batch_is_the_one_that_would_come(name: str) -> None:
     assert repeated.phases == real.phases
     assert sorted(repeated.passes) == sorted(real.passes)
     ops = [
-        [(op.name, op.event, op.flops, op.moved_bytes) for op in raw.log.ops]
-        for raw in (repeated, real)
+        [(op.name, op.event, op.cost) for op in raw.log.ops] for raw in (repeated, real)
     ]
     assert ops[0] == ops[1]

@@ -257,9 +257,9 @@ def test_an_op_stands_where_its_outputs_have_been_born() -> None:
     ones, product = log.ops
     assert ones.event == 1
     assert product.event == 9  # before the product itself dies
-    assert product.flops == 2 * 16**3
-    assert product.moved_bytes == 3 * KIB
-    assert RATES[product.rate] == "fp32"
+    assert product.cost.flops == 2 * 16**3
+    assert product.cost.moved_bytes == 3 * KIB
+    assert RATES[product.cost.rate] == "fp32"
 
 
 def test_semantics_may_run_something_else() -> None:
