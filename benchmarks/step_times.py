@@ -16,11 +16,12 @@ import itertools
 import math
 import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.published_steps.fit import CLOSE, held_out
+from benchmarks.published_steps.fit import held_out
 from benchmarks.published_steps.predict import Step, steps
 from benchmarks.shared import ROOT, table
 
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 PAGE: Final = ROOT / "docs" / "times.md"
 # Measured ratios of time per sample at which a pair is hard to order.
 HARD_PAIR: Final = (1.02, 1.5)
+CLOSE: Final = (-0.2, 0.25)  # relative errors that count as close
 SMALL_BATCH, LARGE_BATCH = 2, 64
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """A published step, its predicted time and its signed relative error."""
 
     step: Step

@@ -1,9 +1,9 @@
-"""Fit the shares by kind of op on published steps; judge them on other models.
+"""Fit the shares by kind of op on published steps.
 
     python -m benchmarks.published_steps.fit
 
-Half of the models gives the shares that judge the other half, and the other way round.
-The shares of the product are fitted on all rows.
+Half of the models gives the shares that judge the other half, and the other way round
+(``benchmarks.step_times``). The shares of the product are fitted on all rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from benchmarks.published_steps.predict import Shares, Step, fold, steps
+from benchmarks.shared import table
 from budgetfit.timing.kind_shares import KIND_SHARES, KindShares
 
 if TYPE_CHECKING:
@@ -43,9 +44,15 @@ PRIOR: Final = {
     "depthwise_convolution": 0.50,
     "depthwise_convolution_memory": 0.50,
     "grouped_convolution_memory": 0.90,
+    "issue": 1.0,  # factor on the host's time to issue a kernel
 }
-UPPER: Final = 1.15  # of the achieved bandwidth
-CLOSE: Final = (-0.2, 0.25)  # relative errors that count as close
+# Shares of the achieved bandwidth, and the largest that is plausible.
+BANDWIDTH: Final = {
+    name
+    for name in PRIOR
+    if name.endswith("_memory") or (name in KIND_SHARES and not KIND_SHARES[name].rate)
+}
+UPPER: Final = 1.15
 PRIOR_WEIGHT: Final = 0.003  # of a squared logarithm, against the mean error
 Constants = dict[str, float]
 
@@ -72,79 +79,58 @@ def _constant_of(kind: str) -> str:
     return kind.replace("_3x3", "")
 
 
-def fit(rows: Sequence[Step]) -> tuple[Constants, float]:
-    """Return the constants, and the factor on the host's issue time."""
+def fit(rows: Sequence[Step]) -> Constants:
+    """Return the constants, by coordinate descent from ``PRIOR``."""
     used = [row for row in rows if row.is_eager and row.is_single_gpu]
     groups = Counter((row.row["group"], row.row["cls"]) for row in used)
     weights = np.array(
         [1 / math.sqrt(groups[row.row["group"], row.row["cls"]]) for row in used]
     )
-    constants, issue = dict(PRIOR), 1.0
 
-    def loss(constants: Constants, issue: float) -> float:
-        shares = shares_of(constants)
+    def loss(constants: Constants) -> float:
+        shares, issue = shares_of(constants), constants["issue"]
         errors = [
             abs(math.log(row.predicted_ms(shares, issue) / row.measured_ms))
             for row in used
         ]
         drawn = sum(math.log(constants[k] / PRIOR[k]) ** 2 for k in PRIOR)
-        drawn += math.log(issue) ** 2
         return float(np.average(errors, weights=weights)) + PRIOR_WEIGHT * drawn
 
-    best, step = loss(constants, issue), 0.25
+    constants = dict(PRIOR)
+    best, step = loss(constants), 0.25
     while step > 0.01:  # noqa: PLR2004 - a percent
         before = best
-        for name in (*PRIOR, "issue"):
+        for name in PRIOR:
+            most = UPPER if name in BANDWIDTH else math.inf
             for factor in (1 + step, 1 / (1 + step)):
-                if name == "issue":
-                    tried, tried_issue = constants, issue * factor
-                else:
-                    tried = {**constants, name: constants[name] * factor}
-                    tried_issue = issue
-                    memory = name.endswith("_memory") or name in KIND_SHARES
-                    if memory and not KIND_SHARES.get(name, KindShares(0, 1)).rate:
-                        tried[name] = min(tried[name], UPPER)
-                value = loss(tried, tried_issue)
+                tried = {**constants, name: min(constants[name] * factor, most)}
+                value = loss(tried)
                 if value < best - 1e-6:
-                    best, constants, issue = value, tried, tried_issue
+                    best, constants = value, tried
                     break
         if best > before - 1e-4:
             step /= 1.6
-    return constants, issue
+    return constants
+
+
+def fits_of_halves(rows: Sequence[Step]) -> list[Constants]:
+    """Return the constants that each half of the models gives."""
+    return [fit([row for row in rows if fold(row.row) == half]) for half in (0, 1)]
 
 
 def held_out(rows: Sequence[Step]) -> list[float]:
     """Return each row's predicted time by the constants of the other half."""
-    halves = [fit([row for row in rows if fold(row.row) == half]) for half in (1, 0)]
-    made = [(shares_of(constants), issue) for constants, issue in halves]
-    return [row.predicted_ms(*made[fold(row.row)]) for row in rows]
+    halves = [(shares_of(made), made["issue"]) for made in fits_of_halves(rows)]
+    return [row.predicted_ms(*halves[1 - fold(row.row)]) for row in rows]
 
 
 def main() -> None:
     """Print the constants of both halves and of all rows."""
     rows = steps()
-    fits = [fit([row for row in rows if fold(row.row) == half]) for half in (0, 1)]
-    fits.append(fit(rows))
-    print(f"{'':24} {'prior':>8} {'half 0':>8} {'half 1':>8} {'all':>8}")
-    for name in PRIOR:
-        values = (PRIOR[name], *(constants[name] for constants, _ in fits))
-        print(f"{name:24} " + " ".join(f"{value:8.2f}" for value in values))
-    print(f"{'issue':24} " + " ".join(f"{v:8.2f}" for v in (1, *(i for _, i in fits))))
-    made = [(shares_of(constants), issue) for constants, issue in fits]
-    single = [row for row in rows if row.is_single_gpu]
-    for title, predict in (
-        ("prior", lambda row: row.predicted_ms(shares_of(PRIOR))),
-        ("held out", lambda row: row.predicted_ms(*made[1 - fold(row.row)])),
-        ("fitted on all", lambda row: row.predicted_ms(*made[2])),
-    ):
-        errors = np.array([predict(row) / row.measured_ms - 1 for row in single])
-        print(
-            f"{title}: {len(errors)} rows of one GPU, signed median "
-            f"{np.median(errors):+.1%}, median {np.median(abs(errors)):.1%}, "
-            f"p90 {np.quantile(abs(errors), 0.9):.1%}, worst "
-            f"{errors[np.argmax(abs(errors))]:+.0%}, inside 0.8 to 1.25 "
-            f"{np.mean((errors > CLOSE[0]) & (errors < CLOSE[1])):.1%}"
-        )
+    columns = [PRIOR, *fits_of_halves(rows), fit(rows)]
+    titles = ("prior", "half 0", "half 1", "all")
+    lines = [(name, *(f"{each[name]:.2f}" for each in columns)) for name in PRIOR]
+    print(table(("constant", *titles), lines, left=0))
 
 
 if __name__ == "__main__":

@@ -9,26 +9,34 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.published_steps.record import KERNELS, ROWS
 from budgetfit.core.precision import find_precision
-from budgetfit.core.step_trace import OP_KINDS, RATES
+from budgetfit.core.step_trace import OP_KINDS, RATES, OpKind
 from budgetfit.gpus.table import find_gpu
-from budgetfit.timing import kernel_times
-from budgetfit.timing.kernel_times import OpWork, kernel_times_ns, phases_waiting
+from budgetfit.timing.kernel_times import (
+    ISSUE_NS,
+    PHASES,
+    OpWork,
+    kernel_times_ns,
+    phases_waiting,
+)
 from budgetfit.timing.kind_shares import KIND_SHARES, KindShares
 from budgetfit.timing.step_time_range import StepTimeRange, range_of
 
-PHASES: Final = ("forward", "backward", "optimizer")
+FOLDER: Final = Path(__file__).parent
+ROWS: Final = FOLDER / "steps.json"
+KERNELS: Final = FOLDER / "kernels.json.gz"
 UNIT: Final = {
     kind: KindShares(1.0 if shares.rate else 0.0, 1.0)
     for kind, shares in KIND_SHARES.items()
 }
-Shares = dict[str, KindShares]
+Shares = Mapping[OpKind, KindShares]
 
 
 @dataclass(frozen=True)
@@ -63,31 +71,19 @@ class Step:
     @property
     def expected_range(self) -> StepTimeRange:
         """The range that a plan would print."""
-        rate = np.array([KIND_SHARES[kind].rate or 1.0 for kind in OP_KINDS])
-        bandwidth = np.array([KIND_SHARES[kind].bandwidth for kind in OP_KINDS])
-        by_kind = self.launch + self.arithmetic / rate + self.memory / bandwidth
-        waiting = phases_waiting(by_kind.sum(axis=1).tolist(), self._issue_ns())
+        kernels_ns = self._kernels_ns(KIND_SHARES)
+        waiting = phases_waiting(kernels_ns.sum(axis=1).tolist(), self._issue_ns())
         gpu = find_gpu(self.row["gpu"])
-        return range_of(by_kind.sum(axis=0), gpu, host_bound=waiting > 0)
+        return range_of(kernels_ns.sum(axis=0), gpu, host_bound=waiting > 0)
 
-    def _issue_ns(self) -> list[float]:
-        return [
-            kernel_times.ISSUE_NS[name] * count
-            for name, count in zip(PHASES, self.kernels, strict=True)
-        ]
-
-    def predicted_ms(self, shares: Shares | None = None, issue: float = 1.0) -> float:
+    def predicted_ms(self, shares: Shares = KIND_SHARES, issue: float = 1.0) -> float:
         """Return the predicted time, as the row's ``parts`` ask.
 
         Args:
-            shares: By kind of op; the product's if left out.
+            shares: By kind of op.
             issue: Factor on the host's time to issue a kernel.
         """
-        shares = shares or KIND_SHARES
-        rate = np.array([shares[kind].rate or 1.0 for kind in OP_KINDS])
-        bandwidth = np.array([shares[kind].bandwidth for kind in OP_KINDS])
-        by_kind = self.launch + self.arithmetic / rate + self.memory / bandwidth
-        kernels_ns = by_kind.sum(axis=1).tolist()
+        kernels_ns = self._kernels_ns(shares).sum(axis=1).tolist()
         issue_ns = [issue * ns for ns in self._issue_ns()]
         parts = self.row.get("parts") or ""
         counted = 2 if parts else 3
@@ -97,10 +93,30 @@ class Step:
             total += kernels_ns[2] / (8 * self.row.get("accum", 1))
         return total / 1e6
 
+    def _kernels_ns(self, shares: Shares) -> np.ndarray:
+        """Return what kernels take on the GPU, by phase and kind."""
+        rate = np.array([shares[kind].rate or 1.0 for kind in OP_KINDS])
+        bandwidth = np.array([shares[kind].bandwidth for kind in OP_KINDS])
+        return self.launch + self.arithmetic / rate + self.memory / bandwidth
+
+    def _issue_ns(self) -> list[float]:
+        return [
+            ISSUE_NS[name] * count
+            for name, count in zip(PHASES, self.kernels, strict=True)
+        ]
+
+
+def recorded_kernels() -> dict[str, list[list[Any]]]:
+    """Return, by row, [phase, kind, rate, kernels, FLOPs, bytes]."""
+    found: dict[str, list[list[Any]]] = json.loads(
+        gzip.decompress(KERNELS.read_bytes())
+    )
+    return found
+
 
 def steps() -> list[Step]:
     """Return all published steps that are recorded."""
-    kernels = json.loads(gzip.decompress(KERNELS.read_bytes()))
+    kernels = recorded_kernels()
     rows = json.loads(ROWS.read_text())
     return [_step(row, kernels[row["id"]]) for row in rows if row["id"] in kernels]
 

@@ -15,7 +15,6 @@ import sys
 from collections import defaultdict
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -24,15 +23,12 @@ import transformers
 from transformers.integrations import sdpa_attention
 
 from benchmarks.published_steps.models import build
+from benchmarks.published_steps.predict import KERNELS, ROWS, recorded_kernels
 from budgetfit import Recipe, Segment
 from budgetfit.core.step_trace import OP_KINDS, RATES
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.timing.kernel_times import OpWork, last_ops
 from budgetfit.traces.session import TraceSession
-
-FOLDER: Final = Path(__file__).parent
-ROWS: Final = FOLDER / "steps.json"
-KERNELS: Final = FOLDER / "kernels.json.gz"
 
 
 def sgd_nesterov(params: Any) -> torch.optim.Optimizer:
@@ -128,7 +124,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - the next ones are recorded anyway
             print(f"  {type(error).__name__}: {error}", file=sys.stderr)
     if sys.argv[1:] and KERNELS.exists():
-        found = json.loads(gzip.decompress(KERNELS.read_bytes())) | found
+        found = recorded_kernels() | found
     text = json.dumps(dict(sorted(found.items())), separators=(",", ":"))
     KERNELS.write_bytes(gzip.compress(text.encode(), mtime=0))
 

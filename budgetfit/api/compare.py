@@ -91,16 +91,15 @@ def compare(
                 GpuComparison(gpu=gpu, budget=budget, estimate=None, problem=problem)
                 for gpu, budget in cards
             ]
-        tables.append(
-            [
-                replace(row, method=name, price_per_hour=hourly.get(row.gpu.name))
-                for row in rows
-            ]
-        )
+        tables.append(rows)
     if len(errors) == len(wanted):
         raise errors[0]
-    rows_of_gpus = zip(*tables, strict=True)
-    return tuple(row for rows in rows_of_gpus for row in rows), summaries[0]
+    found = (
+        replace(row, method=name, price_per_hour=hourly.get(row.gpu.name))
+        for rows_of_gpu in zip(*tables, strict=True)
+        for name, row in zip(wanted, rows_of_gpu, strict=True)
+    )
+    return tuple(found), summaries[0]
 
 
 def _hourly(

@@ -118,13 +118,15 @@ class Estimate:
             return None
         micro_batch_ms = (self.step_ms - self.optimizer_ms) / judged
         step_ms = micro_batch_ms * steps + self.optimizer_ms
-        longer = step_ms / self.step_ms
-        low, high = self.step_range_ms or (self.step_ms, self.step_ms)
+        span = self.step_range_ms
+        if span is not None:
+            low, high = (ms * step_ms / self.step_ms for ms in span)
+            span = low, high
         return replace(
             self,
             recipe=replace(self.recipe, gradient_accumulation_steps=steps),
             step_ms=step_ms,
-            step_range_ms=(low * longer, high * longer),
+            step_range_ms=span,
         )
 
     @property

@@ -243,6 +243,11 @@ def _estimate_faults(where: str, estimate: Estimate) -> Iterator[tuple[str, str]
     for name in ("step_ms", "time_factor"):
         if getattr(estimate, name) <= 0:
             yield f"{where}.{name}", "it must be above zero"
+    if not 0 <= estimate.optimizer_ms <= estimate.step_ms:
+        yield f"{where}.optimizer_ms", "it must be a part of step_ms"
+    low_ms, high_ms = estimate.step_range_ms or (estimate.step_ms, estimate.step_ms)
+    if not 0 < low_ms <= estimate.step_ms <= high_ms:
+        yield f"{where}.step_range_ms", "step_ms must be inside it"
     count = len(estimate.timeline.points)
     if count and estimate.timeline.peak >= count:
         yield f"{where}.timeline.peak", f"there are {count} points, counted from 0"

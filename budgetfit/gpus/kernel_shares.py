@@ -7,7 +7,7 @@ these is in ``timing.kind_shares``.
 import functools
 import tomllib
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from budgetfit.gpus.table import Gpu
 
@@ -39,11 +39,15 @@ class RateShares(NamedTuple):
 @functools.cache
 def find_shares(gpu: Gpu) -> RateShares:
     """Return the shares of a GPU, or those of its architecture."""
-    table = tomllib.loads(
-        (resources.files("budgetfit.gpus") / "kernel_shares.toml").read_text("utf-8")
-    )
+    table = _table()
     row = table["gpu"].get(gpu.name)
     if row is None:
         capability = ".".join(map(str, gpu.compute_capability))
         row = table["capability"].get(capability, table["other"])
     return RateShares(**row)
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    path = resources.files("budgetfit.gpus") / "kernel_shares.toml"
+    return tomllib.loads(path.read_text("utf-8"))

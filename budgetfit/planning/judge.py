@@ -19,7 +19,7 @@ from budgetfit.memory.replay import (
     storage_bytes,
 )
 from budgetfit.memory.scratch_sizes.rules import round_up
-from budgetfit.timing.kernel_times import StepTime, op_times_ns, step_time_ns
+from budgetfit.timing.kernel_times import OpTimes, StepTime, op_times, step_time_ns
 from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -61,22 +61,11 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     fits = budget.holds(reserved_bytes, host_bytes) if budget else None
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
-    time = step_time(trace, recipe, gpu)
+    times = _op_times(trace, recipe, gpu)
+    time = step_time_ns(trace, times.times_ns)
     predicted_ms = time.total_ns(recipe.gradient_accumulation_steps) / 1e6 * ratio
-    expected = step_time_range(
-        trace,
-        recipe.batch_size,
-        gpu,
-        tf32=find_precision(recipe.precision).tf32,
-        selective_blocks=selective_blocks(recipe.segments),
-    )
-    context_notes: tuple[str, ...] = ()
-    process_range_bytes = None
-    if budget is not None and budget.context is not None:
-        context = budget.context
-        context_notes = (f"process = reserved + the CUDA context, {context.source}",)
-        low_bytes, high_bytes = context.low_bytes, context.high_bytes
-        process_range_bytes = (reserved_bytes + low_bytes, reserved_bytes + high_bytes)
+    expected = step_time_range(trace, times, gpu)
+    process_range_bytes, context_notes = _process_range(reserved_bytes, budget)
     return Estimate(
         recipe=recipe,
         allocated_bytes=timeline.allocated_bytes,
@@ -108,15 +97,28 @@ def judge(  # noqa: PLR0913 - one value each, all needed
 
 def step_time(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> StepTime:
     """Return the times of one micro-batch and of the optimizer step."""
-    tf32 = find_precision(recipe.precision).tf32
-    times_ns = op_times_ns(
+    return step_time_ns(trace, _op_times(trace, recipe, gpu).times_ns)
+
+
+def _op_times(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> OpTimes:
+    return op_times(
         trace,
         recipe.batch_size,
         gpu,
-        tf32=tf32,
+        tf32=find_precision(recipe.precision).tf32,
         selective_blocks=selective_blocks(recipe.segments),
     )
-    return step_time_ns(trace, times_ns)
+
+
+def _process_range(
+    reserved_bytes: int, budget: Budget | None
+) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
+    """Return the interval that nvidia-smi shows, and a note; none without a context."""
+    if budget is None or budget.context is None:
+        return None, ()
+    context = budget.context
+    span = reserved_bytes + context.low_bytes, reserved_bytes + context.high_bytes
+    return span, (f"process = reserved + the CUDA context, {context.source}",)
 
 
 def unverified_op_notes(

@@ -32,7 +32,10 @@ from budgetfit.planning.search.accumulation import (
     recommend_one_micro_batch,
 )
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
-from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.loss_chunking import (
+    search_with_loss_chunks,
+    search_without_host,
+)
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import policy_segments
 from budgetfit.planning.search.search import SearchResult
@@ -166,7 +169,7 @@ def _lowest_without_host(found: SearchResult) -> SearchResult | None:
     lowest = session.request.objective == "memory"
     if not lowest or estimate is None or not estimate.host_bytes:
         return None
-    plain = search_with_loss_chunks(session.changed(loss_chunks=1, host_ram_bytes=0))
+    plain = search_without_host(session)
     return plain if plain.estimate is not None else None
 
 

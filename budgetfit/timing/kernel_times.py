@@ -4,7 +4,8 @@ A kernel takes ``t0 + flops / (share * rate) + bytes / (share * bandwidth)``: wh
 launch takes on the GPU, and its arithmetic and memory traffic one after the other. That
 they add up, and not the slower one decides, is what measured matrix products show
 (35,742 of them for each of six GPUs, aiconfigurator: median error 4 to 9 % against 8 to
-26 % for the slower one alone). The shares are in ``gpus.kernel_shares``.
+26 % for the slower one alone). The shares are a GPU's (``gpus.kernel_shares``) times
+those of the kind of op (``kind_shares``).
 
 The host issues kernels at its own pace. Where that takes longer than the kernels
 themselves, the GPU waits for it.
@@ -62,7 +63,7 @@ WINOGRAD: Final = 1.6
 HOPPER: Final = (9, 0)
 FLASH_2_ON_HOPPER: Final = 0.54
 _COPY: Final = OP_KINDS.index("host")
-_PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
+PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
 
 
 class StepTime(NamedTuple):
@@ -104,15 +105,29 @@ class OpWork(NamedTuple):
         )
 
 
-def op_times_ns(
+class OpTimes(NamedTuple):
+    """Nanoseconds of the ops of a trace, in the order of ``trace.ops``.
+
+    Attributes:
+        times_ns: What each takes: its kernels, or what the host needs to issue them.
+        kernels_ns: What its kernels take on the GPU.
+        host_bound: Whether a phase takes what the host needs.
+    """
+
+    times_ns: Nanoseconds
+    kernels_ns: Nanoseconds
+    host_bound: bool
+
+
+def op_times(
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
     *,
     tf32: bool,
     selective_blocks: Collection[str] = (),
-) -> Nanoseconds:
-    """Return the time of each op in nanoseconds, in the order of ``trace.ops``.
+) -> OpTimes:
+    """Return the times of all ops of a trace.
 
     Args:
         trace: The step; what it asks of the GPU is affine in the batch size.
@@ -121,33 +136,20 @@ def op_times_ns(
         tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
         selective_blocks: Names of blocks under selective checkpointing.
     """
-    times_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
-    waiting = host_bound_phases(trace, times_ns, selective_blocks)
+    kernels_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
     issue_ns = _issue_ns(trace, selective_blocks)
     is_copy = trace.ops.kind == _COPY
-    for name in _PHASES[:waiting]:
+    on_gpu = np.where(is_copy, 0.0, kernels_ns)
+    last = last_ops(trace)
+    waiting = phases_waiting(
+        [float(on_gpu[last[name]].sum()) for name in PHASES],
+        [float(issue_ns[last[name]].sum()) for name in PHASES],
+    )
+    times_ns = kernels_ns.copy()
+    for name in PHASES[:waiting]:
         of_phase = _in_phase(trace, name) & ~is_copy
         times_ns[of_phase] = issue_ns[of_phase]
-    return times_ns
-
-
-def host_bound_phases(
-    trace: StepTrace, kernels_ns: Nanoseconds, selective_blocks: Collection[str] = ()
-) -> int:
-    """Return how many of the first phases wait for the host (``phases_waiting``).
-
-    Args:
-        trace: The step.
-        kernels_ns: What ``kernel_times_ns`` returned for its ops.
-        selective_blocks: Names of blocks under selective checkpointing.
-    """
-    issue_ns = _issue_ns(trace, selective_blocks)
-    on_gpu = np.where(trace.ops.kind == _COPY, 0.0, kernels_ns)
-    ops = last_ops(trace)
-    return phases_waiting(
-        [float(on_gpu[ops[name]].sum()) for name in _PHASES],
-        [float(issue_ns[ops[name]].sum()) for name in _PHASES],
-    )
+    return OpTimes(times_ns, kernels_ns, host_bound=waiting > 0)
 
 
 def kernel_times_ns(
@@ -209,7 +211,7 @@ def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
 def _issue_ns(trace: StepTrace, selective_blocks: Collection[str]) -> Nanoseconds:
     """Return the host's time to issue the kernels of each op."""
     issue_ns = np.zeros(len(trace.ops.event))
-    for name in _PHASES:
+    for name in PHASES:
         of_phase = _in_phase(trace, name)
         issue_ns[of_phase] = ISSUE_NS[name] * trace.ops.kernels[of_phase]
     for each in trace.passes if selective_blocks else ():
@@ -230,17 +232,20 @@ def _in_phase(trace: StepTrace, name: PhaseName) -> NDArray[np.bool_]:
 
 def last_ops(trace: StepTrace) -> dict[PhaseName, NDArray[np.int64]]:
     """Return the ops of the last micro-batch's forward and backward, and optimizer."""
-    found: dict[PhaseName, NDArray[np.int64]] = {}
-    for name in _PHASES:
-        phases = [phase for phase in trace.phases if phase.name == name]
-        last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
-        rows = [
-            _phase_ops(trace, phase)
-            for phase in phases
-            if (phase.step, phase.micro_step) == last
-        ]
-        found[name] = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    return found
+    none = np.zeros(0, np.int64)
+    return {
+        name: np.concatenate(
+            [none, *(_phase_ops(trace, each) for each in _last_phases(trace, name))]
+        )
+        for name in PHASES
+    }
+
+
+def _last_phases(trace: StepTrace, name: PhaseName) -> list[Phase]:
+    """Return the phases of this name in the last micro-batch that has some."""
+    phases = [phase for phase in trace.phases if phase.name == name]
+    last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
+    return [phase for phase in phases if (phase.step, phase.micro_step) == last]
 
 
 def _phase_ops(trace: StepTrace, phase: Phase) -> NDArray[np.int64]:
@@ -266,7 +271,7 @@ def interval_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -
 
     Args:
         trace: The step.
-        times_ns: What ``op_times_ns`` returned for it.
+        times_ns: Of ``op_times`` of it.
         start: Event position at which the interval begins, as in ``Phase``.
         end: Event position after it.
     """
@@ -278,18 +283,14 @@ def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
 
     Args:
         trace: The step.
-        times_ns: What ``op_times_ns`` returned for it.
+        times_ns: Of ``op_times`` of it.
     """
-    found = dict.fromkeys(_PHASES, 0)
-    for name in found:
-        phases = [phase for phase in trace.phases if phase.name == name]
-        last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
-        found[name] = sum(
-            _phase_ns(trace, times_ns, phase)
-            for phase in phases
-            if (phase.step, phase.micro_step) == last
+    return StepTime(
+        *(
+            sum(_phase_ns(trace, times_ns, each) for each in _last_phases(trace, name))
+            for name in PHASES
         )
-    return StepTime(found["forward"], found["backward"], found["optimizer"])
+    )
 
 
 def _ops_between(trace: StepTrace, start: int, end: int) -> NDArray[np.int64]:

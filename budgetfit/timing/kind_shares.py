@@ -31,16 +31,23 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
     "matmul": KindShares(0.96, 1.1),
     "small_batched_matmul": KindShares(0.90, 1.1),
     "unaligned_matmul": KindShares(0.20, 1.1),
-    "flash_attention": KindShares(0.75, 1.0),
-    "flash_attention_backward": KindShares(0.41, 1.0),
-    "efficient_attention": KindShares(0.75, 1.0),
-    "efficient_attention_backward": KindShares(0.41, 1.0),
-    "cudnn_attention": KindShares(0.75, 1.0),
-    "cudnn_attention_backward": KindShares(0.41, 1.0),
-    "convolution": KindShares(1.12, 0.90),
-    "convolution_backward": KindShares(1.19, 0.90),
-    "convolution_3x3": KindShares(1.12, 0.90),
-    "convolution_3x3_backward": KindShares(1.19, 0.90),
+    # Rows cannot tell the libraries of attention, nor 3x3 kernels, from each other.
+    **dict.fromkeys(
+        ("flash_attention", "efficient_attention", "cudnn_attention"),
+        KindShares(0.75, 1.0),
+    ),
+    **dict.fromkeys(
+        (
+            "flash_attention_backward",
+            "efficient_attention_backward",
+            "cudnn_attention_backward",
+        ),
+        KindShares(0.41, 1.0),
+    ),
+    **dict.fromkeys(("convolution", "convolution_3x3"), KindShares(1.12, 0.90)),
+    **dict.fromkeys(
+        ("convolution_backward", "convolution_3x3_backward"), KindShares(1.19, 0.90)
+    ),
     "grouped_convolution": KindShares(0.37, 0.80),
     "depthwise_convolution": KindShares(0.50, 0.47),
     "host": KindShares(0, 1.0),

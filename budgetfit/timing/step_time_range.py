@@ -4,7 +4,6 @@
 models, and prints how many are inside these ranges.
 """
 
-from collections.abc import Collection
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,13 +11,7 @@ import numpy as np
 from budgetfit.core.step_trace import OP_KINDS, StepTrace
 from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import Gpu
-from budgetfit.timing.kernel_times import (
-    Nanoseconds,
-    OpWork,
-    host_bound_phases,
-    kernel_times_ns,
-    last_ops,
-)
+from budgetfit.timing.kernel_times import Nanoseconds, OpTimes, last_ops
 
 CONVOLUTIONS: Final = np.array(["convolution" in kind for kind in OP_KINDS])
 MIN_CONVOLUTION_SHARE: Final = 0.1  # of a step's time
@@ -29,7 +22,7 @@ class StepTimeRange(NamedTuple):
 
     Attributes:
         low, high: The factors, below and above 1.
-        source: What they are from, for a note.
+        source: Who took or takes between these times, for a note.
     """
 
     low: float
@@ -40,38 +33,30 @@ class StepTimeRange(NamedTuple):
     def note(self) -> str:
         """Text for a plan's notes."""
         return (
-            f"times are estimates: nine of ten {self.source} took "
-            f"{self.low:.2f} to {self.high:.2f} times as long as predicted"
+            f"times are estimates: {self.source} {self.low:.2f} to {self.high:.2f} "
+            "times as long as predicted"
         )
 
 
 # From the 5th to the 95th percentile of measured over predicted.
 CONVOLUTIONAL: Final = StepTimeRange(
-    0.85, 1.45, "published steps of convolutional networks"
+    0.85, 1.45, "nine of ten published steps of convolutional networks took"
 )
-OTHER: Final = StepTimeRange(0.85, 1.30, "published steps of such networks")
-# Few rows; hosts took 12 to 38 microseconds a kernel, where 18 are predicted.
+OTHER: Final = StepTimeRange(
+    0.85, 1.30, "nine of ten published steps of such networks took"
+)
+# From four rows (0.94 to 1.38), and hosts that need 12 to 38 microseconds a kernel.
 HOST_BOUND: Final = StepTimeRange(
-    0.70, 1.80, "published steps that wait for Python to launch kernels"
+    0.70, 1.80, "waiting for Python to launch kernels may take, as hosts differ,"
 )
 ASSUMED_RATES: Final = 1.15  # wider by so much for GPUs whose shares are assumed
 
 
-def step_time_range(
-    trace: StepTrace,
-    batch_size: int,
-    gpu: Gpu,
-    *,
-    tf32: bool,
-    selective_blocks: Collection[str] = (),
-) -> StepTimeRange:
-    """Return the range for a step; the arguments are those of ``op_times_ns``."""
-    kernels_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
+def step_time_range(trace: StepTrace, times: OpTimes, gpu: Gpu) -> StepTimeRange:
+    """Return the range for a step from the times of its ops."""
     ops = np.concatenate(list(last_ops(trace).values()))
-    by_kind: Nanoseconds = np.zeros(len(OP_KINDS))
-    np.add.at(by_kind, trace.ops.kind[ops], kernels_ns[ops])
-    waiting = host_bound_phases(trace, kernels_ns, selective_blocks)
-    return range_of(by_kind, gpu, host_bound=waiting > 0)
+    by_kind = np.bincount(trace.ops.kind[ops], times.kernels_ns[ops], len(OP_KINDS))
+    return range_of(by_kind.astype(np.float64), gpu, host_bound=times.host_bound)
 
 
 def range_of(by_kind: Nanoseconds, gpu: Gpu, *, host_bound: bool) -> StepTimeRange:
@@ -92,5 +77,5 @@ def range_of(by_kind: Nanoseconds, gpu: Gpu, *, host_bound: bool) -> StepTimeRan
     return StepTimeRange(
         found.low / ASSUMED_RATES,
         found.high * ASSUMED_RATES,
-        f"{found.source} (and 15 % more, since this GPU's rates are assumed)",
+        f"with 15 % added, as this GPU's rates are assumed, {found.source}",
     )

@@ -1,8 +1,9 @@
 """What one aten op asks of a GPU: kind of kernels, FLOPs, bytes moved and kernels.
 
-FLOPs of products come from ``torch.utils.flop_counter``, which lacks ``_grouped_mm``,
-counts masked halves of causal attention and ignores the groups of a convolution's
-backward pass. Bytes are those that the kernels read and write, by the op's schema.
+FLOPs of matrix products, attention and convolutions are counted here:
+``torch.utils.flop_counter`` lacks ``_grouped_mm``, counts the masked half of causal
+attention and ignores the groups of a convolution's backward pass. Those of other ops
+are its own. Bytes are those that the kernels read and write, by the op's schema.
 """
 
 from __future__ import annotations
@@ -110,12 +111,7 @@ _FREE: Final = frozenset(
     {
         *("aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh"),
         *("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"),
-        *(
-            "aten::new_empty_strided",
-            "aten::resize_",
-            "aten::set_",
-            "aten::_reshape_copy",
-        ),
+        *("aten::new_empty_strided", "aten::resize_", "aten::set_"),
     }
 )
 # Ops that overwrite their first argument without reading it.

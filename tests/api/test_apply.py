@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import budgetfit
 from budgetfit import InputError, Plan
+from budgetfit.applying.attention_implementation import describe_attention
 from tests.api.planned import CARD, Fingerprint
 from tests.models import EXAMPLES
 
@@ -206,6 +208,27 @@ def test_a_model_with_other_attention_is_refused() -> None:
         with pytest.raises(InputError, match=found):
             budgetfit.apply(plan, of(heads, kind))
     budgetfit.apply(plan, of(2, "sdpa")).undo()
+
+
+def test_heads_that_differ_by_layer_are_all_named() -> None:
+    class PerLayer:
+        """A config that has no count of heads of its own."""
+
+        per_layer_config = tuple(
+            SimpleNamespace(num_attention_heads=heads, num_key_value_heads=2)
+            for heads in (2, 8, 2)
+        )
+        _attn_implementation = "sdpa"
+
+        def __getattr__(self, name: str) -> int:
+            raise RuntimeError(name)
+
+        def to_dict(self) -> dict[str, int]:
+            return {}
+
+    model = nn.Linear(1, 1)
+    model.config = PerLayer()  # type: ignore[assignment]
+    assert describe_attention(model) == "sdpa, 2 or 8 heads, 2 of keys"
 
 
 def test_what_is_no_plan_or_no_model_is_refused(saved: Path) -> None:

@@ -104,6 +104,8 @@ Edit = tuple[tuple[str | int, ...], Any, str]
         (("recipe", "loss_chunks"), True, "recipe.loss_chunks'"),
         (("recipe", "segments", 0, "mode"), "x", "recipe.segments.0.mode'"),
         (("estimate", "step_ms"), 0, "estimate.step_ms': it must be above zero"),
+        (("estimate", "optimizer_ms"), 1e9, "optimizer_ms': it must be a part of"),
+        (("estimate", "step_range_ms"), [0.0, 1.0], "step_ms must be inside it"),
         (("estimate", "step_ms"), float("nan"), "estimate.step_ms': the number is out"),
         (("estimate", "allocated_bytes"), -1, "allocated_bytes': -1 is below zero"),
         (

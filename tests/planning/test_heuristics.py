@@ -99,6 +99,36 @@ def test_the_limit_grows_by_the_unused_bytes_above_two_per_cent() -> None:
         assert made.now == 900 * MIB + unused * again
 
 
+def test_where_all_proposals_were_refused_the_lowest_peak_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Within its limit the first is refused; within the next one nothing is.
+    first, lowest = candidate(900 * MIB), candidate(500 * MIB)
+    segments = (Segment(("a",)),)
+    lowest = replace(lowest, solution=replace(lowest.solution, segments=segments))
+
+    class Proposals:
+        def __init__(self, _: PlanningSession) -> None: ...
+
+        def roughly(self, _: int) -> SimpleNamespace:
+            return SimpleNamespace(best=None)
+
+        def within(self, limit_bytes: int) -> BatchCandidate | None:
+            return first if limit_bytes >= 900 * MIB else None
+
+        def lowest(self) -> BatchCandidate:
+            return lowest
+
+    def judge(_: PlanningSession, recipe: Recipe) -> Estimate:
+        return estimate((500 if recipe.segments else 1200) * MIB, recipe=recipe)
+
+    monkeypatch.setattr(search, "_Proposals", Proposals)
+    monkeypatch.setattr(PlanningSession, "judge", judge)
+    found = search._within_limits(session(), 8, ())  # noqa: SLF001
+    assert found.estimate is not None
+    assert found.estimate.recipe.segments == segments
+
+
 def test_the_limit_shrinks_by_the_excess_and_at_least_by_eight_mib() -> None:
     for excess, now in ((30 * MIB, 870 * MIB), (MIB, 892 * MIB)):
         made = limits(900 * MIB)
@@ -289,3 +319,20 @@ def test_a_suggestion_that_frees_too_little_is_not_tried(
     monkeypatch.setattr(refusal, "fitting_or_lowest", not_found)
     assert list(refusal.suggestions(session(), least)) == []
     assert bool(asked) == tried
+
+
+def test_another_effective_batch_size_takes_the_optimizer_once() -> None:
+    # Two micro-batches of 45 ms and an optimizer of 10.
+    two = replace(
+        estimate(MIB, recipe=Recipe(batch_size=4, gradient_accumulation_steps=2)),
+        optimizer_ms=10.0,
+        step_range_ms=(80.0, 120.0),
+    )
+    once = two.with_samples(4)
+    assert once is not None
+    assert once.step_ms == 55
+    assert once.step_range_ms == pytest.approx((44, 66))
+    assert two.with_samples(8) == two
+    stored = replace(two, step_range_ms=None).with_samples(4)
+    assert stored is not None
+    assert stored.step_range_ms is None

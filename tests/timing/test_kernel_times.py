@@ -20,11 +20,17 @@ from budgetfit.timing.kernel_times import (
     PRODUCT_NS,
     StepTime,
     interval_ns,
-    op_times_ns,
+    op_times,
     phases_waiting,
     step_time_ns,
 )
 from budgetfit.timing.kind_shares import KIND_SHARES
+from budgetfit.timing.step_time_range import (
+    CONVOLUTIONAL,
+    HOST_BOUND,
+    OTHER,
+    step_time_range,
+)
 
 Row = tuple[int, str, float, float, float, float]
 H100 = find_gpu("h100-80gb")
@@ -89,7 +95,7 @@ def time_of(
     **others: Any,
 ) -> float:
     trace = trace_of([(0, rate, flops, 0.0, moved, 0.0)], **others)
-    return float(op_times_ns(trace, 1, find_gpu(card), tf32=tf32)[0])
+    return float(op_times(trace, 1, find_gpu(card), tf32=tf32).times_ns[0])
 
 
 ADA = find_gpu("rtx-4090")
@@ -141,10 +147,12 @@ def test_flash_attention_2_is_slower_than_cudnn_on_hopper_alone() -> None:
 def test_work_grows_with_the_batch_from_a_fixed_part() -> None:
     trace = trace_of([(0, "fp16", 1e12, 2e12, 0.0, 0.0)])
     gpu = find_gpu("rtx-4090")
-    at_1, at_3 = (op_times_ns(trace, size, gpu, tf32=False)[0] for size in (1, 3))
+    at_1, at_3 = (op_times(trace, size, gpu, tf32=False).times_ns[0] for size in (1, 3))
     assert at_3 / at_1 == pytest.approx(7 / 3, rel=1e-2)
     moving = trace_of([(0, "none", 0.0, 0.0, 1e9, 2e9)])
-    at_1, at_3 = (op_times_ns(moving, size, gpu, tf32=False)[0] for size in (1, 3))
+    at_1, at_3 = (
+        op_times(moving, size, gpu, tf32=False).times_ns[0] for size in (1, 3)
+    )
     assert at_3 / at_1 == pytest.approx(7 / 3, rel=1e-2)
 
 
@@ -273,7 +281,7 @@ STEP = [
 
 def test_a_phase_of_small_kernels_takes_what_the_host_needs_to_issue_them() -> None:
     trace = idle_ops(range(1, 6), phases=STEP, in_optimizer=[4])
-    found = step_time_ns(trace, op_times_ns(trace, 1, H100, tf32=False))
+    found = step_time_ns(trace, op_times(trace, 1, H100, tf32=False).times_ns)
     assert found == StepTime(
         round(2 * ISSUE_NS["forward"]),
         round(2 * ISSUE_NS["backward"]),
@@ -287,9 +295,21 @@ def test_the_host_runs_ahead_of_long_kernels() -> None:
         phases=STEP,
         in_optimizer=[4],
     )
-    times_ns = op_times_ns(trace, 1, H100, tf32=False)
+    times_ns = op_times(trace, 1, H100, tf32=False).times_ns
     assert (times_ns > 1e6).all()
     assert len(set(times_ns.tolist())) == 1
+
+
+def test_the_range_of_a_step_follows_from_its_ops() -> None:
+    idle = idle_ops(range(1, 6), phases=STEP, in_optimizer=[4])
+    rows: list[Row] = [(event, "fp16", 1e13, 0.0, 0.0, 0.0) for event in range(1, 6)]
+    for trace, expected in (
+        (idle, HOST_BOUND),
+        (trace_of(rows, phases=STEP, in_optimizer=[4]), OTHER),
+        (trace_of(rows, phases=STEP, kind="grouped_convolution"), CONVOLUTIONAL),
+    ):
+        times = op_times(trace, 1, H100, tf32=False)
+        assert step_time_range(trace, times, H100) == expected
 
 
 @pytest.mark.parametrize(
@@ -312,6 +332,7 @@ def test_a_faster_card_is_never_slower() -> None:
     rows = [(0, rate, 1e12, 0.0, 1e8, 0.0) for rate in ("fp32", "fp16", "bf16")]
     trace = trace_of(rows)
     slow, fast = (
-        op_times_ns(trace, 1, find_gpu(card), tf32=True) for card in ("t4", "h100-80gb")
+        op_times(trace, 1, find_gpu(card), tf32=True).times_ns
+        for card in ("t4", "h100-80gb")
     )
     assert (fast < slow).all()

@@ -17,7 +17,7 @@ from budgetfit.core.plan import Alternative, LazyAlternatives
 from budgetfit.errors import TraceError
 from budgetfit.planning.alternatives.training_changes import training_change_rows
 from budgetfit.planning.search.baselines import BASELINES, EVERY_NTH, best_with_policy
-from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.loss_chunking import search_without_host
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import (
     EVERY_N_POLICY,
@@ -119,7 +119,7 @@ def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative
     """Return the best plan without offload to host memory, where the plan offloads."""
     if not plan.host_bytes:
         return ()
-    found = search_with_loss_chunks(session.changed(loss_chunks=1, host_ram_bytes=0))
+    found = search_without_host(session)
     estimate = found.estimate or lowest_judged(found.session)
     label = "without host memory"
     return (Alternative(label=label, estimate=estimate, fits=bool(estimate.fits)),)

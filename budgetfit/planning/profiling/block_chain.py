@@ -26,7 +26,7 @@ from budgetfit.planning.profiling.option_recipes import (
 from budgetfit.planning.profiling.selective_op_sets import op_sets_by_type
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
-from budgetfit.timing.kernel_times import interval_ns, op_times_ns, step_time_ns
+from budgetfit.timing.kernel_times import interval_ns, op_times, step_time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -278,13 +278,13 @@ class BlockChain:
         )
 
     def _op_times_ns(self, option_trace: OptionTrace, batch_size: int) -> Nanoseconds:
-        return op_times_ns(
+        return op_times(
             option_trace.trace,
             batch_size,
             self.traces.workload.gpu,
             tf32=find_precision(self.settings.precision).tf32,
             selective_blocks=selective_blocks(option_trace.segments),
-        )
+        ).times_ns
 
     def _times_of(
         self, batch_size: int, option_trace: OptionTrace, chain: Sequence[Stage]

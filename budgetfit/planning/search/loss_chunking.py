@@ -49,6 +49,11 @@ def search_with_loss_chunks(
     return best
 
 
+def search_without_host(session: PlanningSession) -> SearchResult:
+    """Search without offload to host memory."""
+    return search_with_loss_chunks(session.changed(loss_chunks=1, host_ram_bytes=0))
+
+
 def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
     """Return the given session and ones with ever more loss chunks.
 
