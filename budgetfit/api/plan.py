@@ -94,8 +94,9 @@ def plan(  # noqa: PLR0913 - public API
         image_size: Pixels of the images of a made batch: ``448``, or height and width.
         text_only: Whether a made batch leaves out images and sound, for models that
             read text alone as well.
-        lengths: Lengths of the samples, or samples by length: planned for the longest,
-            with a warning that says what padding to it costs.
+        lengths: Lengths of the samples, or samples by length: the longest batch fits,
+            and sequences of batches that are padded to their longest sample fit; the
+            rate over them is that of the plan.
         loss: ``loss(outputs, batch) -> scalar``, or ``file.py:function``; the model's
             own if left out.
         precision: ``auto`` (16-bit autocast; fp32 if the model cannot run in it),
@@ -146,13 +147,11 @@ def _plan(given: Arguments) -> Plan:
         made = make_plan(asked.workload, asked.budget, asked.request, **asked.settings)
     except DoesNotFitError as error:
         raise error.with_suggestions(tuple(what_would_fit(asked, error))) from None
-    lengths = asked.lengths
-    rates = () if lengths is None else lengths.rate_notes(made.estimate.samples_per_s)
     loading = loading_notes(asked.workload.model, made.estimate)
     return made.changed(
         source=asked.source,
         adapter=asked.source.adapter,
-        warnings=(*made.warnings, *rates, *loading),
+        warnings=(*made.warnings, *loading),
         provenance={**made.provenance, "asked": _recorded(asked)},
     )
 

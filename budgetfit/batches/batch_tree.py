@@ -115,9 +115,18 @@ def resize_batch(
 
 def map_batch(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """Return the batch with every tensor replaced by ``change(tensor)``."""
+    return change_tensors(batch, lambda tensor, _: change(tensor))
+
+
+def change_tensors(
+    batch: Batch, change: Callable[[Tensor, str], Tensor], path: str = ""
+) -> Batch:
+    """Return the batch with every tensor replaced by ``change(tensor, its path)``."""
     if isinstance(batch, Tensor):
-        return change(batch)
-    return _rebuild(batch, lambda part, _: map_batch(part, change))
+        return change(batch, path)
+    return _rebuild(
+        batch, lambda part, where: change_tensors(part, change, where), path
+    )
 
 
 def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -15,6 +15,7 @@ from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.validation import check_samples
+from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.lazy_import import lazy_import
 
@@ -268,6 +269,9 @@ class Plan(PlanExports):
 
     ``alternatives`` is evaluated on first access, by ``lazy_alternatives``, so that
     planning does not wait for it. Printing and saving access it.
+
+    ``varying_lengths`` is what training does so that batches of all lengths fit, and
+    how fast it is over them; None where all are equally long.
     """
 
     recipe: Recipe
@@ -280,6 +284,7 @@ class Plan(PlanExports):
     provenance: dict[str, Any] = field(default_factory=dict)
     block_table: tuple[BlockRow, ...] = ()
     adapter: Adapter | None = None
+    varying_lengths: VaryingLengths | None = None
     source: Any = field(default=None, compare=False, repr=False)
     lazy_alternatives: LazyAlternatives | None = field(
         default=None, compare=False, repr=False
@@ -326,6 +331,12 @@ class Plan(PlanExports):
     def fits(self) -> bool:
         """Whether the judged peak fits the budget."""
         return bool(self.estimate.fits)
+
+    @property
+    def needs_expandable_segments(self) -> bool:
+        """Whether it was judged with ``expandable_segments:True``."""
+        lengths = self.varying_lengths
+        return lengths is not None and lengths.measure == "expandable segments"
 
     @property
     def longest_length(self) -> int | None:

@@ -108,6 +108,9 @@ class Recipe:
         optimizer_in_backward: Each weight is updated as soon as its gradient is
             complete, and the gradient freed: gradients of all weights never exist
             together. Takes no accumulation, no clipping and no GradScaler.
+        longest_batch_first: Before its first update a run does a forward and backward
+            of the longest batch and drops their results, so that shorter batches find
+            room in its memory; where lengths vary.
     """
 
     batch_size: int
@@ -117,6 +120,7 @@ class Recipe:
     segments: tuple[Segment, ...] = field(default=())
     loss_chunks: int = 1
     optimizer_in_backward: bool = False
+    longest_batch_first: bool = False
 
     def __post_init__(self) -> None:
         """Check counts, names, and that no block is in two segments."""
@@ -130,6 +134,12 @@ class Recipe:
                 "optimizer_in_backward uses each gradient up at once, so there is "
                 "nothing to add the next micro-batch's to. Use "
                 "gradient_accumulation_steps=1, or optimizer_in_backward=False."
+            )
+        if self.longest_batch_first and self.optimizer_in_backward:
+            raise InputError(
+                "longest_batch_first drops the results of a backward, and with "
+                "optimizer_in_backward each backward updates the weights. Leave one "
+                "out."
             )
         segments = self.segments if isinstance(self.segments, (list, tuple)) else None
         if segments is None or not all(isinstance(each, Segment) for each in segments):

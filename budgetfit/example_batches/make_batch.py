@@ -56,6 +56,7 @@ def make_batch(  # noqa: PLR0913 - one value each
     max_length: int | None = None,
     image_size: object = None,
     text_only: bool = False,
+    padded: bool = False,
     dims: SampleDims = FIRST_DIM,
 ) -> ExampleBatch:
     """Make a batch of valid random values that the model can be trained on.
@@ -72,6 +73,8 @@ def make_batch(  # noqa: PLR0913 - one value each
         image_size: Image size in pixels, for ``parse_image_size``; by default the
             configured one.
         text_only: Leave out images and audio, for multimodal models.
+        padded: All text samples but the first end in padding, which an attention mask
+            tells, as a data collator pads samples of several lengths.
         dims: The sample dimension of the model's own example inputs.
 
     Raises:
@@ -91,6 +94,7 @@ def make_batch(  # noqa: PLR0913 - one value each
         max_length,
         None if image_size is None else parse_image_size(image_size),
         text_only,
+        padded,
         dims,
     )
     batch, returns_loss = _make(request)

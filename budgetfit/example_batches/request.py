@@ -25,6 +25,7 @@ class BatchRequest:
         max_length: Requested sequence length.
         image_size: Requested height and width in pixels.
         text_only: Whether images and audio are left out.
+        padded: Whether all samples but the first end in padding.
         dims: The sample dimension of the model's own example inputs.
         used: Names of options that had an effect.
         notes: Assumptions, for users.
@@ -36,6 +37,7 @@ class BatchRequest:
     max_length: int | None
     image_size: tuple[int, int] | None = None
     text_only: bool = False
+    padded: bool = False
     dims: SampleDims = FIRST_DIM
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)

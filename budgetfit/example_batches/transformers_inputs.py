@@ -78,6 +78,8 @@ _TASKS_BY_SUFFIX = {
     "ForPreTraining": "pretraining",
 }
 
+_PADDED_PART = 8  # of a padded sample; which part it is changes no memory
+
 
 def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
     """Return keyword arguments for the model, and whether it returns a loss.
@@ -104,6 +106,8 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
         returns_loss = labels is not None and takes.issuperset(labels)
         if labels is not None and returns_loss:
             batch.update(labels)
+    if request.padded:
+        _add_padding(request, batch, takes)
     missing = [name for name in needs if name not in batch]
     if missing:
         raise _no_example_batch(model, f"it needs {', '.join(missing)}")
@@ -245,6 +249,18 @@ def _add_decoder_input(
     else:
         ids = audio.transcripts(request, request.model.config)
     batch["decoder_input_ids"] = ids
+
+
+def _add_padding(
+    request: BatchRequest, batch: Arguments, takes: frozenset[str]
+) -> None:
+    """Add the attention mask of text whose samples but the first end in padding."""
+    ids = batch.get("input_ids")
+    if ids is None or ids.dim() != 2 or "attention_mask" not in takes:  # noqa: PLR2004
+        return
+    mask = batch.get("attention_mask", request.ones(ids.shape)).clone()
+    mask[1:, ids.shape[1] - ids.shape[1] // _PADDED_PART :] = 0
+    batch["attention_mask"] = mask
 
 
 def _no_example_batch(model: nn.Module, reason: str) -> InputError:

@@ -21,6 +21,7 @@ from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.budget import Budget
 from budgetfit.core.precision import requested_precisions
 from budgetfit.core.sample_dims import BatchDims, SampleDims
+from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
 from budgetfit.core.validation import (
     ImageSize,
     check_batch,
@@ -35,7 +36,6 @@ from budgetfit.example_batches.make_batch import (
 )
 from budgetfit.inputs.adapter import adapter_as_stored, find_adapter, model_to_trace
 from budgetfit.inputs.plan_source import PlanSource
-from budgetfit.inputs.sample_lengths import LengthSummary, summarize_lengths
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
@@ -303,6 +303,7 @@ def _read_model(
         notes=tuple(notes),
         cudnn=torch.backends.cudnn.enabled,
         remake=remake,
+        lengths=lengths,
     )
     return workload.with_found_blocks(), source
 
@@ -329,7 +330,14 @@ def _example_batch(
     dims = SampleDims.parse(asked.batch_dims, batch_dimension(resolved.model))
     remake, notes = None, tuple[str, ...]()
     if batch is None:
-        remake = partial(make_batch, image_size=size, text_only=text_only, dims=dims)
+        padded = lengths is not None and lengths.vary
+        remake = partial(
+            make_batch,
+            image_size=size,
+            text_only=text_only,
+            padded=padded,
+            dims=dims,
+        )
         longest = asked.max_length if lengths is None else lengths.planned
         made = remake(resolved.model, max_length=longest)
         batch, notes = made.batch, made.notes

@@ -27,7 +27,9 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 @contextmanager
-def preserved_model(model: nn.Module, device: torch.device) -> Iterator[None]:
+def preserved_model(
+    model: nn.Module, device: torch.device, *, weights: bool = True
+) -> Iterator[None]:
     """Restore weights, buffers, gradients, modes and random generators at the end.
 
     Also attributes and globals that a forward may change, such as counters.
@@ -38,10 +40,11 @@ def preserved_model(model: nn.Module, device: torch.device) -> Iterator[None]:
     Args:
         model: The model to preserve.
         device: Its device; its generator is preserved besides the CPU's.
+        weights: Whether parameters are copied, too; else nothing may change them.
     """
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [*model.parameters(), *model.buffers()] if weights else [*model.buffers()]
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    gradients = [tensor.grad for tensor in tensors]
+    gradients = [(tensor, tensor.grad) for tensor in (*model.parameters(), *tensors)]
     attributes = snapshot_attributes(model)
     # bitsandbytes repacks 4-bit weights for inference on a CPU.
     scales = [
@@ -53,7 +56,7 @@ def preserved_model(model: nn.Module, device: torch.device) -> Iterator[None]:
     buffers = [(module, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001
     cards = [_index(device)] if device.type == "cuda" else []
     generators = HostRngState.now()  # speech models mask with numpy's
-    for tensor in tensors:
+    for tensor, _ in gradients:
         tensor.grad = None
     try:
         with torch.random.fork_rng(devices=cards):
@@ -64,12 +67,13 @@ def preserved_model(model: nn.Module, device: torch.device) -> Iterator[None]:
             module._buffers.clear()  # noqa: SLF001
             module._buffers.update(own)  # noqa: SLF001
         with torch.no_grad():
-            for tensor, value, gradient in zip(tensors, values, gradients, strict=True):
+            for tensor, value in zip(tensors, values, strict=True):
                 if tensor.shape == value.shape:
                     tensor.data.copy_(value)
                 else:
                     tensor.data = value.to(tensor.device)
-                tensor.grad = gradient
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
         for scale, facts in scales:
             vars(scale).clear()
             vars(scale).update(facts)

@@ -91,7 +91,7 @@ def block_bytes(
     device without a limit.
     """
     blocks = np.zeros(trace.fixed_bytes.size, np.int64)
-    kind = _ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
+    kind = ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
     result = kind(UNLIMITED_BYTES).run(
         trace.events.tolist(), _rounded_bytes(trace, batch_size, device)
     )
@@ -100,7 +100,7 @@ def block_bytes(
     return blocks
 
 
-class _ExpandableSegmentsAllocator:
+class ExpandableSegmentsAllocator:
     """The reference allocator with expandable segments, run on lists of events."""
 
     def __init__(self, total_bytes: int) -> None:
@@ -176,7 +176,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     if known is not None and known.reserved_bytes <= total:
         return known
     parts, events = _program(*program)
-    kind = _ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
+    kind = ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
     allocator = kind(total)
     runs = list(_run(allocator, trace, device, parts, events))
     allocated = [each.peak_allocated_bytes for each in runs]
@@ -232,7 +232,7 @@ def _rounded_bytes(
 
 
 def _run(
-    allocator: CachingAllocator | _ExpandableSegmentsAllocator,
+    allocator: CachingAllocator | ExpandableSegmentsAllocator,
     trace: StepTrace,
     device: DeviceProperties,
     parts: Iterable[ScheduledRange],
@@ -249,7 +249,7 @@ def _run(
 
 
 def _failed_bytes(
-    allocator: CachingAllocator | _ExpandableSegmentsAllocator,
+    allocator: CachingAllocator | ExpandableSegmentsAllocator,
     trace: StepTrace,
     device: DeviceProperties,
     part: ScheduledRange,

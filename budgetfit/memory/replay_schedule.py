@@ -11,12 +11,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 
@@ -115,7 +111,7 @@ def schedule(
     steady = [row for row in traced if row.step == last]
     parts = [ScheduledRange(row, batch_size) for row in traced]
     repeats = (batch_size,) * STEADY_REPEATS + then_batch_sizes
-    if last < 1 or not _closed(trace.events[whole[0].start : whole[-1].end]):
+    if last < 1 or not is_closed(trace.events[whole[0].start : whole[-1].end].tolist()):
         if then_batch_sizes:
             raise ValueError("the last step of this trace cannot be repeated")
         return parts
@@ -124,10 +120,7 @@ def schedule(
     return parts
 
 
-def _closed(events: NDArray[np.int32]) -> bool:
+def is_closed(events: list[int]) -> bool:
     """Return whether these events free exactly what they allocate."""
-    return bool(
-        (np.sort(events[events > 0]) == np.sort(-events[events < 0])).all()
-        if (events > 0).sum() == (events < 0).sum()
-        else False
-    )
+    allocated = sorted(event for event in events if event > 0)
+    return allocated == sorted(-event for event in events if event < 0)

@@ -178,20 +178,31 @@ def last_batch_warnings(
     """
     if trace is None or recipe.batch_size == 1:
         return ()
-    reserved_bytes = replay(
+    then = replay(
         trace,
         recipe.batch_size,
         gpu,
         limit_bytes=UNLIMITED_BYTES,
         then_batch_sizes=(1, recipe.batch_size),
         micro_steps=recipe.gradient_accumulation_steps,
-    ).reserved_bytes
-    if reserved_bytes <= limit_bytes:
+    )
+    if then.reserved_bytes <= limit_bytes:
         return ()
+    expanding = replay(
+        trace,
+        recipe.batch_size,
+        gpu,
+        limit_bytes=UNLIMITED_BYTES,
+        expandable_segments=True,
+        then_batch_sizes=(1, recipe.batch_size),
+        micro_steps=recipe.gradient_accumulation_steps,
+    )
+    fits = expanding.reserved_bytes <= limit_bytes
+    other = ", or export PYTORCH_ALLOC_CONF=expandable_segments:True" if fits else ""
     text = (
-        f"after a smaller last batch {format_bytes(reserved_bytes)} would be reserved, "
-        f"more than the {format_bytes(limit_bytes)} that are plannable: the "
+        f"after a smaller last batch {format_bytes(then.reserved_bytes)} would be "
+        f"reserved, more than the {format_bytes(limit_bytes)} that are plannable: the "
         "allocator then empties its cache and goes on, slower. Pass drop_last=True to "
-        "the DataLoader"
+        f"the DataLoader{other}"
     )
     return (text,)

@@ -40,6 +40,12 @@ from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import policy_segments
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.search.solver_choice import optimality_text
+from budgetfit.planning.search.varying_lengths import (
+    JudgedLengths,
+    estimate_all_lengths,
+    judge_all_lengths,
+    with_lengths,
+)
 from budgetfit.planning.session import open_sessions
 from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.traces.session import TraceSession
@@ -77,11 +83,12 @@ def make_plan(
     session.traces.tracer.progress("judging the usual practices")
     baselines = deciding_baselines(session)
     best, explanation = _best_judged(found, baselines)
-    plan = _report(session, best, baselines)
+    judged = judge_all_lengths(session, best)
+    plan = _report(session, judged, baselines)
     provenance = {
         **plan.provenance,
         "solver": explanation,
-        "certificate": optimality_text(session, best.recipe)
+        "certificate": optimality_text(session, judged.estimate.recipe)
         if session.request.checkpointing == "auto"
         else "",
         "rounds": list(found.rounds),
@@ -205,11 +212,13 @@ def _best_judged(
 
 
 def _report(
-    session: PlanningSession, best: Estimate, baselines: tuple[Alternative, ...]
+    session: PlanningSession, judged: JudgedLengths, baselines: tuple[Alternative, ...]
 ) -> Plan:
     """Return the plan of a judged recipe: its tables, warnings and sources."""
-    workload, traces = session.workload, session.traces
+    workload, traces, best = session.workload, session.traces, judged.estimate
     estimate, rows, notes = recommend_one_micro_batch(session, best)
+    if judged.lengths is not None:  # of several micro-batches, if so: an upper bound
+        estimate = with_lengths(estimate, judged.lengths)
     recipe = estimate.recipe
     eval_batch_size = evaluation_batch_size(traces, recipe, session.budget.usable_bytes)
     estimate = replace(estimate, eval_batch_size=eval_batch_size)
@@ -234,7 +243,9 @@ def _report(
             *last_batch,
             *_host_warnings(session, estimate),
             *traces.cache_notes,
+            *judged.warnings,
         ),
+        varying_lengths=judged.lengths,
         provenance=_provenance(session, estimate),
     )
 
@@ -273,7 +284,7 @@ def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, .
 def make_estimate(  # noqa: PLR0913 - one value each, all needed
     workload: Workload,
     recipe: Recipe,
-    budget: Budget | None,
+    budget: Budget,
     *,
     context_bytes: int,
     keep_own_checkpointing: bool = False,
@@ -290,13 +301,16 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
     check_estimate_scales(
         traces, trace, recipe, keep_own_checkpointing=keep_own_checkpointing
     )
-    return judge(
+    made = judge(
         trace,
         recipe,
         workload.gpu,
         budget,
         context_bytes=context_bytes,
         notes=(*workload.notes, *traces.cache_notes),
+    )
+    return estimate_all_lengths(
+        traces, budget, made, keep_own_checkpointing=keep_own_checkpointing
     )
 
 

@@ -71,6 +71,7 @@ def _recommendation(plan: Plan, samples: int | None) -> RenderableType:
         *_longest(plan),
         *recipe_lines(plan.recipe, plan.model.blocks),
         *time_lines(estimate, samples),
+        *_lengths(plan),
     ]
     proof = [_gain(plan), plan.provenance.get("certificate")]
     if any(proof):
@@ -96,6 +97,30 @@ def _longest(plan: Plan) -> list[str]:
     if length == plan.provenance.get("longest_looked_at"):
         text += " (longer ones were not looked at)"
     return [text]
+
+
+def _lengths(plan: Plan) -> list[str]:
+    """How batches of several lengths fit, and how fast they are."""
+    lengths = plan.varying_lengths
+    if lengths is None:
+        return []
+    multiple = lengths.pad_to_multiple_of
+    to = f"pad_to_multiple_of={multiple}" if multiple else "to their longest sample"
+    reserved = format_bytes(lengths.reserved_bytes)
+    replayed = f"{reserved} reserved in {lengths.updates} updates of random lengths"
+    how = {
+        "none": "",
+        "longest first": ": the first run.step() also runs the longest",
+        "expandable segments": ": with PYTORCH_ALLOC_CONF=expandable_segments:True",
+    }[lengths.measure]
+    return [
+        (
+            f"samples of {lengths.shortest} to {lengths.longest} tokens, padded {to}: "
+            f"{rate_text(lengths.samples_per_s)} samples/s "
+            f"({rate_text(lengths.grouped_samples_per_s)} grouped by length)"
+        ),
+        f"{replayed}{how}",
+    ]
 
 
 def _gain(plan: Plan) -> str | None:

@@ -13,8 +13,10 @@ from torch import nn
 from budgetfit.applying.attention_implementation import describe_attention
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
 from budgetfit.batches.batch_tree import describe_batch
+from budgetfit.batches.resize_lengths import with_length
 from budgetfit.core.plan import ModelSummary
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.sample_lengths import LengthSummary
 from budgetfit.example_batches.make_batch import ExampleBatch
 from budgetfit.gpus.table import Gpu
 from budgetfit.tracing.blocks.find_blocks import find_blocks
@@ -53,6 +55,7 @@ class Workload:
         notes: Assumptions made while building this workload.
         remake: ``make_batch`` with all but the model and ``max_length``; None where the
             batch was given.
+        lengths: Of the samples; the batch has that of the longest. None if unknown.
     """
 
     model: nn.Module
@@ -67,6 +70,7 @@ class Workload:
     cudnn: bool = True
     notes: tuple[str, ...] = ()
     remake: Callable[..., ExampleBatch] | None = None
+    lengths: LengthSummary | None = None
 
     @property
     def target(self) -> CudaTarget:
@@ -78,14 +82,20 @@ class Workload:
         )
 
     def at_length(self, max_length: int) -> Workload:
-        """Return the workload with ``max_length`` tokens per sample; made batches only.
+        """Return the workload with ``max_length`` tokens per sample.
+
+        Of batches that are made, or of lengths up to ``lengths.planned``.
 
         Raises:
             InputError: If the model has no positions for it.
         """
-        assert self.remake is not None  # noqa: S101 - callers have checked
-        made = self.remake(self.model, max_length=max_length)
-        return replace(self, batch=made.batch)
+        if self.remake is not None:
+            batch = self.remake(self.model, max_length=max_length).batch
+        else:
+            assert self.lengths is not None  # noqa: S101 - callers have checked
+            longest, dims = self.lengths.planned, self.batch_dims
+            batch = with_length(self.batch, longest, max_length, dims)
+        return replace(self, batch=batch)
 
     def with_found_blocks(self) -> Workload:
         """Return the workload with the repeated blocks, if they may be recomputed."""

@@ -1,30 +1,27 @@
+"""Lengths of samples, and the batches that are drawn from them."""
+
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.errors import InputError
-from budgetfit.inputs.sample_lengths import summarize_lengths
 
 LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=50)
 
 
 def test_nine_short_samples_and_a_long_one() -> None:
-    # 9 x 100 + 1000 = 1900 tokens in 10 x 1000 positions: 81 % padding.
     found = summarize_lengths([100] * 9 + [1000])
     assert (found.samples, found.planned, found.mean) == (10, 1000, 190.0)
-    assert found.padding_share == pytest.approx(0.81)
+    assert (found.shortest, found.vary) == (100, True)
     assert found.notes() == (
         (
-            "planned for samples of 1000 tokens; the mean of 10 is 190.0, so padding "
-            "all to 1000 spends 81.0% of the positions on padding"
+            "planned for samples of 100 to 1000 tokens (the mean of 10 is 190.0) in "
+            "batches that are padded to their longest"
         ),
-    )
-    # 1000 / 190 x 3.8 samples per second
-    assert found.rate_notes(3.8)[0].startswith(
-        "batches padded to the mean length alone would make about 20.0 samples per "
-        "second instead of 3.8"
     )
 
 
@@ -36,12 +33,10 @@ def test_longer_samples_than_max_length_are_cut_and_told() -> None:
     )
 
 
-def test_shorter_samples_than_max_length_are_padded_to_it() -> None:
-    assert summarize_lengths([100], max_length=400).padding_share == 0.75
-
-
-def test_equal_lengths_waste_nothing_and_nothing_is_said_of_it() -> None:
-    assert summarize_lengths([64, 64]).rate_notes(1.0) == ()
+def test_equal_lengths_do_not_vary() -> None:
+    found = summarize_lengths([64, 64])
+    assert not found.vary
+    assert found.notes() == ("planned for samples of 64 tokens",)
 
 
 @given(LENGTHS)
@@ -50,12 +45,22 @@ def test_a_list_and_its_histogram_are_the_same(lengths: list[int]) -> None:
     assert summarize_lengths(lengths) == summarize_lengths(histogram)
 
 
-@given(LENGTHS)
-def test_padding_and_tokens_fill_all_positions(lengths: list[int]) -> None:
+@given(LENGTHS, st.integers(1, 64), st.integers(0, 10))
+def test_drawn_lengths_occur_and_repeat_with_the_seed(
+    lengths: list[int], batch_size: int, seed: int
+) -> None:
     found = summarize_lengths(lengths)
-    positions = len(lengths) * max(lengths)
-    assert found.padding_share * positions == pytest.approx(positions - sum(lengths))
-    assert 0 <= found.padding_share < 1
+    drawn = found.draw(batch_size, 2, 20, seed)
+    assert drawn == found.draw(batch_size, 2, 20, seed)
+    assert (len(drawn), {len(row) for row in drawn}) == (20, {2})
+    assert {length for row in drawn for length in row} <= set(lengths)
+
+
+def test_a_batch_is_as_long_as_its_longest_sample() -> None:
+    # One of ten is long: a batch of 4 is long in 1 - 0.9^4 = 34 % of all cases.
+    found = summarize_lengths({100: 9, 1000: 1})
+    counted = Counter(row[0] for row in found.draw(4, 1, 20_000, seed=0))
+    assert counted[1000] / 20_000 == pytest.approx(1 - 0.9**4, abs=0.01)
 
 
 @pytest.mark.parametrize("wrong", [[0], [1.5], ["512"], {512: 0}, {512: 0.5}, [True]])

@@ -13,6 +13,7 @@ from budgetfit.applying.attention_implementation import (
 )
 from budgetfit.applying.checkpointing.recipe_application import RecipeApplication
 from budgetfit.applying.data_parallel import warn_if_not_synchronized
+from budgetfit.applying.expandable_segments import use_expandable_segments
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
 from budgetfit.applying.optimizers.for_recipe import (
@@ -56,6 +57,7 @@ from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.precision import find_precision
 from budgetfit.core.sample_dims import FIRST_DIM
 from budgetfit.errors import InputError
+from budgetfit.measuring.preserve_model import preserved_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -148,6 +150,8 @@ class Run:
             self.device = move_model(model, device, self._undo)
             kind = self.device.type
             steps_on = simulated_device_type if self._is_trace else kind
+            if kind == "cuda" and plan is not None and plan.needs_expandable_segments:
+                use_expandable_segments(self._undo)
             warn_if_emulated(self._precision, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))
             self._modes = TrainingModes(model)
@@ -347,6 +351,7 @@ class Run:
         self.recipe = recipe
         self.group = AccumulationGroup(recipe.gradient_accumulation_steps)
         self._monitor.expect_recipe(recipe)
+        self._longest_is_due = recipe.longest_batch_first and not self._is_trace
 
     def _begin_group(self) -> None:
         """Drop foreign gradients; check that parameters and settings are unchanged.
@@ -379,6 +384,9 @@ class Run:
             self.accumulated.check(self.group.count)
         self._modes.resume()
         self._enter_phase("forward")
+        if self._longest_is_due:
+            self._longest_is_due = False
+            self._run_longest(batch)
         share = num_items_in_batch is not None
         counted = describe_weight(weight, num_items_in_batch)
         if weight is None:
@@ -396,6 +404,22 @@ class Run:
         elif not self._is_trace:
             self.accumulated.record()
         return loss
+
+    def _run_longest(self, batch: Any) -> None:
+        """Run forward and backward of the longest batch, and drop their results.
+
+        Twice where gradients are accumulated: the second finds those of the first. The
+        allocator then keeps memory in which shorter batches find room.
+        """
+        longest = self._monitor.longest_batch(batch)
+        if longest is None:
+            return
+        steps = min(self.recipe.gradient_accumulation_steps, 2)
+        with preserved_model(self.model, self.device, weights=False):
+            for _ in range(steps):
+                moved = cast_batch(longest, self._precision, self.device)
+                self._forward_backward(moved, self._loss, divisor=1.0)
+                self._enter_phase("forward")
 
     def _forward_backward(
         self, batch: Any, loss: Loss | None, divisor: float

@@ -16,6 +16,8 @@ from budgetfit.applying.out_of_memory.error import (
 )
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
+from budgetfit.batches.batch_tree import describe_batch
+from budgetfit.batches.resize_lengths import with_shapes
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.out_of_memory_message import is_out_of_memory
 
@@ -74,6 +76,16 @@ class StepMonitor:
             self._warn_if_smaller(batch)
         if is_first:
             self._rng_states = get_rng_states(self._device)
+
+    def longest_batch(self, batch: Any) -> Any | None:
+        """Return a batch in the planned shapes, of the values of another.
+
+        None where that is no larger, or no shapes are planned.
+        """
+        shapes = self._batch.shapes
+        longest = with_shapes(batch, shapes) if shapes else batch
+        same = describe_batch(longest) == describe_batch(batch)
+        return None if same else longest
 
     def _warn_if_smaller(self, batch: Any) -> None:
         """Warn if the loader's first batch has fewer samples than planned."""

@@ -1,6 +1,6 @@
-"""Sequence lengths of a data set: the length to plan for, and the cost of padding.
+"""Sequence lengths of a data set, and the batches that a shuffled loader makes of them.
 
-A batch of the longest samples must fit. Padding takes as much time as tokens do.
+A batch is padded to the longest of its samples, as transformers' collators do.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-NOTABLE_PADDING_SHARE = 0.01  # share of all positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class LengthSummary:
 
     Attributes:
         counts: (length in tokens, samples), by length.
-        max_length: Samples are truncated and padded to it; None: padded to the longest.
+        max_length: Samples are truncated to it, and some batches may be padded to it;
+            None: none are truncated.
     """
 
     counts: tuple[tuple[int, int], ...]
@@ -36,8 +37,18 @@ class LengthSummary:
 
     @property
     def planned(self) -> int:
-        """Length of a padded sample."""
+        """Length of the longest batch."""
         return self.max_length or self.counts[-1][0]
+
+    @property
+    def shortest(self) -> int:
+        """Length of the shortest sample after truncation."""
+        return min(self.counts[0][0], self.planned)
+
+    @property
+    def vary(self) -> bool:
+        """Whether batches of several lengths occur."""
+        return self.shortest < self.planned
 
     @property
     def cut(self) -> int:
@@ -50,18 +61,31 @@ class LengthSummary:
         kept = (min(length, self.planned) * count for length, count in self.counts)
         return sum(kept) / self.samples
 
-    @property
-    def padding_share(self) -> float:
-        """Share of padding in all positions: 1 - mean / planned."""
-        return 1 - self.mean / self.planned
+    def draw(
+        self, batch_size: int, micro_batches: int, updates: int, seed: int
+    ) -> list[tuple[int, ...]]:
+        """Draw the lengths of the micro-batches of so many updates.
+
+        Each is that of the longest of ``batch_size`` random samples.
+        """
+        lengths = np.array([min(length, self.planned) for length, _ in self.counts])
+        shares = np.array([count for _, count in self.counts]) / self.samples
+        # The longest of n is the n-th root's quantile: drawn as one number each.
+        uniform = np.random.default_rng(seed).random((updates, micro_batches))
+        reached = uniform ** (1 / batch_size)
+        places = np.searchsorted(np.cumsum(shares), reached, side="left")
+        drawn = lengths[np.minimum(places, len(lengths) - 1)]
+        return [tuple(row) for row in drawn.tolist()]
 
     def notes(self) -> tuple[str, ...]:
-        """Describe the planned length and the cost of padding."""
+        """Describe the planned length."""
         notes = [
             (
-                f"planned for samples of {self.planned} tokens; the mean of "
-                f"{self.samples} is {self.mean:.1f}, so padding all to {self.planned} "
-                f"spends {self.padding_share:.1%} of the positions on padding"
+                f"planned for samples of {self.shortest} to {self.planned} tokens "
+                f"(the mean of {self.samples} is {self.mean:.1f}) in batches that are "
+                "padded to their longest"
+                if self.vary
+                else f"planned for samples of {self.planned} tokens"
             )
         ]
         if self.cut:
@@ -70,26 +94,6 @@ class LengthSummary:
                 f"{self.planned} and are taken to be cut"
             )
         return tuple(notes)
-
-    def rate_notes(self, samples_per_s: float) -> tuple[str, ...]:
-        """Return a note on the throughput of packing without padding, if it is notable.
-
-        Time is assumed proportional to positions. Attention grows faster, fixed costs
-        do not grow.
-
-        Args:
-            samples_per_s: Of the plan, with padding.
-        """
-        if self.padding_share < NOTABLE_PADDING_SHARE:
-            return ()
-        rate = samples_per_s / (1 - self.padding_share)
-        return (
-            (
-                f"batches padded to the mean length alone would make about {rate:.1f} "
-                f"samples per second instead of {samples_per_s:.1f}: group samples by "
-                "length (group_by_length, or length bucketing in the sampler)"
-            ),
-        )
 
 
 def summarize_lengths(

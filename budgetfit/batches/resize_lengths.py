@@ -1,0 +1,60 @@
+"""Batches of the same samples at another sequence length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.batches.batch_tree import change_tensors, describe_batch
+from budgetfit.batches.sample_count import sample_dimensions
+from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Shape = tuple[int, ...]
+
+
+def with_length(
+    batch: Any, longest: int, length: int, dims: SampleDims = FIRST_DIM
+) -> Any:
+    """Return a batch whose sequences have ``length`` positions instead of ``longest``.
+
+    Every dimension of ``longest``, other than that of the samples, is a sequence's.
+    """
+    samples = sample_dimensions(batch, dims)
+    shapes = {
+        name: tuple(
+            length if size == longest and dim != samples.get(name) else size
+            for dim, size in enumerate(shape)
+        )
+        for name, (shape, _) in describe_batch(batch).items()
+    }
+    return with_shapes(batch, shapes)
+
+
+def with_shapes(batch: Any, shapes: Mapping[str, Shape]) -> Any:
+    """Return a batch whose tensors have other sizes, of evenly spaced positions.
+
+    Every value is one of the given tensor's, in the given order: ids stay valid, and a
+    mask keeps its share of padding.
+
+    Args:
+        batch: Nested tensors; not modified.
+        shapes: By path, as ``describe_batch`` names them; tensors without one, or of
+            another rank, are unchanged.
+    """
+
+    def resized(tensor: torch.Tensor, path: str) -> torch.Tensor:
+        shape = shapes.get(path or SINGLE_TENSOR, tuple(tensor.shape))
+        if len(shape) != tensor.dim() or 0 in tensor.shape:
+            return tensor
+        for dim, size in enumerate(shape):
+            if tensor.shape[dim] != size:
+                places = torch.arange(size, device=tensor.device)
+                places = places * tensor.shape[dim] // size
+                tensor = tensor.detach().index_select(dim, places)
+        return tensor
+
+    return change_tensors(batch, resized)

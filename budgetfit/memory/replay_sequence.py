@@ -1,0 +1,208 @@
+"""Replay of many training steps whose micro-batches have samples of several lengths.
+
+The allocator keeps the blocks of one length and splits them for another: what is
+reserved may grow for many steps, and far beyond what the longest batch takes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, storage_bytes
+from budgetfit.memory.replay_schedule import (
+    PASSES,
+    EventRange,
+    is_closed,
+    with_micro_steps,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.gpus.table import Gpu
+    from budgetfit.memory.caching_allocator import AllocatorRun
+
+
+class Allocator(Protocol):
+    """What replays events: ``CachingAllocator``, or one with other settings."""
+
+    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
+        """Run events as ``CachingAllocator.run``."""
+
+
+class Program(Protocol):
+    """One program at every length: its traces differ in sizes only."""
+
+    first: StepTrace
+
+    def at(self, length: int) -> StepTrace:
+        """Return the trace at a length."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePeaks:
+    """Peaks of a sequence of steps, in bytes, and how many were replayed."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    updates: int
+
+
+class StepSequence:
+    """Replays updates of micro-batches of given lengths, each after the last."""
+
+    def __init__(
+        self,
+        program_at: Callable[[int], Program],
+        gpu: Gpu,
+        *,
+        micro_steps: int = 1,
+        make_allocator: Callable[[int], Allocator],
+    ) -> None:
+        """Prepare a replay.
+
+        Args:
+            program_at: Returns the program that runs at a length.
+            gpu: Its kernel rules size the scratch memory.
+            micro_steps: Micro-batches in each update.
+            make_allocator: The allocator of a device of so many bytes.
+        """
+        self._program_at, self._device = program_at, device_properties(gpu)
+        self._micro_steps, self._make_allocator = micro_steps, make_allocator
+        self._steps: dict[int, _Steps] = {}
+        self._sizes: dict[tuple[int, int], list[int]] = {}
+
+    def peaks(
+        self,
+        updates: Iterable[Sequence[int]],
+        *,
+        longest_first: int | None = None,
+        most_bytes: int = UNLIMITED_BYTES,
+    ) -> SequencePeaks:
+        """Replay a training, from its first update.
+
+        Args:
+            updates: The lengths of the micro-batches of each update.
+            longest_first: The length of the forward and backward that are run before
+                the first update, and again where gradients are accumulated.
+            most_bytes: No further update is replayed once more is reserved.
+
+        Raises:
+            ValueError: An update does not free what it allocates.
+        """
+        self._allocator = self._make_allocator(UNLIMITED_BYTES)
+        self._allocated = self._reserved = count = 0
+        for lengths in updates:
+            if count:
+                steps = self._steps_at(lengths[0])
+                self._run(steps, steps.steady, lengths)
+            elif longest_first is None:
+                steps = self._steps_at(lengths[0])
+                self._run(steps, [*steps.setup, *steps.first], lengths)
+            else:
+                steps = self._steps_at(longest_first)
+                self._run(steps, [*steps.setup, *steps.dry], (longest_first,))
+                self._run(steps, steps.first_after_dry, lengths)
+            count += 1
+            if self._reserved > most_bytes:
+                break
+        return SequencePeaks(self._allocated, self._reserved, count)
+
+    def _run(
+        self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[int]
+    ) -> None:
+        for row in rows:
+            # Of many micro-batches a few are replayed: ``with_micro_steps``.
+            length = lengths[min(max(row.micro_step, 0), len(lengths) - 1)]
+            found = self._allocator.run(
+                steps.events[row.start : row.end], self._sizes_at(steps, length)
+            )
+            self._allocated = max(self._allocated, found.peak_allocated_bytes)
+            self._reserved = max(self._reserved, found.peak_reserved_bytes)
+
+    def _steps_at(self, length: int) -> _Steps:
+        """Return the steps of the program at a length; storages are numbered apart."""
+        program = self._program_at(length)
+        key = id(program)
+        if key not in self._steps:
+            before = sum(
+                len(each.program.first.fixed_bytes) for each in self._steps.values()
+            )
+            self._steps[key] = _Steps.of(program, self._micro_steps, before)
+        return self._steps[key]
+
+    def _sizes_at(self, steps: _Steps, length: int) -> list[int]:
+        key = steps.offset, length
+        if key not in self._sizes:
+            trace = steps.program.at(length)
+            sizes = storage_bytes(trace, trace.batch_sizes[0], self._device)
+            self._sizes[key] = [0] * steps.offset + ((sizes + 511) & -512).tolist()
+        return self._sizes[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The event ranges of a program's first and later updates.
+
+    Attributes:
+        events: Of all ranges; storages are counted from ``offset``.
+        setup: Before the first update.
+        first: The first update; it allocates what then stays.
+        dry: A forward and backward alone, and then everything freed that an update
+            frees. Two where gradients are accumulated: the second finds those of the
+            first.
+        first_after_dry: The first update, without what ``dry`` has allocated to stay.
+        steady: Every later update.
+    """
+
+    program: Program
+    offset: int
+    events: list[int]
+    setup: list[EventRange]
+    first: list[EventRange]
+    dry: list[EventRange]
+    first_after_dry: list[EventRange]
+    steady: list[EventRange]
+
+    @classmethod
+    def of(cls, program: Program, micro_steps: int, offset: int) -> _Steps:
+        """Cut a program's trace into updates.
+
+        Raises:
+            ValueError: The last update does not free exactly what it allocates.
+        """
+        rows, events = with_micro_steps(program.first, micro_steps)
+        last = rows[-1].step
+        steady = [row for row in rows if row.step == last]
+        if last < 1 or not is_closed(_events_of(events, steady)):
+            raise ValueError("the last step of this trace cannot be repeated")
+        first = [row for row in rows if row.step == 0]
+        dry = [row for row in first if row.micro_step < 2 and row.phase in PASSES]  # noqa: PLR2004
+        kept, left = _left_by(events, dry, first)
+        # What is left is freed; what stays is not allocated again.
+        dry.append(dry[-1]._replace(start=len(events), end=len(events) + len(left)))
+        events += [-event for event in left]
+        after = []
+        for row in first:
+            own = [event for event in events[row.start : row.end] if event not in kept]
+            after.append(row._replace(start=len(events), end=len(events) + len(own)))
+            events += own
+        shifted = [n + offset if n > 0 else n - offset for n in events]
+        setup = [row for row in rows if row.step < 0]
+        return cls(program, offset, shifted, setup, first, dry, after, steady)
+
+
+def _events_of(events: list[int], rows: Iterable[EventRange]) -> list[int]:
+    return [event for row in rows for event in events[row.start : row.end]]
+
+
+def _left_by(
+    events: list[int], dry: list[EventRange], first: list[EventRange]
+) -> tuple[set[int], list[int]]:
+    """Return what ``dry`` allocates to stay, and what ``first`` alone frees of it."""
+    inside = _events_of(events, dry)
+    alive = {event for event in inside if event > 0} - {-n for n in inside if n < 0}
+    freed = {-event for event in _events_of(events, first) if event < 0}
+    return alive - freed, sorted(alive & freed)

@@ -1,0 +1,347 @@
+"""Settings that hold for all lengths of the samples, not only for the longest.
+
+A recipe that fits at the longest length is replayed over sequences of batches of drawn
+lengths. What then exceeds the budget is mended in the order of what it costs: the
+longest batch first, or expandable segments, cost nothing; batches that are padded to a
+multiple of so many tokens cost time, and so do settings that need less memory. The
+fastest over these lengths is the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from budgetfit.core.plan import Estimate
+from budgetfit.core.varying_lengths import VaryingLengths
+from budgetfit.errors import InputError, TraceError
+from budgetfit.memory.caching_allocator import CachingAllocator
+from budgetfit.memory.replay import UNLIMITED_BYTES, ExpandableSegmentsAllocator
+from budgetfit.memory.replay_sequence import StepSequence
+from budgetfit.planning.judge import step_time
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
+from budgetfit.traces.session import TraceSession
+from budgetfit.utils.format_bytes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.sample_lengths import LengthSummary
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.core.varying_lengths import LengthsMeasure
+    from budgetfit.planning.session import PlanningSession
+
+    Draws = list[list[tuple[int, ...]]]  # of orders, updates and micro-batches
+
+ORDERS: Final = 3  # seeds of the draws
+UPDATES: Final = 200  # per order
+MICRO_BATCHES: Final = 4  # of an update; as many as ``with_micro_steps`` replays
+PADDED_TO: Final = (64, 128, 256, 512)
+MOST_SEARCHES: Final = 2  # for settings that need less
+SEARCH_ROUNDS: Final = 4  # of each
+_NOT_JUDGED: Final = (InputError, LengthsNotTracedError, TraceError)
+_ONLY_LONGEST: Final = "only the longest batch was judged, not the shorter ones"
+LEAST_EXCESS_BYTES: Final = 8 << 20  # by which a search's budget shrinks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedLengths:
+    """An estimate that holds for all lengths, or says why that is not known.
+
+    Attributes:
+        estimate: With what is reserved over the lengths, and the measure in its recipe.
+        lengths: The measure and its figures; None where nothing could be judged.
+        warnings: What a user has to do, or to know.
+    """
+
+    estimate: Estimate
+    lengths: VaryingLengths | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def judge_all_lengths(session: PlanningSession, best: Estimate) -> JudgedLengths:
+    """Return settings that hold for all lengths of the workload's samples.
+
+    ``best`` fits at the longest. It is returned unchanged where lengths do not vary.
+    """
+    lengths = session.workload.lengths
+    if lengths is None or not lengths.vary:
+        return JudgedLengths(estimate=best)
+    try:
+        found = list(_candidates(session, best, lengths))
+    except _NOT_JUDGED as error:
+        text = f"{_ONLY_LONGEST}: {error}"
+        return JudgedLengths(estimate=best, warnings=(text,))
+    fitting = [row for row in found if _of(row).fits]
+    if fitting:
+        fastest = max(fitting, key=lambda row: _of(row).samples_per_s)
+        plain = max(_of(row).plain_samples_per_s for row in found)
+        over = replace(_of(fastest), plain_samples_per_s=plain)
+        return replace(fastest, lengths=over)
+    least = min(found, key=lambda row: _of(row).reserved_bytes)
+    text = (
+        "batches of several lengths may run out of memory: the allocator fragments up "
+        f"to {format_bytes(_of(least).reserved_bytes)}. Pad all to "
+        f"{lengths.planned} tokens"
+    )
+    return replace(least, warnings=(*least.warnings, text))
+
+
+def _judge(session: PlanningSession, estimate: Estimate) -> LengthsJudge:
+    # Without an effective batch size one micro-batch is recommended.
+    given = session.settings.effective_batch_size is not None
+    steps = estimate.recipe.gradient_accumulation_steps if given else 1
+    return LengthsJudge(session.traces, session.budget, estimate, rated_steps=steps)
+
+
+def estimate_all_lengths(
+    traces: TraceSession,
+    budget: Budget,
+    estimate: Estimate,
+    *,
+    keep_own_checkpointing: bool = False,
+) -> Estimate:
+    """Return an estimate of a given recipe over all lengths of the samples."""
+    lengths = traces.workload.lengths
+    if lengths is None or not lengths.vary:
+        return estimate
+    first = estimate.recipe.longest_batch_first
+    try:
+        judge = LengthsJudge(
+            traces,
+            budget,
+            estimate,
+            rated_steps=estimate.recipe.gradient_accumulation_steps,
+            keep_own_checkpointing=keep_own_checkpointing,
+        )
+        found = judge.judged("longest first" if first else "none", most=UNLIMITED_BYTES)
+    except _NOT_JUDGED as error:
+        return replace(estimate, notes=(*estimate.notes, f"{_ONLY_LONGEST}: {error}"))
+    judged = _of(found)
+    note = (
+        f"{format_bytes(judged.reserved_bytes)} are reserved in {judged.updates} "
+        f"updates of random lengths ({judged.shortest} to {judged.longest} tokens), "
+        f"{format_bytes(estimate.reserved_bytes)} with the longest alone"
+    )
+    return replace(found.estimate, notes=(*estimate.notes, note))
+
+
+def with_lengths(estimate: Estimate, lengths: VaryingLengths) -> Estimate:
+    """Return an estimate with what is reserved over the lengths, and the measure."""
+    beyond = max(lengths.reserved_bytes - estimate.reserved_bytes, 0)
+    span = estimate.process_range_bytes
+    first = lengths.measure == "longest first"
+    return replace(
+        estimate,
+        recipe=replace(estimate.recipe, longest_batch_first=first),
+        reserved_bytes=estimate.reserved_bytes + beyond,
+        process_bytes=estimate.process_bytes + beyond,
+        process_range_bytes=span and (span[0] + beyond, span[1] + beyond),
+        fits=lengths.fits,
+    )
+
+
+def _of(judged: JudgedLengths) -> VaryingLengths:
+    assert judged.lengths is not None  # noqa: S101 - of ``_candidates``
+    return judged.lengths
+
+
+def _candidates(
+    session: PlanningSession, best: Estimate, lengths: LengthSummary
+) -> Iterator[JudgedLengths]:
+    """Yield what may hold; nothing after the first that does so at no cost."""
+    judge = _judge(session, best)
+    tried = judge.first_that_fits()
+    yield tried
+    if _of(tried).fits:
+        return
+    for multiple in (each for each in PADDED_TO if each < lengths.planned):
+        padded = judge.first_that_fits(multiple)
+        yield padded
+        if _of(padded).fits:  # a larger one takes longer
+            break
+    smaller = session
+    for _ in range(MOST_SEARCHES):
+        excess = judge.least_reserved_bytes() - session.budget.usable_bytes
+        budget = smaller.budget
+        excess = max(excess, LEAST_EXCESS_BYTES)
+        if budget.usable_bytes <= excess:
+            return
+        budget = replace(budget, headroom_bytes=budget.headroom_bytes + excess)
+        smaller = replace(smaller, budget=budget)
+        found = search_with_loss_chunks(smaller, max_rounds=SEARCH_ROUNDS)
+        if found.estimate is None:
+            return
+        judge = _judge(replace(found.session, budget=session.budget), found.estimate)
+        tried = judge.first_that_fits()
+        yield tried
+        if _of(tried).fits:
+            return
+
+
+class LengthsJudge:
+    """Judges one recipe over sequences of batches of drawn lengths."""
+
+    def __init__(
+        self,
+        traces: TraceSession,
+        budget: Budget,
+        estimate: Estimate,
+        *,
+        rated_steps: int,
+        keep_own_checkpointing: bool = False,
+    ) -> None:
+        """Trace a few lengths.
+
+        Args:
+            traces: Of a workload whose lengths vary.
+            budget: What must not be exceeded.
+            estimate: Of the recipe, at the longest.
+            rated_steps: Micro-batches per update, for the rate.
+            keep_own_checkpointing: As in ``TraceSession.exact``.
+
+        Raises:
+            InputError: If the model has no positions for one of them.
+            LengthsNotTracedError: If they have no common program.
+            TraceError: If the model cannot be traced at one of them.
+        """
+        recipe, workload, lengths = (
+            estimate.recipe,
+            traces.workload,
+            traces.workload.lengths,
+        )
+        assert lengths is not None  # noqa: S101 - callers have checked
+        self._budget, self._estimate, self._lengths = budget, estimate, lengths
+        self._rated_steps = rated_steps
+
+        def trace_at(length: int) -> StepTrace:
+            own = traces
+            if length != lengths.planned:
+                own = TraceSession(workload.at_length(length))
+            return own.exact(recipe, keep_own_checkpointing=keep_own_checkpointing)
+
+        self._traces = LengthTraces(trace_at, recipe.batch_size, lengths)
+        steps = recipe.gradient_accumulation_steps
+        self._draws = [
+            lengths.draw(recipe.batch_size, min(steps, MICRO_BATCHES), UPDATES, seed)
+            for seed in range(ORDERS)
+        ]
+        self._replays = {
+            kind: StepSequence(
+                self._traces.program_at,
+                workload.gpu,
+                micro_steps=steps,
+                make_allocator=kind,
+            )
+            for kind in (CachingAllocator, ExpandableSegmentsAllocator)
+        }
+        self._times = {
+            length: step_time(trace, recipe, workload.gpu)
+            for length, trace in self._traces.traced.items()
+        }
+
+    @property
+    def _measures(self) -> tuple[LengthsMeasure, ...]:
+        """The measures, none of which costs time; the simplest first."""
+        if self._estimate.recipe.optimizer_in_backward:  # each backward is an update
+            return ("none", "expandable segments")
+        return ("none", "longest first", "expandable segments")
+
+    def first_that_fits(self, padded_to: int = 1) -> JudgedLengths:
+        """Return the estimate with the first measure that suffices, else the last."""
+        for measure in self._measures:
+            found = self.judged(measure, padded_to)
+            if _of(found).fits:
+                break
+        return found
+
+    def least_reserved_bytes(self) -> int:
+        """Return the most that one order reserves, by the measure that needs least."""
+        return min(
+            self._reserved(measure, UNLIMITED_BYTES, 1, self._draws[:1])[0]
+            for measure in self._measures[1:]
+        )
+
+    def judged(
+        self, measure: LengthsMeasure, padded_to: int = 1, most: int | None = None
+    ) -> JudgedLengths:
+        """Return the estimate with a measure, and batches padded to a multiple.
+
+        Not replayed further than to ``most`` bytes; None: to what is usable.
+        """
+        estimate, budget = self._estimate, self._budget
+        most = budget.usable_bytes if most is None else most
+        reserved, updates = self._reserved(measure, most, padded_to, self._draws)
+        reserved = max(reserved, estimate.reserved_bytes)
+        lengths = VaryingLengths(
+            shortest=self._lengths.shortest,
+            longest=self._lengths.planned,
+            measure=measure,
+            reserved_bytes=reserved,
+            updates=updates,
+            samples_per_s=self._samples_per_s(padded_to),
+            plain_samples_per_s=self._samples_per_s(padded_to=1),
+            grouped_samples_per_s=self._grouped_samples_per_s(),
+            fits=budget.holds(reserved, estimate.host_bytes),
+            pad_to_multiple_of=padded_to if padded_to > 1 else None,
+        )
+        return JudgedLengths(
+            estimate=replace(
+                with_lengths(estimate, lengths), usable_bytes=budget.usable_bytes
+            ),
+            lengths=lengths,
+        )
+
+    def _reserved(
+        self, measure: LengthsMeasure, most_bytes: int, padded_to: int, draws: Draws
+    ) -> tuple[int, int]:
+        """Return the most that is reserved in any order, and the updates replayed.
+
+        Stops at the first update that exceeds ``most_bytes``.
+        """
+        expands = measure == "expandable segments"
+        replays = self._replays[
+            ExpandableSegmentsAllocator if expands else CachingAllocator
+        ]
+        first = self._lengths.planned if measure == "longest first" else None
+        reserved = count = 0
+        for draw in draws:
+            updates = [tuple(self._padded(n, padded_to) for n in row) for row in draw]
+            peaks = replays.peaks(updates, longest_first=first, most_bytes=most_bytes)
+            reserved = max(reserved, peaks.reserved_bytes)
+            count += peaks.updates
+            if reserved > most_bytes:
+                break
+        return reserved, count
+
+    def _samples_per_s(self, padded_to: int) -> float:
+        """Return the rate over drawn batches, estimated."""
+        drawn = (length for draw in self._draws for row in draw for length in row)
+        times = [self._micro_batch_ns(self._padded(each, padded_to)) for each in drawn]
+        return self._rate(float(np.mean(times)))
+
+    def _grouped_samples_per_s(self) -> float:
+        """Return the rate over batches of equally long samples, estimated."""
+        longest, counts = self._lengths.planned, self._lengths.counts
+        times = [self._micro_batch_ns(min(length, longest)) for length, _ in counts]
+        weights = [samples for _, samples in counts]
+        return self._rate(float(np.average(times, weights=weights)))
+
+    def _rate(self, micro_batch_ns: float) -> float:
+        recipe, steps = self._estimate.recipe, self._rated_steps
+        optimizer_ns = max(each.optimizer_ns for each in self._times.values())
+        step_ns = (micro_batch_ns * steps + optimizer_ns) * self._estimate.time_factor
+        return float(recipe.batch_size * steps / step_ns * 1e9)
+
+    def _micro_batch_ns(self, length: int) -> float:
+        """Return the time of a micro-batch, between those of the traced lengths."""
+        known = sorted(self._times)
+        times = [self._times[n].forward_ns + self._times[n].backward_ns for n in known]
+        return float(np.interp(length, known, times))
+
+    def _padded(self, length: int, multiple: int) -> int:
+        return min(-(-length // multiple) * multiple, self._lengths.planned)

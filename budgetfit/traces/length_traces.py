@@ -1,0 +1,239 @@
+"""LengthTraces: one recipe's traces at all lengths of the samples, from a few of them.
+
+A step runs the same ops at every length, and the bytes of its storages are polynomials
+in the length, of degree two where every position meets every other (attention). But for
+one thing: kernels want lengths that are multiples of 8, and PyTorch pads others. So
+there are two programs, one for multiples of 8 and one for the other lengths. Three
+traces of each give the bytes at any length; a fourth checks them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from budgetfit.core.sample_lengths import LengthSummary
+
+ALIGNMENT: Final = 8  # positions; of what attention kernels read at once
+DEGREE: Final = 2
+MOST_TRACES: Final = 48  # of one recipe
+MOST_ERROR: Final = 0.005  # of the bytes of all storages, at the length that checks
+
+
+class LengthsNotTracedError(Exception):
+    """The lengths have no common program, so that a sequence cannot be replayed."""
+
+
+class LengthProgram:
+    """One program at several traced lengths, and so at every length.
+
+    Attributes:
+        first: The trace at the shortest of them, of one batch size.
+    """
+
+    def __init__(self, traces: Mapping[int, StepTrace]) -> None:
+        """Take traces of one program and one batch size, by length.
+
+        Raises:
+            LengthsNotTracedError: If they differ in more than sizes.
+        """
+        self._lengths = sorted(traces)
+        rows = [traces[length] for length in self._lengths]
+        self.first = rows[0]
+        for length, row in zip(self._lengths, rows, strict=True):
+            if _structure(row) != _structure(self.first):
+                raise LengthsNotTracedError(
+                    f"samples of {self._lengths[0]} and {length} tokens run different "
+                    "programs"
+                )
+        self._fixed = np.stack([row.fixed_bytes for row in rows]).astype(np.float64)
+        # For each storage that a kernel's rule sizes: [lengths, arguments].
+        self._arguments = [
+            np.array([[each.fixed for each in row.arguments] for row in same])
+            for same in zip(*map(_scratch_rows, rows), strict=True)
+        ]
+        self._made: dict[int, StepTrace] = {}
+
+    def at(self, length: int) -> StepTrace:
+        """Return the trace at a length; its events are the same object at each."""
+        if length not in self._made:
+            self._made[length] = self._trace(_weights(self._lengths, length))
+        return self._made[length]
+
+    def _trace(self, weights: NDArray[np.float64]) -> StepTrace:
+        """Return the trace whose values are these parts of the traced ones."""
+        rows = [
+            row._replace(
+                arguments=tuple(Affine(n, 0) for n in _whole(weights @ values).tolist())
+            )
+            for row, values in zip(
+                _scratch_rows(self.first), self._arguments, strict=True
+            )
+        ]
+        known: dict[KernelScratch[Affine], int] = {}
+        index = self.first.scratch_index.copy()
+        index[index >= 0] = [known.setdefault(row, len(known)) for row in rows]
+        return replace(
+            self.first,
+            fixed_bytes=_whole(weights @ self._fixed),
+            scratch=tuple(known),
+            scratch_index=index,
+        )
+
+
+class LengthTraces:
+    """The traces of one recipe at every length that occurs.
+
+    Attributes:
+        traced: Lengths that were traced.
+    """
+
+    def __init__(
+        self,
+        trace_at: Callable[[int], StepTrace],
+        batch_size: int,
+        lengths: LengthSummary,
+    ) -> None:
+        """Trace a few lengths.
+
+        Args:
+            trace_at: Traces the recipe at a length.
+            batch_size: Samples per micro-batch.
+            lengths: Those that occur.
+
+        Raises:
+            LengthsNotTracedError: If they have no common program.
+        """
+        self._trace_at, self._batch_size = trace_at, batch_size
+        self.traced: dict[int, StepTrace] = {}
+        self._frozen: dict[int, StepTrace] = {}
+        possible = range(lengths.shortest, lengths.planned + 1)
+        self._programs = [
+            *self._cut([each for each in possible if each % ALIGNMENT == 0]),
+            *self._cut([each for each in possible if each % ALIGNMENT]),
+        ]
+
+    def program_at(self, length: int) -> LengthProgram:
+        """Return the program that runs at a length."""
+        return next(found for lengths, found in self._programs if length in lengths)
+
+    def _cut(
+        self, lengths: Sequence[int]
+    ) -> Iterator[tuple[frozenset[int], LengthProgram]]:
+        """Yield the programs of ascending lengths, each with those that it holds for.
+
+        Another one begins where a length exceeds a window of the model.
+        """
+        if not lengths:
+            return
+        spread = _spread(lengths)
+        structures = [_structure(self._trace(each)) for each in spread]
+        for place in range(len(spread) - 1):
+            if structures[place] != structures[place + 1]:
+                low, high = (
+                    lengths.index(spread[place]),
+                    lengths.index(spread[place + 1]),
+                )
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    same = _structure(self._trace(lengths[middle])) == structures[place]
+                    low, high = (middle, high) if same else (low, middle)
+                yield from self._cut(lengths[:high])
+                yield from self._cut(lengths[high:])
+                return
+        yield frozenset(lengths), self._checked(spread)
+
+    def _trace(self, length: int) -> StepTrace:
+        if length not in self._frozen:
+            if len(self.traced) == MOST_TRACES:
+                raise LengthsNotTracedError(
+                    f"samples of {min(self.traced)} to {max(self.traced)} tokens run "
+                    "too many different programs"
+                )
+            trace = self.traced[length] = self._trace_at(length)
+            self._frozen[length] = _at_batch_size(trace, self._batch_size)
+        return self._frozen[length]
+
+    def _checked(self, spread: Sequence[int]) -> LengthProgram:
+        """Return the program of some lengths, one of which checks the others."""
+        rows = {length: self._trace(length) for length in spread}
+        program = LengthProgram(rows)
+        if len(spread) <= DEGREE + 1:
+            return program
+        checked = spread[1]
+        del rows[checked]
+        known = LengthProgram(rows)
+        told = int(known.at(checked).fixed_bytes.sum())
+        actual = int(program.at(checked).fixed_bytes.sum())
+        if abs(told - actual) > MOST_ERROR * actual:
+            raise LengthsNotTracedError(
+                f"the {actual} bytes at {checked} tokens do not follow from those at "
+                f"{', '.join(map(str, rows))} tokens: {told}"
+            )
+        return known
+
+
+def _spread(lengths: Sequence[int]) -> list[int]:
+    """Return the ends of ascending lengths, the middle and a third of them."""
+    last = len(lengths) - 1
+    return [lengths[each] for each in sorted({0, last // 3, last // 2, last})]
+
+
+def _at_batch_size(trace: StepTrace, batch_size: int) -> StepTrace:
+    """Return a trace that is valid at one batch size only."""
+    return replace(
+        trace,
+        batch_sizes=(batch_size,),
+        fixed_bytes=trace.fixed_bytes + trace.bytes_per_sample * batch_size,
+        bytes_per_sample=np.zeros_like(trace.bytes_per_sample),
+        scratch=tuple(
+            row._replace(
+                arguments=tuple(Affine(n.at(batch_size), 0) for n in row.arguments)
+            )
+            for row in trace.scratch
+        ),
+    )
+
+
+def _structure(trace: StepTrace) -> tuple[Any, ...]:
+    """Return what is the same at every length of one program."""
+    rows = [(row.rule, row.part) for row in _scratch_rows(trace)]
+    return (
+        trace.events.tobytes(),
+        trace.phases,
+        trace.passes,
+        (trace.scratch_index >= 0).tobytes(),
+        rows,
+    )
+
+
+def _scratch_rows(trace: StepTrace) -> list[KernelScratch[Affine]]:
+    """Return the kernel scratch of each storage that has one."""
+    index = trace.scratch_index
+    return [trace.scratch[row] for row in index[index >= 0].tolist()]
+
+
+def _weights(nodes: Sequence[int], length: int) -> NDArray[np.float64]:
+    """Return the weights of values at the nodes, by Lagrange's formula."""
+    return np.array(
+        [
+            np.prod(
+                [(length - other) / (node - other) for other in nodes if other != node]
+            )
+            for node in nodes
+        ]
+    )
+
+
+def _whole(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Round to whole numbers of at least 0."""
+    return np.maximum(np.rint(values), 0).astype(np.int64)

@@ -1,0 +1,283 @@
+"""Plans for samples of many lengths: what is traced, replayed and recommended."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import budgetfit
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
+from budgetfit.core.step_trace import StepTrace
+from budgetfit.gpus.table import find_gpu
+from budgetfit.inputs.arguments import Arguments
+from budgetfit.memory.caching_allocator import CachingAllocator
+from budgetfit.memory.replay import (
+    ExpandableSegmentsAllocator,
+    device_properties,
+    replay,
+    storage_bytes,
+)
+from budgetfit.memory.replay_sequence import StepSequence
+from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
+
+GPU = find_gpu("rtx-4090")
+BATCH = 8
+LENGTHS = summarize_lengths(dict.fromkeys(range(40, 201), 1))
+RECIPE = Recipe(batch_size=BATCH, precision="bf16-mixed")
+
+
+def _config() -> transformers.PretrainedConfig:
+    return transformers.GPT2Config(
+        n_layer=3,
+        n_embd=128,
+        n_head=2,
+        vocab_size=8192,
+        use_cache=False,
+        bos_token_id=1,
+        eos_token_id=1,
+        architectures=["GPT2LMHeadModel"],
+    )
+
+
+@cache
+def _workload() -> Workload:
+    lengths = dict(LENGTHS.counts)
+    return Arguments(model=_config(), gpu="rtx-4090", lengths=lengths).parsed().workload
+
+
+@cache
+def _trace(length: int, recipe: Recipe = RECIPE) -> StepTrace:
+    return TraceSession(_workload().at_length(length)).exact(recipe)
+
+
+@cache
+def _traces(recipe: Recipe = RECIPE) -> LengthTraces:
+    return LengthTraces(
+        lambda length: _trace(length, recipe), recipe.batch_size, LENGTHS
+    )
+
+
+def _sizes(trace: StepTrace) -> np.ndarray:
+    sizes = storage_bytes(trace, BATCH, device_properties(GPU))
+    return (sizes + 511) // 512
+
+
+def _sequence(recipe: Recipe, kind: Any = CachingAllocator) -> StepSequence:  # noqa: ANN401
+    return StepSequence(
+        _traces(recipe).program_at,
+        GPU,
+        micro_steps=recipe.gradient_accumulation_steps,
+        make_allocator=kind,
+    )
+
+
+def test_made_batches_of_many_lengths_end_in_padding_but_for_the_first() -> None:
+    mask = _workload().batch["attention_mask"]
+    assert mask.shape == (2, 200)
+    assert mask.sum(1).tolist() == [200, 175]
+    equal = Arguments(model=_config(), gpu="rtx-4090", lengths=[64, 64]).parsed()
+    assert "attention_mask" not in equal.workload.batch
+
+
+@pytest.mark.parametrize("length", [48, 61, 136, 143, 197])
+def test_a_length_that_was_not_traced_has_the_bytes_of_its_own_trace(
+    length: int,
+) -> None:
+    actual, told = _trace(length), _traces().program_at(length).at(length)
+    assert length not in _traces().traced
+    assert told.events.tolist() == actual.events.tolist()
+    # Kernels round some buffers of theirs: not of degree two.
+    beyond = np.abs(_sizes(told) - _sizes(actual))
+    assert (beyond <= 8 + _sizes(actual) // 100).all()
+    assert beyond.sum() <= 0.001 * _sizes(actual).sum()
+
+
+def test_another_program_begins_where_a_window_is_exceeded() -> None:
+    def beyond_window(length: int) -> StepTrace:
+        trace = _trace(length)
+        return trace if length <= 101 else replace(trace, notes=("sliding",), phases=())
+
+    found = LengthTraces(beyond_window, BATCH, LENGTHS)
+    programs = {
+        length: found.program_at(length).first.notes
+        for length in range(LENGTHS.shortest, LENGTHS.planned + 1)
+    }
+    assert all(
+        notes == (("sliding",) if length > 101 else ())
+        for length, notes in programs.items()
+    )
+    assert len(found.traced) < 30
+
+
+def test_lengths_that_all_run_other_programs_are_refused() -> None:
+    def other(length: int) -> StepTrace:
+        trace = _trace(length)
+        return replace(trace, events=trace.events[:-length])
+
+    with pytest.raises(LengthsNotTracedError, match="too many different programs"):
+        LengthTraces(other, BATCH, LENGTHS)
+
+
+def test_bytes_that_grow_otherwise_with_the_length_are_refused() -> None:
+    def other(length: int) -> StepTrace:
+        trace = _trace(length)
+        return replace(trace, fixed_bytes=trace.fixed_bytes * length**2 // 100)
+
+    with pytest.raises(LengthsNotTracedError, match="do not follow from those"):
+        LengthTraces(other, BATCH, LENGTHS)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_length_again_and_again_takes_what_one_trace_says(steps: int) -> None:
+    recipe = replace(RECIPE, gradient_accumulation_steps=steps)
+    longest = LENGTHS.planned
+    alone = replay(_trace(longest, recipe), BATCH, GPU, micro_steps=steps)
+    found = _sequence(recipe).peaks([(longest,) * steps] * 4)
+    assert found.reserved_bytes == alone.reserved_bytes
+    assert found.allocated_bytes == alone.allocated_bytes
+
+
+def test_many_lengths_fragment_and_the_longest_first_less() -> None:
+    updates = LENGTHS.draw(BATCH, 1, 100, seed=0)
+    longest = LENGTHS.planned
+    alone = replay(_trace(longest), BATCH, GPU).reserved_bytes
+    plain = _sequence(RECIPE).peaks(updates).reserved_bytes
+    first = _sequence(RECIPE).peaks(updates, longest_first=longest).reserved_bytes
+    expanding = _sequence(RECIPE, ExpandableSegmentsAllocator).peaks(updates)
+    assert plain > first >= alone
+    assert expanding.reserved_bytes < plain
+
+
+def test_a_replay_ends_with_the_update_that_takes_too_much() -> None:
+    found = _sequence(RECIPE).peaks(LENGTHS.draw(BATCH, 1, 100, seed=0), most_bytes=1)
+    assert found.updates == 1
+
+
+@cache
+def _plan(**settings: Any) -> budgetfit.Plan:
+    return budgetfit.plan(
+        _config(),
+        gpu="rtx-4090",
+        lengths=dict(LENGTHS.counts),
+        precision="bf16-mixed",
+        effective_batch_size=BATCH,
+        **settings,
+    )
+
+
+def test_a_plan_holds_over_its_lengths_and_says_what_it_does_for_that() -> None:
+    roomy = _plan()
+    over = roomy.varying_lengths
+    assert over is not None
+    assert (over.measure, over.fits) == ("none", True)
+    assert over.reserved_bytes == roomy.estimate.reserved_bytes
+    assert 0 < over.samples_per_s < over.grouped_samples_per_s
+    replays, longest = _sequence(roomy.recipe), LENGTHS.planned
+    reserved = max(
+        replays.peaks(
+            LENGTHS.draw(BATCH, 1, 200, seed), longest_first=longest
+        ).reserved_bytes
+        for seed in range(3)
+    )
+    limit = roomy.budget.context_bytes + reserved
+    tight = _plan(vram=limit, headroom=0, batch_size=BATCH, checkpointing="none")
+    assert tight.varying_lengths is not None
+    assert tight.varying_lengths.measure == "longest first"
+    assert tight.recipe.longest_batch_first
+    assert tight.estimate.reserved_bytes <= tight.budget.usable_bytes
+    assert "the first run.step() also runs the longest" in " ".join(str(tight).split())
+    assert budgetfit.Plan.from_json(tight.to_json()).varying_lengths == (
+        tight.varying_lengths
+    )
+
+
+def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
+    lengths = dict(LENGTHS.counts)
+    longest = budgetfit.estimate(
+        _config(), RECIPE, gpu="rtx-4090", max_length=LENGTHS.planned
+    )
+    plain = budgetfit.estimate(_config(), RECIPE, gpu="rtx-4090", lengths=lengths)
+    first = budgetfit.estimate(
+        _config(),
+        replace(RECIPE, longest_batch_first=True),
+        gpu="rtx-4090",
+        lengths=lengths,
+    )
+    assert plain.reserved_bytes > first.reserved_bytes >= longest.reserved_bytes
+    assert any("updates of random lengths (40 to 200" in note for note in plain.notes)
+
+
+def test_a_given_batch_is_shortened_where_it_is_as_long_as_the_longest() -> None:
+    ids = torch.arange(400).view(2, 200) % 300
+    batch = {"input_ids": ids, "labels": ids}
+    lengths = dict(LENGTHS.counts)
+    model = transformers.AutoModelForCausalLM.from_config(_config())
+    asked = Arguments(model=model, gpu="rtx-4090", batch=batch, lengths=lengths)
+    shorter = asked.parsed().workload.at_length(50).batch
+    assert {name: tuple(each.shape) for name, each in shorter.items()} == {
+        "input_ids": (2, 50),
+        "labels": (2, 50),
+    }
+    assert shorter["input_ids"][0].tolist() == ids[0, ::4].tolist()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(_config())
+
+
+def _short_batch() -> dict[str, torch.Tensor]:
+    ids = torch.arange(BATCH * 50).view(BATCH, 50) % 300
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+@pytest.mark.parametrize("segments", [(), (Segment(("transformer.h.0",)),)])
+def test_a_run_begins_with_the_longest_batch_and_trains_as_without(
+    segments: tuple[Segment, ...],
+) -> None:
+    plan = _plan()
+    recipe = replace(plan.recipe, segments=segments, precision="fp32")
+    results = []
+    for first in (False, True):
+        model, lengths = _model(), []
+        model.register_forward_pre_hook(
+            lambda _, __, given, seen=lengths: seen.append(given["input_ids"].shape),
+            with_kwargs=True,
+        )
+        used = replace(recipe, longest_batch_first=first)
+        run = budgetfit.apply(plan.changed(recipe=used), model)
+        torch.manual_seed(1)  # dropout
+        losses = [run.step(_short_batch()).item() for _ in range(2)]
+        results.append((losses, [p.clone() for p in model.parameters()]))
+        assert lengths == [(BATCH, 200)] * first + [(BATCH, 50)] * 2
+    assert results[0][0] == results[1][0]
+    for one, other in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_batch_that_is_longest_is_not_run_twice() -> None:
+    plan, model = _plan(), _model()
+    calls: list[int] = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    recipe = replace(plan.recipe, longest_batch_first=True, precision="fp32")
+    run = budgetfit.apply(plan.changed(recipe=recipe), model)
+    ids = torch.zeros(BATCH, 200, dtype=torch.long)
+    run.step({"input_ids": ids, "attention_mask": ids + 1, "labels": ids})
+    assert len(calls) == 1
+
+
+def test_the_longest_batch_first_does_not_go_with_updates_in_backward() -> None:
+    with pytest.raises(budgetfit.InputError, match="Leave one out"):
+        Recipe(batch_size=1, optimizer_in_backward=True, longest_batch_first=True)
+
+
+def test_a_summary_of_lengths_is_hashable_and_plain() -> None:
+    assert LengthSummary(((1, 2),)) == summarize_lengths([1, 1])
