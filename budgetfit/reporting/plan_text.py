@@ -55,7 +55,7 @@ def details_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
     warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
     if warnings:
         parts.append(section("WATCH OUT", bullets(warnings)))
-    parts += [Text("NEXT", "bold"), *_next(saved_as), Text("")]
+    parts += [Text("NEXT", "bold"), *_next(plan, saved_as), Text("")]
     parts.append(Text(_origin(plan), style="dim"))
     return Group(*parts)
 
@@ -190,7 +190,7 @@ def _alternative(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
     )
 
 
-def _next(saved_as: str | None) -> list[Text]:
+def _next(plan: Plan, saved_as: str | None) -> list[Text]:
     """The suggested commands, never wrapped."""
     texts = [
         "add --save plan.json, then: budgetfit verify plan.json",
@@ -201,6 +201,8 @@ def _next(saved_as: str | None) -> list[Text]:
             f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
             f"budgetfit export {saved_as} --to torch > train.py",
         ]
+    if plan.needs_expandable_segments:
+        texts.append("export PYTORCH_ALLOC_CONF=expandable_segments:True   # first")
     return [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
 
 

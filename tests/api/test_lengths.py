@@ -1,4 +1,4 @@
-"""``lengths=``: planned for the longest sample, and what padding costs is told."""
+"""``lengths=``: all of them are planned for."""
 
 from typing import Any
 
@@ -27,10 +27,10 @@ def test_the_longest_sample_is_planned_for() -> None:
     assert plan.model.batch["input_ids"][0] == (2, 24)
     assert plan.provenance["asked"]["max_length"] == 24
     text = " ".join(plan.warnings)
-    assert "planned for samples of 24 tokens; the mean of 4 is 12.0" in text
-    assert "50.0% of the positions" in text
-    rate = plan.estimate.samples_per_s
-    assert f"about {2 * rate:.1f} samples per second instead of {rate:.1f}" in text
+    assert "planned for samples of 8 to 24 tokens (the mean of 4 is 12.0)" in text
+    over = plan.varying_lengths
+    assert over is not None
+    assert (over.shortest, over.longest) == (8, 24)
 
 
 def test_an_estimate_notes_it_too() -> None:

@@ -41,6 +41,7 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
     length = planned_length(plan)
     if length is not None:
         lines.append(f"Samples: at most {length} tokens.")
+    lines += _lengths(plan)
     loss = (plan.provenance.get("asked") or {}).get("loss")
     if loss is not None:
         lines.append(f"Loss: planned with {loss}.")
@@ -50,6 +51,20 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
 def escape_line(text: str) -> str:
     """Escape user text so that it cannot end a docstring or a comment."""
     return " ".join(text.replace("\\", "/").replace('"', "'").splitlines())
+
+
+def _lengths(plan: Plan) -> list[str]:
+    """Return what a loop other than ``Run`` needs, so that all lengths fit."""
+    lengths = plan.varying_lengths
+    if lengths is None:
+        return []
+    lines = [f"Their lengths vary from {lengths.shortest} tokens on."]
+    if lengths.measure != "none":  # no other loop runs the longest batch first
+        lines.append("Start it with PYTORCH_ALLOC_CONF=expandable_segments:True.")
+    if lengths.pad_to_multiple_of:
+        multiple = lengths.pad_to_multiple_of
+        lines.append(f"Collate with pad_to_multiple_of={multiple}.")
+    return lines
 
 
 def _optimizer(plan: Plan) -> str:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ORDERS: Final = 3  # seeds of the draws
 UPDATES: Final = 200  # per order
+# Other orders may reserve more: of what the lengths add to the longest batch alone.
+OTHER_ORDERS: Final = 0.5
 MICRO_BATCHES: Final = 4  # of an update; as many as ``with_micro_steps`` replays
 PADDED_TO: Final = (64, 128, 256, 512)
 MOST_SEARCHES: Final = 2  # for settings that need less
@@ -276,7 +278,8 @@ class LengthsJudge:
         estimate, budget = self._estimate, self._budget
         most = budget.usable_bytes if most is None else most
         reserved, updates = self._reserved(measure, most, padded_to, self._draws)
-        reserved = max(reserved, estimate.reserved_bytes)
+        growth = max(reserved - estimate.reserved_bytes, 0)
+        reserved = estimate.reserved_bytes + round(growth * (1 + OTHER_ORDERS))
         lengths = VaryingLengths(
             shortest=self._lengths.shortest,
             longest=self._lengths.planned,
