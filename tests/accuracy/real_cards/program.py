@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
+from budgetfit.traces.quantized_loading import with_loading
 from budgetfit.traces.tracer import Program, Tracer
 from budgetfit.tracing.fake.shortened_model import Shortening
 from budgetfit.tracing.recording.raw_trace import RawTrace
@@ -112,7 +113,7 @@ def trace_run(run: CardRun) -> StepTrace:
         trace = DepthExtrapolator().trace(program, (run.batch_size,), tracer)
     if trace is None:
         raise RuntimeError(f"{run.model} has no equal blocks")
-    return trace
+    return with_loading(trace, tracer.workload.model)
 
 
 @contextmanager
