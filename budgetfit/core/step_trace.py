@@ -63,6 +63,7 @@ OpKind = Literal[
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 # Ops of ours that copy between the device and pinned host memory (applying.host_copy):
 # what ``to_host`` returns takes no device memory.
+EMPTY_CACHE: Final = 0  # the event of ``torch.cuda.empty_cache()``
 TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
 
 
@@ -181,7 +182,8 @@ class StepTrace:
         layer: Each storage's index into ``layers``.
         scratch_index: Index into ``scratch``, or -1 for an affine size.
         scratch: Storages sized by a kernel rule.
-        events: ``k + 1`` allocates storage k, ``-(k + 1)`` frees it.
+        events: ``k + 1`` allocates storage k, ``-(k + 1)`` frees it; 0 is
+            ``EMPTY_CACHE``.
         phases: Consecutive ranges of events.
         passes: Forward and backward passes of the blocks.
         ops: FLOPs and bytes.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, insort
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from budgetfit.memory.reference_allocator.allocator import (
     SMALL_REQUEST_BYTES,
@@ -22,6 +22,7 @@ _ADDRESS_BITS: Final = 50
 _ADDRESSES: Final = (1 << _ADDRESS_BITS) - 1
 # Between segments, so that blocks of different segments are never merged.
 _GAP_BYTES: Final = 512
+_FIRST_ADDRESS: Final = 1 << (_ADDRESS_BITS - 1)  # room above and below
 
 
 class AllocatorRun(NamedTuple):
@@ -39,12 +40,18 @@ class AllocatorRun(NamedTuple):
 class CachingAllocator:
     """The caching allocator of a device of ``total_bytes``, with default settings.
 
+    Which of two free blocks of equal size is taken depends on their addresses. CUDA's
+    driver puts a segment below those before it (decision 0042), and so does this.
+
     Attributes:
+        addresses_rise: Whether a new segment is above those before it instead.
         allocated_bytes: As ``torch.cuda.memory_allocated()``.
         reserved_bytes: As ``torch.cuda.memory_reserved()``.
         retries: How often the cache was emptied to make room (``num_alloc_retries``).
         failed_event: The malloc that ran out of memory even then, or None.
     """
+
+    addresses_rise: ClassVar[bool] = False
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -58,13 +65,13 @@ class CachingAllocator:
         self._ends: dict[int, int] = {}  # and by end address
         self._in_use: dict[int, int] = {}
         self._segments: dict[int, int] = {}  # sizes by start address
-        self._next_address = 0
+        self._edge = _FIRST_ADDRESS  # of the addresses used so far
         self._peak_reserved_bytes = 0
 
     def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
         """Run events: ``k`` is a malloc of ``sizes[k - 1]``, ``-k`` its free.
 
-        Sizes are multiples of 512.
+        0 empties the cache. Sizes are multiples of 512.
         """
         self._peak_reserved_bytes = self.reserved_bytes
         deltas = self._deltas(events, sizes)
@@ -123,6 +130,8 @@ class CachingAllocator:
                 found, address = key >> _ADDRESS_BITS, key & _ADDRESSES
                 add(-found)
                 if not found:
+                    if not event:
+                        self._empty_cache()
                     continue
                 keys = small if found <= SMALL_REQUEST_BYTES else large
                 end = address + found
@@ -150,8 +159,9 @@ class CachingAllocator:
 
     def _new_segment(self, size_bytes: int) -> int:
         """Allocate a segment on the device (``cudaMalloc``) and return its address."""
-        address = self._next_address
-        self._next_address += size_bytes + _GAP_BYTES
+        step = size_bytes + _GAP_BYTES
+        address = self._edge if self.addresses_rise else self._edge - step
+        self._edge += step if self.addresses_rise else -step
         self._segments[address] = size_bytes
         self.reserved_bytes += size_bytes
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, self.reserved_bytes)

@@ -126,6 +126,9 @@ class ExpandableSegmentsAllocator:
                     self.failed_event = event
                     break
                 deltas.append(0 if block is None else block.size_bytes)
+            elif not event:
+                allocator.empty_cache()
+                deltas.append(0)
             else:
                 block = blocks.pop(-event, None)
                 deltas.append(0 if block is None else -block.size_bytes)
@@ -171,7 +174,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     device = device_properties(gpu)
     total = gpu.total_bytes if limit_bytes is None else limit_bytes
     program = trace, batch_size, then_batch_sizes, micro_steps
-    key = *program, device, expandable_segments
+    key = *program, device, expandable_segments, CachingAllocator.addresses_rise
     known = _TIMELINES.get(key)
     if known is not None and known.reserved_bytes <= total:
         return known

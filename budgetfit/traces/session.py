@@ -15,6 +15,7 @@ from budgetfit.traces.cache.key import (
     workload_key,
 )
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
+from budgetfit.traces.quantized_loading import with_loading
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES, Program, Tracer
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.recording.batch_scaling import (
@@ -151,10 +152,18 @@ class TraceSession:
     def _cached(
         self, program: Program, batch_size: int | None = None
     ) -> StepTrace | None:
-        """Return a trace from the disk cache, or make and store it.
+        """Return a trace from the disk cache or a new one, and the loading before it.
 
         Without a batch size it is affine in that, or None.
         """
+        trace = self._cached_steps(program, batch_size)
+        if trace is None or program.evaluates:
+            return trace
+        return with_loading(trace, self.workload.model)
+
+    def _cached_steps(
+        self, program: Program, batch_size: int | None
+    ) -> StepTrace | None:
         if self._cache is None:
             self._cache = TraceCache(), workload_key(self.workload)
         cache, workload = self._cache

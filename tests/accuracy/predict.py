@@ -22,6 +22,7 @@ from budgetfit.traces.session import TraceSession
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
 from tests.accuracy.case import Case
+from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.training import (
     OPTIMIZERS,
     allowed_attention,
@@ -119,15 +120,16 @@ def segments_of(case: Case, workload: Workload) -> tuple[Segment, ...]:
 def judge(case: Case, workload: Workload, trace: StepTrace) -> MemoryTimeline:
     """Replay a trace of the case on its card, without a limit unless it runs out."""
     limit = int(case.imitated_memory_gib * GIB) if case.runs_out else UNLIMITED_BYTES
-    return replay(
-        trace,
-        case.batch_size,
-        workload.gpu,
-        limit_bytes=limit,
-        expandable_segments=is_expandable(case),
-        then_batch_sizes=case.batch_sizes[2:] if case.last_batch_size else (),
-        micro_steps=case.gradient_accumulation_steps,
-    )
+    with null_driver_addresses():
+        return replay(
+            trace,
+            case.batch_size,
+            workload.gpu,
+            limit_bytes=limit,
+            expandable_segments=is_expandable(case),
+            then_batch_sizes=case.batch_sizes[2:] if case.last_batch_size else (),
+            micro_steps=case.gradient_accumulation_steps,
+        )
 
 
 def is_expandable(case: Case) -> bool:

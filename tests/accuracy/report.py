@@ -26,7 +26,8 @@ from tests.accuracy.published.report import write_page
 DOCS = Path(__file__).parents[2] / "docs"
 FEW_BLOCKS = 3 * 512  # bytes
 MAIN_RELEASE = "torch-2.13"  # the release of constraints.txt
-EVALUATION = "## Evaluation between training steps"  # the last section of its page
+# The last sections of its page, which other commands make.
+OTHERS = ("## On a real card", "## Evaluation between training steps")
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,10 @@ def page_of(installed: str) -> Path:
     return DOCS / f"accuracy{suffix}.md"
 
 
-def on_evaluation(page: str) -> str:
-    """The section of a page that ``evaluation.py`` measures: it is not made here."""
-    _, heading, text = page.partition(EVALUATION)
-    return f"\n{heading}{text.rstrip()}" if heading else ""
+def of_other_commands(page: str) -> str:
+    """The sections of a page that ``real_cards`` and ``evaluation.py`` make."""
+    starts = [at for heading in OTHERS if (at := page.find(heading)) >= 0]
+    return f"\n{page[min(starts) :].rstrip()}" if starts else ""
 
 
 def main() -> int:
@@ -252,9 +253,12 @@ def main() -> int:
         sys.stdout.write(f"{summary}\n\n")
         text += [summary, tables]
     if "gpu" not in by_origin:
-        text += ["\nNo recording of a real GPU has been made with this release yet."]
+        text += [
+            "\nNo recording of a real GPU has been made with this release yet; what "
+            "others measured on one is below."
+        ]
     page = page_of(installed)
-    if page.is_file() and (kept := on_evaluation(page.read_text("utf-8"))):
+    if page.is_file() and (kept := of_other_commands(page.read_text("utf-8"))):
         text.append(kept)
     page.write_text("\n".join(text) + "\n", encoding="utf-8")
     sys.stdout.write(f"{len(results)} recordings; each of them is in {page.name}\n")

@@ -19,7 +19,7 @@ from tests.accuracy.evaluation import (
 )
 from tests.accuracy.evaluation_cases import CASES
 from tests.accuracy.evaluation_loops import BATCHES, evaluation_samples
-from tests.accuracy.report import on_evaluation
+from tests.accuracy.report import of_other_commands
 from tests.integrations.tiny_training import plan_for, tiny_model
 
 PLANNED = 6
@@ -80,8 +80,8 @@ def test_every_case_has_loops_that_are_known() -> None:
 
 def test_the_accuracy_page_keeps_its_section_when_it_is_made_again() -> None:
     section = "\n## Evaluation between training steps\n\nThe figures."
-    assert on_evaluation(f"# Accuracy\n\nrows\n{section}\n") == section
-    assert on_evaluation("# Accuracy\n") == ""
+    assert of_other_commands(f"# Accuracy\n\nrows\n{section}\n") == section
+    assert of_other_commands("# Accuracy\n") == ""
 
 
 def test_the_table_begins_with_the_worst_and_counts() -> None:

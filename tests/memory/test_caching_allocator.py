@@ -1,5 +1,8 @@
 """The quick allocator against the full one, event by event."""
 
+from unittest import mock
+
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +68,24 @@ def played(total: int, events: list[int], asked: list[int]) -> list[tuple[int, .
     return rows
 
 
+@pytest.mark.parametrize(
+    ("rise", "reserved_mib"),
+    [
+        (False, 90),  # the second segment is below the first: its block is taken
+        (True, 150),  # the first segment stays in pieces, and 60 MiB need a third one
+    ],
+)
+def test_of_two_free_blocks_of_equal_size_the_lower_is_taken(
+    rise: bool, reserved_mib: int
+) -> None:
+    sizes = [each * MIB for each in (60, 30, 30, 30, 60)]
+    with mock.patch.object(CachingAllocator, "addresses_rise", new=rise):
+        allocator = CachingAllocator(GIB)
+        allocator.run([1, 2, -1, 3, -2, 4, -3, 5], sizes)
+    assert allocator.reserved_bytes == reserved_mib * MIB
+
+
+@mock.patch.object(CachingAllocator, "addresses_rise", new=True)  # as the other's
 @settings(max_examples=400)
 @example([11 * MIB - 512, MIB + 512], GIB)  # a rest just above 1 MiB is split off
 @given(requests, totals)

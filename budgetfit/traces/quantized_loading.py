@@ -1,0 +1,310 @@
+"""Put what loading a quantised base does on the card before a trace's first step.
+
+A base that bitsandbytes quantises is loaded onto the card (transformers:
+``update_device_map`` of the quantizer), weight by weight in 16 bits, and what this
+leaves in the caching allocator counts as reserved. Models that are not quantised are
+loaded on the host and moved, which is the order that a trace has (decision 0042).
+
+Sources:
+    transformers 5.23, ``modeling_utils.py``: ``caching_allocator_warmup`` (one block
+    of the size of the model, freed at once); ``core_model_loading.py``:
+    ``convert_and_load_state_dict_in_model`` (weights by name; with quantisation
+    without threads); ``integrations/bitsandbytes.py``: ``Bnb4bitQuantize`` and
+    ``Bnb8bitQuantize``.
+    bitsandbytes 0.50, ``functional.py``: ``quantize_4bit``, ``get_4bit_type``,
+    ``quantize_blockwise``; ``nn/modules.py``: ``Int8Params._quantize``.
+    peft 0.21, ``utils/other.py``: ``prepare_model_for_kbit_training`` (to fp32 one
+    after the other, then the cache is emptied, since 0.20);
+    ``tuners/lora/layer.py``: ``update_layer``; ``tuners/tuners_utils.py``:
+    ``cast_adapter_dtype`` (adapters in the compute dtype, then fp32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from budgetfit.applying.precision import tensors_in_apply_order
+from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
+from budgetfit.applying.quantized_layers.nf4_linear import (
+    CODE_VALUES,
+    NESTED_CODE_VALUES,
+    Nf4Linear,
+)
+from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_FP32_BYTES: Final = 4
+_HALF_BYTES: Final = 2
+
+
+def with_loading(trace: StepTrace, model: nn.Module) -> StepTrace:
+    """Return the trace of a model with its loading; as it is without quantised layers.
+
+    Args:
+        trace: Its events begin with the model's parameters and buffers.
+        model: The traced one, at full depth.
+    """
+    storages = _storages_of(trace, model)
+    if not storages or not any(map(_is_quantized, model.modules())):
+        return trace
+    log = _LoadingLog(storages, trace.fixed_bytes.size)
+    _load_base(model, log)
+    _cast_for_training(model, log)
+    _make_adapters(model, log)
+    for tensor in tensors_in_apply_order(model):
+        log.keep(tensor)
+    return _joined(trace, log, len(storages))
+
+
+@dataclass
+class _LoadingLog:
+    """Events of loading; ``sizes`` are those of the temporaries, which are new storages.
+
+    Attributes:
+        storages: Of the tensors that stay, by the identity of their storage.
+        first: The first new storage.
+        halves: Temporaries in 16 bits, by the identity of what they become.
+        kept: Storages that are allocated.
+        table: The code table that double quantisation makes once and keeps.
+    """
+
+    storages: dict[int, int]
+    first: int
+    events: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    halves: dict[int, int] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    table: int = 0
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Allocate a tensor that stays; a tied one once."""
+        storage = self.storages.get(_storage(tensor))
+        if storage is not None and storage not in self.kept:
+            self.kept.add(storage)
+            self.events.append(storage + 1)
+
+    def temporary(self, size_bytes: int) -> int:
+        """Allocate a temporary and return it."""
+        self.sizes.append(size_bytes)
+        self.events.append(self.first + len(self.sizes))
+        return self.events[-1]
+
+    def free(self, *temporaries: int) -> None:
+        """Free temporaries, in this order."""
+        self.events += [-each for each in temporaries]
+
+    def half(self, tensor: torch.Tensor) -> None:
+        """Allocate a tensor in 16 bits, which a cast to fp32 replaces later."""
+        if _storage(tensor) not in self.halves:
+            size = tensor.numel() * _HALF_BYTES
+            self.halves[_storage(tensor)] = self.temporary(size)
+
+    def cast(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor in 16 bits by the one that stays."""
+        half = self.halves.pop(_storage(tensor), None)
+        if half is not None:
+            self.keep(tensor)
+            self.free(half)
+
+
+class _Loaded(NamedTuple):
+    """One entry of the checkpoint: its name, its module, and None for its weight."""
+
+    name: str
+    module: Any
+    tensor: torch.Tensor | None
+
+
+def _load_base(model: nn.Module, log: _LoadingLog) -> None:
+    """Log ``from_pretrained``: the warm-up, then each weight in the order of names."""
+    base = list(_checkpoint_entries(model))
+    in_half = _loads_in_half(model)
+    total, seen = 0.0, set()
+    for _, module, tensor in base:
+        owner = module.weight if tensor is None else tensor
+        if _storage(owner) in seen:
+            continue
+        seen.add(_storage(owner))
+        if tensor is None:
+            stored = 0.5 if isinstance(module, Nf4Linear) else 1
+            total += module.in_features * module.out_features * stored
+        else:
+            halved = in_half and tensor.dtype == torch.float32
+            total += tensor.nbytes / 2 if halved else tensor.nbytes
+    log.free(log.temporary(int(total // 2) * 2))
+    for _, module, tensor in base:
+        if isinstance(module, Nf4Linear) and tensor is None:
+            _quantize_nf4(module, log)
+        elif tensor is None:
+            _quantize_int8(module, log)
+        elif in_half and tensor.dtype == torch.float32:
+            log.half(tensor)
+        else:
+            log.keep(tensor)
+
+
+def _quantize_nf4(layer: Nf4Linear, log: _LoadingLog) -> None:
+    """Log one ``Params4bit`` on its way from the host."""
+    count = layer.in_features * layer.out_features
+    weight = log.temporary(count * layer.packing.weight.itemsize)
+    scales_bytes = -(-count // layer.packing.block) * _FP32_BYTES
+    if layer.packing.nested:
+        scales = log.temporary(scales_bytes)
+    else:
+        log.keep(layer.absmax)
+    log.keep(layer.weight)
+    log.keep(layer.code)
+    magnitudes = log.temporary(CODE_VALUES * _FP32_BYTES)
+    log.free(magnitudes, log.temporary(_FP32_BYTES))
+    if layer.packing.nested:
+        log.keep(layer.offset)
+        centred = log.temporary(scales_bytes)
+        if not log.table:
+            log.table = log.temporary(NESTED_CODE_VALUES * _FP32_BYTES)
+        log.keep(layer.nested_absmax)
+        log.keep(layer.absmax)
+        log.keep(layer.nested_code)
+        log.free(centred, scales)
+    log.free(weight)
+
+
+def _quantize_int8(layer: Int8Linear, log: _LoadingLog) -> None:
+    """Log one ``Int8Params``: its 16 bits go back to the host, and come again."""
+    count = layer.in_features * layer.out_features
+    weight = log.temporary(count * _HALF_BYTES)
+    again = log.temporary(count * _HALF_BYTES)
+    log.keep(layer.SCB)
+    log.keep(layer.weight)
+    log.free(again, weight)
+
+
+def _cast_for_training(model: nn.Module, log: _LoadingLog) -> None:
+    """Log ``prepare_model_for_kbit_training``, where it was called."""
+    if not log.halves:
+        return
+    for parameter in model.parameters():
+        log.cast(parameter)
+    for tensor in tensors_in_apply_order(model):
+        log.cast(tensor)
+    log.events.append(EMPTY_CACHE)
+
+
+def _make_adapters(model: nn.Module, log: _LoadingLog) -> None:
+    """Log ``get_peft_model``: adapters in the layer's compute dtype, then in fp32."""
+    in_half = _adapters_in_half(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        if in_half and parameter.dtype == torch.float32:
+            log.half(parameter)
+        else:
+            log.keep(parameter)
+    for parameter in trained:
+        log.cast(parameter)
+
+
+def _checkpoint_entries(model: nn.Module) -> Iterator[_Loaded]:
+    """Yield the entries of the base's checkpoint in the order of loading."""
+    found: list[_Loaded] = []
+    for path, module in model.named_modules():
+        name = path.removeprefix("base_model.model.").replace(".base_layer", "")
+        prefix = f"{name}." if name else ""
+        if _is_quantized(module):
+            found.append(_Loaded(f"{prefix}weight", module, None))
+            if module.bias is not None:
+                found.append(_Loaded(f"{prefix}bias", module, module.bias))
+            continue
+        hidden = module._non_persistent_buffers_set  # noqa: SLF001 - nn.Module's own
+        tensors = {
+            key: buffer for key, buffer in module._buffers.items() if key not in hidden
+        } | module._parameters
+        found += [
+            _Loaded(f"{prefix}{key}", module, tensor)
+            for key, tensor in tensors.items()
+            if tensor is not None and not tensor.requires_grad
+        ]
+    yield from sorted(found, key=lambda entry: _natural_key(entry.name))
+
+
+def _natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Order numbers by value and before words, as ``dot_natural_key``."""
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in name.split(".")
+    ]
+
+
+def _loads_in_half(model: nn.Module) -> bool:
+    """Whether fp32 tensors of the base were in 16 bits when they were loaded."""
+    layers = [module for module in model.modules() if _is_quantized(module)]
+    return not any(
+        isinstance(layer, Nf4Linear) and layer.packing.weight == torch.float32
+        for layer in layers
+    )
+
+
+def _adapters_in_half(model: nn.Module) -> bool:
+    """Whether adapters are made in 16 bits: those beside nf4 layers that compute so."""
+    halves = {torch.float16, torch.bfloat16}
+    return any(
+        isinstance(module, Nf4Linear) and module.packing.compute in halves
+        for module in model.modules()
+    )
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    return isinstance(module, (Nf4Linear, Int8Linear))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageLog goes by
+
+
+def _storages_of(trace: StepTrace, model: nn.Module) -> dict[int, int]:
+    """Return the trace's storage of each storage of the model; empty if they differ."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors_in_apply_order(model):
+        if tensor.layout is torch.strided:
+            sizes.setdefault(_storage(tensor), tensor.untyped_storage().nbytes())
+    first = trace.events[: len(sizes)] - 1
+    if len(first) < len(sizes) or (first < 0).any():
+        return {}
+    if trace.fixed_bytes[first].tolist() != list(sizes.values()):
+        return {}
+    return dict(zip(sizes, first.tolist(), strict=True))
+
+
+def _joined(trace: StepTrace, log: _LoadingLog, replaced: int) -> StepTrace:
+    """Return the trace with its first events replaced by those of loading."""
+    new = len(log.sizes)
+    shift = len(log.events) - replaced
+    setup, *phases = trace.phases
+    temporaries = np.full(new, CATEGORIES.index("temporaries"))
+
+    def longer(column: Any, more: Any) -> Any:  # noqa: ANN401 - an array and its rows
+        return np.concatenate([column, np.asarray(more, column.dtype)])
+
+    return replace(
+        trace,
+        fixed_bytes=longer(trace.fixed_bytes, log.sizes),
+        bytes_per_sample=longer(trace.bytes_per_sample, np.zeros(new)),
+        category=longer(trace.category, temporaries),
+        layer=longer(trace.layer, np.full(new, -1)),
+        scratch_index=longer(trace.scratch_index, np.full(new, -1)),
+        events=longer(np.asarray(log.events, trace.events.dtype), trace.events[replaced:]),
+        phases=(
+            setup._replace(end=setup.end + shift),
+            *(row._replace(start=row.start + shift, end=row.end + shift) for row in phases),
+        ),
+        passes=tuple(
+            row._replace(start=row.start + shift, end=row.end + shift)
+            for row in trace.passes
+        ),
+        ops=replace(trace.ops, event=trace.ops.event + shift),
+    )

@@ -1,0 +1,14 @@
+"""Addresses of the null driver, for what is compared with a recording made on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from budgetfit.memory.caching_allocator import CachingAllocator
+
+
+@contextmanager
+def null_driver_addresses() -> Iterator[None]:
+    """Replay with addresses that rise, which a real driver's do not."""
+    with mock.patch.object(CachingAllocator, "addresses_rise", new=True):
+        yield
