@@ -189,7 +189,7 @@ class _Steps:
             own = [event for event in events[row.start : row.end] if event not in kept]
             after.append(row._replace(start=len(events), end=len(events) + len(own)))
             events += own
-        shifted = [n + offset if n > 0 else n - offset for n in events]
+        shifted = [n and (n + offset if n > 0 else n - offset) for n in events]
         setup = [row for row in rows if row.step < 0]
         return cls(program, offset, shifted, setup, first, dry, after, steady)
 

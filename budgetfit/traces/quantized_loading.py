@@ -297,10 +297,15 @@ def _joined(trace: StepTrace, log: _LoadingLog, replaced: int) -> StepTrace:
         category=longer(trace.category, temporaries),
         layer=longer(trace.layer, np.full(new, -1)),
         scratch_index=longer(trace.scratch_index, np.full(new, -1)),
-        events=longer(np.asarray(log.events, trace.events.dtype), trace.events[replaced:]),
+        events=longer(
+            np.asarray(log.events, trace.events.dtype), trace.events[replaced:]
+        ),
         phases=(
             setup._replace(end=setup.end + shift),
-            *(row._replace(start=row.start + shift, end=row.end + shift) for row in phases),
+            *(
+                row._replace(start=row.start + shift, end=row.end + shift)
+                for row in phases
+            ),
         ),
         passes=tuple(
             row._replace(start=row.start + shift, end=row.end + shift)
