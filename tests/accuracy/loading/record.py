@@ -30,8 +30,6 @@ from tests.accuracy.loading.cases import (
 )
 
 
-
-
 def load(case: LoadingCase, folder: str) -> nn.Module:
     """Load as the exports' ``load_model`` does, and move what is on the host."""
     asked = case.asked

@@ -1,6 +1,6 @@
 """Print predicted against recorded memory of loading, and of training after it.
 
-    python -m tests.accuracy.loading.report
+python -m tests.accuracy.loading.report
 """
 
 import json
