@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.core.step_trace import CATEGORIES, StepTrace
+from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
 from budgetfit.memory.caching_allocator import AllocatorRun, CachingAllocator
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
 from budgetfit.memory.reference_allocator.allocator import (
@@ -126,7 +126,7 @@ class ExpandableSegmentsAllocator:
                     self.failed_event = event
                     break
                 deltas.append(0 if block is None else block.size_bytes)
-            elif not event:
+            elif event == EMPTY_CACHE:
                 allocator.empty_cache()
                 deltas.append(0)
             else:

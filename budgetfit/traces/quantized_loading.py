@@ -21,12 +21,13 @@ Sources:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from packaging.version import Version
 
 from budgetfit.applying.precision import tensors_in_apply_order
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
@@ -38,10 +39,13 @@ from budgetfit.applying.quantized_layers.nf4_linear import (
 from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 _FP32_BYTES: Final = 4
 _HALF_BYTES: Final = 2
+_PEFT_THAT_EMPTIES: Final = Version("0.20")
 
 
 def with_loading(trace: StepTrace, model: nn.Module) -> StepTrace:
@@ -65,11 +69,13 @@ def with_loading(trace: StepTrace, model: nn.Module) -> StepTrace:
 
 @dataclass
 class _LoadingLog:
-    """Events of loading; ``sizes`` are those of the temporaries, which are new storages.
+    """Events of loading.
 
     Attributes:
         storages: Of the tensors that stay, by the identity of their storage.
-        first: The first new storage.
+        first: The first new storage; temporaries are new ones.
+        events: As in ``StepTrace``.
+        sizes: Of the temporaries.
         halves: Temporaries in 16 bits, by the identity of what they become.
         kept: Storages that are allocated.
         table: The code table that double quantisation makes once and keeps.
@@ -193,13 +199,14 @@ def _cast_for_training(model: nn.Module, log: _LoadingLog) -> None:
         log.cast(parameter)
     for tensor in tensors_in_apply_order(model):
         log.cast(tensor)
-    log.events.append(EMPTY_CACHE)
+    if Version(metadata.version("peft")) >= _PEFT_THAT_EMPTIES:
+        log.events.append(EMPTY_CACHE)
 
 
 def _make_adapters(model: nn.Module, log: _LoadingLog) -> None:
     """Log ``get_peft_model``: adapters in the layer's compute dtype, then in fp32."""
     in_half = _adapters_in_half(model)
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = [each for each in model.parameters() if each.requires_grad]
     for parameter in trained:
         if in_half and parameter.dtype == torch.float32:
             log.half(parameter)
@@ -220,14 +227,15 @@ def _checkpoint_entries(model: nn.Module) -> Iterator[_Loaded]:
             if module.bias is not None:
                 found.append(_Loaded(f"{prefix}bias", module, module.bias))
             continue
-        hidden = module._non_persistent_buffers_set  # noqa: SLF001 - nn.Module's own
-        tensors = {
-            key: buffer for key, buffer in module._buffers.items() if key not in hidden
-        } | module._parameters
+        hidden = module._non_persistent_buffers_set  # noqa: SLF001 - of nn.Module
+        tensors = (
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        )
         found += [
             _Loaded(f"{prefix}{key}", module, tensor)
-            for key, tensor in tensors.items()
-            if tensor is not None and not tensor.requires_grad
+            for key, tensor in tensors
+            if key not in hidden and not tensor.requires_grad
         ]
     yield from sorted(found, key=lambda entry: _natural_key(entry.name))
 

@@ -253,10 +253,8 @@ def main() -> int:
         sys.stdout.write(f"{summary}\n\n")
         text += [summary, tables]
     if "gpu" not in by_origin:
-        text += [
-            "\nNo recording of a real GPU has been made with this release yet; what "
-            "others measured on one is below."
-        ]
+        none = "\nNo recording of a real GPU has been made with this release yet"
+        text += [f"{none}; what others measured on one is below."]
     page = page_of(installed)
     if page.is_file() and (kept := of_other_commands(page.read_text("utf-8"))):
         text.append(kept)

@@ -28,7 +28,7 @@ RANK = 32
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def adamw(parameters: Any) -> torch.optim.Optimizer:
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """PyTorch's AdamW with what it takes on CUDA by default."""
     return torch.optim.AdamW(parameters, lr=1e-4, foreach=True)
 
@@ -38,7 +38,8 @@ def workload_of(run: CardRun) -> Workload:
     config = transformers.AutoConfig.for_model(
         **run.config, max_position_embeddings=8192, dtype=torch.float16
     )
-    config._attn_implementation, config.use_cache = run.attention, False
+    config._attn_implementation = run.attention  # noqa: SLF001 - as from_config sets it
+    config.use_cache = False
     tokens = torch.zeros(2, run.length, dtype=torch.long)
     parsed = Arguments(
         model=config,
@@ -71,7 +72,7 @@ class HoldsOutputs:
         self.on_phase = on_phase
         self.optimizer = adamw([p for p in model.parameters() if p.requires_grad])
 
-    def step(self, batch: Any) -> None:
+    def step(self, batch: dict[str, torch.Tensor]) -> None:
         """One step."""
         self.on_phase("forward")
         out = self.model(**batch)
