@@ -1,8 +1,9 @@
 """Simulate PyTorch's CUDA caching allocator for a whole list of mallocs and frees.
 
 One loop over plain ints, for one stream, native segments and no ``max_split_size_mb``:
-what a replay needs. It returns the block size of each event, and its state can be
-copied. Tests compare it with ``memory.reference_allocator``, which cites the source.
+what most replays need; ``simulated_allocator.py`` has the others. It returns the block
+size of each event, and its state can be copied. Tests compare it with
+``memory.reference_allocator``, which cites the source.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from budgetfit.memory.reference_allocator.allocator import (
+    LARGE_SEGMENT_BYTES,
     SMALL_REQUEST_BYTES,
     segment_bytes,
 )
@@ -39,6 +41,8 @@ class AllocatorRun(NamedTuple):
 class CachingAllocator:
     """The caching allocator of a device of ``total_bytes``, with default settings.
 
+    ``large_segment_bytes`` is the only other one; requests are rounded by the caller.
+
     Attributes:
         allocated_bytes: As ``torch.cuda.memory_allocated()``.
         reserved_bytes: As ``torch.cuda.memory_reserved()``.
@@ -46,8 +50,11 @@ class CachingAllocator:
         failed_event: The malloc that ran out of memory even then, or None.
     """
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(
+        self, total_bytes: int, large_segment_bytes: int = LARGE_SEGMENT_BYTES
+    ) -> None:
         self.total_bytes = total_bytes
+        self.large_segment_bytes = large_segment_bytes
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.retries = 0
@@ -104,7 +111,7 @@ class CachingAllocator:
                     found, address = key >> _ADDRESS_BITS, key & _ADDRESSES
                     del starts[address], ends[address + found]
                 else:
-                    found = segment_bytes(size)
+                    found = segment_bytes(size, self.large_segment_bytes)
                     if not self._has_room(found):
                         self.failed_event = event
                         return deltas

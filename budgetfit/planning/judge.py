@@ -8,6 +8,7 @@ import numpy as np
 
 from budgetfit.applying.optimizers.factory import optimizer_notes
 from budgetfit.calibration.known_measurements import time_factor
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import selective_blocks
@@ -53,6 +54,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         recipe.batch_size,
         gpu,
         limit_bytes=UNLIMITED_BYTES,
+        settings=budget.allocator if budget else DEFAULT_SETTINGS,
         micro_steps=recipe.gradient_accumulation_steps,
     )
     reserved_bytes = timeline.reserved_bytes
@@ -161,7 +163,7 @@ def held_bytes(trace: StepTrace, batch_size: int, gpu: Gpu) -> dict[str, int]:
 
 
 def last_batch_warnings(
-    trace: StepTrace | None, recipe: Recipe, gpu: Gpu, limit_bytes: int
+    trace: StepTrace | None, recipe: Recipe, gpu: Gpu, budget: Budget
 ) -> tuple[str, ...]:
     """Warn where a partial last batch makes a plan that fits too large.
 
@@ -174,7 +176,7 @@ def last_batch_warnings(
             warning is not worth tracing again.
         recipe: The plan's.
         gpu: The card.
-        limit_bytes: What the allocator may reserve of it.
+        budget: What the allocator may reserve of it, and its settings.
     """
     if trace is None or recipe.batch_size == 1:
         return ()
@@ -183,14 +185,15 @@ def last_batch_warnings(
         recipe.batch_size,
         gpu,
         limit_bytes=UNLIMITED_BYTES,
+        settings=budget.allocator,
         then_batch_sizes=(1, recipe.batch_size),
         micro_steps=recipe.gradient_accumulation_steps,
     ).reserved_bytes
-    if reserved_bytes <= limit_bytes:
+    if reserved_bytes <= budget.usable_bytes:
         return ()
     text = (
         f"after a smaller last batch {format_bytes(reserved_bytes)} would be reserved, "
-        f"more than the {format_bytes(limit_bytes)} that are plannable: the "
+        f"more than the {format_bytes(budget.usable_bytes)} that are plannable: the "
         "allocator then empties its cache and goes on, slower. Pass drop_last=True to "
         "the DataLoader"
     )

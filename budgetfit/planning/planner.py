@@ -211,13 +211,10 @@ def _report(
     workload, traces = session.workload, session.traces
     estimate, rows, notes = recommend_one_micro_batch(session, best)
     recipe = estimate.recipe
-    eval_batch_size = evaluation_batch_size(traces, recipe, session.budget.usable_bytes)
+    eval_batch_size = evaluation_batch_size(traces, recipe, session.budget)
     estimate = replace(estimate, eval_batch_size=eval_batch_size)
     last_batch = last_batch_warnings(
-        traces.cached_affine(recipe),
-        recipe,
-        workload.gpu,
-        session.budget.usable_bytes,
+        traces.cached_affine(recipe), recipe, workload.gpu, session.budget
     )
     chain = session.block_chain.profile_at(recipe.batch_size)
     return Plan(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
+from budgetfit.applying.allocator_settings import warn_of_other_settings
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.attention_implementation import (
     check_attention,
@@ -149,6 +150,7 @@ class Run:
             kind = self.device.type
             steps_on = simulated_device_type if self._is_trace else kind
             warn_if_emulated(self._precision, self.device)
+            warn_of_other_settings(plan, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))
             self._modes = TrainingModes(model)
             self._undo.add(self._modes.undo)
