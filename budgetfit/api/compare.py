@@ -69,7 +69,7 @@ def compare(
             'Name the cards to compare, for example ["t4", "rtx-4090"] '
             "(--gpus t4,rtx-4090)."
         )
-    targets = [find_target_gpu(None, name) for name in gpus]
+    targets = [find_target_gpu(None, name, asked.allocator) for name in gpus]
     hourly = _hourly(prices, [target.gpu for target in targets])
     wanted = _methods(asked.method, methods)
     cards = [

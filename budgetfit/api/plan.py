@@ -22,6 +22,7 @@ from budgetfit.utils.function_name import qualified_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.core.sample_dims import BatchDims
     from budgetfit.core.validation import ImageSize
@@ -59,6 +60,7 @@ def plan(  # noqa: PLR0913 - public API
     objective: str = "throughput",
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
+    allocator: AllocatorSettings | str | None = None,
     optimizer_in_backward: bool = False,
     method: str | None = None,
     lora_r: int = 16,
@@ -113,6 +115,9 @@ def plan(  # noqa: PLR0913 - public API
         headroom: Kept free on top of the predicted process.
         host_ram: Most pinned host memory that offloading may use; left out: what is
             free where this machine has the GPU, else 16 GiB (8 for a T4).
+        allocator: What ``PYTORCH_ALLOC_CONF`` will say where training runs, such as
+            ``"expandable_segments:True"``; left out: what it says here where this
+            machine has the GPU, else PyTorch's defaults.
         optimizer_in_backward: Each weight is updated as soon as its gradient is
             complete, and the gradient freed; takes no accumulation and no clipping.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
@@ -188,6 +193,7 @@ def estimate(  # noqa: PLR0913 - public API
     optimizer: Optimizer | None = None,
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
+    allocator: AllocatorSettings | str | None = None,
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,

@@ -116,6 +116,11 @@ RESERVED = _panel(
         "Most pinned host memory for offloading, for example 32GiB; 0 for none.",
         shown="what is free where this machine has the card, else 16GiB",
     ),
+    allocator=_option(
+        "What PYTORCH_ALLOC_CONF will say where training runs: "
+        "expandable_segments:True ...",
+        shown="what it says here where this machine has the card",
+    ),
 )
 BATCH = _panel(
     "Model",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext, estimated_context
 from budgetfit.gpus.table import Gpu
@@ -27,6 +28,9 @@ class Budget:
         context: Source and range of ``context_bytes``.
         host_ram_bytes: Limit on pinned host memory; None: no limit.
         host_ram_source: Where that limit is from, for reports.
+        allocator: Settings of PyTorch's caching allocator.
+        allowed_bytes: What the allocator may reserve by its
+            ``per_process_memory_fraction``; None: no limit.
 
     Raises:
         InputError: Nothing is left, or a part is negative.
@@ -38,6 +42,8 @@ class Budget:
     context: CudaContext | None = None
     host_ram_bytes: int | None = None
     host_ram_source: str = ""
+    allocator: AllocatorSettings = DEFAULT_SETTINGS
+    allowed_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.headroom_bytes < 0:
@@ -56,7 +62,8 @@ class Budget:
     @property
     def usable_bytes(self) -> int:
         """Bytes that the allocator may reserve."""
-        return self.total_bytes - self.context_bytes - self.headroom_bytes
+        left = self.total_bytes - self.context_bytes - self.headroom_bytes
+        return left if self.allowed_bytes is None else min(left, self.allowed_bytes)
 
     def holds(self, reserved_bytes: int, host_bytes: int) -> bool:
         """Return whether this much device memory and pinned host memory fits."""
@@ -71,6 +78,7 @@ def plan_budget(
     gpu: Gpu,
     headroom_bytes: int | None = None,
     context: CudaContext | None = None,
+    allocator: AllocatorSettings = DEFAULT_SETTINGS,
 ) -> Budget:
     """Compute the allocator budget of a GPU or of a limit on it.
 
@@ -79,6 +87,7 @@ def plan_budget(
         gpu: Decides the size of the CUDA context.
         headroom_bytes: Kept free; None for 1 % of the total, at least 128 MiB.
         context: Size of the CUDA context; None: estimated from published reports.
+        allocator: Settings of PyTorch's caching allocator.
 
     Raises:
         InputError: Nothing is left after context and headroom.
@@ -93,4 +102,8 @@ def plan_budget(
         context_bytes=context.planned_bytes,
         headroom_bytes=headroom_bytes,
         context=context,
+        allocator=allocator,
+        allowed_bytes=None
+        if allocator.per_process_memory_fraction == 1
+        else allocator.allowed_bytes(gpu.total_bytes),
     )

@@ -18,6 +18,7 @@ from budgetfit.applying.data_parallel import refuse_planning_distributed
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.budget import Budget
 from budgetfit.core.precision import requested_precisions
 from budgetfit.core.sample_dims import BatchDims, SampleDims
@@ -92,6 +93,7 @@ class Arguments:
     objective: str = "throughput"
     headroom: int | str | None = None
     host_ram: int | str | None = None
+    allocator: AllocatorSettings | str | None = None
     optimizer_in_backward: bool = False
     method: str | None = None
     lora_r: int = 16
@@ -124,7 +126,7 @@ class Arguments:
         """
         check_objective(self.objective)
         check_batch(self.batch_size, self.effective_batch_size)
-        target = find_target_gpu(self.vram, self.gpu)
+        target = find_target_gpu(self.vram, self.gpu, self.allocator)
         budget = target.budget(self.headroom, self.host_ram)
         if precisions is None:
             precisions = requested_precisions(self.precision, target.gpu)

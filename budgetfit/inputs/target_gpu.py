@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from budgetfit.calibration.known_measurements import context_for, gpu_of_device
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.units import parse_bytes
 from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext
 from budgetfit.gpus.table import Gpu, builds_note, find_gpu, generic_gpu
+from budgetfit.inputs.allocator_settings import Given, find_allocator_settings
 from budgetfit.measuring.process_memory import free_bytes
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -20,7 +22,7 @@ from budgetfit.utils.format_bytes import format_bytes
 class TargetGpu:
     """The GPU to plan for, a memory limit, the CUDA context, and notes on assumptions.
 
-    ``is_here``: whether this machine has it.
+    ``is_here``: whether this machine has it. ``allocator``: the settings of PyTorch's.
     """
 
     gpu: Gpu
@@ -28,6 +30,7 @@ class TargetGpu:
     context: CudaContext
     notes: tuple[str, ...] = ()
     is_here: bool = False
+    allocator: AllocatorSettings = DEFAULT_SETTINGS
 
     def budget(
         self, headroom: int | str | None, host_ram: int | str | None = None
@@ -41,7 +44,9 @@ class TargetGpu:
         if headroom is not None:
             headroom_bytes = 0 if headroom in (0, "0") else parse_bytes(headroom)
         total = self.gpu.total_bytes if self.total_bytes is None else self.total_bytes
-        made = plan_budget(total, self.gpu, headroom_bytes, self.context)
+        made = plan_budget(
+            total, self.gpu, headroom_bytes, self.context, self.allocator
+        )
         host_ram_bytes, source = self._host_ram(host_ram)
         return replace(made, host_ram_bytes=host_ram_bytes, host_ram_source=source)
 
@@ -58,7 +63,9 @@ class TargetGpu:
     def on(self, gpu: Gpu) -> TargetGpu:
         """Return another GPU as target, with all of its memory."""
         context, _ = context_for(gpu)
-        return TargetGpu(gpu=gpu, total_bytes=None, context=context)
+        return TargetGpu(
+            gpu=gpu, total_bytes=None, context=context, allocator=self.allocator
+        )
 
     @property
     def context_bytes(self) -> int:
@@ -66,21 +73,27 @@ class TargetGpu:
         return self.context.planned_bytes
 
 
-def find_target_gpu(vram: int | str | None, gpu: str | None) -> TargetGpu:
+def find_target_gpu(
+    vram: int | str | None, gpu: str | None, allocator: Given = None
+) -> TargetGpu:
     """Resolve ``gpu`` and ``vram`` to a GPU and a memory limit.
 
     Raises:
-        InputError: If neither is given and this machine has no CUDA device.
+        InputError: If neither is given and this machine has no CUDA device, or the
+            allocator's settings are wrong.
     """
     found, total_bytes, notes = _gpu_and_limit(vram, gpu)
     context, more = context_for(found)
     old = builds_note(found)
+    is_here = torch.cuda.is_available() and current_gpu().name == found.name
+    settings, said = find_allocator_settings(allocator, is_here=is_here)
     return TargetGpu(
         gpu=found,
         total_bytes=total_bytes,
         context=context,
-        notes=(*notes, *more, *([old] if old else [])),
-        is_here=torch.cuda.is_available() and current_gpu().name == found.name,
+        notes=(*notes, *more, *([old] if old else []), *said),
+        is_here=is_here,
+        allocator=settings,
     )
 
 

@@ -8,6 +8,7 @@ the name of the model as arguments.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from budgetfit.core.allocator_settings import VARIABLE, VARIABLES
 from budgetfit.core.verification import Verification
 from budgetfit.errors import BudgetfitError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.plan import Plan
 
 # Properties that the command line prints besides a verification's fields.
@@ -60,15 +63,25 @@ def verify_in_subprocess(  # noqa: PLR0913 - what the command line takes
         options += ["--model", model] if model is not None else []
         options += ["--device", device] if device is not None else []
         options += ["--trust-remote-code"] if trust_remote_code else []
-        return _answer(_run([str(path), *options]))
+        settings = plan.budget.allocator
+        return _answer(_run([str(path), *options], settings))
 
 
-def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    arguments: Sequence[str], settings: AllocatorSettings
+) -> subprocess.CompletedProcess[str]:
+    """Run it with the plan's allocator settings, in place of this process's."""
+    environment = {
+        name: text for name, text in os.environ.items() if name not in VARIABLES
+    }
+    if settings.text:
+        environment[VARIABLE] = settings.text
     return subprocess.run(  # noqa: S603 - this package, in this interpreter
         [sys.executable, "-m", "budgetfit", "verify", *arguments],
         capture_output=True,
         text=True,
         check=False,
+        env=environment,
     )
 
 

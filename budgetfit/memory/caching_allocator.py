@@ -1,8 +1,9 @@
 """Simulate PyTorch's CUDA caching allocator for a whole list of mallocs and frees.
 
 One loop over plain ints, for one stream, native segments and no ``max_split_size_mb``:
-what a replay needs. It returns the block size of each event, and its state can be
-copied. Tests compare it with ``memory.reference_allocator``, which cites the source.
+what most replays need; ``simulated_allocator.py`` has the others. It returns the block
+size of each event, and its state can be copied. Tests compare it with
+``memory.reference_allocator``, which cites the source.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.reference_allocator.allocator import (
+    LARGE_SEGMENT_BYTES,
     SMALL_REQUEST_BYTES,
     segment_bytes,
 )
@@ -41,6 +43,8 @@ class AllocatorRun(NamedTuple):
 class CachingAllocator:
     """The caching allocator of a device of ``total_bytes``, with default settings.
 
+    ``large_segment_bytes`` is the only other one; requests are rounded by the caller.
+
     Which of two free blocks of equal size is taken depends on their addresses. CUDA's
     driver puts a segment below those before it (decision 0042), and so does this.
 
@@ -54,8 +58,11 @@ class CachingAllocator:
 
     addresses_rise: ClassVar[bool] = False
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(
+        self, total_bytes: int, large_segment_bytes: int = LARGE_SEGMENT_BYTES
+    ) -> None:
         self.total_bytes = total_bytes
+        self.large_segment_bytes = large_segment_bytes
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.retries = 0
@@ -112,7 +119,7 @@ class CachingAllocator:
                     found, address = key >> _ADDRESS_BITS, key & _ADDRESSES
                     del starts[address], ends[address + found]
                 else:
-                    found = segment_bytes(size)
+                    found = segment_bytes(size, self.large_segment_bytes)
                     if not self._has_room(found):
                         self.failed_event = event
                         return deltas

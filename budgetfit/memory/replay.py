@@ -7,21 +7,17 @@ in the order in which training would make them.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
-from budgetfit.memory.caching_allocator import AllocatorRun, CachingAllocator
+from budgetfit.core.step_trace import CATEGORIES, StepTrace
+from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
-from budgetfit.memory.reference_allocator.allocator import (
-    Block,
-    OutOfMemory,
-    ReferenceAllocator,
-)
 from budgetfit.memory.replay_schedule import (
     EventRange,
     ScheduledRange,
@@ -29,13 +25,17 @@ from budgetfit.memory.replay_schedule import (
     with_micro_steps,
 )
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties, scratch_bytes
+from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from budgetfit.core.budget import Budget
     from budgetfit.gpus.table import Gpu
+    from budgetfit.memory.caching_allocator import AllocatorRun
+    from budgetfit.memory.simulated_allocator import SimulatedAllocator
 
 MAX_LAYERS_SHOWN = 12  # shown at the peak
 UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for
@@ -81,61 +81,23 @@ def block_bytes(
     trace: StepTrace,
     batch_size: int,
     device: DeviceProperties,
-    *,
-    expandable_segments: bool = False,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
 ) -> NDArray[np.int64]:
     """Return the size of the allocator block of every storage.
 
-    That is the request rounded up to 512 bytes, plus a remainder too small to be split
-    off. Remainders depend on the earlier allocations, so the trace is replayed, on a
-    device without a limit.
+    That is the request rounded up, plus a remainder too small to be split off.
+    Remainders depend on the earlier allocations, so the trace is replayed, on a device
+    without a limit.
     """
     blocks = np.zeros(trace.fixed_bytes.size, np.int64)
-    kind = ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
-    result = kind(UNLIMITED_BYTES).run(
-        trace.events.tolist(), _rounded_bytes(trace, batch_size, device)
+    # On a card that is smaller than the device there is no limit.
+    allocator = make_allocator(UNLIMITED_BYTES, settings, UNLIMITED_BYTES - 1)
+    result = allocator.run(
+        trace.events.tolist(), _rounded_bytes(trace, device, settings, batch_size)
     )
     mallocs = trace.events > 0
     blocks[trace.events[mallocs] - 1] = np.array(result.deltas, np.int64)[mallocs]
     return blocks
-
-
-class ExpandableSegmentsAllocator:
-    """The reference allocator with expandable segments, run on lists of events."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._allocator = ReferenceAllocator(total_bytes, expandable_segments=True)
-        self._blocks: dict[int, Block | None] = {}
-        self.failed_event: int | None = None
-
-    @property
-    def retries(self) -> int:
-        """How often the cache was emptied."""
-        return self._allocator.retries
-
-    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
-        """Run events as ``CachingAllocator.run``."""
-        allocator, blocks = self._allocator, self._blocks
-        allocator.reset_peaks()
-        deltas = []
-        for event in events:
-            if event > 0:
-                try:
-                    block = blocks[event] = allocator.malloc(sizes[event - 1])
-                except OutOfMemory:
-                    self.failed_event = event
-                    break
-                deltas.append(0 if block is None else block.size_bytes)
-            elif event == EMPTY_CACHE:
-                allocator.empty_cache()
-                deltas.append(0)
-            else:
-                block = blocks.pop(-event, None)
-                deltas.append(0 if block is None else -block.size_bytes)
-                allocator.free(block)
-        return AllocatorRun(
-            deltas, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-        )
 
 
 def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
@@ -144,7 +106,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     gpu: Gpu,
     *,
     limit_bytes: int | None = None,
-    expandable_segments: bool = False,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
     then_batch_sizes: tuple[int, ...] = (),
     micro_steps: int = 1,
     breakdown: bool = True,
@@ -160,8 +122,9 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
         trace: The steps to replay.
         batch_size: Samples per micro-batch.
         gpu: Its kernel rules size the scratch memory.
-        limit_bytes: Memory of the device; None for all of the GPU's.
-        expandable_segments: The allocator setting of that name.
+        limit_bytes: Memory of the device; None for all of the GPU's. More than the
+            GPU has means no limit, not that of ``settings`` either.
+        settings: Those of the allocator.
         then_batch_sizes: Samples per micro-batch of further steps.
         micro_steps: Micro-batches in each step.
         breakdown: Break the peak down by category and layer also where memory ran out
@@ -172,16 +135,25 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
             cannot be repeated at another.
     """
     device = device_properties(gpu)
-    total = gpu.total_bytes if limit_bytes is None else limit_bytes
+    card_bytes = gpu.total_bytes
+    total = most = card_bytes if limit_bytes is None else limit_bytes
+    if total <= card_bytes:
+        most = min(total, settings.allowed_bytes(card_bytes))
     program = trace, batch_size, then_batch_sizes, micro_steps
-    key = *program, device, expandable_segments, CachingAllocator.addresses_rise
+    key = (
+        *program,
+        device,
+        settings,
+        settings.collect_above_bytes(card_bytes),
+        CachingAllocator.addresses_rise,
+    )
     known = _TIMELINES.get(key)
-    if known is not None and known.reserved_bytes <= total:
+    if known is not None and known.reserved_bytes <= most:
         return known
     parts, events = _program(*program)
-    kind = ExpandableSegmentsAllocator if expandable_segments else CachingAllocator
-    allocator = kind(total)
-    runs = list(_run(allocator, trace, device, parts, events))
+    allocator = make_allocator(total, settings, card_bytes)
+    sizes = partial(_rounded_bytes, trace, device, settings)
+    runs = list(_run(allocator, sizes, parts, events))
     allocated = [each.peak_allocated_bytes for each in runs]
     peak = allocated.index(max(allocated))
     complete = allocator.failed_event is None and allocator.retries == 0
@@ -228,31 +200,37 @@ def _program(
 
 @lru_cache(maxsize=8)
 def _rounded_bytes(
-    trace: StepTrace, samples: int, device: DeviceProperties
+    trace: StepTrace,
+    device: DeviceProperties,
+    settings: AllocatorSettings,
+    samples: int,
 ) -> list[int]:
-    sizes: list[int] = ((storage_bytes(trace, samples, device) + 511) & -512).tolist()
-    return sizes
+    sizes = rounded_bytes(storage_bytes(trace, samples, device), settings)
+    listed: list[int] = sizes.tolist()
+    return listed
 
 
 def _run(
-    allocator: CachingAllocator | ExpandableSegmentsAllocator,
-    trace: StepTrace,
-    device: DeviceProperties,
+    allocator: SimulatedAllocator,
+    sizes_at: Callable[[int], list[int]],
     parts: Iterable[ScheduledRange],
     events: list[int],
 ) -> Iterator[AllocatorRun]:
-    """Run one event range after the other, until memory runs out."""
+    """Run one event range after the other, until memory runs out.
+
+    ``sizes_at`` returns the rounded requests at a number of samples.
+    """
     for part in parts:
-        sizes = _rounded_bytes(trace, part.samples, device)
         yield allocator.run(
-            events[part.event_range.start : part.event_range.end], sizes
+            events[part.event_range.start : part.event_range.end],
+            sizes_at(part.samples),
         )
         if allocator.failed_event is not None:
             return
 
 
 def _failed_bytes(
-    allocator: CachingAllocator | ExpandableSegmentsAllocator,
+    allocator: SimulatedAllocator,
     trace: StepTrace,
     device: DeviceProperties,
     part: ScheduledRange,
@@ -333,14 +311,18 @@ class ReplayAfterTraining:
         trace: StepTrace,
         batch_size: int,
         gpu: Gpu,
+        budget: Budget,
         *,
-        limit_bytes: int,
         micro_steps: int = 1,
     ) -> None:
-        """Replay the training; arguments as in ``replay``."""
+        """Replay the training within a budget; other arguments as in ``replay``."""
         self._program = trace, batch_size, micro_steps
-        self._device = device_properties(gpu)
-        self._trained = CachingAllocator(limit_bytes)
+        self._sizes_at = partial(
+            _rounded_bytes, trace, device_properties(gpu), budget.allocator
+        )
+        self._trained = make_allocator(
+            budget.usable_bytes, budget.allocator, gpu.total_bytes
+        )
         parts, events = _program(trace, batch_size, (), micro_steps)
         self._scheduled = len(parts)
         self._run(self._trained, parts, events)
@@ -357,9 +339,9 @@ class ReplayAfterTraining:
 
     def _run(
         self,
-        allocator: CachingAllocator,
+        allocator: SimulatedAllocator,
         parts: list[ScheduledRange],
         events: list[int],
     ) -> None:
-        for _ in _run(allocator, self._program[0], self._device, parts, events):
+        for _ in _run(allocator, self._sizes_at, parts, events):
             pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, storage_bytes
 from budgetfit.memory.replay_schedule import (
     PASSES,
@@ -16,20 +17,13 @@ from budgetfit.memory.replay_schedule import (
     is_closed,
     with_micro_steps,
 )
+from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.gpus.table import Gpu
-    from budgetfit.memory.caching_allocator import AllocatorRun
-
-
-class Allocator(Protocol):
-    """What replays events: ``CachingAllocator``, or one with other settings."""
-
-    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
-        """Run events as ``CachingAllocator.run``."""
 
 
 class Program(Protocol):
@@ -59,7 +53,7 @@ class StepSequence:
         gpu: Gpu,
         *,
         micro_steps: int = 1,
-        make_allocator: Callable[[int], Allocator],
+        settings: AllocatorSettings = DEFAULT_SETTINGS,
     ) -> None:
         """Prepare a replay.
 
@@ -67,10 +61,10 @@ class StepSequence:
             program_at: Returns the program that runs at a length.
             gpu: Its kernel rules size the scratch memory.
             micro_steps: Micro-batches in each update.
-            make_allocator: The allocator of a device of so many bytes.
+            settings: Those of the allocator.
         """
         self._program_at, self._device = program_at, device_properties(gpu)
-        self._micro_steps, self._make_allocator = micro_steps, make_allocator
+        self._micro_steps, self._settings = micro_steps, settings
         self._steps: dict[int, _Steps] = {}
         self._sizes: dict[tuple[int, int], list[int]] = {}
 
@@ -92,7 +86,10 @@ class StepSequence:
         Raises:
             ValueError: An update does not free what it allocates.
         """
-        self._allocator = self._make_allocator(UNLIMITED_BYTES)
+        # On a card that is smaller than the device there is no limit.
+        self._allocator = make_allocator(
+            UNLIMITED_BYTES, self._settings, UNLIMITED_BYTES - 1
+        )
         self._allocated = self._reserved = count = 0
         for lengths in updates:
             if count:
@@ -138,7 +135,8 @@ class StepSequence:
         if key not in self._sizes:
             trace = steps.program.at(length)
             sizes = storage_bytes(trace, trace.batch_sizes[0], self._device)
-            self._sizes[key] = [0] * steps.offset + ((sizes + 511) & -512).tolist()
+            rounded = rounded_bytes(sizes, self._settings).tolist()
+            self._sizes[key] = [0] * steps.offset + rounded
         return self._sizes[key]
 
 

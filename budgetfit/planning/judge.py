@@ -8,6 +8,11 @@ import numpy as np
 
 from budgetfit.applying.optimizers.factory import optimizer_notes
 from budgetfit.calibration.known_measurements import time_factor
+from budgetfit.core.allocator_settings import (
+    DEFAULT_SETTINGS,
+    VARIABLE,
+    AllocatorSettings,
+)
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import selective_blocks
@@ -53,6 +58,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         recipe.batch_size,
         gpu,
         limit_bytes=UNLIMITED_BYTES,
+        settings=budget.allocator if budget else DEFAULT_SETTINGS,
         micro_steps=recipe.gradient_accumulation_steps,
     )
     reserved_bytes = timeline.reserved_bytes
@@ -161,7 +167,7 @@ def held_bytes(trace: StepTrace, batch_size: int, gpu: Gpu) -> dict[str, int]:
 
 
 def last_batch_warnings(
-    trace: StepTrace | None, recipe: Recipe, gpu: Gpu, limit_bytes: int
+    trace: StepTrace | None, recipe: Recipe, gpu: Gpu, budget: Budget
 ) -> tuple[str, ...]:
     """Warn where a partial last batch makes a plan that fits too large.
 
@@ -174,34 +180,31 @@ def last_batch_warnings(
             warning is not worth tracing again.
         recipe: The plan's.
         gpu: The card.
-        limit_bytes: What the allocator may reserve of it.
+        budget: What the allocator may reserve of it, and its settings.
     """
     if trace is None or recipe.batch_size == 1:
         return ()
-    then = replay(
-        trace,
-        recipe.batch_size,
-        gpu,
-        limit_bytes=UNLIMITED_BYTES,
-        then_batch_sizes=(1, recipe.batch_size),
-        micro_steps=recipe.gradient_accumulation_steps,
-    )
-    if then.reserved_bytes <= limit_bytes:
+
+    def reserved(settings: AllocatorSettings) -> int:
+        return replay(
+            trace,
+            recipe.batch_size,
+            gpu,
+            limit_bytes=UNLIMITED_BYTES,
+            settings=settings,
+            then_batch_sizes=(1, recipe.batch_size),
+            micro_steps=recipe.gradient_accumulation_steps,
+        ).reserved_bytes
+
+    usable_bytes, reserved_bytes = budget.usable_bytes, reserved(budget.allocator)
+    if reserved_bytes <= usable_bytes:
         return ()
-    expanding = replay(
-        trace,
-        recipe.batch_size,
-        gpu,
-        limit_bytes=UNLIMITED_BYTES,
-        expandable_segments=True,
-        then_batch_sizes=(1, recipe.batch_size),
-        micro_steps=recipe.gradient_accumulation_steps,
-    )
-    fits = expanding.reserved_bytes <= limit_bytes
-    other = ", or export PYTORCH_ALLOC_CONF=expandable_segments:True" if fits else ""
+    expanding, other = budget.allocator.with_expandable_segments(), ""
+    if reserved(expanding) <= usable_bytes:
+        other = f", or export {VARIABLE}={expanding.shell_text}"
     text = (
-        f"after a smaller last batch {format_bytes(then.reserved_bytes)} would be "
-        f"reserved, more than the {format_bytes(limit_bytes)} that are plannable: the "
+        f"after a smaller last batch {format_bytes(reserved_bytes)} would be reserved, "
+        f"more than the {format_bytes(usable_bytes)} that are plannable: the "
         "allocator then empties its cache and goes on, slower. Pass drop_last=True to "
         f"the DataLoader{other}"
     )

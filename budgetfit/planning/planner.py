@@ -220,13 +220,10 @@ def _report(
     if judged.lengths is not None:  # of several micro-batches, if so: an upper bound
         estimate = with_lengths(estimate, judged.lengths)
     recipe = estimate.recipe
-    eval_batch_size = evaluation_batch_size(traces, recipe, session.budget.usable_bytes)
+    eval_batch_size = evaluation_batch_size(traces, recipe, session.budget)
     estimate = replace(estimate, eval_batch_size=eval_batch_size)
     last_batch = last_batch_warnings(
-        traces.cached_affine(recipe),
-        recipe,
-        workload.gpu,
-        session.budget.usable_bytes,
+        traces.cached_affine(recipe), recipe, workload.gpu, session.budget
     )
     chain = session.block_chain.profile_at(recipe.batch_size)
     return Plan(

@@ -107,8 +107,12 @@ class PlanningSession:
 
     def on_gpu(self, gpu: Gpu, budget: Budget) -> PlanningSession:
         """Return the session on another GPU of the same compute capability."""
-        host_ram = replace(self.settings, host_ram_bytes=budget.host_ram_bytes)
-        chain = BlockChain(self.traces.for_gpu(gpu), host_ram)
+        settings = replace(
+            self.settings,
+            host_ram_bytes=budget.host_ram_bytes,
+            allocator=budget.allocator,
+        )
+        chain = BlockChain(self.traces.for_gpu(gpu), settings)
         return replace(self, block_chain=chain, budget=budget)
 
     def best_fitting(self, estimates: Iterable[Estimate]) -> Estimate | None:
@@ -160,6 +164,7 @@ def open_sessions(
             accumulation=accumulation,
             optimizer_in_backward=settings.get("optimizer_in_backward", False),
             host_ram_bytes=budget.host_ram_bytes,
+            allocator=budget.allocator,
         ),
         settings.get("fallback_precision"),
         settings.get("progress"),

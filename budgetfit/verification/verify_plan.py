@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.applying.allocator_settings import other_settings
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.calibration.known_measurements import (
     gpu_of_device,
@@ -61,6 +62,8 @@ def verify_plan(
     estimate, timeline = plan.estimate, plan.estimate.timeline
     notes = list(setup.notes)
     if on_cuda:
+        difference = other_settings(plan)
+        notes += [] if difference is None else [difference]
         notes.append(store_context(measured.last_process, gpu_of_device(device)))
     else:
         say("replaying the step with the CPU's semantics")

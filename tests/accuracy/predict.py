@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import StepTrace
@@ -126,15 +127,10 @@ def judge(case: Case, workload: Workload, trace: StepTrace) -> MemoryTimeline:
             case.batch_size,
             workload.gpu,
             limit_bytes=limit,
-            expandable_segments=is_expandable(case),
+            settings=AllocatorSettings.parse(case.allocator),
             then_batch_sizes=case.batch_sizes[2:] if case.last_batch_size else (),
             micro_steps=case.gradient_accumulation_steps,
         )
-
-
-def is_expandable(case: Case) -> bool:
-    """Whether the case ran with expandable segments."""
-    return "expandable_segments:True" in case.allocator
 
 
 @contextmanager
@@ -173,7 +169,7 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
         OptionTrace(recomputed, every) if recomputed is not None else None,
         case.batch_size,
         device_properties(workload.gpu),
-        expandable_segments=is_expandable(case),
+        settings=AllocatorSettings.parse(case.allocator),
     )
     timeline = judge(case, workload, trace)
     steps = [point for point in timeline.points if point.phase != "setup"]

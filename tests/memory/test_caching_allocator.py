@@ -2,10 +2,12 @@
 
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.memory.reference_allocator.allocator import (
     Block,
@@ -13,6 +15,7 @@ from budgetfit.memory.reference_allocator.allocator import (
     ReferenceAllocator,
     round_bytes,
 )
+from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -46,9 +49,11 @@ def program(todo: list[int | float]) -> tuple[list[int], list[int]]:
     return events, asked
 
 
-def played(total: int, events: list[int], asked: list[int]) -> list[tuple[int, ...]]:
+def played(
+    total: int, events: list[int], asked: list[int], settings_text: str = ""
+) -> list[tuple[int, ...]]:
     """Return what the full allocator says after each event, until it fails."""
-    allocator = ReferenceAllocator(total)
+    allocator = ReferenceAllocator(total, AllocatorSettings.parse(settings_text))
     blocks: dict[int, Block | None] = {}
     rows = []
     for event in events:
@@ -103,6 +108,50 @@ def test_both_allocators_agree_after_every_event(
             break
         state = quick.allocated_bytes, quick.reserved_bytes
         assert (*done.deltas, *state, quick.retries) == row
+
+
+SIMULATED = [
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:[2:4,8:0,>:2],large_segment_size_mb:16",
+    "per_process_memory_fraction:0.7",
+    "expandable_segments:True,roundup_power2_divisions:4",
+    "max_split_size_mb:32",
+    "garbage_collection_threshold:0.4,per_process_memory_fraction:0.9",
+]
+
+
+@pytest.mark.parametrize("text", SIMULATED)
+@settings(max_examples=60)
+@given(todo=requests, total=totals)
+def test_the_simulated_allocator_does_what_the_reference_does(
+    text: str, todo: list[int | float], total: int
+) -> None:
+    events, asked = program(todo)
+    chosen = AllocatorSettings.parse(text)
+    allocator = make_allocator(total, chosen, total)
+    sizes = rounded_bytes(np.array(asked, np.int64), chosen).tolist()
+    assert sizes == [round_bytes(n, chosen.roundup_power2_divisions) for n in asked]
+    for event, row in zip(events, played(total, events, asked, text), strict=False):
+        done = allocator.copy().run([event], sizes)
+        again = allocator.run([event], sizes)
+        assert done == again
+        if allocator.failed_event is not None:
+            assert row == (event,)
+            break
+        assert (*done.deltas, allocator.retries) == (row[0], row[-1])
+
+
+def test_most_settings_take_the_quick_allocator() -> None:
+    for text, quick in {
+        "": True,
+        "roundup_power2_divisions:8,large_segment_size_mb:32": True,
+        "garbage_collection_threshold:0.5": True,  # torch does not read it alone
+        "per_process_memory_fraction:0.5": True,
+        "expandable_segments:True": False,
+        "max_split_size_mb:64": False,
+    }.items():
+        made = make_allocator(GIB, AllocatorSettings.parse(text), GIB)
+        assert isinstance(made, CachingAllocator) is quick
 
 
 @given(requests, requests, totals)

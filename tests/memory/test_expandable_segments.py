@@ -2,6 +2,7 @@
 
 import pytest
 
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.memory.reference_allocator.allocator import (
     OutOfMemory,
     ReferenceAllocator,
@@ -10,7 +11,7 @@ from tests.memory.test_reference_allocator import GIB, MIB, state_mib
 
 
 def expandable(total_bytes: int = GIB) -> ReferenceAllocator:
-    return ReferenceAllocator(total_bytes, expandable_segments=True)
+    return ReferenceAllocator(total_bytes, AllocatorSettings(expandable_segments=True))
 
 
 def test_expandable_segments_grow_in_pages_of_2_and_of_20_mib() -> None:

@@ -8,28 +8,15 @@ from typing import Any
 
 import pytest
 
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.memory.reference_allocator.allocator import (
     Block,
     OutOfMemory,
     ReferenceAllocator,
 )
+from tests.memory.record_allocator_settings import COMBINATIONS
 
-MIB = 1 << 20
 RECORDINGS = sorted((Path(__file__).parent / "fixtures").glob("allocator_*.json.gz"))
-
-
-def settings_of(recording: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `ReferenceAllocator` for a recorded allocator configuration."""
-    settings: dict[str, Any] = {}
-    for pair in filter(None, recording["settings"].split(",")):
-        key, value = pair.split(":")
-        if key == "expandable_segments":
-            settings[key] = value == "True"
-        elif key == "max_split_size_mb":
-            settings["max_split_bytes"] = int(value) * MIB
-        else:
-            raise ValueError(f"the recording was made with {pair}")
-    return settings
 
 
 def differences(allocator: ReferenceAllocator, sequence: dict[str, Any]) -> list[str]:
@@ -80,7 +67,7 @@ def test_every_byte_is_as_pytorch_recorded_it(path: Path) -> None:
     recording = read_recording(path)
     for sequence in recording["sequences"]:
         allocator = ReferenceAllocator(
-            recording["device_bytes"], **settings_of(recording)
+            recording["device_bytes"], AllocatorSettings.parse(recording["settings"])
         )
         assert differences(allocator, sequence) == []
 
@@ -91,6 +78,7 @@ def test_the_recordings_reach_what_they_are_meant_to_check() -> None:
         "",
         "expandable_segments:True",
         "max_split_size_mb:128",
+        *COMBINATIONS.values(),
     }
     sequences = [each for recording in recordings for each in recording["sequences"]]
     assert sum(len(each["operations"]) for each in sequences) >= 20_000

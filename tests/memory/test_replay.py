@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.step_trace import CATEGORIES, Affine, Category, PhaseName, StepTrace
 from budgetfit.gpus.table import find_gpu
@@ -20,6 +21,7 @@ from budgetfit.memory.replay import (
 from tests.memory.made_traces import MIB, TraceMaker
 
 ADA = find_gpu("rtx-4090")
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
 LARGE = 20 * MIB  # requests above 10 MiB get segments of their own, in whole 2 MiB
 
 
@@ -163,7 +165,7 @@ def test_a_device_that_is_full_of_cache_is_emptied_and_tried_again() -> None:
 
 
 def test_expandable_segments_grow_where_others_are_taken_anew() -> None:
-    timeline = replay(fragmented(), 1, ADA, expandable_segments=True)
+    timeline = replay(fragmented(), 1, ADA, settings=EXPANDABLE)
     assert timeline.reserved_bytes == 40 * MIB
     assert timeline.allocated_bytes == 40 * MIB
 
@@ -330,7 +332,7 @@ def test_expandable_segments_change_no_more_than_tails(
 ) -> None:
     trace = random_trace(storages)
     timeline = replay(
-        trace, batch_size, ADA, limit_bytes=UNLIMITED_BYTES, expandable_segments=True
+        trace, batch_size, ADA, limit_bytes=UNLIMITED_BYTES, settings=EXPANDABLE
     )
     live = live_peak(trace, batch_size)
     assert live <= timeline.allocated_bytes <= live + len(storages) * MIB

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from budgetfit.core.budget import Budget
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.step_trace import CATEGORIES
@@ -29,8 +30,12 @@ def traces(model: nn.Module, batch: Any, **options: Any) -> TraceSession:
     return TraceSession(workload.with_found_blocks())
 
 
+def within(limit_mib: int) -> Budget:
+    return Budget(total_bytes=limit_mib * MIB, context_bytes=0, headroom_bytes=0)
+
+
 def size_in(limit_mib: int, session: TraceSession, recipe: Recipe) -> int | None:
-    return evaluation_batch_size(session, recipe, limit_mib * MIB)
+    return evaluation_batch_size(session, recipe, within(limit_mib))
 
 
 def test_the_batch_is_what_weights_inputs_and_two_outputs_leave_room_for() -> None:
@@ -88,7 +93,7 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
     session_ = session("gpt2")
     recipe = Recipe(batch_size=4)
     limit_bytes = 64 * MIB
-    size = evaluation_batch_size(session_, recipe, limit_bytes)
+    size = evaluation_batch_size(session_, recipe, within(64))
     assert size is not None
     evaluation = session_.evaluation(recipe.precision)
     training = session_.exact(recipe)
@@ -108,7 +113,7 @@ def test_it_fits_and_one_sample_more_does_not() -> None:
 
 @pytest.mark.parametrize("name", ["t5", "vit", "bert", "transformer"])
 def test_models_of_every_kind_are_evaluated(name: str) -> None:
-    found = evaluation_batch_size(session(name), Recipe(batch_size=2), 256 * MIB)
+    found = evaluation_batch_size(session(name), Recipe(batch_size=2), within(256))
     assert found is not None
     assert found > 2
 

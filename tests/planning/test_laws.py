@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
@@ -75,7 +76,7 @@ def test_a_larger_batch_never_has_a_lower_peak(name: str, recompute: bool) -> No
                 batch_size,
                 find_gpu(gpu),
                 limit_bytes=UNLIMITED_BYTES,
-                expandable_segments=expandable,
+                settings=AllocatorSettings(expandable_segments=expandable),
             ).allocated_bytes
             for batch_size in BATCHES
         ]

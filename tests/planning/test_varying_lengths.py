@@ -11,14 +11,13 @@ import transformers
 from torch import nn
 
 import budgetfit
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.arguments import Arguments
-from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.memory.replay import (
-    ExpandableSegmentsAllocator,
     device_properties,
     replay,
     storage_bytes,
@@ -70,12 +69,12 @@ def _sizes(trace: StepTrace) -> np.ndarray:
     return (sizes + 511) // 512
 
 
-def _sequence(recipe: Recipe, kind: Any = CachingAllocator) -> StepSequence:  # noqa: ANN401
+def _sequence(recipe: Recipe, allocator: str = "") -> StepSequence:
     return StepSequence(
         _traces(recipe).program_at,
         GPU,
         micro_steps=recipe.gradient_accumulation_steps,
-        make_allocator=kind,
+        settings=AllocatorSettings.parse(allocator),
     )
 
 
@@ -151,7 +150,7 @@ def test_many_lengths_fragment_and_the_longest_first_less() -> None:
     alone = replay(_trace(longest), BATCH, GPU).reserved_bytes
     plain = _sequence(RECIPE).peaks(updates).reserved_bytes
     first = _sequence(RECIPE).peaks(updates, longest_first=longest).reserved_bytes
-    expanding = _sequence(RECIPE, ExpandableSegmentsAllocator).peaks(updates)
+    expanding = _sequence(RECIPE, "expandable_segments:True").peaks(updates)
     assert plain > first >= alone
     assert expanding.reserved_bytes < plain
 

@@ -7,7 +7,6 @@ keep the memory of the failed step alive.
 from __future__ import annotations
 
 import gc
-import os
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
+from budgetfit.applying.allocator_settings import running_settings
 from budgetfit.applying.out_of_memory.cuda_memory_stats import (
     GpuMemoryStats,
     read_gpu_memory,
@@ -249,11 +249,9 @@ def _recovery_text(step: FailedStep) -> str:
 
 
 def _expandable_segments_enabled() -> bool:
-    """Whether the environment enables expandable segments already."""
-    return any(
-        "expandable_segments:True" in os.environ.get(name, "")
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    )
+    """Whether this process has expandable segments already."""
+    running = running_settings()
+    return running is not None and running.expandable_segments
 
 
 def running_module(error: BaseException, model: nn.Module) -> str:

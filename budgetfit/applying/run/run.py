@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
+from budgetfit.applying.allocator_settings import warn_of_other_settings
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.attention_implementation import (
     check_attention,
@@ -153,6 +154,7 @@ class Run:
             if kind == "cuda" and plan is not None and plan.needs_expandable_segments:
                 use_expandable_segments(self._undo)
             warn_if_emulated(self._precision, self.device)
+            warn_of_other_settings(plan, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))
             self._modes = TrainingModes(model)
             self._undo.add(self._modes.undo)

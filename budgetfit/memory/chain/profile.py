@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.step_trace import OP_COST_COLUMNS
 from budgetfit.memory.chain.option_costs import option_deltas
@@ -28,6 +29,7 @@ from budgetfit.memory.chain.stages import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.block_profile import Mode
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.chain.option_costs import OptionDelta
@@ -44,7 +46,7 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
     *,
     option_traces: Sequence[OptionTrace] = (),
     optimizer_ns: int = 0,
-    expandable_segments: bool = False,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
     exact_blocks: bool = True,
 ) -> ChainProfile:
     """Return the profile of the chain at ``batch_size``.
@@ -59,7 +61,7 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
             nanoseconds (``timing``); None for no times.
         option_traces: Traces with further options on some blocks, the rest recomputed.
         optimizer_ns: Time of one optimizer step.
-        expandable_segments: The allocator setting, which affects unsplit remainders.
+        settings: Those of the allocator, which decide the size of blocks.
         exact_blocks: See ``LiveBytes.of``.
     """
     measured = partial(
@@ -67,7 +69,7 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         batch_size=batch_size,
         device=device,
         times_of=times_of,
-        expandable_segments=expandable_segments,
+        settings=settings,
         exact_blocks=exact_blocks,
     )
     types = block_types(kept) if option_traces else {}
@@ -102,6 +104,7 @@ def with_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
     device: DeviceProperties,
     times_of: TimesOf | None = None,
     *,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
     exact_blocks: bool = True,
 ) -> ChainProfile:
     """Return the chain with another epilogue: a chunked loss.
@@ -113,11 +116,17 @@ def with_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
         batch_size: As in ``chain_profile``, like the other arguments.
         device: Sizes the kernels' scratch memory.
         times_of: Returns the times of each stage.
+        settings: Those of the allocator.
         exact_blocks: See ``LiveBytes.of``.
     """
     old, new = (
         MeasuredChain.of(
-            option_trace, batch_size, device, times_of, exact_blocks=exact_blocks
+            option_trace,
+            batch_size,
+            device,
+            times_of,
+            settings=settings,
+            exact_blocks=exact_blocks,
         )
         for option_trace in (before, after)
     )

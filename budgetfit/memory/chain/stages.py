@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from budgetfit.memory.chain.live_bytes import LiveBytes
 
@@ -85,7 +85,7 @@ class MeasuredChain:
         batch_size: int,
         device: DeviceProperties,
         times_of: TimesOf | None,
-        **live_options: bool,
+        **live_options: Any,
     ) -> MeasuredChain:
         """Cut a trace into stages and measure what each one costs.
 

@@ -7,13 +7,13 @@ and frees, so they cannot be computed without simulating them.
 
 Source: ``malloc``, ``get_free_block``, ``alloc_block``, ``should_split``,
 ``get_allocation_size``, ``release_available_cached_blocks`` and
-``release_cached_blocks`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 2.13, and
+``release_cached_blocks``, ``garbage_collect_cached_blocks`` and ``round_size`` in
+``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 2.13, and
 ``c10/core/AllocatorConfig.h``. Checked against the binary:
 ``tests/memory/record_allocator_fuzz.py``.
 
-Not modelled: ``garbage_collection_threshold``, ``roundup_power2_divisions``, private
-pools (CUDA graphs, ``MemPool``), and frees that wait for another stream
-(``record_stream``).
+Not modelled: private pools (CUDA graphs, ``MemPool``), and frees that wait for another
+stream (``record_stream``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
 from budgetfit.memory.reference_allocator.block_pool import (
     ADDRESS_BITS,
     IN_USE,
@@ -36,9 +37,13 @@ from budgetfit.memory.reference_allocator.expandable_segments import (
     unmap_block,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.core.allocator_settings import AllocatorSettings
+
 __all__ = [
     "LARGE_SEGMENT_BYTES",
-    "MAX_NON_SPLIT_ROUNDING_BYTES",
     "MIN_BLOCK_BYTES",
     "OWN_SEGMENT_FROM_BYTES",
     "OWN_SEGMENT_STEP_BYTES",
@@ -57,7 +62,7 @@ SMALL_SEGMENT_BYTES: Final = 2 << 20  # kSmallBuffer: segment size of that pool
 LARGE_SEGMENT_BYTES: Final = 20 << 20  # large_segment_size: requests below 10 MiB
 OWN_SEGMENT_FROM_BYTES: Final = 10 << 20  # kMinLargeAlloc: one segment each from here
 OWN_SEGMENT_STEP_BYTES: Final = 2 << 20  # kRoundLarge: such segments are multiples
-MAX_NON_SPLIT_ROUNDING_BYTES: Final = 20 << 20  # max_non_split_rounding_size
+ROUNDED_FROM_BITS: Final = 20  # roundup_power2_divisions: one for each bit from here
 
 _UNLIMITED_BYTES: Final = 1 << 62
 
@@ -90,27 +95,39 @@ class OutOfMemory(Exception):  # noqa: N818 - PyTorch's word for it
         )
 
 
-def round_bytes(size_bytes: int) -> int:
+def round_bytes(size_bytes: int, divisions: Sequence[int] = ()) -> int:
     """Return the block size of a request: a multiple of 512, 0 for 0.
+
+    With ``roundup_power2_divisions``: the next power of two divided by so many.
 
     >>> round_bytes(1), round_bytes(512), round_bytes(513)
     (512, 512, 1024)
+    >>> round_bytes(1_000_000, [4] * 16), round_bytes(1 << 20, [4] * 16)
+    (1048576, 1048576)
     """
+    if divisions:
+        power = size_bytes.bit_length() - 1
+        number = divisions[min(max(power - ROUNDED_FROM_BITS, 0), len(divisions) - 1)]
+        if number > 1 and size_bytes > MIN_BLOCK_BYTES * number:
+            step = (1 << power) // number
+            return -(-size_bytes // step) * step
     return (size_bytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
 
 
 class ReferenceAllocator:
-    """The caching allocator of a device of ``total_bytes``.
+    """The caching allocator of a device of ``total_bytes``, with any settings.
 
-    ``expandable_segments`` and ``max_split_bytes`` (``max_split_size_mb``; ``None``: no
-    limit) are settings of ``PYTORCH_CUDA_ALLOC_CONF``. Streams are any ints.
+    Streams are any ints.
+
+    Args:
+        total_bytes: What the process can take of the device.
+        settings: Those of ``PYTORCH_ALLOC_CONF``.
+        card_bytes: Memory of the card, of which the settings name shares; None:
+            ``total_bytes``. If that is more than the card has, there is no limit.
 
     Attributes, in bytes but for the last: ``allocated_bytes``, ``reserved_bytes``,
     ``peak_allocated_bytes``, ``peak_reserved_bytes``, and ``retries``: how often the
     cache was emptied to make room (``num_alloc_retries``).
-
-    Raises:
-        ValueError: ``max_split_bytes`` is below 20 MiB, which PyTorch refuses too.
 
     >>> allocator = ReferenceAllocator(8 << 30)
     >>> block = allocator.malloc(3_000_000)
@@ -124,15 +141,10 @@ class ReferenceAllocator:
     def __init__(
         self,
         total_bytes: int,
+        settings: AllocatorSettings = DEFAULT_SETTINGS,
         *,
-        expandable_segments: bool = False,
-        max_split_bytes: int | None = None,
+        card_bytes: int | None = None,
     ) -> None:
-        if max_split_bytes is not None and max_split_bytes < LARGE_SEGMENT_BYTES:
-            raise ValueError(
-                f"max_split_bytes is {max_split_bytes}, but must be at least "
-                f"{LARGE_SEGMENT_BYTES} (20 MiB), for example {128 << 20}"
-            )
         self.total_bytes = total_bytes
         self.allocated_bytes = 0
         self.reserved_bytes = 0
@@ -140,40 +152,64 @@ class ReferenceAllocator:
         self.peak_reserved_bytes = 0
         self.retries = 0
 
-        self._expandable = expandable_segments
-        self._max_split_bytes = max_split_bytes or _UNLIMITED_BYTES
-        self._best_fit_is_plain = not expandable_segments and max_split_bytes is None
+        card_bytes = total_bytes if card_bytes is None else card_bytes
+        self.settings = settings
+        self._allowed_bytes = (
+            settings.allowed_bytes(card_bytes)
+            if total_bytes <= card_bytes and settings.per_process_memory_fraction < 1
+            else _UNLIMITED_BYTES
+        )
+        self._throws_above_bytes = (
+            card_bytes
+            if settings.throw_on_cudamalloc_oom and total_bytes <= card_bytes
+            else _UNLIMITED_BYTES
+        )
+        self._collect_above_bytes = settings.collect_above_bytes(card_bytes)
+        self._expandable = settings.expandable_segments
+        self._max_split_bytes = settings.max_split_bytes or _UNLIMITED_BYTES
+        self._most_spare_bytes = (
+            settings.max_non_split_rounding_bytes or settings.large_segment_bytes
+        )
+        self._best_fit_is_plain = (
+            not self._expandable and settings.max_split_bytes is None
+        )
         # should_split: large native blocks keep a remainder of up to 1 MiB, and those
         # for requests of max_split_size any remainder.
         self._split_below_bytes = (
-            _UNLIMITED_BYTES if expandable_segments else self._max_split_bytes
+            _UNLIMITED_BYTES if self._expandable else self._max_split_bytes
         )
         least_large_remainder_bytes = (
-            MIN_BLOCK_BYTES if expandable_segments else SMALL_REQUEST_BYTES + 1
+            MIN_BLOCK_BYTES if self._expandable else SMALL_REQUEST_BYTES + 1
         )
         self._small = defaultdict[int, BlockPool](
             partial(BlockPool, SMALL_SEGMENT_BYTES, MIN_BLOCK_BYTES)
         )
         self._large = defaultdict[int, BlockPool](
-            partial(BlockPool, LARGE_SEGMENT_BYTES, least_large_remainder_bytes)
+            partial(
+                BlockPool, settings.large_segment_bytes, least_large_remainder_bytes
+            )
         )
+        self._searches = 0  # of large blocks, on any stream; kept for collection only
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block | None:
         """Allocate ``size_bytes`` on a stream; return ``None`` for 0 bytes.
 
         Raises:
             OutOfMemory: The device is full. The cache has then been emptied, as in
-                PyTorch; allocated blocks stay valid.
+                PyTorch, but with ``throw_on_cudamalloc_oom``; allocated blocks stay
+                valid.
             ValueError: ``size_bytes`` is negative.
         """
         if size_bytes <= 0:
             if size_bytes < 0:
                 raise ValueError(f"cannot allocate {size_bytes} bytes")
             return None
-        needed_bytes = (size_bytes + 511) & -512  # round_bytes, without the call
+        needed_bytes = round_bytes(size_bytes, self.settings.roundup_power2_divisions)
         pools = self._small if needed_bytes <= SMALL_REQUEST_BYTES else self._large
         pool = pools[stream]
         keys = pool.keys
+        if pools is self._large:
+            self._searches += 1
         index = bisect_left(keys, needed_bytes << ADDRESS_BITS)
         if not self._best_fit_is_plain:
             index = self._best_fit(pool, index, needed_bytes)
@@ -186,7 +222,7 @@ class ReferenceAllocator:
             block.size_bytes - needed_bytes >= pool.least_remainder_bytes
             and needed_bytes < self._split_below_bytes
         ):
-            pool.add(split(block, needed_bytes))
+            self._cache(split(block, needed_bytes))
         # A remainder that is not split off counts as allocated.
         self.allocated_bytes += block.size_bytes
         if self.allocated_bytes > self.peak_allocated_bytes:  # noqa: PLR1730 - faster
@@ -204,7 +240,7 @@ class ReferenceAllocator:
         if block.state != IN_USE:
             raise ValueError(f"the block of {block.size_bytes} bytes is free already")
         self.allocated_bytes -= block.size_bytes
-        block.pool.add(block)
+        self._cache(block)
 
     def empty_cache(self) -> None:
         """Release every wholly free segment, or expandable page, to the device."""
@@ -237,30 +273,45 @@ class ReferenceAllocator:
             return index if found_bytes < limit_bytes else none
         # ... nor used for a much smaller request.
         spare_bytes = found_bytes - needed_bytes
-        return index if spare_bytes < MAX_NON_SPLIT_ROUNDING_BYTES else none
+        return index if spare_bytes < self._most_spare_bytes else none
+
+    def _cache(self, block: Block) -> None:
+        """Add a block to the free ones of its pool."""
+        block.pool.add(block)
+        block.cached_at = self._searches
 
     def _from_device(
         self, pool: BlockPool, needed_bytes: int, requested_bytes: int
     ) -> Block:
-        block = self._grow(pool, needed_bytes)
+        if self._collect_above_bytes is not None:
+            self._collect(self._collect_above_bytes)
+        block = self._grow(pool, needed_bytes, requested_bytes)
         if block is None and self._release_oversized(pool, needed_bytes):
-            block = self._grow(pool, needed_bytes)
+            block = self._grow(pool, needed_bytes, requested_bytes)
         if block is None:
             self.empty_cache()
             self.retries += 1
-            block = self._grow(pool, needed_bytes)
+            block = self._grow(pool, needed_bytes, requested_bytes)
         if block is None:
-            raise OutOfMemory(
-                requested_bytes,
-                self.allocated_bytes,
-                self.reserved_bytes,
-                self.total_bytes,
-            )
+            raise self._out_of_memory(requested_bytes)
         return block
 
-    def _grow(self, pool: BlockPool, needed_bytes: int) -> Block | None:
+    def _out_of_memory(self, requested_bytes: int) -> OutOfMemory:
+        return OutOfMemory(
+            requested_bytes, self.allocated_bytes, self.reserved_bytes, self.total_bytes
+        )
+
+    def _grow(
+        self, pool: BlockPool, needed_bytes: int, requested_bytes: int
+    ) -> Block | None:
         """Allocate a new block on the device; return ``None`` if it is full."""
         available_bytes = self.total_bytes - self.reserved_bytes
+        grown_bytes = segment_bytes(needed_bytes, self.settings.large_segment_bytes)
+        # Expandable segments, too, are held to what is allowed by the native size.
+        if self.reserved_bytes + grown_bytes > self._allowed_bytes:
+            return None
+        if self.reserved_bytes + grown_bytes > self._throws_above_bytes:
+            raise self._out_of_memory(requested_bytes)
         if self._expandable:
             # PyTorch reserves addresses for 9/8 of the device.
             block, grown_bytes = map_block(
@@ -270,7 +321,6 @@ class ReferenceAllocator:
                 range_bytes=self.total_bytes + self.total_bytes // 8,
             )
         else:
-            grown_bytes = segment_bytes(needed_bytes)
             if grown_bytes > available_bytes:
                 return None
             block = Block(grown_bytes, pool.next_address, pool, IN_USE)
@@ -283,6 +333,31 @@ class ReferenceAllocator:
         """Release a segment that is one free block to the device."""
         block.pool.remove(block)
         self.reserved_bytes -= block.size_bytes
+
+    def _collect(self, threshold_bytes: int) -> None:
+        """Release the oldest cached segments (``garbage_collect_cached_blocks``).
+
+        The age of a block is the number of searches since it was cached.
+        """
+        excess_bytes = self.reserved_bytes - threshold_bytes
+        if excess_bytes <= 0 or self._expandable:
+            return
+        left = [
+            block
+            for pool in self._large.values()
+            for block in pool.blocks.values()
+            if block.below is None and block.above is None
+        ]
+        while left and excess_bytes > 0:
+            ages = [self._searches - block.cached_at for block in left]
+            mean_age = sum(ages) / len(left)
+            for block, age in zip(left, ages, strict=True):
+                if age >= mean_age:
+                    excess_bytes -= block.size_bytes
+                    self._release(block)
+            left = [
+                block for block, age in zip(left, ages, strict=True) if age < mean_age
+            ]
 
     def _release_oversized(self, pool: BlockPool, needed_bytes: int) -> bool:
         """Release cached oversized blocks; return whether ``needed_bytes`` were freed.
@@ -307,11 +382,13 @@ class ReferenceAllocator:
         return released_bytes >= wanted_bytes
 
 
-def segment_bytes(needed_bytes: int) -> int:
+def segment_bytes(
+    needed_bytes: int, large_segment_bytes: int = LARGE_SEGMENT_BYTES
+) -> int:
     """Return the native segment size of a rounded request (``get_allocation_size``)."""
     if needed_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if needed_bytes < OWN_SEGMENT_FROM_BYTES:
-        return LARGE_SEGMENT_BYTES
+        return large_segment_bytes
     steps = -(-needed_bytes // OWN_SEGMENT_STEP_BYTES)
     return steps * OWN_SEGMENT_STEP_BYTES

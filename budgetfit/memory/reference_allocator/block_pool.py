@@ -28,7 +28,10 @@ class Block:
     too small to split off. The other fields are internal.
     """
 
-    __slots__ = ("above", "address", "below", "pool", "size_bytes", "state")
+    __slots__ = (
+        *("above", "address", "below", "cached_at"),
+        *("pool", "size_bytes", "state"),
+    )
 
     def __init__(
         self, size_bytes: int, address: int, pool: BlockPool, state: int
@@ -37,6 +40,7 @@ class Block:
         self.address = address
         self.pool = pool
         self.state = state
+        self.cached_at = 0
         self.below: Block | None = None  # the neighbours in the same segment
         self.above: Block | None = None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, Segment, selective_blocks
 from budgetfit.errors import InputError, TraceError
@@ -49,7 +50,7 @@ class TrainingSettings:
 
     ``effective_batch_size`` None leaves the number of micro-batches to
     ``accumulation``: one where that is None. ``host_ram_bytes`` limits pinned
-    host memory, None for no limit.
+    host memory, None for no limit. ``allocator`` are the settings of PyTorch's.
     """
 
     precision: str
@@ -59,6 +60,7 @@ class TrainingSettings:
     loss_chunks: int = 1
     optimizer_in_backward: bool = False
     host_ram_bytes: int | None = None
+    allocator: AllocatorSettings = DEFAULT_SETTINGS
 
     def accumulation_at(self, batch_size: int) -> int:
         """Return the micro-batches per optimizer step at a micro-batch size."""
@@ -256,6 +258,7 @@ class BlockChain:
             batch_size,
             device_properties(self.traces.workload.gpu),
             partial(self._times_of, batch_size),
+            settings=self.settings.allocator,
             exact_blocks=exact_blocks,
         )
 
@@ -274,6 +277,7 @@ class BlockChain:
             optimizer_ns=step_time_ns(
                 kept, self._op_times_ns(OptionTrace(kept, ()), batch_size)
             ).optimizer_ns,
+            settings=self.settings.allocator,
             exact_blocks=exact_blocks,
         )
 
@@ -315,6 +319,7 @@ class BlockChain:
                 batch_size,
                 self.traces.workload.gpu,
                 limit_bytes=UNLIMITED_BYTES,
+                settings=self.settings.allocator,
                 breakdown=False,
             )
             gaps.append(line.reserved_bytes - line.allocated_bytes)

@@ -157,10 +157,11 @@ class BaselineProfile:
         for all batch sizes.
         """
         card = device_properties(self._session.workload.gpu)
+        budget = self._session.budget
 
         def fits(size: int) -> bool:
-            live = LiveBytes.of(trace, size, card, exact_blocks=False)
-            return int(live.after.max()) <= self._session.budget.usable_bytes
+            live = LiveBytes.of(trace, size, card, budget.allocator, exact_blocks=False)
+            return int(live.after.max()) <= budget.usable_bytes
 
         fitting, failing = 0, 1
         while failing <= LARGEST_BATCH_SIZE and fits(failing):
@@ -175,6 +176,7 @@ class BaselineProfile:
                 size,
                 self._session.workload.gpu,
                 limit_bytes=self._session.budget.usable_bytes,
+                settings=self._session.budget.allocator,
                 micro_steps=recipe.gradient_accumulation_steps,
                 breakdown=False,
             )

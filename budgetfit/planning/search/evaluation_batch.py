@@ -17,6 +17,7 @@ from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 
 if TYPE_CHECKING:
+    from budgetfit.core.budget import Budget
     from budgetfit.core.recipe import Recipe
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.traces.session import TraceSession
@@ -25,7 +26,7 @@ MAX_EVALUATION_BATCH = 1 << 20  # where memory does not grow with the batch size
 
 
 def evaluation_batch_size(
-    traces: TraceSession, recipe: Recipe, limit_bytes: int
+    traces: TraceSession, recipe: Recipe, budget: Budget
 ) -> int | None:
     """Return the largest evaluation batch size that fits between steps of ``recipe``.
 
@@ -33,7 +34,7 @@ def evaluation_batch_size(
     labels, two batches one after the other. Weights and optimizer states stay,
     gradients are None, and all micro-batches of the update are on the device, as with
     transformers' Trainer. It fits when the replay of training steps followed by
-    evaluations stays within the limit. The allocator may empty its cache once, when
+    evaluations stays within the budget. The allocator may empty its cache once, when
     evaluation begins, but not at every batch.
 
     Returns:
@@ -56,7 +57,7 @@ def evaluation_batch_size(
         trace,
         recipe.batch_size,
         traces.workload.gpu,
-        limit_bytes=limit_bytes,
+        budget,
         micro_steps=recipe.gradient_accumulation_steps,
     )
 
@@ -68,7 +69,7 @@ def evaluation_batch_size(
         return None
     return largest_fitting(
         lambda samples: fits(samples, samples),
-        _upper_bound(trace, recipe, limit_bytes),
+        _upper_bound(trace, recipe, budget.usable_bytes),
     )
 
 

@@ -17,8 +17,7 @@ import numpy as np
 from budgetfit.core.plan import Estimate
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError, TraceError
-from budgetfit.memory.caching_allocator import CachingAllocator
-from budgetfit.memory.replay import UNLIMITED_BYTES, ExpandableSegmentsAllocator
+from budgetfit.memory.replay import UNLIMITED_BYTES
 from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.planning.judge import step_time
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
@@ -233,13 +232,16 @@ class LengthsJudge:
             for seed in range(ORDERS)
         ]
         self._replays = {
-            kind: StepSequence(
+            settings: StepSequence(
                 self._traces.program_at,
                 workload.gpu,
                 micro_steps=steps,
-                make_allocator=kind,
+                settings=settings,
             )
-            for kind in (CachingAllocator, ExpandableSegmentsAllocator)
+            for settings in (
+                budget.allocator,
+                budget.allocator.with_expandable_segments(),
+            )
         }
         self._times = {
             length: step_time(trace, recipe, workload.gpu)
@@ -249,9 +251,12 @@ class LengthsJudge:
     @property
     def _measures(self) -> tuple[LengthsMeasure, ...]:
         """The measures, none of which costs time; the simplest first."""
+        first: tuple[LengthsMeasure, ...] = ("longest first",)
         if self._estimate.recipe.optimizer_in_backward:  # each backward is an update
-            return ("none", "expandable segments")
-        return ("none", "longest first", "expandable segments")
+            first = ()
+        if self._budget.allocator.expandable_segments:
+            return ("none", *first)
+        return ("none", *first, "expandable segments")
 
     def first_that_fits(self, padded_to: int = 1) -> JudgedLengths:
         """Return the estimate with the first measure that suffices, else the last."""
@@ -265,7 +270,7 @@ class LengthsJudge:
         """Return the most that one order reserves, by the measure that needs least."""
         return min(
             self._reserved(measure, UNLIMITED_BYTES, 1, self._draws[:1])[0]
-            for measure in self._measures[1:]
+            for measure in self._measures
         )
 
     def judged(
@@ -306,10 +311,10 @@ class LengthsJudge:
 
         Stops at the first update that exceeds ``most_bytes``.
         """
-        expands = measure == "expandable segments"
-        replays = self._replays[
-            ExpandableSegmentsAllocator if expands else CachingAllocator
-        ]
+        settings = self._budget.allocator
+        if measure == "expandable segments":
+            settings = settings.with_expandable_segments()
+        replays = self._replays[settings]
         first = self._lengths.planned if measure == "longest first" else None
         reserved = count = 0
         for draw in draws:

@@ -1,0 +1,128 @@
+"""The simulated allocator of a replay: the quick one, or the reference.
+
+Most settings of ``PYTORCH_ALLOC_CONF`` leave how blocks are found and split as it is;
+the others take the reference implementation, which is two to four times slower.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from budgetfit.core.step_trace import EMPTY_CACHE
+from budgetfit.memory.caching_allocator import AllocatorRun, CachingAllocator
+from budgetfit.memory.reference_allocator.allocator import (
+    MIN_BLOCK_BYTES,
+    ROUNDED_FROM_BITS,
+    Block,
+    OutOfMemory,
+    ReferenceAllocator,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from budgetfit.core.allocator_settings import AllocatorSettings
+
+
+class SimulatedAllocator(Protocol):
+    """An allocator that runs lists of events, with sizes from ``rounded_bytes``.
+
+    ``failed_event`` and ``retries`` as in ``CachingAllocator``.
+    """
+
+    failed_event: int | None
+
+    @property
+    def retries(self) -> int:
+        """How often the cache was emptied."""
+
+    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
+        """Run events as ``CachingAllocator.run``."""
+
+    def copy(self) -> SimulatedAllocator:
+        """Return an allocator in the same state, which runs on its own."""
+
+
+def make_allocator(
+    total_bytes: int, settings: AllocatorSettings, card_bytes: int
+) -> SimulatedAllocator:
+    """Return the allocator of a device; arguments as for ``ReferenceAllocator``."""
+    if (
+        settings.expandable_segments
+        or settings.max_split_bytes is not None
+        or settings.throw_on_cudamalloc_oom
+        or settings.collect_above_bytes(card_bytes) is not None
+    ):
+        return _ReferenceEvents(total_bytes, settings, card_bytes)
+    if total_bytes <= card_bytes:
+        total_bytes = min(total_bytes, settings.allowed_bytes(card_bytes))
+    return CachingAllocator(total_bytes, settings.large_segment_bytes)
+
+
+def rounded_bytes(
+    sizes: NDArray[np.int64], settings: AllocatorSettings
+) -> NDArray[np.int64]:
+    """Round requests up to block sizes, as ``round_bytes`` does one by one."""
+    rounded = (sizes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
+    if not any(settings.roundup_power2_divisions):
+        return rounded
+    divisions = np.array(settings.roundup_power2_divisions, np.int64)
+    # Exact: below 2**53 a float holds every whole number, and no request is larger.
+    power = np.frexp(np.maximum(sizes, 1).astype(np.float64))[1].astype(np.int64) - 1
+    number = divisions[np.clip(power - ROUNDED_FROM_BITS, 0, len(divisions) - 1)]
+    applies = (number > 1) & (sizes > MIN_BLOCK_BYTES * number)
+    step = np.where(applies, (1 << power) // np.maximum(number, 1), 1)
+    return np.where(applies, -(-sizes // step) * step, rounded)
+
+
+class _ReferenceEvents:
+    """The reference allocator, run on lists of events."""
+
+    def __init__(
+        self, total_bytes: int, settings: AllocatorSettings, card_bytes: int
+    ) -> None:
+        self._made_for = total_bytes, settings, card_bytes
+        # The sizes of a run are rounded already: they stay as they are.
+        self._allocator = ReferenceAllocator(
+            total_bytes, settings, card_bytes=card_bytes
+        )
+        self._blocks: dict[int, Block | None] = {}
+        self._history: list[tuple[list[int], list[int]]] = []
+        self.failed_event: int | None = None
+
+    @property
+    def retries(self) -> int:
+        return self._allocator.retries
+
+    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
+        self._history.append((events, sizes))
+        allocator, blocks = self._allocator, self._blocks
+        allocator.reset_peaks()
+        deltas = []
+        for event in events:
+            if event > 0:
+                try:
+                    block = blocks[event] = allocator.malloc(sizes[event - 1])
+                except OutOfMemory:
+                    self.failed_event = event
+                    break
+                deltas.append(0 if block is None else block.size_bytes)
+            elif event == EMPTY_CACHE:
+                allocator.empty_cache()
+                deltas.append(0)
+            else:
+                block = blocks.pop(-event, None)
+                deltas.append(0 if block is None else -block.size_bytes)
+                allocator.free(block)
+        return AllocatorRun(
+            deltas, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        )
+
+    def copy(self) -> _ReferenceEvents:
+        """Run the same events again: blocks refer to each other, without end."""
+        other = _ReferenceEvents(*self._made_for)
+        for events, sizes in self._history:
+            other.run(events, sizes)
+        return other
