@@ -11,12 +11,14 @@ import torch
 from budgetfit.core.allocator_settings import (
     DEFAULT_SETTINGS,
     VARIABLE,
+    VARIABLES,
     AllocatorSettings,
     variable_in,
 )
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
+    from budgetfit.applying.undo import Undo
     from budgetfit.core.plan import Plan
 
 
@@ -56,6 +58,24 @@ def other_settings(plan: Plan) -> str | None:
         f"{now}: it will reserve other memory. {todo[0].upper()}{todo[1:]}, or plan "
         "with allocator= for what runs here."
     )
+
+
+def use_planned_settings(plan: Plan | None, device: torch.device, undo: Undo) -> None:
+    """Let the allocator make expandable segments, where lengths need them.
+
+    From now on, until ``undo``: segments that exist stay as they are. Settings in the
+    environment are left alone.
+    """
+    if plan is None or device.type != "cuda" or not plan.needs_expandable_segments:
+        return
+    if any(os.environ.get(name) for name in VARIABLES):
+        return
+    # torch.cuda.memory has no public function for it.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if change is None:  # older than torch 2.9
+        change = torch.cuda.memory._set_allocator_settings
+    change("expandable_segments:True")
+    undo.add(change, "expandable_segments:False")
 
 
 def warn_of_other_settings(plan: Plan | None, device: torch.device) -> None:

@@ -42,6 +42,7 @@ from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.search.solver_choice import optimality_text
 from budgetfit.planning.search.varying_lengths import (
     JudgedLengths,
+    budget_for_lengths,
     estimate_all_lengths,
     judge_all_lengths,
     with_lengths,
@@ -229,7 +230,7 @@ def _report(
     return Plan(
         recipe=recipe,
         estimate=estimate,
-        budget=session.budget,
+        budget=budget_for_lengths(session.budget, judged.lengths),
         gpu=workload.gpu,
         model=workload.summary(),
         block_table=block_table(chain, best),

@@ -63,7 +63,8 @@ def verify_plan(
     notes = list(setup.notes)
     if on_cuda:
         difference = other_settings(plan)
-        notes += [] if difference is None else [difference]
+        if difference is not None and not plan.needs_expandable_segments:
+            notes.append(difference)  # those the run has set, and put back
         notes.append(store_context(measured.last_process, gpu_of_device(device)))
     else:
         say("replaying the step with the CPU's semantics")

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
 
-from budgetfit.applying.allocator_settings import warn_of_other_settings
+from budgetfit.applying.allocator_settings import (
+    use_planned_settings,
+    warn_of_other_settings,
+)
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.attention_implementation import (
     check_attention,
@@ -14,7 +17,6 @@ from budgetfit.applying.attention_implementation import (
 )
 from budgetfit.applying.checkpointing.recipe_application import RecipeApplication
 from budgetfit.applying.data_parallel import warn_if_not_synchronized
-from budgetfit.applying.expandable_segments import use_expandable_segments
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
 from budgetfit.applying.optimizers.for_recipe import (
@@ -151,8 +153,7 @@ class Run:
             self.device = move_model(model, device, self._undo)
             kind = self.device.type
             steps_on = simulated_device_type if self._is_trace else kind
-            if kind == "cuda" and plan is not None and plan.needs_expandable_segments:
-                use_expandable_segments(self._undo)
+            use_planned_settings(plan, self.device, self._undo)
             warn_if_emulated(self._precision, self.device)
             warn_of_other_settings(plan, self.device)
             self._undo.add(apply_precision(model, self._precision, kind))

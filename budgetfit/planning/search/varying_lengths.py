@@ -146,6 +146,13 @@ def with_lengths(estimate: Estimate, lengths: VaryingLengths) -> Estimate:
     )
 
 
+def budget_for_lengths(budget: Budget, lengths: VaryingLengths | None) -> Budget:
+    """Return the budget with expandable segments, if that is the measure."""
+    if lengths is None or lengths.measure != "expandable segments":
+        return budget
+    return replace(budget, allocator=budget.allocator.with_expandable_segments())
+
+
 def _of(judged: JudgedLengths) -> VaryingLengths:
     assert judged.lengths is not None  # noqa: S101 - of ``_candidates``
     return judged.lengths
