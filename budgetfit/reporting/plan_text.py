@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.core.plan import ACCUMULATING
 from budgetfit.reporting.estimate_text import (
     memory_section,
@@ -55,7 +56,7 @@ def details_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
     warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
     if warnings:
         parts.append(section("WATCH OUT", bullets(warnings)))
-    parts += [Text("NEXT", "bold"), *_next(saved_as), Text("")]
+    parts += [Text("NEXT", "bold"), *_next(plan, saved_as), Text("")]
     parts.append(Text(_origin(plan), style="dim"))
     return Group(*parts)
 
@@ -165,7 +166,7 @@ def _alternative(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
     )
 
 
-def _next(saved_as: str | None) -> list[Text]:
+def _next(plan: Plan, saved_as: str | None) -> list[Text]:
     """The suggested commands, never wrapped."""
     texts = [
         "add --save plan.json, then: budgetfit verify plan.json",
@@ -176,6 +177,9 @@ def _next(saved_as: str | None) -> list[Text]:
             f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
             f"budgetfit export {saved_as} --to torch > train.py",
         ]
+    settings = plan.budget.allocator
+    if settings.text:
+        texts.insert(0, f"export {VARIABLE}={settings.shell_text}   # before training")
     return [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
 
 
