@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.reporting.formatting import (
     count_text,
     memory_class_text,
@@ -30,6 +31,7 @@ def plan_header(plan: Plan) -> list[str]:
         *model_lines(plan.model),
         f"{gpu_text(plan.gpu, budget.total_bytes)}: {usable}",
         f"  {aside}",
+        *([f"  {VARIABLE}={budget.allocator.text}"] if budget.allocator.text else []),
         *gpu_notes(plan.gpu, budget.total_bytes),
         origin_line(plan.model),
     ]

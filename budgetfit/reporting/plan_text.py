@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.core.plan import ACCUMULATING
 from budgetfit.reporting.estimate_text import (
     memory_section,
@@ -201,8 +202,9 @@ def _next(plan: Plan, saved_as: str | None) -> list[Text]:
             f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
             f"budgetfit export {saved_as} --to torch > train.py",
         ]
-    if plan.needs_expandable_segments:
-        texts.append("export PYTORCH_ALLOC_CONF=expandable_segments:True   # first")
+    settings = plan.budget.allocator
+    if settings.text:
+        texts.insert(0, f"export {VARIABLE}={settings.shell_text}   # before training")
     return [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
 
 

@@ -70,8 +70,8 @@ ADAPTER_DEFAULTS = {
 def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
     words = (
         "plan m:make --vram 24GB --gpu rtx-4090 --headroom 500MB --max-length 512 "
-        "--host-ram 8GiB --allocator expandable_segments:True --batch-size 4 "
-        "--effective-batch-size 64 "
+        "--host-ram 8GiB --allocator expandable_segments:True "
+        "--batch-size 4 --effective-batch-size 64 "
         "--precision fp32,bf16-mixed "
         "--optimizer sgd --checkpointing layers.0,layers.1 --objective memory "
         "--trust-remote-code"
@@ -85,6 +85,7 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
         "gpu": "rtx-4090",
         "headroom": "500MB",
         "host_ram": "8GiB",
+        "allocator": "expandable_segments:True",
         "optimizer_in_backward": False,
         "max_length": 512,
         **MADE_FROM_THE_MODEL,

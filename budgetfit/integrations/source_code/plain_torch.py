@@ -30,6 +30,7 @@ from budgetfit.integrations.source_code.plain_torch_loop import (
 )
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import (
+    allocator_lines,
     asked_model,
     escape_line,
     to_source,
@@ -95,6 +96,7 @@ def _docstring(plan: Plan) -> str:
         "",
         f"Predicted peaks: {peaks} for the process.",
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
+        *allocator_lines(plan),
         "",
         "Made by budgetfit, which it does not need. Look for FILL IN and REPLACE.",
     ]

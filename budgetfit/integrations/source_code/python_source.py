@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.errors import InputError
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
@@ -38,6 +39,7 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
         lines.append(f"Trained: {plan.adapter.describe()}.")
     if plan.recipe.loss_chunks > 1:
         lines.append(f"Output head and loss: in {plan.recipe.loss_chunks} parts.")
+    lines += allocator_lines(plan)
     length = planned_length(plan)
     if length is not None:
         lines.append(f"Samples: at most {length} tokens.")
@@ -46,6 +48,14 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
     if loss is not None:
         lines.append(f"Loss: planned with {loss}.")
     return [escape_line(line) for line in lines]
+
+
+def allocator_lines(plan: Plan) -> list[str]:
+    """Return a line with the environment variable to set before the program starts."""
+    settings = plan.budget.allocator
+    if not settings.text:
+        return []
+    return [f"Allocator: export {VARIABLE}={settings.shell_text} before this starts."]
 
 
 def escape_line(text: str) -> str:
