@@ -23,6 +23,7 @@ from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.workload.workload import Workload
 from tests.accuracy.real_cards.runs import CardRun
+from tests.accuracy.training import recompute_every_block
 
 RANK = 32
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -55,7 +56,7 @@ def workload_of(run: CardRun) -> Workload:
         double_quantization=False,
     ).parsed()
     model: Any = parsed.workload.model
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_every_block(model, ())
     model.enable_input_require_grads()
     return parsed.workload
 

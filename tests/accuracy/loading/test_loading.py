@@ -1,0 +1,110 @@
+"""Loading against recordings of the libraries' own, and its laws."""
+
+import json
+from collections import Counter
+from unittest import mock
+
+import pytest
+import torch
+
+from budgetfit.core.step_trace import EMPTY_CACHE, StepTrace
+from budgetfit.inputs.arguments import Arguments
+from budgetfit.memory.caching_allocator import CachingAllocator
+from budgetfit.traces import session
+from budgetfit.traces.quantized_loading import with_loading
+from tests.accuracy.loading.cases import CASES, FILE, LENGTH, SAMPLES
+from tests.accuracy.loading.report import FIGURES, compare, table
+
+RECORDED = json.loads(FILE.read_text())
+# Threads load what is not quantised, in no fixed order; where an outlier is depends on
+# values, which the null driver lacks. All else is equal to the byte.
+WITHIN = {
+    "full, device_map": (0.0, 0.06),
+    "lora, device_map": (0.0, 0.03),
+    "int8": (-0.01, 0.01),
+    "int8, wide": (-0.01, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loading_and_training_after_it_are_predicted(name: str) -> None:
+    found = compare(name, RECORDED[name])
+    lowest, highest = WITHIN.get(name, (0.0, 1e-5))
+    for figure in FIGURES:
+        assert lowest <= found.error(figure) <= highest, figure
+
+
+def traced(asked: dict[str, object]) -> tuple[StepTrace, StepTrace]:
+    """A trace's steps, and the same with loading."""
+    case = CASES["qlora"]
+    ids = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
+    workload = (
+        Arguments(
+            model=case.config,
+            gpu="rtx-4090",
+            batch={"input_ids": ids, "labels": ids},
+            precision="bf16-mixed",
+            **asked,  # type: ignore[arg-type] - each case's own
+        )
+        .parsed()
+        .workload
+    )
+    with mock.patch.object(session, "with_loading", lambda trace, _: trace):
+        steps = session.TraceSession(workload).exact(case.recipe)
+    return steps, with_loading(steps, workload.model)
+
+
+@pytest.mark.parametrize("name", ["qlora", "qlora, flat", "qlora, tied", "int8"])
+def test_what_lives_after_loading_is_the_model(name: str) -> None:
+    steps, loaded = traced(CASES[name].asked)
+    before, after = (alive_after_setup(trace) for trace in (steps, loaded))
+    assert before <= after
+    table_bytes = 1024 if CASES[name].asked.get("double_quantization", True) else 0
+    extra = sum(int(loaded.fixed_bytes[storage]) for storage in after - before)
+    assert extra == (table_bytes if name != "int8" else 0)
+
+
+def test_steps_and_their_phases_stay_as_they_are() -> None:
+    steps, loaded = traced(CASES["qlora"].asked)
+    shift = len(loaded.events) - len(steps.events)
+    assert loaded.events[shift + steps.phases[0].end :].tolist() == (
+        steps.events[steps.phases[0].end :].tolist()
+    )
+    assert [row.end - row.start for row in loaded.phases[1:]] == [
+        row.end - row.start for row in steps.phases[1:]
+    ]
+    assert (loaded.ops.event == steps.ops.event + shift).all()
+    assert Counter(loaded.events.tolist())[EMPTY_CACHE] == 1
+
+
+def test_a_base_that_is_not_quantised_is_loaded_on_the_host() -> None:
+    steps, loaded = traced(CASES["lora, moved"].asked)
+    assert loaded is steps
+
+
+def alive_after_setup(trace: StepTrace) -> set[int]:
+    """Storages that live when setup ends."""
+    alive: set[int] = set()
+    for event in trace.events[: trace.phases[0].end].tolist():
+        if event > 0:
+            assert event - 1 not in alive
+            alive.add(event - 1)
+        elif event < 0:
+            alive.remove(-event - 1)
+    return alive
+
+
+def test_an_emptied_cache_releases_whole_segments() -> None:
+    sizes = [30 << 20, 12 << 20, 4 << 20]
+    allocator = CachingAllocator(1 << 40)
+    allocator.run([1, 2, 3, -1, -2], sizes)
+    assert allocator.reserved_bytes >> 20 == 30 + 12 + 20
+    allocator.run([EMPTY_CACHE], sizes)
+    assert allocator.reserved_bytes >> 20 == 20
+
+
+def test_the_table_begins_with_the_worst() -> None:
+    rows = [compare(name, RECORDED[name]) for name in ("qlora", "lora, device_map")]
+    lines = table(rows).splitlines()
+    assert lines[1].startswith("lora, device_map")
+    assert "2 cases" in lines[-1]
