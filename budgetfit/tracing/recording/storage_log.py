@@ -169,7 +169,7 @@ class StorageLog(TorchDispatchMode):
                 if step.position is not None and isinstance(out, (tuple, list)):
                     output = out[step.position]
                 self.log_outputs(output)
-                if step.size_bytes is not None:
+                if step.size_bytes is not None and isinstance(output, torch.Tensor):
                     self._resize(output, step.size_bytes)
             else:
                 self._allocate_scratch(step.scratch, "workspace")

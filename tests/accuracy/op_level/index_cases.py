@@ -134,3 +134,37 @@ def images() -> Iterator[Case]:
         reduced = rng.randint(0, 2)
         args = [few, few, None, None, reduced]
         yield "binary_cross_entropy_with_logits", args, {}
+
+
+def long_rows() -> Iterator[Case]:
+    """Largest values, sorts and running products of long rows, in every dtype."""
+    rng = seeded(55)
+    kinds = (*FLOATS, torch.int64, torch.int32, torch.float64, torch.uint8)
+    for _ in range(60):
+        dtype = rng.choice(kinds)
+        rows, length = rng.choice((1, 3, 64, 1000)), rng.choice((1000, 1024, 5000, 50257))
+        if rows * length > 2**23:
+            rows = 4
+        x = tensor([rows, length], dtype)
+        if rng.random() < 0.3:
+            x = tensor([rows, length], dtype, [1, rows])
+        if rng.random() < 0.1:
+            x = tensor([length], dtype)
+        dim = -1
+        if rng.random() < 0.2 and x.dim() > 1:
+            x, dim = tensor([length, rows], dtype), 0
+        count = rng.choice((1, 5, 50, 900))
+        largest, ordered = rng.random() < 0.7, rng.random() < 0.7
+        yield "topk", [x, count, dim, largest, ordered], {}
+        yield "cumsum", [x, dim], {}
+        yield "cumprod", [x, dim], {}
+        yield "sort.default", [x, dim, largest], {}
+        yield "sort.stable", [x], {"stable": True, "dim": dim}
+        yield "median.dim", [x, dim], {}
+        yield "kthvalue", [x, count, dim], {}
+        if dtype.is_floating_point:
+            yield "logcumsumexp", [x, dim], {}
+        yield rng.choice(("cummax", "cummin")), [x, dim], {}
+    for rows in (4000, 4001, 70_000, 200_000):
+        yield "topk", [tensor([rows, 500], torch.bfloat16), 8], {}
+    yield "topk", [tensor([20, 30_000], torch.bfloat16), 5000], {}

@@ -124,3 +124,61 @@ def attention_forward() -> Iterator[Case]:
         key = heads_of(rng, [batch, heads, keys, width], dtype)
         args = [query, key, key, rng.choice((0.0, 0.0, 0.1)), False]
         yield "_scaled_dot_product_flash_attention", args, {}
+
+
+def wide_attention() -> Iterator[Case]:
+    """Memory-efficient attention with heads of any width, with a bias, both ways."""
+    rng = seeded(51)
+    for _ in range(60):
+        dtype = rng.choice((*FLOATS, *FLOATS[1:]))
+        batch, heads = rng.choice((1, 2)), rng.choice((1, 4, 8))
+        width = rng.choice((64, 136, 160, 256, 256, 512))
+        wide = rng.choice((width, width, 64, 128, 192))
+        length, keys = rng.choice((1, 100, 512, 1000)), rng.choice((8, 104, 512))
+        query = heads_of(rng, [batch, heads, length, width], dtype)
+        key = heads_of(rng, [batch, heads, keys, width], dtype)
+        value = heads_of(rng, [batch, heads, keys, wide], dtype)
+        shape = [batch, heads, length, keys]
+        mask = rng.choice((None, tensor(shape, dtype, [0, 0, keys, 1])))
+        drop, train = rng.choice((0.0, 0.0, 0.1)), rng.random() < 0.7
+        args = [query, key, value, mask, train, drop]
+        yield "_scaled_dot_product_efficient_attention", args, {}
+        grad, out = (
+            heads_of(rng, [batch, heads, length, wide], dtype) for _ in range(2)
+        )
+        lse = tensor([batch, heads, -(-length // 32) * 32])
+        seed = torch.zeros((), dtype=torch.int64)
+        wanted = [True, True, True, mask is not None and rng.random() < 0.3]
+        rest = [lse, seed, seed, drop, wanted, False]
+        args = [grad, query, key, value, mask, out, *rest]
+        yield "_scaled_dot_product_efficient_attention_backward", args, {}
+
+
+def embedding_bags() -> Iterator[Case]:
+    """Bags of embeddings: sum, mean and maximum, forward and backward."""
+    rng = seeded(52)
+    for _ in range(60):
+        dtype, index = rng.choice(FLOATS), rng.choice((torch.int64, torch.int32))
+        rows, columns = rng.choice((10, 500, 50_000)), rng.choice((16, 100, 512))
+        count, bags = rng.choice((20, 3000, 40_000, 200_000)), rng.choice((1, 8, 700))
+        mode, sparse = rng.randint(0, 2), False
+        weight = tensor([rows, columns], dtype)
+        weights = rng.choice((None, None, tensor([count], dtype))) if not mode else None
+        last = rng.random() < 0.3
+        indices, offsets = tensor([count], index), tensor([bags], index)
+        rest = [rng.random() < 0.3, mode, sparse, weights, last, rng.choice((-1, 0))]
+        yield "_embedding_bag", [weight, indices, offsets, *rest], {}
+        yield "_embedding_bag_forward_only", [weight, indices, offsets, *rest], {}
+        bags -= last
+        if not bags:
+            continue
+        grad = tensor([bags, columns], dtype)
+        sizes = tensor([bags], index)
+        places = tensor([bags, columns] if mode == 2 else [0], index)  # noqa: PLR2004
+        bag = tensor([count] if mode < 2 else [0], index)  # noqa: PLR2004
+        chosen = [indices, bag, sizes, places, rows]
+        rest = [rest[0], mode, weights, rest[-1]]
+        yield "_embedding_bag_dense_backward", [grad, *chosen, *rest], {}
+        if weights is not None:
+            chosen = [weight, indices, tensor([bags], index), bag, mode, rest[-1]]
+            yield "_embedding_bag_per_sample_weights_backward", [grad, *chosen], {}

@@ -1,6 +1,8 @@
 """Calls of modules: normalization, pooling, resizing, cells, losses, rarer layers."""
 
+import random
 from collections.abc import Iterator
+from math import prod
 
 import torch
 
@@ -252,3 +254,59 @@ def rarer() -> Iterator[Case]:
             [tensor([64], dtype), tensor([8, columns], dtype), left],
             {},
         )
+
+
+def folds() -> Iterator[Case]:
+    """Folding of patches that overlap, and unfolding."""
+    rng = seeded(53)
+    for _ in range(30):
+        dtype = rng.choice(FLOATS)
+        n, c = rng.choice((1, 4)), rng.choice((3, 32))
+        kernel, stride, padding = rng.choice(
+            ((3, 1, 1), (5, 1, 2), (4, 2, 1), (2, 2, 0), (7, 4, 3), (3, 5, 0))
+        )
+        side = rng.choice((16, 40))
+        places = ((side + 2 * padding - kernel) // stride + 1) ** 2
+        shape = [n, c * kernel**2, places]
+        window = [[kernel] * 2, [1, 1], [padding] * 2, [stride] * 2]
+        turned = rng.choice((None, [places * shape[1], 1, shape[1]]))
+        x = tensor(shape, dtype, turned)
+        if rng.random() < 0.2:
+            x = tensor(shape[1:], dtype)
+        yield "col2im", [x, [side, side], *window], {}
+        yield "im2col", [image(rng, [n, c, side, side], dtype), *window], {}
+
+
+def odd_batch_norms() -> Iterator[Case]:
+    """Batch normalization of any layout, in training and evaluation."""
+    rng = seeded(54)
+    for _ in range(60):
+        dtype = rng.choice(FLOATS)
+        ndim, channels = rng.choice((2, 3, 3, 4, 5)), rng.choice((1, 3, 64, 100))
+        shape = [rng.choice((1, 2, 16)), channels, *[rng.choice((1, 5, 40))] * (ndim - 2)]
+        shape[0] += prod(shape) == channels  # one value of a channel has no variance
+        x, grad = (
+            layout_of(rng, shape, dtype) if rng.random() < 0.8 else tensor(shape, dtype)
+            for _ in range(2)
+        )
+        kind = rng.choice((dtype, FLOATS[0]))
+        weight = rng.choice((None, tensor([channels], kind)))
+        running = rng.choice((None, tensor([channels], kind)))
+        train = running is None or rng.random() < 0.7
+        args = [x, weight, weight, running, running, train, 0.1, 1e-5]
+        yield "native_batch_norm", args, {}
+        stats = tensor([channels if train else 0])
+        mask = [rng.random() < 0.8, weight is not None, weight is not None]
+        saved = [running, running, stats, stats, train, 1e-5, mask]
+        yield "native_batch_norm_backward", [grad, x, weight, *saved], {}
+
+
+def layout_of(
+    rng: random.Random, shape: list[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a tensor whose dimensions lie in any order, now and then with holes."""
+    order, stride = rng.sample(range(len(shape)), len(shape)), [0] * len(shape)
+    step = rng.choice((1, 1, 1, 2))
+    for dim in order:
+        stride[dim], step = step, step * shape[dim]
+    return tensor(shape, dtype, stride)

@@ -1,6 +1,7 @@
 """The calls that are recorded, by family."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tests.accuracy.op_level import (
     convolution_cases,
@@ -8,6 +9,7 @@ from tests.accuracy.op_level import (
     index_cases,
     layer_cases,
     module_cases,
+    odd_cases,
     plain_cases,
     reduction_cases,
 )
@@ -32,6 +34,12 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "more_losses": module_cases.more_losses,
     "more_norms": module_cases.more_norms,
     "norms": layer_cases.norms,
+    "embedding_bags": layer_cases.embedding_bags,
+    "folds": module_cases.folds,
+    "long_rows": index_cases.long_rows,
+    "odd_batch_norms": module_cases.odd_batch_norms,
+    "odd_calls": partial(odd_cases.odd, 61),
+    "odd_reductions": reduction_cases.odd_reductions,
     "other_reductions": reduction_cases.other_reductions,
     "optimizers": plain_cases.optimizers,
     "poolings": module_cases.poolings,
@@ -43,5 +51,6 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "sorts": index_cases.sorts,
     "softmaxes": reduction_cases.softmaxes,
     "sums": reduction_cases.sums,
+    "wide_attention": layer_cases.wide_attention,
     "unary": plain_cases.unary,
 }

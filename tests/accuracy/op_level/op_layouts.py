@@ -12,7 +12,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 META = torch.device("meta")
 
 
-def seeded(seed: int) -> random.Random:
+def seeded(seed: int | str) -> random.Random:
     """Return the same stream of choices on every run."""
     return random.Random(seed)  # noqa: S311 - shapes, not secrets
 
@@ -26,7 +26,7 @@ def tensor(
     """Return a tensor without memory."""
     stride = contiguous(shape) if stride is None else stride
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    whole = torch.empty(extent, dtype=dtype, device=META)
+    whole = torch.empty(max(extent, 0), dtype=dtype, device=META)
     return whole.as_strided(shape, stride, offset)
 
 

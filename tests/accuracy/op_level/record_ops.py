@@ -59,8 +59,8 @@ def try_requests(op: str, args: list[Any], kwargs: dict[str, Any]) -> list[int] 
     """Return None where this card has no such kernel or too little memory."""
     try:
         return requests_of(op, args, kwargs)
-    except RuntimeError as error:  # out of memory is one
-        print(op, args, str(error).splitlines()[0], file=sys.stderr)
+    except (RuntimeError, IndexError, ValueError) as error:  # out of memory is one
+        print(op, args, str(error).partition("\n")[0], file=sys.stderr)
         torch.cuda.empty_cache()
         return None
 
@@ -97,7 +97,8 @@ def record(family: str, card: str) -> None:
         op, args, kwargs = encode(call)
         before = known.get(json.dumps([op, args, kwargs]), {})
         requests = try_requests(op, args, kwargs)
-        rows.append([op, args, kwargs, with_card(before, card, requests)])
+        if before or requests is not None:  # else no card has such a kernel
+            rows.append([op, args, kwargs, with_card(before, card, requests)])
     cards = old.get("cards", {}) | {card: card_properties()}
     write(path, cards, rows)
 

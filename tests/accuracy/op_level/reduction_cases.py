@@ -1,5 +1,6 @@
 """Calls that reduce: sums, extrema, norms, losses, softmax."""
 
+import random
 from collections.abc import Iterator
 
 import torch
@@ -123,3 +124,58 @@ def losses() -> Iterator[Case]:
             one = tensor([], dtype)
             args = [one, logits, target, None, mean, -100, one]
             yield "nll_loss_backward", args, {}
+
+
+def odd_reductions() -> Iterator[Case]:
+    """Every reduction of every dtype, over any dimensions, also of size 0 and 1."""
+    rng = seeded(56)
+    kinds = (*FLOATS, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8)
+    for _ in range(500):
+        dtype = rng.choice(kinds)
+        x = layout(rng, dtype, rng.randint(1, 5), 2**20)
+        if rng.random() < 0.05:
+            x = tensor([], dtype)
+        if x.dim() and rng.random() < 0.2:
+            shape = list(x.shape)
+            shape[rng.randrange(x.dim())] = rng.choice((0, 1, 1))
+            x = tensor(shape, dtype)
+        every = range(max(1, x.dim()))
+        dims = sorted(rng.sample(every, rng.randint(0, len(every))))
+        keep = rng.random() < 0.5
+        into = rng.choice((None, None, *FLOATS, torch.float64))
+        named = {} if into is None else {"dtype": into}
+        one = rng.choice(every) - rng.choice((0, len(every)))
+        yield from _one_of(rng, [
+            ("sum.dim_IntList", [x, rng.choice((None, dims)), keep], named),
+            ("sum.default", [x], named),
+            ("mean.dim", [x, rng.choice((None, dims)), keep], named),
+            ("mean.default", [x], named),
+            ("nansum", [x, rng.choice((None, dims)), keep], named),
+            ("prod.default", [x], named),
+            ("prod.dim_int", [x, one, keep], named),
+        ])
+        yield from _one_of(rng, [
+            ("amax", [x, dims, keep], {}), ("amin", [x, dims, keep], {}), ("aminmax", [x], {"dim": one}),
+            ("max.dim", [x, one, keep], {}), ("min.dim", [x, one, keep], {}),
+            ("max", [x], {}), ("min", [x], {}),
+            ("argmax", [x, rng.choice((None, one)), keep], {}),
+            ("argmin", [x, rng.choice((None, one)), keep], {}),
+            ("any", [x], {}), ("all", [x], {}), ("any.dim", [x, one, keep], {}),
+            ("all.dim", [x, one, keep], {}), ("any.dims", [x, dims, keep], {}),
+            ("count_nonzero.dim_IntList", [x, dims], {}),
+        ])
+        order = rng.choice((2, 1, 0, 3, 1.5, -1, float("inf"), float("-inf")))
+        yield from _one_of(rng, [
+            ("linalg_vector_norm", [x, order, rng.choice((None, dims)), keep], named),
+            ("norm.ScalarOpt_dim", [x, order, dims, keep], {}),
+            ("logsumexp", [x, dims, keep], {}),
+            ("var.correction", [x, dims], {"correction": 1, "keepdim": keep}),
+            ("std.correction", [x, dims], {"correction": 0, "keepdim": keep}),
+            ("var_mean.correction", [x, dims], {"correction": 1, "keepdim": keep}),
+            ("_softmax", [x, one, False], {}),
+            ("_log_softmax", [x, one, False], {}),
+        ])
+
+
+def _one_of(rng: random.Random, cases: list[Case]) -> Iterator[Case]:
+    yield rng.choice(cases)

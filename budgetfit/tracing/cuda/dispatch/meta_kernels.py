@@ -45,6 +45,25 @@ def _rms_norm(
     return x.new_empty(x.shape), rstd
 
 
+def _batch_norm(  # noqa: PLR0913, PLR0917 - aten's signature
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    train: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Evaluation, too, saves the statistics: ``native/cuda/Normalization.cu``."""
+    if train:
+        return None
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    statistics = torch.float32 if half else x.dtype
+    saved = [x.new_empty(x.shape[1], dtype=statistics) for _ in range(2)]
+    return torch.empty_like(x), *saved
+
+
 # The cells' outputs end with a workspace of four or five gates (native/cuda/RNN.cu).
 # Torch's meta kernels need a bias.
 
@@ -72,6 +91,7 @@ def _gru_cell_backward(
 META_KERNELS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_rms_norm.default: _rms_norm,
+    aten.native_batch_norm.default: _batch_norm,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,

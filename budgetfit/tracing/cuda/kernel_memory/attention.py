@@ -1,6 +1,8 @@
 """Fused attention, with copies of its inputs.
 
-Source: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``.
+Sources: ``attention.cu`` and ``attention_backward.cu`` in
+``aten/src/ATen/native/transformers/cuda``, and ``mem_eff_attention/kernel_forward.h``
+(``kNeedsOutputAccumulatorBuffer``).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import torch
 from torch._prims_common import check_contiguous_sizes_strides
 
 from budgetfit.tracing.cuda.kernel_memory.registry import (
+    HALVES,
     OUTPUTS,
     SINGLE_BYTES,
     Call,
@@ -32,6 +35,7 @@ CUDNN_ATTENTION = Unverified(
     "attention runs in cuDNN on this card: of its workspace only what cudnn-frontend "
     "asks for is in the prediction"
 )
+EFFICIENT_REGISTER_HEAD_DIM = 128
 # From this version on, seed and offset are on the GPU where there is no dropout.
 SEED_ON_GPU_VERSION = (2, 14)
 
@@ -81,11 +85,19 @@ def flash_backward(call: Call) -> Steps:
 
 @kernel_memory("_scaled_dot_product_efficient_attention")
 def efficient_forward(call: Call) -> Steps:
-    """Philox seed and offset come first, if they are on the GPU."""
+    """Philox seed and offset come first, if they are on the GPU.
+
+    Wide heads are summed in fp32 outside of registers, where the output has 16 bits.
+    """
+    query, _, value = call.args[:3]
     dropout, version = call.get(5, 0.0), call.target.torch_version
     on_gpu = not dropout and version >= SEED_ON_GPU_VERSION
     for position in (2, 3):
         yield Output(position, size_bytes=None if on_gpu else 0)
+    yield OUTPUTS
+    wide = max(query.shape[-1], value.shape[-1]) > EFFICIENT_REGISTER_HEAD_DIM
+    if wide and query.dtype in HALVES:
+        yield copy_of(call.out[0], SINGLE_BYTES)
 
 
 @kernel_memory("_scaled_dot_product_efficient_attention_backward")

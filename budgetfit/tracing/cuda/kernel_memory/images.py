@@ -18,6 +18,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     copy_of,
     kernel_memory,
 )
+from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +97,6 @@ def adaptive_max_pool(call: Call) -> Steps:
     "_adaptive_avg_pool3d_backward",
     "avg_pool3d",
     "avg_pool3d_backward",
-    "im2col",
     "reflection_pad2d",
     "reflection_pad2d_backward",
     "upsample_bicubic2d_backward",
@@ -127,3 +127,22 @@ def roll(call: Call) -> Steps:
     if len(call.args[1]) > 1:
         yield copy_of(call.args[0])
     yield OUTPUTS
+
+
+@kernel_memory("col2im", "im2col")
+def fold(call: Call) -> Steps:
+    """An output in the input's size, resized only where it must be larger.
+
+    So a smaller output keeps a storage as large as the input. ``Col2Im.cu``.
+    """
+    tensor, out = call.args[0], call.out
+    copies = contiguous_copies(tensor)
+    if out.numel() <= tensor.numel():
+        yield Output(0, size_bytes=tensor.numel() * tensor.element_size())
+        yield from copies
+        return
+    too_small = copy_of(tensor)
+    yield too_small
+    yield from copies
+    yield OUTPUTS
+    yield Free(too_small)

@@ -11,7 +11,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import torch
-from torch._prims_common import check_contiguous_sizes_strides
+from torch._prims_common import (
+    check_contiguous_sizes_strides,
+    is_non_overlapping_and_dense_or_false,
+)
 
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     INDEX_BYTES,
@@ -27,15 +30,16 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_memory,
     scratch,
 )
-from budgetfit.tracing.records import Free
+from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-LONG_ROW = 1024  # from here on several thread blocks share a row
 HALF_BYTES = 2
+MAXIMUM = 2  # mode of an embedding bag
+ONE_BLOCK_SORT = 4096  # longest row that one thread block sorts
 
 
 @kernel_memory("embedding")
@@ -53,28 +57,76 @@ def embedding_backward(call: Call) -> Steps:
     Source: ``native/cuda/Embedding.cu`` and ``EmbeddingBackwardKernel.cu``.
     """
     grad, indices, rows = call.args[:3]
-    count, index = indices.numel(), indices.element_size()
-    [each] = scratch("embedding_indices", count, index)
-    segments = scratch("embedding_segments", count, rows, index)
-    number = scratch("embedding_count", count, INDEX_BYTES)
     yield from contiguous_copies(grad, indices)
+    yield from _summed_by_row(grad, indices, rows, bags=False, counted=False)
+
+
+def _summed_by_row(
+    grad: Tensor, indices: Tensor, rows: int, *, bags: bool, counted: bool
+) -> Steps:
+    """Sort indices and sum their gradients in parts.
+
+    ``bags``: of several indices share a gradient; those sort any number of indices.
+    ``counted``: gradients are divided by how often a row occurs.
+    """
+    count, index = indices.numel(), indices.element_size()
+    [each] = scratch("embedding_indices", count, index, bags)
+    segments = scratch("embedding_segments", count, rows, index, bags)
+    number = scratch("embedding_count", count, INDEX_BYTES, bags)
     yield each  # sorted
     yield each  # original position of each
     yield each  # positions
-    yield from freed_at_once(*scratch("embedding_sort", count, rows, index))
+    yield from freed_at_once(*scratch("embedding_sort", count, rows, index, bags))
     yield Free(each)
+    if counted:
+        yield each
+        for _ in range(2):
+            yield from freed_at_once(*scratch("scan_by_key", count, index, bags))
     yield OUTPUTS
     yield each  # where each segment starts
     yield from number  # of segments
     yield each  # counting
-    yield from freed_at_once(*scratch("embedding_unique", count, index))
+    yield from freed_at_once(*scratch("embedding_unique", count, index, bags))
     yield Free(each)
     yield from segments  # partial sums per segment
     yield from segments  # and offset of each segment
-    yield from freed_at_once(*scratch("embedding_scan", count, rows, index))
+    yield from freed_at_once(*scratch("embedding_scan", count, rows, index, bags))
     yield from number
     columns, element = grad.shape[-1], grad.element_size()
-    yield from scratch("embedding_partials", count, rows, columns, index, element)
+    sizes = count, rows, columns, index, element, bags
+    yield from scratch("embedding_partials", *sizes)
+
+
+@kernel_memory("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(call: Call) -> Steps:
+    """The bag of each index and the size of each bag, whatever the mode.
+
+    Outputs are the sums, the bags, their sizes and, for maxima, where those are.
+    Source: ``_embedding_bag_cuda`` in ``native/cuda/EmbeddingBag.cu``.
+    """
+    weight, indices, offsets = call.args[:3]
+    maxima = call.get(4, 0) == MAXIMUM
+    index = max(indices.element_size(), offsets.element_size())
+    for tensor in (indices, offsets):
+        if tensor.element_size() != index:
+            yield copy_of(tensor, index)
+    bags = offsets.numel() - bool(call.get(7, False))
+    yield Output(2, size_bytes=offsets.numel() * index)
+    yield Output(1, size_bytes=indices.numel() * index)
+    yield Output(0)
+    yield Output(3, size_bytes=bags * weight.shape[1] * index if maxima else 0)
+
+
+@kernel_memory("_embedding_bag_dense_backward")
+def embedding_bag_backward(call: Call) -> Steps:
+    """As of an embedding, but maxima are added up directly."""
+    grad, indices = call.args[:2]
+    rows, counted, mode = call.args[5:8]
+    yield from contiguous_copies(grad)
+    if mode == MAXIMUM:
+        yield OUTPUTS
+        return
+    yield from _summed_by_row(grad, indices, rows, bags=True, counted=counted)
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> tuple[torch.Size, int]:
@@ -170,38 +222,67 @@ def masked_scatter_backward(call: Call) -> Steps:
 
 @kernel_memory("cumsum", "cumprod", "logcumsumexp")
 def cumulative(call: Call) -> Steps:
-    """A cast or a contiguous copy of the input; CUB for a single row."""
+    """A cast, then a contiguous copy of the input; CUB for a single row."""
     tensor, dim = call.args[:2]
-    if tensor.element_size() <= HALF_BYTES:
-        yield Unverified()
     if tensor.dtype != call.out.dtype:
         yield copy_of(tensor, call.out.element_size())
-    else:
-        yield from contiguous_copies(tensor)
+    if not tensor.is_contiguous():
+        yield copy_of(tensor, call.out.element_size())
     if tensor.dim() and tensor.shape[dim] == tensor.numel() > 0:
         yield from scratch("scan", tensor.numel(), call.out.element_size())
 
 
 @kernel_memory("sort.default", "sort.stable")
 def sort(call: Call) -> Steps:
-    """Indices, and the temporary storage of the radix sort."""
-    tensor = call.args[0]
-    if tensor.element_size() <= HALF_BYTES:
-        yield Unverified()
+    """Long rows are sorted where they are dense; their results are copied back.
+
+    Keys of 16 bits and less have an upper bound before compute capability 9.0: their
+    kernel asks for the occupancy of the card. Source: ``native/cuda/Sort.cpp``.
+    """
+    tensor, (values, indices) = call.args[0], call.out
     dim = call.kwargs.get("dim", -1 if "stable" in call.kwargs else call.get(1, -1))
-    if tensor.dim():
-        length = tensor.shape[dim]
-        rows = tensor.numel() // max(length, 1)
-        yield from scratch("sort", rows, length, tensor.element_size())
+    if not tensor.dim():
+        return
+    length = tensor.shape[dim]
+    if length > ONE_BLOCK_SORT:
+        strides = tensor.stride()
+        dense = is_non_overlapping_and_dense_or_false(tensor)
+        if not (dense and strides[dim] == 1):
+            strides = _dense_strides(tensor, dim)
+            yield copy_of(tensor)
+        for result in (values, indices):
+            if result.stride() != strides:
+                yield copy_of(result)
+    rows = tensor.numel() // max(length, 1)
+    yield from scratch("sort", rows, length, tensor.element_size())
+
+
+def _dense_strides(tensor: Tensor, last: int) -> tuple[int, ...]:
+    """Return dense strides in the order of the tensor's, but with ``last`` innermost."""
+    ndim = tensor.dim()
+    order = sorted(range(ndim), key=lambda d: (d == last % ndim, -tensor.stride(d)))
+    strides, step = [0] * ndim, 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(tensor.shape[dim], 1)
+    return tuple(strides)
 
 
 @kernel_memory("topk")
 def topk(call: Call) -> Steps:
-    """A contiguous input. Long rows are sorted by several blocks: not represented."""
-    tensor, dim = call.args[0], call.get(2, -1)
-    if tensor.dim() and tensor.shape[dim] >= LONG_ROW:
+    """A contiguous input; many blocks share a long row, or many rows.
+
+    Source: ``native/cuda/TensorTopK.cu``.
+    """
+    tensor, count, dim = call.args[0], call.args[1], call.get(2, -1)
+    if call.get(4, True) and count > ONE_BLOCK_SORT:
         yield Unverified()
+    yield OUTPUTS
     yield from contiguous_copies(tensor)
+    if tensor.dim():
+        length = tensor.shape[dim]
+        rows = tensor.numel() // max(length, 1)
+        yield from scratch("topk", rows, length, tensor.element_size())
 
 
 @kernel_memory("cummax", "cummin")

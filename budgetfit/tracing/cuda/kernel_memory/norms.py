@@ -1,7 +1,7 @@
 """Layer, RMS, group and batch normalization; the latter without cuDNN.
 
 In channels-last format thread blocks of a batch norm share a channel through a staging
-buffer; 3-D images in that format are not represented. Sources: ``layer_norm_kernel.cu``
+buffer; strides of any other kind take the general reductions. Sources: ``layer_norm_kernel.cu``
 and ``group_norm_kernel.cu`` in ``aten/src/ATen/native/cuda``, ``Normalization.cuh``
 (``batch_norm_stats_channels_last_cuda_template``) and ``Normalization.cu``
 (``batch_norm_choose_impl``).
@@ -14,24 +14,29 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, welford
 from budgetfit.tracing.cuda.kernel_memory.registry import (
+    HALVES,
     OUTPUTS,
     SINGLE_BYTES,
     Call,
     Steps,
-    Unverified,
     buffer,
     contiguous_copies,
+    copy_of,
+    flattens,
     freed_at_once,
     kernel_memory,
     scratch,
 )
-from budgetfit.tracing.records import Output
+from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-VOLUME = 5  # dimensions of a batch of 3-D images
+    from budgetfit.core.step_trace import KernelScratch
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @kernel_memory("native_layer_norm", "_fused_rms_norm")
@@ -87,46 +92,90 @@ def group_norm_backward(call: Call) -> Steps:
             yield buffer(samples * channels * SINGLE_BYTES)
 
 
+def channels_last(tensor: Tensor) -> bool:
+    """Return whether channels are the innermost dimension, or could be."""
+    last = CHANNELS_LAST.get(tensor.dim())
+    if last is not None and tensor.is_contiguous(memory_format=last):
+        return True
+    return tensor.is_contiguous() and tensor.stride(1) == 1
+
+
 def layout_of(tensor: Tensor) -> Literal["contiguous", "channels last", "general"]:
     """Return the layout of [samples, channels, ...] that selects the kernels."""
     if tensor.is_contiguous():
         return "channels last" if tensor.stride(1) == 1 else "contiguous"
-    if tensor.is_contiguous(memory_format=torch.channels_last):
-        return "channels last"
-    return "general"
-
-
-def _unverified(tensor: Tensor) -> list[Unverified]:
-    general = tensor.dim() == VOLUME and not tensor.is_contiguous()
-    return [Unverified()] if general else []
+    last = tensor.is_contiguous(memory_format=torch.channels_last)
+    return "channels last" if last else "general"
 
 
 @kernel_memory("native_batch_norm")
 def batch_norm(call: Call) -> Steps:
-    """Training statistics in channels-last format."""
-    tensor, train = call.args[0], call.args[5]
-    yield from _unverified(tensor)
-    if train and layout_of(tensor) == "channels last":
-        channels = tensor.shape[1]
-        rows = tensor.numel() // channels
-        yield from scratch("batch_norm_statistics", rows, channels, 4)
+    """Training statistics in channels-last format, or of strides of any kind."""
+    tensor, weight, bias, _, _, train = call.args[:6]
+    layout, channels = layout_of(tensor), tensor.shape[1]
+    yield OUTPUTS
+    if train and layout == "channels last":
+        rows = tensor.numel() // max(channels, 1)
+        yield from freed_at_once(*scratch("batch_norm_statistics", rows, channels, 4))
+    if train and layout == "general":
+        yield from freed_at_once(*_mean_and_variance(tensor, call.out[1].dtype))
+    if layout == "general":
+        for parameter in (weight, bias):
+            if parameter is None:
+                yield buffer(call.out[1].element_size())
+
+
+def _mean_and_variance(tensor: Tensor, dtype: torch.dtype) -> Steps:
+    """Welford's algorithm over all dimensions but the channels, in fp32."""
+    data = Layout.of(tensor)
+    if tensor.dtype not in (dtype, torch.float16):  # those of fp16 are read as such
+        yield copy_of(tensor, dtype.itemsize)
+        data = Layout.cast(tensor, dtype)
+    yield from welford(data, [d for d in range(tensor.dim()) if d != 1], dtype)
 
 
 @kernel_memory("native_batch_norm_backward")
 def batch_norm_backward(call: Call) -> Steps:
-    """Sums of the gradient, with a staging buffer in channels-last format."""
-    grad, tensor, weight = call.args[:3]
-    yield from _unverified(grad)
-    if layout_of(tensor) == "contiguous":
+    """Sums of the gradient, in one kernel with the input's gradient where possible."""
+    grad, tensor, weight, mean, var, saved, _, train, _, mask = call.args
+    image, gamma, beta = (
+        Output(k, size_bytes=None if wanted else 0) for k, wanted in enumerate(mask)
+    )
+    needs_sums = train or mask[1] or mask[2]
+    if needs_sums and mask[0] and not channels_last(tensor):
+        yield from _reshaped(tensor, grad)
+        yield from (image, gamma, beta)
         return
+    if not saved.numel():  # evaluation, without statistics of the forward
+        statistics = torch.float32 if tensor.dtype in HALVES else tensor.dtype
+        if needs_sums and mean.dtype != statistics:
+            yield copy_of(mean, statistics.itemsize)
+        yield copy_of(var, statistics.itemsize)
+    if needs_sums:
+        yield from _sums_of_gradient(call, gamma, beta)
+    both = {layout_of(tensor), layout_of(grad)}
+    if mask[0] and train and weight is None and (len(both) > 1 or "general" in both):
+        yield buffer(saved.element_size())
+    yield image
+
+
+def _sums_of_gradient(call: Call, *parameters: Output) -> Steps:
+    """Sums for each channel, with a staging buffer in channels-last format."""
+    grad, tensor, wanted = *call.args[:2], call.args[9][0]
     channels = tensor.shape[1]
-    yield buffer(channels * SINGLE_BYTES)
-    yield buffer(channels * SINGLE_BYTES)
-    yield Output(1)
-    yield Output(2)
-    if layout_of(tensor) == layout_of(grad) == "channels last":
-        rows = tensor.numel() // channels
+    last = channels_last(tensor) and channels_last(grad)
+    copies = [] if last else _reshaped(tensor, grad)
+    yield from copies
+    if wanted or last:
+        yield buffer(channels * SINGLE_BYTES)
+        yield buffer(channels * SINGLE_BYTES)
+    yield from parameters
+    if last:
+        rows = tensor.numel() // max(channels, 1)
         yield from freed_at_once(*scratch("batch_norm_statistics", rows, channels, 2))
-    elif weight is None:
-        yield buffer(SINGLE_BYTES)
-    yield OUTPUTS
+    yield from map(Free, reversed(copies))
+
+
+def _reshaped(*tensors: Tensor) -> list[KernelScratch[int]]:
+    """Return the copies that [samples, channels, all else] needs."""
+    return [copy_of(x) for x in tensors if x.dim() > 3 and not flattens(x[0, 0])]  # noqa: PLR2004

@@ -24,6 +24,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     buffer,
     copy_of,
     flattens,
+    freed_at_once,
     kernel_memory,
     scratch,
 )
@@ -109,14 +110,19 @@ def reduction(
     "nansum.default",
 )
 def sums(call: Call) -> Steps:
-    """Sums, means, products; an input of another dtype than the output's is cast."""
-    tensor, out = call.args[0], call.out
+    """Sums, means, products."""
+    yield from _in_dtype_of_output(call, call.get(1))
+
+
+def _in_dtype_of_output(call: Call, dims: int | Sequence[int] | None) -> Steps:
+    """Cast an input of another dtype, other than 16 bits to fp32, and reduce it."""
+    tensor, dtype = call.args[0], call.out.dtype
     data = Layout.of(tensor)
-    widens = tensor.dtype in HALVES and out.dtype == torch.float32
-    if tensor.dtype != out.dtype and not widens:
-        yield copy_of(tensor, out.element_size())
-        data = Layout.cast(tensor, out.dtype)
-    yield from reduction(data, call.get(1), out.dtype)
+    widens = tensor.dtype in HALVES and dtype == torch.float32
+    if tensor.dtype != dtype and not widens:
+        yield copy_of(tensor, dtype.itemsize)
+        data = Layout.cast(tensor, dtype)
+    yield from reduction(data, dims, dtype)
 
 
 @kernel_memory("amax", "amin")
@@ -156,24 +162,35 @@ def argmax_argmin(call: Call) -> Steps:
 @kernel_memory("any", "all")
 def any_all(call: Call) -> Steps:
     """Whether any or all are true."""
-    tensor = call.args[0]
+    tensor, dims = call.args[0], call.get(1)
     if tensor.numel() == 1 and tensor.dtype != torch.bool:
         yield buffer(1)
-    yield from reduction(tensor, call.get(1), call.out.dtype, 1, 4)
+    if dims != []:
+        yield from reduction(tensor, dims, call.out.dtype, 1, 4)
 
 
 @kernel_memory("var.correction", "std.correction", "var_mean.correction", "std_mean")
 def var_std(call: Call) -> Steps:
-    """Welford's algorithm: two inputs per load."""
+    """Variance, standard deviation, and the mean with them."""
     tensor = call.args[0]
-    welford_bytes = WELFORD_BYTES * (2 if tensor.dtype == torch.float64 else 1)
-    yield from reduction(tensor, call.get(1), tensor.dtype, welford_bytes, 2)
+    yield from welford(Layout.of(tensor), call.get(1), tensor.dtype)
 
 
-@kernel_memory("linalg_vector_norm")
+def welford(data: Layout, dims: Sequence[int] | None, out_dtype: torch.dtype) -> Steps:
+    """Welford's algorithm: two inputs per load."""
+    welford_bytes = WELFORD_BYTES * (2 if data.dtype == torch.float64 else 1)
+    yield from reduction(data, dims, out_dtype, welford_bytes, 2)
+
+
+@kernel_memory("linalg_vector_norm", "norm.ScalarOpt_dim")
 def vector_norm(call: Call) -> Steps:
-    """Norms of any order."""
-    yield from reduction(call.args[0], call.get(2), call.out.dtype)
+    """Norms of any order; that of single elements is their absolute value."""
+    tensor, dims, dtype = call.args[0], call.get(2), call.out.dtype
+    if all(tensor.shape[dim] == 1 for dim in dims or range(tensor.dim())):
+        if tensor.dtype != dtype:
+            yield copy_of(tensor, dtype.itemsize)
+        return
+    yield from _in_dtype_of_output(call, dims)
 
 
 @kernel_memory("_foreach_norm")
@@ -187,8 +204,18 @@ def foreach_norm(call: Call) -> Steps:
 
 @kernel_memory("logsumexp")
 def logsumexp(call: Call) -> Steps:
-    """The maximum, and the shifted exponentials, which are summed."""
-    tensor, out = call.args[0], call.out
-    yield copy_of(out)
+    """The maxima, which of them are infinite, and the sum of shifted exponentials."""
+    tensor, out, dims = call.args[0], call.out, call.args[1]
+    data = Layout.of(tensor)
+    if tensor.dtype != out.dtype:  # integers
+        yield copy_of(tensor, out.element_size())
+        data = Layout.cast(tensor, out.dtype)
+    if tensor.numel():
+        yield copy_of(out)
+        yield from freed_at_once(
+            *reduction(data, dims, out.dtype, out.element_size(), 4)
+        )
+        yield from freed_at_once(copy_of(out), copy_of(out, 1))
     yield copy_of(tensor, out.element_size())
-    yield from reduction(Layout.cast(tensor, out.dtype), call.args[1], out.dtype)
+    yield OUTPUTS
+    yield from reduction(Layout.cast(tensor, out.dtype), dims, out.dtype)
