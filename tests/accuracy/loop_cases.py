@@ -105,7 +105,12 @@ T5: Final = Model(
     name="t5",
     builder="T5ForConditionalGeneration",
     config="T5Config",
-    settings={"num_layers": 6, "num_decoder_layers": 6},
+    settings={
+        "num_layers": 6,
+        "num_decoder_layers": 6,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+    },
     inputs=(
         Input(name="input_ids", shape=(256,), high=32_128),
         Input(name="labels", shape=(128,), high=32_128),

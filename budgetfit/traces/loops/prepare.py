@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +45,8 @@ class Prepared:
         optimizer_source: A name or a callable; see ``make_optimizer``.
         on_missing_loss: See ``call_model.compute_loss``.
         average: The copy of the weights that follows them, or None.
+        untraced_batches: Micro-batches of an update that are loaded with the others
+            where a loop loads them first, but not trained on in the trace.
     """
 
     model: nn.Module
@@ -53,7 +55,8 @@ class Prepared:
     loss: Loss | None
     optimizer_source: Any
     on_missing_loss: Callable[[], object]
-    average: torch.optim.swa_utils.AveragedModel | None = field(default=None)
+    average: torch.optim.swa_utils.AveragedModel | None = None
+    untraced_batches: int = 0
 
     @property
     def precision(self) -> Precision:
@@ -107,6 +110,7 @@ def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
         random_blocks=None,
         determinism_check="default",
         keep_own_checkpointing=own_checkpointing,
+        keep_generation_cache=True,  # a loop leaves it on, a Run does not
     ).apply(recipe)
     return Prepared(
         model,

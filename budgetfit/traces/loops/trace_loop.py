@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.raw_trace import LoopRunner, RawTrace
+    from budgetfit.workload.training_setup import TrainingSetup
     from budgetfit.workload.workload import Workload
 
 STEPS = 2  # what the first leaves alive the second frees
@@ -30,11 +31,12 @@ MOST_MICRO_STEPS = 3  # those after the second do what the third does
 
 
 def trace_loop(  # noqa: PLR0913 - as trace_recipe
-    workload: Workload,
+    trained: Workload | TrainingSetup,
     recipe: Recipe,
     loop: Loop,
     *,
     blocks: Sequence[str],
+    target: CudaTarget | None,
     own_checkpointing: bool = False,
     short: Shortening | None = None,
     real_values: bool = False,
@@ -48,7 +50,7 @@ def trace_loop(  # noqa: PLR0913 - as trace_recipe
     Raises:
         Exception: What the model or the library raises on fake tensors.
     """
-    loss = FakedLoss(workload.loss, workload.model)
+    loss = FakedLoss(trained.loss, trained.model)
     micro_steps = min(recipe.gradient_accumulation_steps, MOST_MICRO_STEPS)
 
     def program(model: nn.Module, _: Callable[[str], None]) -> LoopRunner:
@@ -57,10 +59,11 @@ def trace_loop(  # noqa: PLR0913 - as trace_recipe
             replace(recipe, gradient_accumulation_steps=micro_steps),
             loop,
             loss=loss.loss,
-            optimizer=workload.optimizer,
+            optimizer=trained.optimizer,
             own_checkpointing=own_checkpointing,
             on_missing_loss=on_missing_loss,
         )
+        prepared.untraced_batches = recipe.gradient_accumulation_steps - micro_steps
         return make_loop(prepared)
 
     uses_library = loop.kind != "plain"
@@ -69,13 +72,13 @@ def trace_loop(  # noqa: PLR0913 - as trace_recipe
         library_state_preserved() if uses_library else contextlib.nullcontext(),
     ):
         return trace_step(
-            workload.model,
+            trained.model,
             program,
-            workload.batch,
+            trained.batch,
             batch_size=recipe.batch_size,
-            dims=workload.batch_dims,
+            dims=trained.batch_dims,
             blocks=blocks,
-            target=workload.target,
+            target=target,
             micro_steps=micro_steps,
             steps=STEPS,
             short=short,

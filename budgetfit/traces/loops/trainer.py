@@ -22,6 +22,8 @@ class TrainerLoop:
 
     def __init__(self, prepared: Prepared) -> None:
         self.copies = prepared.copies
+        self._prepared = prepared
+        self._micro_steps = prepared.recipe.gradient_accumulation_steps
         self._folder = tempfile.TemporaryDirectory()
         self._load: Callable[[], Any] | None = None
         self._trainer = (
@@ -39,7 +41,9 @@ class TrainerLoop:
 
     def run(self, load: Callable[[], Any]) -> None:
         """Train on batches until ``load`` raises."""
-        self._load = load
+        self._load = _loading_others(
+            load, self._micro_steps, self._prepared.untraced_batches
+        )
         with self._folder:
             self._trainer.train()
 
@@ -120,6 +124,35 @@ class TrainerLoop:
         if prepared.loop.max_grad_norm is not None:
             given["max_grad_norm"] = prepared.loop.max_grad_norm
         return given
+
+
+def _loading_others(
+    load: Callable[[], Any], micro_steps: int, others: int
+) -> Callable[[], Any]:
+    """Load so many more batches with the first of each update, and hold them with it.
+
+    ``Trainer.get_batch_samples`` has the batches of all micro-batches in one list.
+    """
+    loaded = 0
+
+    def load_update() -> Any:
+        nonlocal loaded
+        first = loaded % micro_steps == 0
+        loaded += 1
+        batch = load()
+        if not (first and others):
+            return batch
+        held = _Held(batch)
+        held.others = [load() for _ in range(others)]
+        return held
+
+    return load_update
+
+
+class _Held(dict[str, Any]):
+    """A batch, and others that live as long."""
+
+    others: list[Any]
 
 
 def _grouped(prepared: Prepared, decayed: set[str]) -> torch.optim.Optimizer:
