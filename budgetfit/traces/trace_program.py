@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
+# A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
+_KEEP_GENERATION_CACHE = frozenset({"plain", "accelerate", "lightning"})
 NO_LOSS = (
     "there is no loss: planned with the mean of the float outputs; pass loss=, or "
     "labels in the batch, to plan for the real one and to train"
@@ -172,7 +174,14 @@ def trace_evaluation(  # noqa: PLR0913 - as trace_recipe
         return trace_step(
             workload.model,
             lambda model, on_phase: _Evaluation(
-                Run(model, recipe, on_phase=on_phase), loss.loss, loop
+                Run(
+                    model,
+                    recipe,
+                    on_phase=on_phase,
+                    keep_own_checkpointing=loop.kind in _KEEP_GENERATION_CACHE,
+                ),
+                loss.loss,
+                loop,
             ),
             workload.batch,
             batch_size=recipe.batch_size,

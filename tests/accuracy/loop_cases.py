@@ -202,7 +202,7 @@ SWITCHES: Final = (
     _with("trainer", _GPT2, "ema", ema=True),
     _with("trainer", _GPT2, "evaluation", evaluation_batch_size=16),
     _with("trainer", _BERT, "evaluation", evaluation_batch_size=64),
-    _with("lightning", _LLAMA, "clip", max_grad_norm=1.0),
+    _with("lightning", _BERT, "clip", max_grad_norm=1.0),
     _with("lightning", _BERT, "ema", ema=True),
     _with("lightning", _T5, "evaluation", evaluation_batch_size=32),
     _saving(_LLAMA, "lm_head"),

@@ -264,7 +264,7 @@ def in_sft_trainer(task: Task) -> None:
 
     datasets.disable_progress_bars()
     length = task.case.model.inputs[0].shape[0]
-    words = " ".join(["w"] * length)
+    words = " ".join(["w"] * (length - 1))  # and the end of the text
     answer_for_the_masks()
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.SFTTrainer(

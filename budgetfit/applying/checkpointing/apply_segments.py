@@ -54,7 +54,7 @@ def apply_segments(  # noqa: PLR0913 - one value each, all needed
             nothing. Fake tensors have no values.
         keep_own_checkpointing: Leave the model's own checkpointing switched on, and
             without segments its generation cache too.
-        keep_generation_cache: Leave that on in any case.
+        keep_generation_cache: Leave that on without segments in any case.
 
     Returns:
         Reverts the changes.
@@ -69,7 +69,7 @@ def apply_segments(  # noqa: PLR0913 - one value each, all needed
         determinism_check = "none" if determinism_check == "none" else "default"
     saved = {segment: _saved_calls(segment, owners, blocks) for segment in segments}
     with Undo() as undo:
-        if not keep_generation_cache and (segments or not keep_own_checkpointing):
+        if segments or not (keep_own_checkpointing or keep_generation_cache):
             _disable_generation_cache(model, undo)
         if not keep_own_checkpointing:
             for module in model.modules():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from budgetfit.applying.checkpointing.recipe_application import RecipeApplication
 from budgetfit.applying.optimizers.factory import make_optimizer
@@ -110,7 +112,7 @@ def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
         random_blocks=None,
         determinism_check="default",
         keep_own_checkpointing=own_checkpointing,
-        keep_generation_cache=True,  # a loop leaves it on, a Run does not
+        keep_generation_cache=True,  # a Run switches it off, a loop does not
     ).apply(recipe)
     return Prepared(
         model,
@@ -125,10 +127,22 @@ def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
 
 def _averaged(model: nn.Module) -> torch.optim.swa_utils.AveragedModel:
     utils = torch.optim.swa_utils
-    with _without_hooks(model):
+    copied = mock.patch.object(FakeTensor, "__deepcopy__", _copied, create=True)
+    with _without_hooks(model), copied:
         return utils.AveragedModel(
             model, multi_avg_fn=utils.get_ema_multi_avg_fn(0.999)
         )
+
+
+def _copied(fake: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Copy a fake tensor for ``deepcopy``; torch's own asks for its address."""
+    if id(fake) not in memo:
+        clone = fake.detach().clone()
+        if isinstance(fake, nn.Parameter):
+            clone = nn.Parameter(clone, fake.requires_grad)
+        memo[id(fake)] = clone
+    made: torch.Tensor = memo[id(fake)]
+    return made
 
 
 @contextlib.contextmanager

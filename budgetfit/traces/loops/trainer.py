@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from budgetfit.traces.loops.accelerate import prepared_loader, scale_as_on_cuda
+from budgetfit.traces.loops.trl_kernels import trl_kernels_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +46,8 @@ class TrainerLoop:
         self._load = _loading_others(
             load, self._micro_steps, self._prepared.untraced_batches
         )
-        with self._folder:
+        is_sft = self._prepared.loop.kind == "sft"
+        with self._folder, trl_kernels_on_fakes() if is_sft else nullcontext():
             self._trainer.train()
 
     def _plain_trainer(self, prepared: Prepared) -> Any:
