@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 
 PASSES = ("forward", "backward")
 MICRO_REPEATS = 2  # micro-steps beyond the traced ones
 STEADY_REPEATS = 1  # repeats of the last traced step: memory has settled then
+TURNING_REPEATS = 3  # of one that leaves things to the next: blocks swap their places
 
 
 class EventRange(NamedTuple):
@@ -117,8 +118,9 @@ def schedule(
     last = max(row.step for row in traced)
     steady = [row for row in traced if row.step == last]
     parts = [ScheduledRange(row, batch_size) for row in traced]
-    repeats = (batch_size,) * STEADY_REPEATS + then_batch_sizes
     turns = _turns(trace, [e for row in steady for e in events[row.start : row.end]])
+    count = TURNING_REPEATS if turns else STEADY_REPEATS
+    repeats = (batch_size,) * count + then_batch_sizes
     if last < 1 or turns is None:
         if then_batch_sizes:
             raise ValueError("the last step of this trace cannot be repeated")
@@ -130,31 +132,48 @@ def schedule(
     return parts
 
 
-def append_next_step(trace: StepTrace, step: int) -> StepTrace:
-    """Return the trace with the step that would follow ``step``, at its end.
+def append_next_step(
+    trace: StepTrace, step: int, distance: int, freed: Collection[int] = ()
+) -> StepTrace:
+    """Return the trace with the training step that follows ``step``, at its end.
 
     Ops are those of the trace: what is appended is memory alone.
+
+    Args:
+        trace: With ``step`` and maybe something after it.
+        step: A training step that can be repeated.
+        distance: Which of the training steps after it: 1 is the next one.
+        freed: Storages that it would free and that are freed already.
 
     Raises:
         ValueError: The step does not leave as much as it found.
     """
     rows = [phase for phase in trace.phases if phase.step == step]
-    start, end = rows[0].start, rows[-1].end
-    events = trace.events[start:end].tolist()
+    start = rows[0].start
+    events = trace.events[start : rows[-1].end].tolist()
     turns = _turns(trace, events)
     if turns is None:
         raise ValueError("the last step of this trace cannot be repeated")
-    shift = len(trace.events) - start
+    named = [_named(turns if distance % 2 else {}, event) for event in events]
+    kept = np.array([event > 0 or -event - 1 not in freed for event in named], bool)
+    places = len(trace.events) + np.concatenate([[0], np.cumsum(kept)])
     number = trace.phases[-1].step + 1
-
-    def moved(row: Phase) -> Phase:
-        return row._replace(step=number, start=row.start + shift, end=row.end + shift)
-
-    added = np.array([_named(turns, event) for event in events], trace.events.dtype)
     return replace(
         trace,
-        events=np.concatenate([trace.events, added]),
-        phases=(*trace.phases, *map(moved, rows)),
+        events=np.concatenate(
+            [trace.events, np.array(named, trace.events.dtype)[kept]]
+        ),
+        phases=(
+            *trace.phases,
+            *(
+                row._replace(
+                    step=number,
+                    start=int(places[row.start - start]),
+                    end=int(places[row.end - start]),
+                )
+                for row in rows
+            ),
+        ),
     )
 
 

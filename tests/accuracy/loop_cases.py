@@ -176,12 +176,13 @@ def _with(loop: str, case: Case, mark: str, **settings: Any) -> LoopCase:
     )
 
 
-def _saving(case: Case, *modules: str) -> LoopCase:
-    name = f"plain-{case.name}-saves-{'-'.join(modules)}"
+def _saving(
+    loop: str, case: Case, *modules: str, precision: Precision = "bf16"
+) -> LoopCase:
     return LoopCase(
-        name=name,
-        case=replace(case, precision="bf16", gradient_accumulation_steps=1),
-        loop="plain",
+        name=f"{loop}-{case.name}-{precision}-saves-{'-'.join(modules)}",
+        case=replace(case, precision=precision, gradient_accumulation_steps=1),
+        loop=loop,
         saved_modules=modules,
     )
 
@@ -205,8 +206,10 @@ SWITCHES: Final = (
     _with("lightning", _BERT, "clip", max_grad_norm=1.0),
     _with("lightning", _BERT, "ema", ema=True),
     _with("lightning", _T5, "evaluation", evaluation_batch_size=32),
-    _saving(_LLAMA, "lm_head"),
-    _saving(_LLAMA, "embed_tokens", "lm_head"),
-    _saving(_GPT2, "lm_head"),
+    _saving("plain", _LLAMA, "lm_head"),
+    _saving("plain", _LLAMA, "embed_tokens", "lm_head"),
+    _saving("plain", _GPT2, "lm_head", precision="bf16-mixed"),
+    _saving("trainer", _LLAMA, "lm_head", precision="bf16-mixed"),
+    _saving("trainer", _GPT2, "lm_head"),
 )
 CASES: Final = {each.name: each for each in (*_loops(), *SWITCHES)}

@@ -88,7 +88,7 @@ class Task:
 
         with initialization.no_init_weights():
             model = build_model(self.case.model, "cpu")
-        if self.case.precision == "bf16":
+        if self.case.precision == "bf16" or self.wanted.saved_modules:
             model.to(torch.bfloat16)
         if self.wanted.saved_modules:
             import peft

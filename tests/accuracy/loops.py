@@ -67,7 +67,7 @@ def predict(wanted: LoopCase) -> budgetfit.Estimate:
     """Estimate a case without its weights."""
     case = wanted.case
     model = build_model(case.model, "meta")
-    if case.precision == "bf16":
+    if case.precision == "bf16" or wanted.saved_modules:
         model.to(torch.bfloat16)
     if wanted.saved_modules:
         import peft  # noqa: PLC0415 - few cases need it

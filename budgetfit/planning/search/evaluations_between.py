@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.core.step_trace import Affine
+import numpy as np
+
+from budgetfit.core.step_trace import CATEGORIES, Affine, Phase
 from budgetfit.memory.replay_schedule import append_next_step
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 
@@ -44,11 +46,37 @@ def with_evaluations(
             * recipe.gradient_accumulation_steps
         )
     step, trace = training.phases[-1].step, training
-    for _ in range(EVALUATIONS):
-        trace = append_evaluation(trace, evaluation, held)
-        trace = append_next_step(trace, step)
-        step = trace.phases[-1].step
+    for number in range(1, EVALUATIONS + 1):
+        released = _live_gradients(trace) if loop.kind == "lightning" else []
+        trace = append_evaluation(_freeing(trace, released), evaluation, held)
+        trace = append_next_step(trace, step, number, released)
     return replace(trace, batch_sizes=training.batch_sizes)
+
+
+def _live_gradients(trace: StepTrace) -> list[int]:
+    """Return the gradients that are alive at the end.
+
+    Lightning has them until the next backward, and drops them before a validation
+    (2.6, ``LightningModule.on_validation_model_zero_grad``).
+    """
+    alive = np.zeros(len(trace.category), np.int64)
+    np.add.at(alive, np.abs(trace.events) - 1, np.sign(trace.events))
+    gradients = trace.category == CATEGORIES.index("gradients")
+    return [int(storage) for storage in np.flatnonzero((alive > 0) & gradients)]
+
+
+def _freeing(trace: StepTrace, storages: list[int]) -> StepTrace:
+    """Return the trace with storages freed at its end, a phase of its own."""
+    if not storages:
+        return trace
+    added = np.array([-storage - 1 for storage in storages], trace.events.dtype)
+    last = trace.phases[-1]
+    freed = Phase("forward", last.step + 1, 0, last.end, last.end + len(added))
+    return replace(
+        trace,
+        events=np.concatenate([trace.events, added]),
+        phases=(*trace.phases, freed),
+    )
 
 
 def _at(trace: StepTrace, samples: int) -> StepTrace:

@@ -103,7 +103,11 @@ def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
             "backward pass: those are done by budgetfit.Run. Use loop='run', or a "
             "recipe without loss_chunks and optimizer_in_backward."
         )
-    apply_precision(model, find_precision(recipe.precision), "cpu")
+    policy = find_precision(recipe.precision)
+    if policy.autocast is None or not hasattr(model, "peft_config"):
+        # peft has chosen the dtypes of adapters and of modules_to_save; a loop under
+        # autocast casts no weights.
+        apply_precision(model, policy, "cpu")
     model.train()
     average = _averaged(model) if loop.ema else None
     RecipeApplication(
