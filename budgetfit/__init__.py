@@ -13,6 +13,7 @@ from budgetfit.utils.lazy_import import lazy_import
 if TYPE_CHECKING:
     from budgetfit.api.plan import apply, estimate, plan, verify
     from budgetfit.applying.run.run import Run
+    from budgetfit.core.loop import Loop
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.core.recipe import Recipe, Segment
     from budgetfit.core.verification import Verification
@@ -28,6 +29,7 @@ __all__ = [
     "DoesNotFitError",
     "Estimate",
     "InputError",
+    "Loop",
     "Plan",
     "Recipe",
     "Run",
@@ -45,6 +47,7 @@ _MODULES: Final = {
     "DoesNotFitError": "budgetfit.errors",
     "Estimate": "budgetfit.core.plan",
     "InputError": "budgetfit.errors",
+    "Loop": "budgetfit.core.loop",
     "Plan": "budgetfit.core.plan",
     "Recipe": "budgetfit.core.recipe",
     "Run": "budgetfit.applying.run.run",

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.core.loop import PLAIN, RUN, as_loop
 from budgetfit.core.precision import runs_on
 from budgetfit.core.validation import check_batch
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.planning.planner import make_estimate, make_layers, policy_recipe
 from budgetfit.planning.profiling.block_chain import TrainingSettings
 from budgetfit.planning.profiling.first_trace import with_precision_fallback
+from budgetfit.traces.loops.library import check_installed
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from budgetfit.core.loop import Loop
     from budgetfit.core.plan import Estimate, Layer, ModelSummary
     from budgetfit.core.recipe import Recipe
     from budgetfit.inputs.arguments import Model, ParsedArguments
@@ -25,13 +28,19 @@ LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
 
 
 def estimate_recipe(
-    asked: ParsedArguments, recipe: Recipe, *, keep_own_checkpointing: bool = False
+    asked: ParsedArguments,
+    recipe: Recipe,
+    *,
+    keep_own_checkpointing: bool = False,
+    loop: Loop = RUN,
 ) -> Estimate:
     """Predict the memory of a recipe, with the dtypes that it does not cast.
 
     Raises:
+        InputError: The loop's library is not installed, or it cannot train so.
         TraceError: The model cannot run on fake tensors.
     """
+    check_installed(loop)
     made = make_estimate(
         asked.workload,
         recipe,
@@ -39,6 +48,7 @@ def estimate_recipe(
         context_bytes=asked.target.context_bytes,
         keep_own_checkpointing=keep_own_checkpointing,
         progress=asked.given.progress,
+        loop=loop,
     )
     return (
         replace(made, as_is=asked.workload.dtypes())
@@ -53,6 +63,7 @@ def estimate_settings(
     *,
     precision: str = "as-is",
     checkpointing: str | Sequence[str] = "as-is",
+    loop: Loop | str = PLAIN,
     **given: Any,
 ) -> tuple[Estimate, ModelSummary]:
     """Predict the memory of settings given by name, as on the command line.
@@ -61,6 +72,7 @@ def estimate_settings(
         model: As for ``plan``.
         precision: One dtype policy.
         checkpointing: A policy other than ``auto``, or block names.
+        loop: As for ``estimate``.
         given: Further arguments of ``plan``.
 
     Raises:
@@ -86,6 +98,7 @@ def estimate_settings(
             replace(asked, workload=workload),
             recipe,
             keep_own_checkpointing=policy == "as-is",
+            loop=as_loop(loop),
         )
 
     found = with_precision_fallback(

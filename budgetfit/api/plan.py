@@ -9,6 +9,7 @@ from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_recipe, estimate_settings, layers
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
+from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.validation import format_image_size
 from budgetfit.errors import DoesNotFitError, InputError
@@ -181,6 +182,7 @@ def estimate(  # noqa: PLR0913 - public API
     model: Model,
     recipe: Recipe | None = None,
     *,
+    loop: Loop | str | None = None,
     gpu: str | None = None,
     vram: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
@@ -212,12 +214,19 @@ def estimate(  # noqa: PLR0913 - public API
     decision is taken. The other arguments are those of ``plan``; with a recipe,
     ``optimizer`` is the function that it names, if it names one.
 
+    ``loop`` is the training loop around the steps, a ``Loop`` or its kind: ``plain``
+    (left out without a recipe), ``run`` (``budgetfit.Run``; left out with one),
+    ``trainer``, ``sft``, ``accelerate`` or ``lightning``.
+
     Raises:
-        InputError: An argument is invalid.
+        InputError: An argument is invalid, or the loop's library is not installed.
         TraceError: The model cannot run on fake tensors.
     """
     given = dict(locals())
-    del given["recipe"]
+    del given["recipe"], given["loop"]
+    if loop is None:
+        loop = PLAIN if recipe is None else RUN
+    loop = as_loop(loop)
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(
             f"recipe must be a Recipe, not a {type(recipe).__name__}; for example "
@@ -227,11 +236,12 @@ def estimate(  # noqa: PLR0913 - public API
         given["optimizer"] = "adamw_torch_fused" if recipe is None else recipe.optimizer
     asked = Arguments(**given).parsed(["as-is" if recipe is None else recipe.precision])
     if recipe is not None:
-        return estimate_recipe(asked, asked.workload.with_full_names(recipe))
+        named = asked.workload.with_full_names(recipe)
+        return estimate_recipe(asked, named, loop=loop)
     as_it_is = Recipe(
         batch_size=asked.source.batch_size,
         precision="as-is",
         optimizer=asked.optimizer,
         segments=checkpoint_every_block(asked.workload.own_checkpointing()),
     )
-    return estimate_recipe(asked, as_it_is, keep_own_checkpointing=True)
+    return estimate_recipe(asked, as_it_is, keep_own_checkpointing=True, loop=loop)

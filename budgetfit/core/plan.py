@@ -10,6 +10,7 @@ from typing import Any
 from budgetfit.core.adapter import FULL, Adapter
 from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
@@ -77,6 +78,7 @@ class Estimate:
         as_is: The dtypes of the weights, where the recipe does not cast them.
         eval_batch_size: Largest evaluation batch between training steps, without
             gradients and labels; None where not requested or unknown.
+        loop: The training loop around the steps.
     """
 
     recipe: Recipe
@@ -97,6 +99,7 @@ class Estimate:
     host_bytes: int = 0
     step_range_ms: tuple[float, float] | None = None
     optimizer_ms: float = 0.0
+    loop: Loop = RUN
 
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")

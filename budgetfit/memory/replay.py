@@ -195,7 +195,8 @@ def _program(
 ) -> tuple[list[ScheduledRange], list[int]]:
     """Return the schedule, and the events that it refers to."""
     traced, events = with_micro_steps(trace, micro_steps)
-    return schedule(trace, traced, batch_size, then_batch_sizes), events
+    parts = schedule(trace, traced, events, batch_size, then_batch_sizes)
+    return parts, events
 
 
 @lru_cache(maxsize=8)

@@ -1,24 +1,28 @@
 """Schedule of a replay: which event ranges are repeated, and at which batch size.
 
 A trace has two steps of one or two micro-steps. Memory settles over more of them, so
-the last micro-step and the last step are repeated if they free all that they allocate.
+the last micro-step and the last step are repeated if they leave as much as they found.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 
 PASSES = ("forward", "backward")
 MICRO_REPEATS = 2  # micro-steps beyond the traced ones
 STEADY_REPEATS = 1  # repeats of the last traced step: memory has settled then
+TURNING_REPEATS = 3  # of one that leaves things to the next: blocks swap their places
 
 
 class EventRange(NamedTuple):
@@ -98,29 +102,119 @@ def with_micro_steps(
 def schedule(
     trace: StepTrace,
     traced: list[EventRange],
+    events: list[int],
     batch_size: int,
     then_batch_sizes: tuple[int, ...],
 ) -> list[ScheduledRange]:
-    """Return all ranges, the last step repeated if it frees all that it allocates.
+    """Return all ranges, the last step repeated if it leaves as much as it found.
+
+    That is if it frees all that it allocates, or, of each thing that it leaves to the
+    next step (outputs that a loop holds), one that the step before has left. Such
+    things take turns: their events are added to ``events``.
 
     Raises:
         ValueError: It does not, so that it cannot run at ``then_batch_sizes``.
     """
-    whole = [phase for phase in trace.phases if phase.step == trace.phases[-1].step]
     last = max(row.step for row in traced)
     steady = [row for row in traced if row.step == last]
     parts = [ScheduledRange(row, batch_size) for row in traced]
-    repeats = (batch_size,) * STEADY_REPEATS + then_batch_sizes
-    if last < 1 or not is_closed(trace.events[whole[0].start : whole[-1].end].tolist()):
+    turns = storages_in_turns(
+        trace, [e for row in steady for e in events[row.start : row.end]]
+    )
+    count = TURNING_REPEATS if turns else STEADY_REPEATS
+    repeats = (batch_size,) * count + then_batch_sizes
+    if last < 1 or turns is None:
         if then_batch_sizes:
             raise ValueError("the last step of this trace cannot be repeated")
         return parts
+    others = _renamed(steady, events, turns) if turns else steady
     for number, samples in enumerate(repeats, start=last + 1):
+        steady, others = others, steady
         parts += [ScheduledRange(row._replace(step=number), samples) for row in steady]
     return parts
 
 
-def is_closed(events: list[int]) -> bool:
-    """Return whether these events free exactly what they allocate."""
-    allocated = sorted(event for event in events if event > 0)
-    return allocated == sorted(-event for event in events if event < 0)
+def append_next_step(
+    trace: StepTrace, step: int, distance: int, freed: Collection[int] = ()
+) -> StepTrace:
+    """Return the trace with the training step that follows ``step``, at its end.
+
+    Ops are those of the trace: what is appended is memory alone.
+
+    Args:
+        trace: With ``step`` and maybe something after it.
+        step: A training step that can be repeated.
+        distance: Which of the training steps after it: 1 is the next one.
+        freed: Storages that it would free and that are freed already.
+
+    Raises:
+        ValueError: The step does not leave as much as it found.
+    """
+    rows = [phase for phase in trace.phases if phase.step == step]
+    start = rows[0].start
+    events = trace.events[start : rows[-1].end].tolist()
+    turns = storages_in_turns(trace, events)
+    if turns is None:
+        raise ValueError("the last step of this trace cannot be repeated")
+    named = [_named(turns if distance % 2 else {}, event) for event in events]
+    kept = np.array([event > 0 or -event - 1 not in freed for event in named], bool)
+    places = len(trace.events) + np.concatenate([[0], np.cumsum(kept)])
+    number = trace.phases[-1].step + 1
+    return replace(
+        trace,
+        events=np.concatenate(
+            [trace.events, np.array(named, trace.events.dtype)[kept]]
+        ),
+        phases=(
+            *trace.phases,
+            *(
+                row._replace(
+                    step=number,
+                    start=int(places[row.start - start]),
+                    end=int(places[row.end - start]),
+                )
+                for row in rows
+            ),
+        ),
+    )
+
+
+def storages_in_turns(trace: StepTrace, events: list[int]) -> dict[int, int] | None:
+    """Return the storages of a step that take turns with those of the step before.
+
+    Numbered as in events. Empty: it frees what it allocates. None: it allocates what it
+    does not free, or the other way round.
+    """
+    allocated = {event for event in events if event > 0}
+    freed = {-event for event in events if event < 0}
+    left, found = allocated - freed, freed - allocated
+
+    def size(storage: int) -> tuple[object, ...]:
+        row = storage - 1
+        rule = int(trace.scratch_index[row])
+        sized = int(trace.fixed_bytes[row]), int(trace.bytes_per_sample[row])
+        return (*sized, trace.scratch[rule] if rule >= 0 else ())
+
+    before = sorted(found, key=lambda each: (repr(size(each)), each))
+    after = sorted(left, key=lambda each: (repr(size(each)), each))
+    if [size(each) for each in before] != [size(each) for each in after]:
+        return None
+    pairs = list(zip(before, after, strict=True))
+    return dict([*pairs, *((after, before) for before, after in pairs)])
+
+
+def _renamed(
+    rows: list[EventRange], events: list[int], names: dict[int, int]
+) -> list[EventRange]:
+    """Return copies of the ranges with other storages, added to ``events``."""
+    result = []
+    for row in rows:
+        start = len(events)
+        events += [_named(names, event) for event in events[row.start : row.end]]
+        result.append(row._replace(start=start, end=len(events)))
+    return result
+
+
+def _named(names: dict[int, int], event: int) -> int:
+    """Return an event of the storage that has another name."""
+    return names.get(event, event) if event > 0 else -names.get(-event, -event)

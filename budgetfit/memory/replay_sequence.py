@@ -14,7 +14,7 @@ from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, storage_
 from budgetfit.memory.replay_schedule import (
     PASSES,
     EventRange,
-    is_closed,
+    storages_in_turns,
     with_micro_steps,
 )
 from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
@@ -91,10 +91,12 @@ class StepSequence:
             UNLIMITED_BYTES, self._settings, UNLIMITED_BYTES - 1
         )
         self._allocated = self._reserved = count = 0
+        self._left: list[int] = []
         for lengths in updates:
             if count:
                 steps = self._steps_at(lengths[0])
                 self._run(steps, steps.steady, lengths)
+                self._left = steps.left_after(self._left)
             elif longest_first is None:
                 steps = self._steps_at(lengths[0])
                 self._run(steps, [*steps.setup, *steps.first], lengths)
@@ -102,6 +104,8 @@ class StepSequence:
                 steps = self._steps_at(longest_first)
                 self._run(steps, [*steps.setup, *steps.dry], (longest_first,))
                 self._run(steps, steps.first_after_dry, lengths)
+            if not count:
+                self._left = steps.found
             count += 1
             if self._reserved > most_bytes:
                 break
@@ -110,12 +114,14 @@ class StepSequence:
     def _run(
         self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[int]
     ) -> None:
+        names = steps.names_after(self._left)
         for row in rows:
             # Of many micro-batches a few are replayed: ``with_micro_steps``.
             length = lengths[min(max(row.micro_step, 0), len(lengths) - 1)]
-            found = self._allocator.run(
-                steps.events[row.start : row.end], self._sizes_at(steps, length)
-            )
+            events = steps.events[row.start : row.end]
+            if names:
+                events = [names.get(event, event) for event in events]
+            found = self._allocator.run(events, self._sizes_at(steps, length))
             self._allocated = max(self._allocated, found.peak_allocated_bytes)
             self._reserved = max(self._reserved, found.peak_reserved_bytes)
 
@@ -153,6 +159,8 @@ class _Steps:
             first.
         first_after_dry: The first update, without what ``dry`` has allocated to stay.
         steady: Every later update.
+        found, left: Storages that the update before has left to such an update, and
+            those that it leaves to the next: they take turns.
     """
 
     program: Program
@@ -163,25 +171,31 @@ class _Steps:
     dry: list[EventRange]
     first_after_dry: list[EventRange]
     steady: list[EventRange]
+    found: list[int]
+    left: list[int]
 
     @classmethod
     def of(cls, program: Program, micro_steps: int, offset: int) -> _Steps:
         """Cut a program's trace into updates.
 
         Raises:
-            ValueError: The last update does not free exactly what it allocates.
+            ValueError: The last update does not leave as much as it found.
         """
         rows, events = with_micro_steps(program.first, micro_steps)
         last = rows[-1].step
         steady = [row for row in rows if row.step == last]
-        if last < 1 or not is_closed(_events_of(events, steady)):
+        turns = storages_in_turns(program.first, _events_of(events, steady))
+        if last < 1 or turns is None:
             raise ValueError("the last step of this trace cannot be repeated")
+        # Both ways round: the found ones come first.
+        pairs = list(turns.items())[: len(turns) // 2]
+        found, left = [each for each, _ in pairs], [each for _, each in pairs]
         first = [row for row in rows if row.step == 0]
         dry = [row for row in first if row.micro_step < 2 and row.phase in PASSES]  # noqa: PLR2004
-        kept, left = _left_by(events, dry, first)
+        kept, dropped = _left_by(events, dry, first, found)
         # What is left is freed; what stays is not allocated again.
-        dry.append(dry[-1]._replace(start=len(events), end=len(events) + len(left)))
-        events += [-event for event in left]
+        dry.append(dry[-1]._replace(start=len(events), end=len(events) + len(dropped)))
+        events += [-event for event in dropped]
         after = []
         for row in first:
             own = [event for event in events[row.start : row.end] if event not in kept]
@@ -189,7 +203,29 @@ class _Steps:
             events += own
         shifted = [n and (n + offset if n > 0 else n - offset) for n in events]
         setup = [row for row in rows if row.step < 0]
-        return cls(program, offset, shifted, setup, first, dry, after, steady)
+        return cls(
+            program,
+            offset,
+            shifted,
+            setup,
+            first,
+            dry,
+            after,
+            steady,
+            [each + offset for each in found],
+            [each + offset for each in left],
+        )
+
+    def names_after(self, left: list[int]) -> dict[int, int]:
+        """Return the events to replace in an update, by what the one before has left."""
+        own = zip(self.left, self.left_after(left), strict=True)
+        made = {old: new for old, new in own if old != new}
+        others = zip(self.found, left, strict=False)
+        return made | {-old: -new for old, new in others if old != new}
+
+    def left_after(self, left: list[int]) -> list[int]:
+        """Return the storages that an update leaves to the next one."""
+        return self.found if left and left == self.left else self.left
 
 
 def _events_of(events: list[int], rows: Iterable[EventRange]) -> list[int]:
@@ -197,10 +233,16 @@ def _events_of(events: list[int], rows: Iterable[EventRange]) -> list[int]:
 
 
 def _left_by(
-    events: list[int], dry: list[EventRange], first: list[EventRange]
+    events: list[int],
+    dry: list[EventRange],
+    first: list[EventRange],
+    found: list[int],
 ) -> tuple[set[int], list[int]]:
-    """Return what ``dry`` allocates to stay, and what ``first`` alone frees of it."""
+    """Return what ``dry`` allocates to stay, and what is freed of it later.
+
+    ``found``: what ``first`` leaves to the next update.
+    """
     inside = _events_of(events, dry)
     alive = {event for event in inside if event > 0} - {-n for n in inside if n < 0}
-    freed = {-event for event in _events_of(events, first) if event < 0}
+    freed = {-event for event in _events_of(events, first) if event < 0} | {*found}
     return alive - freed, sorted(alive & freed)

@@ -46,15 +46,17 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     *,
     context_bytes: int,
     notes: tuple[str, ...] = (),
+    replayed: StepTrace | None = None,
 ) -> Estimate:
     """Replay ``trace`` at the recipe's batch size: memory, time and whether it fits.
 
     It fits when training within the budget's usable bytes never empties the allocator's
     cache nor runs out of memory: when the replay without a limit reserves no more. The
-    numbers are those of the replay without a limit.
+    numbers are those of the replay without a limit. ``replayed``: instead of ``trace``,
+    which has the times, with what happens between its steps.
     """
     timeline = replay(
-        trace,
+        trace if replayed is None else replayed,
         recipe.batch_size,
         gpu,
         limit_bytes=UNLIMITED_BYTES,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 
 from budgetfit.calibration.known_measurements import times_source
+from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import optimizer_step_bytes
@@ -32,6 +33,7 @@ from budgetfit.planning.search.accumulation import (
     recommend_one_micro_batch,
 )
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
+from budgetfit.planning.search.evaluations_between import with_evaluations
 from budgetfit.planning.search.loss_chunking import (
     search_with_loss_chunks,
     search_without_host,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.core.budget import Budget
+    from budgetfit.core.loop import Loop
     from budgetfit.core.recipe import Recipe
     from budgetfit.planning.session import PlanningSession, Request, SessionSettings
     from budgetfit.workload.workload import Workload
@@ -287,15 +290,18 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
     context_bytes: int,
     keep_own_checkpointing: bool = False,
     progress: Callable[[str], None] | None = None,
+    loop: Loop = RUN,
 ) -> Estimate:
-    """Return the predicted memory and time of one given recipe.
+    """Return the predicted memory and time of one given recipe in a training loop.
 
     Raises:
         InputError: If no tensor is found to grow with the batch size.
         TraceError: If the model cannot be traced.
     """
     traces = TraceSession(workload, progress)
-    trace = traces.exact(recipe, keep_own_checkpointing=keep_own_checkpointing)
+    trace = traces.exact(
+        recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
+    )
     check_estimate_scales(
         traces, trace, recipe, keep_own_checkpointing=keep_own_checkpointing
     )
@@ -306,9 +312,14 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         budget,
         context_bytes=context_bytes,
         notes=(*workload.notes, *traces.cache_notes),
+        replayed=with_evaluations(traces, trace, recipe, loop),
     )
     return estimate_all_lengths(
-        traces, budget, made, keep_own_checkpointing=keep_own_checkpointing
+        traces,
+        budget,
+        replace(made, loop=loop),
+        keep_own_checkpointing=keep_own_checkpointing,
+        loop=loop,
     )
 
 

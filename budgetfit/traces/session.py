@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import TraceError
 from budgetfit.traces.cache.cache import TraceCache
@@ -114,14 +115,20 @@ class TraceSession:
         return self._affine.get(Program.of_recipe(recipe))
 
     def exact(
-        self, recipe: Recipe, *, keep_own_checkpointing: bool = False
+        self,
+        recipe: Recipe,
+        *,
+        keep_own_checkpointing: bool = False,
+        loop: Loop = RUN,
     ) -> StepTrace:
         """Return a trace that is exact at the recipe's batch size.
 
         That is the affine trace if there is one, but never for a batch of one: views
         and copies differ where a dimension has size 1.
         """
-        program = Program.of_recipe(recipe, own_checkpointing=keep_own_checkpointing)
+        program = Program.of_recipe(
+            recipe, own_checkpointing=keep_own_checkpointing, loop=loop
+        )
         affine = self._affine.get(program)
         if affine is not None and recipe.batch_size >= min(TRACED_BATCH_SIZES):
             return affine
@@ -138,14 +145,15 @@ class TraceSession:
                 self._exact[key] = affine
         return self._exact[key]
 
-    def evaluation(self, precision: str) -> StepTrace:
+    def evaluation(self, precision: str, loop: Loop = RUN) -> StepTrace:
         """Return the trace of an evaluation loop, affine in the batch size.
 
         Raises:
             NotAffineError: If sizes are not affine in the batch size.
             Exception: What the model raises in evaluation mode.
         """
-        found = self._cached(Program(precision, evaluates=True))
+        kind = Loop(kind=loop.kind)
+        found = self._cached(Program(precision, evaluates=True, loop=kind))
         assert found is not None  # noqa: S101 - a trace or an error
         return found
 

@@ -11,7 +11,9 @@ from budgetfit.applying.loss.call_model import evaluate_batch
 from budgetfit.applying.precision import cast_batch
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
+from budgetfit.core.loop import RUN
 from budgetfit.core.precision import find_precision
+from budgetfit.traces.loops.trace_loop import trace_loop
 from budgetfit.traces.loss_modules import FakedLoss
 from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
 from budgetfit.tracing.isolation.scalar_randomness import (
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.applying.loss.call_model import Loss
+    from budgetfit.core.loop import Loop
     from budgetfit.core.recipe import Recipe
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
+# A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
+_KEEP_GENERATION_CACHE = frozenset({"plain", "accelerate", "lightning"})
 NO_LOSS = (
     "there is no loss: planned with the mean of the float outputs; pass loss=, or "
     "labels in the batch, to plan for the real one and to train"
@@ -53,6 +58,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     short: Shortening | None = None,
     real_values: bool = False,
     redirect_cuda: bool = False,
+    loop: Loop = RUN,
 ) -> RawTrace:
     """Trace a recipe's first training step and the steady-state step after it.
 
@@ -65,13 +71,28 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         short: How to shorten the model.
         real_values: As in ``trace_step``.
         redirect_cuda: As in ``trace_step``.
+        loop: Around the steps; all but ``run`` train a ``Workload``.
 
     Raises:
         Exception: What the model raises on fake tensors.
     """
     assumed: list[str] = []
+    no_loss = lambda: assumed.append(NO_LOSS)  # noqa: E731
 
     def trace(micro_steps: int) -> RawTrace:
+        if loop.kind != "run":
+            return trace_loop(
+                trained,
+                recipe,
+                loop,
+                blocks=blocks,
+                target=target,
+                own_checkpointing=own_checkpointing,
+                short=short,
+                real_values=real_values,
+                redirect_cuda=redirect_cuda,
+                on_missing_loss=no_loss,
+            )
         loss = FakedLoss(trained.loss, trained.model)
         return trace_step(
             trained.model,
@@ -83,7 +104,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
                 on_phase=on_phase,
                 keep_own_checkpointing=own_checkpointing,
                 dims=trained.batch_dims,
-                on_missing_loss=lambda: assumed.append(NO_LOSS),
+                on_missing_loss=no_loss,
                 simulated_device_type="cpu" if target is None else "cuda",
             ),
             trained.batch,
@@ -100,12 +121,13 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
 
     with silence_fake_tensor_log():
         raw = _with_most_blocks(trace, 1, len(blocks))
-        if recipe.gradient_accumulation_steps > 1:
+        if loop.kind == "run" and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.complete:
                 append_micro_batch(raw, raw.gradients)
             else:
                 raw = _with_most_blocks(trace, MICRO_STEPS, len(blocks))
-    append_steady_step(raw)
+    if loop.kind == "run":
+        append_steady_step(raw)
     raw.notes.extend(dict.fromkeys(assumed))
     return raw
 
@@ -138,6 +160,7 @@ def trace_evaluation(  # noqa: PLR0913 - as trace_recipe
     short: Shortening | None,
     real_values: bool,
     redirect_cuda: bool,
+    loop: Loop = RUN,
 ) -> RawTrace:
     """Trace an evaluation loop under the recipe's precision and at its batch size.
 
@@ -151,7 +174,14 @@ def trace_evaluation(  # noqa: PLR0913 - as trace_recipe
         return trace_step(
             workload.model,
             lambda model, on_phase: _Evaluation(
-                Run(model, recipe, on_phase=on_phase), loss.loss
+                Run(
+                    model,
+                    recipe,
+                    on_phase=on_phase,
+                    keep_own_checkpointing=loop.kind in _KEEP_GENERATION_CACHE,
+                ),
+                loss.loss,
+                loop,
             ),
             workload.batch,
             batch_size=recipe.batch_size,
@@ -167,10 +197,18 @@ def trace_evaluation(  # noqa: PLR0913 - as trace_recipe
 
 
 class _Evaluation:
-    """An evaluation loop over ``EVALUATED_BATCHES`` batches."""
+    """An evaluation loop over ``EVALUATED_BATCHES`` batches.
 
-    def __init__(self, run: Run, loss: Loss | None) -> None:
+    A loop of one's own holds the outputs until the next ones are assigned. Trainers
+    drop them (transformers 5.23, ``Trainer.prediction_step`` with
+    ``prediction_loss_only``; Lightning 2.6, ``validation_step`` returns none).
+    accelerate turns those of autocast into fp32 (1.15, ``convert_outputs_to_fp32``).
+    """
+
+    def __init__(self, run: Run, loss: Loss | None, loop: Loop) -> None:
         self.optimizer = run.optimizer
+        self._holds = loop.kind in {"run", "plain", "accelerate"}
+        self._in_fp32 = loop.kind not in {"plain", "lightning"}
         self._run = run
         self._loss = loss
         self._outputs: Any = None
@@ -185,9 +223,10 @@ class _Evaluation:
         with torch.no_grad():
             with run.autocast():
                 outputs = evaluate_batch(run.model, moved, self._loss)
-            if policy.autocast is not None:  # as accelerate's ConvertOutputsToFp32
+            if policy.autocast is not None and self._in_fp32:
                 outputs = map_tensors(outputs, _in_fp32)
-            self._outputs = outputs
+            if self._holds:
+                self._outputs = outputs
         self._left -= 1
         if not self._left:
             self._outputs = None

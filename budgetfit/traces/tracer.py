@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import BudgetfitError
 from budgetfit.traces.errors import trace_error
+from budgetfit.traces.loops.trace_loop import MOST_MICRO_STEPS
 from budgetfit.traces.trace_program import (
     MICRO_STEPS,
     trace_evaluation,
@@ -37,6 +40,8 @@ class Program(NamedTuple):
     """What a trace depends on besides the workload and the batch size.
 
     ``evaluates``: an evaluation loop instead of training; only the precision counts.
+    ``loop``: around the steps; ``accumulation``: the micro-batches of an update, where
+    more than whether there are several counts: in loops that are run as they are.
     """
 
     precision: str
@@ -47,10 +52,22 @@ class Program(NamedTuple):
     loss_chunks: int = 1
     optimizer_in_backward: bool = False
     evaluates: bool = False
+    loop: Loop = RUN
+    accumulation: int = 1
 
     @classmethod
-    def of_recipe(cls, recipe: Recipe, *, own_checkpointing: bool = False) -> Program:
-        """Return a recipe's program; ``own_checkpointing``: the model's stays on."""
+    def of_recipe(
+        cls, recipe: Recipe, *, own_checkpointing: bool = False, loop: Loop = RUN
+    ) -> Program:
+        """Return a recipe's program; ``own_checkpointing``: the model's stays on.
+
+        What a loop does between its steps, ``evaluation_batch_size``, is no part of it.
+        """
+        accumulation = recipe.gradient_accumulation_steps
+        if loop.kind == "run":
+            accumulation = 1
+        elif not loop.loads_update_first:
+            accumulation = min(accumulation, MOST_MICRO_STEPS)
         return cls(
             precision=recipe.precision,
             optimizer=recipe.optimizer,
@@ -59,13 +76,19 @@ class Program(NamedTuple):
             own_checkpointing=own_checkpointing,
             loss_chunks=recipe.loss_chunks,
             optimizer_in_backward=recipe.optimizer_in_backward,
+            loop=replace(loop, evaluation_batch_size=0),
+            accumulation=accumulation,
         )
 
     def recipe(self, batch_size: int, segments: tuple[Segment, ...]) -> Recipe:
         """Return a recipe; ``segments``: in the paths of the traced model."""
         return Recipe(
             batch_size=batch_size,
-            gradient_accumulation_steps=MICRO_STEPS if self.accumulates else 1,
+            gradient_accumulation_steps=(
+                (MICRO_STEPS if self.accumulates else 1)
+                if self.loop.kind == "run"
+                else self.accumulation
+            ),
             precision=self.precision,
             optimizer=self.optimizer,
             segments=segments,
@@ -116,6 +139,7 @@ class Tracer:
                 short=short,
                 real_values=self.real_values,
                 redirect_cuda=self.redirect_cuda,
+                loop=program.loop,
             )
         part = "" if short is None else f", in a shortened model with {len(blocks)}"
         wrapped = sum(len(segment.blocks) for segment in program.segments)
@@ -133,6 +157,7 @@ class Tracer:
                 short=short,
                 real_values=self.real_values,
                 redirect_cuda=self.redirect_cuda,
+                loop=program.loop,
             )
         except Exception as error:
             failure = self._failure(error, batch_size)

@@ -29,13 +29,14 @@ _FLAG = "gradient_checkpointing"
 _CHECKPOINT_FUNCTION = "_gradient_checkpointing_func"
 
 
-def apply_segments(
+def apply_segments(  # noqa: PLR0913 - one value each, all needed
     model: nn.Module,
     segments: Sequence[Segment],
     *,
     random_blocks: Collection[str] | None = None,
     determinism_check: str = "values",
     keep_own_checkpointing: bool = False,
+    keep_generation_cache: bool = False,
 ) -> Undo:
     """Recompute, selectively checkpoint or offload the blocks of ``segments``.
 
@@ -53,6 +54,7 @@ def apply_segments(
             nothing. Fake tensors have no values.
         keep_own_checkpointing: Leave the model's own checkpointing switched on, and
             without segments its generation cache too.
+        keep_generation_cache: Leave that on without segments in any case.
 
     Returns:
         Reverts the changes.
@@ -67,7 +69,7 @@ def apply_segments(
         determinism_check = "none" if determinism_check == "none" else "default"
     saved = {segment: _saved_calls(segment, owners, blocks) for segment in segments}
     with Undo() as undo:
-        if segments or not keep_own_checkpointing:
+        if segments or not (keep_own_checkpointing or keep_generation_cache):
             _disable_generation_cache(model, undo)
         if not keep_own_checkpointing:
             for module in model.modules():

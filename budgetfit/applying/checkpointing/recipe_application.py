@@ -37,6 +37,7 @@ class RecipeApplication:
         random_blocks: See ``checkpoint.apply_segments``.
         determinism_check: See ``checkpoint.apply_segments``.
         keep_own_checkpointing: See ``checkpoint.apply_segments``.
+        keep_generation_cache: See ``checkpoint.apply_segments``.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RecipeApplication:
         random_blocks: Collection[str] | None,
         determinism_check: str,
         keep_own_checkpointing: bool,
+        keep_generation_cache: bool = False,
     ) -> None:
         self._model, self._loss, self._check = model, loss, determinism_check
         self._apply = functools.partial(
@@ -54,6 +56,7 @@ class RecipeApplication:
             random_blocks=random_blocks,
             determinism_check=determinism_check,
             keep_own_checkpointing=keep_own_checkpointing,
+            keep_generation_cache=keep_generation_cache,
         )
         self._undo = Undo()
         self._chunked_loss: ChunkedLoss | None = None

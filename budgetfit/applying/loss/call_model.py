@@ -47,12 +47,27 @@ def compute_loss(
     Raises:
         InputError: If there is no scalar, or it depends on no trainable parameter.
     """
-    args, kwargs = model_arguments(model, batch, for_loss=loss is not None)
-    outputs = model(*args, **kwargs)
+    outputs = call_model(model, batch, for_loss=loss is not None)
+    return find_loss(outputs, batch, loss, on_missing_loss)
+
+
+def call_model(model: nn.Module, batch: Any, *, for_loss: bool) -> Any:
+    """Run the model on a batch as ``compute_loss`` does; return its outputs."""
+    args, kwargs = model_arguments(model, batch, for_loss=for_loss)
+    return model(*args, **kwargs)
+
+
+def find_loss(
+    outputs: Any,
+    batch: Any,
+    loss: Loss | None,
+    on_missing_loss: Callable[[], object] | None = None,
+) -> torch.Tensor:
+    """Return the scalar loss of ``outputs``, as described at ``compute_loss``."""
     value = (
         loss(outputs, batch)
         if loss is not None
-        else _own_loss(outputs, kwargs, on_missing_loss=on_missing_loss)
+        else _own_loss(outputs, batch, on_missing_loss=on_missing_loss)
     )
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         got = (
@@ -111,11 +126,12 @@ def _argument_count(model: nn.Module, count: int) -> int:
 
 def _own_loss(
     outputs: Any,
-    kwargs: dict[str, Any],
+    batch: Any,
     *,
     on_missing_loss: Callable[[], object] | None,
 ) -> Any:
     """Return the loss in the outputs; as ``compute_loss`` without a ``loss``."""
+    kwargs = batch if isinstance(batch, Mapping) else {}
     own = (
         outputs.get("loss")
         if isinstance(outputs, Mapping)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import Estimate
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError, TraceError
@@ -104,7 +105,8 @@ def estimate_all_lengths(
     budget: Budget,
     estimate: Estimate,
     *,
-    keep_own_checkpointing: bool = False,
+    keep_own_checkpointing: bool,
+    loop: Loop,
 ) -> Estimate:
     """Return an estimate of a given recipe over all lengths of the samples."""
     lengths = traces.workload.lengths
@@ -118,6 +120,7 @@ def estimate_all_lengths(
             estimate,
             rated_steps=estimate.recipe.gradient_accumulation_steps,
             keep_own_checkpointing=keep_own_checkpointing,
+            loop=loop,
         )
         found = judge.judged("longest first" if first else "none", most=UNLIMITED_BYTES)
     except _NOT_JUDGED as error:
@@ -202,6 +205,7 @@ class LengthsJudge:
         *,
         rated_steps: int,
         keep_own_checkpointing: bool = False,
+        loop: Loop = RUN,
     ) -> None:
         """Trace a few lengths.
 
@@ -210,7 +214,8 @@ class LengthsJudge:
             budget: What must not be exceeded.
             estimate: Of the recipe, at the longest.
             rated_steps: Micro-batches per update, for the rate.
-            keep_own_checkpointing: As in ``TraceSession.exact``.
+            keep_own_checkpointing: As in ``TraceSession.exact``; so is ``loop``.
+            loop: The training loop.
 
         Raises:
             InputError: If the model has no positions for one of them.
@@ -230,7 +235,9 @@ class LengthsJudge:
             own = traces
             if length != lengths.planned:
                 own = TraceSession(workload.at_length(length))
-            return own.exact(recipe, keep_own_checkpointing=keep_own_checkpointing)
+            return own.exact(
+                recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
+            )
 
         self._traces = LengthTraces(trace_at, recipe.batch_size, lengths)
         steps = recipe.gradient_accumulation_steps

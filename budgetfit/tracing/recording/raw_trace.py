@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from budgetfit.core.step_trace import BlockPass, Phase
 from budgetfit.tracing.recording.gradient_log import GradientLog
 from budgetfit.tracing.recording.storage_log import StorageLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import nn
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class StepProgram(Protocol):
     """The traced program (``applying.run.run.Run``): prepares a model for training."""
 
-    def __call__(self, model: nn.Module, on_phase: Callable[[str], None]) -> Runner:
+    def __call__(
+        self, model: nn.Module, on_phase: Callable[[str], None]
+    ) -> Runner | LoopRunner:
         """Prepare ``model`` and return the runner of its micro-steps."""
 
 
@@ -30,6 +32,23 @@ class Runner(Protocol):
 
     def step(self, batch: Any) -> Any:
         """Run one micro-batch; every n-th call steps the optimizer."""
+
+
+@runtime_checkable
+class LoopRunner(Protocol):
+    """A training loop that fetches its batches itself.
+
+    ``copies`` are further modules whose weights it keeps on the device.
+    """
+
+    copies: Sequence[nn.Module]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, once the loop has begun."""
+
+    def run(self, load: Callable[[], Any]) -> Any:
+        """Train; ``load`` makes a batch on the device, and ends the loop by raising."""
 
 
 @dataclass(slots=True)

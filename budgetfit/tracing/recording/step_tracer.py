@@ -20,8 +20,14 @@ from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.recording.gradient_log import GradientLog
+from budgetfit.tracing.recording.loop_recorder import LoopRecorder
 from budgetfit.tracing.recording.module_tracker import ModuleTracker
-from budgetfit.tracing.recording.raw_trace import RawTrace, Runner, StepProgram
+from budgetfit.tracing.recording.raw_trace import (
+    LoopRunner,
+    RawTrace,
+    Runner,
+    StepProgram,
+)
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.recording.tensor_owners import log_optimizer_state, log_weights
 from budgetfit.tracing.values.concrete_execution import weight_values
@@ -75,7 +81,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         blocks: Module paths of the chain, in the shortened model if ``short``.
         target: The GPU whose semantics are imitated; None for CPU semantics.
         micro_steps: Micro-batches of each step.
-        steps: One is enough: ``append_steady_step`` derives the second.
+        steps: One is enough for a ``Run``: ``append_steady_step`` derives the second.
         short: How to shorten the model.
         copy_modules: Given the fake mode and the fake model, makes fake copies of the
             other modules that the program runs; their tensors are weights as well.
@@ -104,7 +110,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         tracker = ModuleTracker(fake, blocks, log)
         values.where = tracker.current_path
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
-        recorder = _StepRecorder(fake, log, tracker, values, semantics, raw)
+        recorder = StepRecorder(fake, log, tracker, values, semantics, raw)
         with (
             contextlib.ExitStack() as at_end,
             imitation,
@@ -118,7 +124,10 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
                 log_weights(other, log)
             runner = program(fake, recorder.start_phase)
             at_end.callback(_remove_optimizer_hooks, runner)
-            recorder.train(runner, sized, steps, micro_steps)
+            if isinstance(runner, LoopRunner):
+                LoopRecorder(recorder, steps, micro_steps).train(runner, sized)
+            else:
+                recorder.train(runner, sized, steps, micro_steps)
         log.close()
         _recategorize_forward_temporaries(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
@@ -131,7 +140,7 @@ _SETUP = Phase("setup", -1, 0, 0, 0)
 
 
 @dataclass(slots=True)
-class _StepRecorder:
+class StepRecorder:
     """Runs the steps of a fake model, and records phases and block passes."""
 
     fake: nn.Module
@@ -154,13 +163,24 @@ class _StepRecorder:
         for self.step in range(steps):
             for self.micro_step in range(micro_steps):
                 self._micro_step(runner, batch)
-                if self.step == 0 and self.micro_step == 0:
-                    raw.blocks = [run.block for run in tracker.runs]
-                    raw.joined = [run.joined for run in tracker.runs[1:]]
+                self.note_blocks()
                 log_optimizer_state(self.fake, runner, log, tracker)
-        self._end_phase()
+        self.end_phase()
+
+    def note_blocks(self) -> None:
+        """Note the blocks that ran in the first micro-batch, once it has run."""
+        if self.step == 0 and self.micro_step == 0:
+            runs = self.tracker.runs
+            self.raw.blocks = [run.block for run in runs]
+            self.raw.joined = [run.joined for run in runs[1:]]
 
     def _micro_step(self, runner: Runner, batch: Any) -> None:
+        self.start_phase("forward")  # the batch is allocated in the step that frees it
+        runner.step(self.new_batch(batch))
+
+    def new_batch(self, batch: Any) -> Any:
+        """Return fakes of a batch, newly allocated."""
+
         def fresh(tensor: torch.Tensor) -> torch.Tensor:
             fake = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype
@@ -172,16 +192,14 @@ class _StepRecorder:
                     self.values.record(fake, tensor.clone())
             return fake
 
-        self.start_phase("forward")  # the batch is allocated in the step that frees it
         with self.log.default_category("batch"):
-            fakes = map_batch(batch, fresh)
-        runner.step(fakes)
+            return map_batch(batch, fresh)
 
     def start_phase(self, name: str) -> None:
         """End the current phase and begin ``name``: the program's ``on_phase``."""
         if name == "forward" == self.phase.name and not self.tracker.runs:
             return  # opened for the batch already
-        self._end_phase()
+        self.end_phase()
         if name == "forward":
             self.tracker.start_forward()
         elif name == "backward":
@@ -199,7 +217,8 @@ class _StepRecorder:
             self.semantics.in_optimizer = name == "optimizer"
         self.values.phase = name
 
-    def _end_phase(self) -> None:
+    def end_phase(self) -> None:
+        """Record the current phase."""
         phase = self.phase._replace(end=len(self.log.events))
         if phase.name == "forward":
             for run in self.tracker.runs:
@@ -256,7 +275,7 @@ def _resized(
     return resize_batch(real, batch_size, dims=dims, of_first=1)
 
 
-def _remove_optimizer_hooks(runner: Runner) -> None:
+def _remove_optimizer_hooks(runner: Runner | LoopRunner) -> None:
     """Remove an optimizer's hooks from the fakes: their reference cycle would leak."""
     remove_hooks = getattr(runner.optimizer, "remove_hooks", None)
     if remove_hooks is not None:

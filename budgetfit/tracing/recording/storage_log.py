@@ -94,6 +94,7 @@ class StorageLog(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._run = run
+        self._stopped = False
         self._backward = False
         self._in_modules = False
         self.sizes: list[int] = []
@@ -121,6 +122,8 @@ class StorageLog(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the op and log what it allocates."""
+        if self._stopped:
+            return func(*args, **kwargs or {})
         if func is _DEVICE:  # very frequent: answered without a dispatch
             return getattr(args[0], "fake_device", None) or func(*args)
         kwargs = kwargs or {}
@@ -268,6 +271,11 @@ class StorageLog(TorchDispatchMode):
     def reset_peak(self) -> None:
         """Reset ``peak_bytes`` to the live bytes."""
         self.peak_bytes = self.live_bytes
+
+    def stop(self) -> None:
+        """Stop logging: what still runs is the end of a loop, not a part of it."""
+        self._stopped = True
+        self.close()
 
     def close(self) -> None:
         """Stop logging frees: storages alive now outlive the trace."""

@@ -283,7 +283,11 @@ def odd_batch_norms() -> Iterator[Case]:
     for _ in range(60):
         dtype = rng.choice(FLOATS)
         ndim, channels = rng.choice((2, 3, 3, 4, 5)), rng.choice((1, 3, 64, 100))
-        shape = [rng.choice((1, 2, 16)), channels, *[rng.choice((1, 5, 40))] * (ndim - 2)]
+        shape = [
+            rng.choice((1, 2, 16)),
+            channels,
+            *[rng.choice((1, 5, 40))] * (ndim - 2),
+        ]
         shape[0] += prod(shape) == channels  # one value of a channel has no variance
         x, grad = (
             layout_of(rng, shape, dtype) if rng.random() < 0.8 else tensor(shape, dtype)
@@ -301,9 +305,7 @@ def odd_batch_norms() -> Iterator[Case]:
         yield "native_batch_norm_backward", [grad, x, weight, *saved], {}
 
 
-def layout_of(
-    rng: random.Random, shape: list[int], dtype: torch.dtype
-) -> torch.Tensor:
+def layout_of(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor whose dimensions lie in any order, now and then with holes."""
     order, stride = rng.sample(range(len(shape)), len(shape)), [0] * len(shape)
     step = rng.choice((1, 1, 1, 2))

@@ -170,17 +170,39 @@ def index_put(call: Call) -> Steps:
     Source: ``index_put_with_sort_kernel`` in ``native/cuda/Indexing.cu``.
     """
     tensor, indices, values = call.args[:3]
+    if call.get(3) and indices[0] is not None and indices[0].dtype == torch.bool:
+        yield from _added_by_mask(tensor, indices[0], values)
+        return
     shape, copied = _expanded(indices)
-    wrapped, each = (buffer(prod(shape) * INDEX_BYTES) for _ in range(2))
+    count = prod(shape)
     yield OUTPUTS
     if not call.get(3):  # added up
         for _ in range(copied):
-            yield each
+            yield buffer(count * INDEX_BYTES)
         return
     chosen = [size for size, i in zip(tensor.shape, indices, strict=False) if i is None]
     last = max(k for k, i in enumerate(indices) if i is not None)
-    wanted = prod(shape) * prod(chosen) * prod(tensor.shape[len(indices) :])
+    wanted = count * prod(chosen) * prod(tensor.shape[len(indices) :])
     positions = tensor.numel() // max(prod(tensor.shape[last + 1 :]), 1)
+    yield from _sorted_sum(values, count, wanted, positions)
+
+
+def _added_by_mask(tensor: Tensor, mask: Tensor, values: Tensor) -> Steps:
+    """Added where a mask of the first dimensions is true: its gradient, ``x[mask]``.
+
+    The mask becomes an index for each of its dimensions (``nonzero``), as many as there
+    are values.
+    """
+    rest = prod(tensor.shape[mask.dim() :])
+    count = values.numel() // max(rest, 1)
+    yield buffer(count * mask.dim() * INDEX_BYTES)
+    yield OUTPUTS
+    yield from _sorted_sum(values, count, count * rest, mask.numel())
+
+
+def _sorted_sum(values: Tensor, count: int, wanted: int, positions: int) -> Steps:
+    """Sort ``count`` indices below ``positions`` to add ``wanted`` elements up."""
+    wrapped, each = (buffer(count * INDEX_BYTES) for _ in range(2))
     yield wrapped
     yield each  # flat
     yield Free(wrapped)
@@ -191,7 +213,7 @@ def index_put(call: Call) -> Steps:
     yield each  # sorted
     yield each  # original position of each
     yield each  # positions
-    yield from freed_at_once(*scratch("index_put_sort", prod(shape), positions))
+    yield from freed_at_once(*scratch("index_put_sort", count, positions))
     for _ in range(3):
         yield Free(each)
     yield from map(Free, copies)

@@ -1,0 +1,57 @@
+"""The loop that a ``Loop`` names, and whether its library is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Final
+
+from budgetfit.errors import InputError
+from budgetfit.traces.loops.accelerate import AccelerateLoop
+from budgetfit.traces.loops.lightning import LightningLoop
+from budgetfit.traces.loops.plain import PlainLoop
+from budgetfit.traces.loops.trainer import TrainerLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from budgetfit.core.loop import Loop
+    from budgetfit.traces.loops.prepare import Prepared
+    from budgetfit.tracing.recording.raw_trace import LoopRunner
+
+_LOOPS: Final[dict[str, Callable[[Prepared], LoopRunner]]] = {
+    "plain": PlainLoop,
+    "accelerate": AccelerateLoop,
+    "trainer": TrainerLoop,
+    "sft": TrainerLoop,
+    "lightning": LightningLoop,
+}
+_NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "plain": (),
+    "accelerate": ("accelerate",),
+    "trainer": ("transformers", "accelerate"),
+    "sft": ("trl", "datasets", "accelerate"),
+    "lightning": ("lightning",),
+}
+
+
+def check_installed(loop: Loop) -> None:
+    """Refuse a loop whose library is not installed.
+
+    Raises:
+        InputError: What it holds is read off the library itself.
+    """
+    missing = [
+        name
+        for name in _NEEDS.get(loop.kind, ())
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise InputError(
+            f"loop={loop.kind!r} runs the installed library to see what it keeps in "
+            f"memory: pip install {' '.join(missing)}. Or use loop='plain'."
+        )
+
+
+def make_loop(prepared: Prepared) -> LoopRunner:
+    """Return the runner of a prepared model's loop."""
+    return _LOOPS[prepared.loop.kind](prepared)

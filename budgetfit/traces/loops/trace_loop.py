@@ -1,0 +1,88 @@
+"""Trace two optimizer steps of a training loop."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from budgetfit.traces.loops.library import make_loop
+from budgetfit.traces.loops.library_state import library_state_preserved
+from budgetfit.traces.loops.prepare import prepare
+from budgetfit.traces.loss_modules import FakedLoss
+from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
+from budgetfit.tracing.recording.step_tracer import trace_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from budgetfit.core.loop import Loop
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.tracing.cuda.target import CudaTarget
+    from budgetfit.tracing.fake.shortened_model import Shortening
+    from budgetfit.tracing.recording.raw_trace import LoopRunner, RawTrace
+    from budgetfit.workload.training_setup import TrainingSetup
+    from budgetfit.workload.workload import Workload
+
+STEPS = 2  # what the first leaves alive the second frees
+MOST_MICRO_STEPS = 3  # those after the second do what the third does
+
+
+def trace_loop(  # noqa: PLR0913 - as trace_recipe
+    trained: Workload | TrainingSetup,
+    recipe: Recipe,
+    loop: Loop,
+    *,
+    blocks: Sequence[str],
+    target: CudaTarget | None,
+    own_checkpointing: bool = False,
+    short: Shortening | None = None,
+    real_values: bool = False,
+    redirect_cuda: bool = False,
+    on_missing_loss: Callable[[], object],
+) -> RawTrace:
+    """Run a loop for ``STEPS`` optimizer steps and record them.
+
+    Arguments as ``trace_recipe``.
+
+    Raises:
+        Exception: What the model or the library raises on fake tensors.
+    """
+    loss = FakedLoss(trained.loss, trained.model)
+    micro_steps = min(recipe.gradient_accumulation_steps, MOST_MICRO_STEPS)
+
+    def program(model: nn.Module, _: Callable[[str], None]) -> LoopRunner:
+        prepared = prepare(
+            model,
+            replace(recipe, gradient_accumulation_steps=micro_steps),
+            loop,
+            loss=loss.loss,
+            optimizer=trained.optimizer,
+            own_checkpointing=own_checkpointing,
+            on_missing_loss=on_missing_loss,
+        )
+        prepared.untraced_batches = recipe.gradient_accumulation_steps - micro_steps
+        return make_loop(prepared)
+
+    uses_library = loop.kind != "plain"
+    with (
+        silence_fake_tensor_log(),
+        library_state_preserved() if uses_library else contextlib.nullcontext(),
+    ):
+        return trace_step(
+            trained.model,
+            program,
+            trained.batch,
+            batch_size=recipe.batch_size,
+            dims=trained.batch_dims,
+            blocks=blocks,
+            target=target,
+            micro_steps=micro_steps,
+            steps=STEPS,
+            short=short,
+            copy_modules=loss.fake,
+            real_values=real_values,
+            redirect_cuda=redirect_cuda,
+        )

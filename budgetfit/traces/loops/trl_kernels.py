@@ -1,0 +1,71 @@
+"""TRL's fused head on CUDA: its kernels allocate nothing, and fakes cannot run them.
+
+TRL 1.16 (trl/kernels/chunked_logprob.py) chooses by the device between Triton kernels
+and torch ops, which allocate tiles of the logits. In a trace the fakes stand for CUDA
+tensors, so the Triton branch is taken, and its kernels, which work in place, are left
+out. A test compares that file with what is assumed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import types
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_KERNELS = ("_forward_kernel", "_backward_kernel")
+
+
+@contextlib.contextmanager
+def trl_kernels_on_fakes() -> Iterator[None]:
+    """Let TRL's fused head run on fake tensors as on CUDA."""
+    kernels: Any = importlib.import_module("trl.kernels.chunked_logprob")
+    trainers: Any = importlib.import_module("trl.trainer.utils")
+    in_place = _InPlaceKernel()
+    with contextlib.ExitStack() as stack:
+        for module in (kernels, trainers):
+            stack.enter_context(
+                mock.patch.object(module, "_use_triton", lambda _: True)
+            )
+        for name in _KERNELS:
+            stack.enter_context(mock.patch.object(kernels, name, in_place))
+        stack.enter_context(mock.patch.object(kernels, "_addmm_fp32", _add_product))
+        stack.enter_context(
+            mock.patch.object(
+                kernels, "triton", types.SimpleNamespace(cdiv=_rounded_up), create=True
+            )
+        )
+        yield
+
+
+class _InPlaceKernel:
+    """A kernel that writes to its arguments; called as ``kernel[grid](...)``."""
+
+    def __getitem__(self, _: object) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _add_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """``acc += a @ b`` without a temporary, as ``torch.addmm(..., out=acc)`` on CUDA.
+
+    Written with a dtype that fakes on the CPU multiply; sizes and time are the same.
+    """
+    torch.mm(a, b, out=_of_dtype(acc, a.dtype))
+
+
+def _of_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the beginning of a tensor's storage, seen as another dtype."""
+    if tensor.dtype == dtype:
+        return tensor
+    flat = tensor.view(dtype)
+    return flat[..., : tensor.shape[-1]]
+
+
+def _rounded_up(one: int, other: int) -> int:
+    return -(-one // other)
