@@ -16,10 +16,10 @@ from budgetfit.integrations.peft import (
 )
 from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
-    loading_peak_bytes,
     with_stored_quantization,
 )
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
+from budgetfit.traces.quantized_loading import has_quantized_layers
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -103,13 +103,15 @@ def model_to_trace(
 
 def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
     """Return a note where loading a quantized model takes more memory than training."""
-    peak_bytes = loading_peak_bytes(model)
-    if peak_bytes is None or peak_bytes <= estimate.allocated_bytes:
+    peak_bytes = estimate.allocated_bytes
+    training_bytes = max(estimate.phase_peaks_bytes.values())
+    if peak_bytes <= training_bytes or not has_quantized_layers(model):
         return ()
     return (
         (
-            f"loading takes more than training: up to {format_bytes(peak_bytes)}, as "
-            "a weight is on the card in both forms while it is quantised"
+            f"loading takes more than training: {format_bytes(peak_bytes)}, as weights "
+            "are on the card in two forms while they are quantised and cast; training "
+            f"takes {format_bytes(training_bytes)}"
         ),
     )
 

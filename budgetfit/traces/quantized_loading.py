@@ -56,7 +56,7 @@ def with_loading(trace: StepTrace, model: nn.Module) -> StepTrace:
         model: The traced one, at full depth.
     """
     storages = _storages_of(trace, model)
-    if not storages or not any(map(_is_quantized, model.modules())):
+    if not storages or not has_quantized_layers(model):
         return trace
     log = _LoadingLog(storages, trace.fixed_bytes.size)
     _load_base(model, log)
@@ -65,6 +65,11 @@ def with_loading(trace: StepTrace, model: nn.Module) -> StepTrace:
     for tensor in tensors_in_apply_order(model):
         log.keep(tensor)
     return _joined(trace, log, len(storages))
+
+
+def has_quantized_layers(model: nn.Module) -> bool:
+    """Whether a model to trace has layers that bitsandbytes quantises."""
+    return any(map(_is_quantized, model.modules()))
 
 
 @dataclass

@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +13,16 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
+from budgetfit.inputs.adapter import loading_notes
 from budgetfit.integrations import optional_imports
 from budgetfit.integrations.peft import adapted_meta_copy, attach_adapters
 from budgetfit.integrations.quantization.quantize_linear import quantize
 from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
-    loading_peak_bytes,
     stored_bytes,
     with_traceable_layers,
 )
+from budgetfit.traces.quantized_loading import has_quantized_layers
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.integrations.adapters import QUIET, adapter, base, batch, config, trained
@@ -197,16 +199,21 @@ def test_a_model_without_such_layers_comes_back_itself() -> None:
     model = base("meta")
     assert with_traceable_layers(model) is model
     assert not is_quantized(model)
-    assert loading_peak_bytes(model) is None
+    assert not has_quantized_layers(model)
 
 
-def test_loading_holds_the_largest_weight_in_both_forms() -> None:
+def test_a_note_says_where_loading_takes_more_than_training() -> None:
     with torch.device("meta"):
         model = One(512, 1024, torch.bfloat16)
     quantize(model, FLAT)
     model = with_traceable_layers(model)
-    stored = 512 * 1024 // 2 + 512 * 1024 // 64 * 4 + 16 * 4 + 512 * 2
-    assert loading_peak_bytes(model) == stored + 512 * 1024 * 2
+    peaks: Any = SimpleNamespace(
+        allocated_bytes=3 << 30, phase_peaks_bytes={"forward": 1 << 30}
+    )
+    (note,) = loading_notes(model, peaks)
+    assert note.startswith("loading takes more than training: 3.00 GiB")
+    peaks.phase_peaks_bytes["backward"] = 3 << 30
+    assert loading_notes(model, peaks) == ()
 
 
 def test_layers_that_quantise_in_every_step_are_refused() -> None:

@@ -49,7 +49,10 @@ class Nf4Linear(nn.Module):
     """
 
     absmax: torch.Tensor
+    code: torch.Tensor
     offset: torch.Tensor
+    nested_absmax: torch.Tensor
+    nested_code: torch.Tensor
 
     def __init__(
         self, inputs: int, outputs: int, packing: Nf4Format, bias: nn.Parameter | None

@@ -6,9 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
@@ -21,6 +18,8 @@ from budgetfit.integrations.quantization.quantize_linear import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from budgetfit.core.adapter import Adapter
 
 
@@ -70,31 +69,6 @@ def quantized_meta_copy(model: nn.Module) -> nn.Module:
         InputError, TraceError: As ``with_traceable_layers``.
     """
     return copy_to_meta(model, replace=partial(_replaced, traceable=False))
-
-
-def loading_peak_bytes(model: nn.Module) -> int | None:
-    """Return the peak GPU memory of loading a model with quantized layers.
-
-    Weights are quantized one after the other: the whole quantized model, plus the
-    largest weight in its own dtype with the fp32 scales before double quantization.
-
-    Returns:
-        None where nothing is quantized.
-    """
-    passing = [0]
-    for module in model.modules():
-        if isinstance(module, Nf4Linear):
-            count = module.in_features * module.out_features
-            # fp32 scales, and those less their mean
-            scales = 2 * 4 * -(-count // module.packing.block)
-            whole = count * module.packing.weight.itemsize
-            passing.append(whole + scales * module.packing.nested)
-        elif isinstance(module, Int8Linear):
-            passing.append(module.weight.numel() * torch.float16.itemsize)
-    if len(passing) == 1:
-        return None
-    tensors = (*model.parameters(), *model.buffers())
-    return max(passing) + sum(tensor.nbytes for tensor in tensors)
 
 
 def stored_bytes(weight: Any) -> dict[str, int]:

@@ -31,7 +31,7 @@ installed. Nothing was fitted to these rows.
   reserved memory was 4 to 9 % too low before segments had the addresses of a real
   driver ([0042](decisions/0042-loading-and-addresses.md)).
 * Base in nf4: what is allocated after loading differs between runs of one model by up
-  to 14 MiB, so that its order cannot have been the synchronous one of transformers 5.23
+  to 8 MiB, so that its order cannot have been the synchronous one of transformers 5.23
   that is replayed. Threads (transformers 5.0) copy weights in 16 bits onto the card
   ahead of their quantisation, as far as the disk allows; what they leave cached is more
   than predicted. On the null driver the libraries of that time reserve up to 21 % more.
