@@ -129,7 +129,8 @@ class AllocatorSettings:
             values = parse_values(text)
         except ValueError as error:
             raise InputError(
-                f"PyTorch would refuse the allocator settings {text!r:.80}: {error}."
+                f"PyTorch would refuse the allocator settings {text!r:.80}: {error}. "
+                f"Correct them here, and where {VARIABLE} is set."
             ) from None
         return cls.of(values)
 

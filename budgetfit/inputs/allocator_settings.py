@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
 
 from budgetfit.core.allocator_settings import (
     DEFAULT_SETTINGS,
@@ -50,6 +52,8 @@ def find_allocator_settings(
         )
         return DEFAULT_SETTINGS, (note,)
     settings = AllocatorSettings.parse(os.environ[name])
+    if sys.platform == "win32":  # PyTorch leaves them out there, with a warning
+        settings = replace(settings, expandable_segments=False)
     if settings.is_default:
         return settings, ()
     return settings, (f"predicted with {name}={settings.text}, as set in this process",)

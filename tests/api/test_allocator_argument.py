@@ -135,6 +135,13 @@ def test_this_process_decides_where_it_has_the_card(
     assert find_allocator_settings(None, is_here=True) == (AllocatorSettings(), ())
 
 
+def test_on_windows_segments_do_not_expand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"{EXPANDABLE},max_split_size_mb:64")
+    monkeypatch.setattr("sys.platform", "win32")
+    settings, _ = find_allocator_settings(None, is_here=True)
+    assert settings == AllocatorSettings(max_split_bytes=64 * MIB)
+
+
 def test_another_card_gets_defaults_and_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "anything")
     settings, notes = find_allocator_settings(None, is_here=False)

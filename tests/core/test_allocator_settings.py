@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budgetfit.core.allocator_settings import AllocatorSettings, variable_in
@@ -56,9 +56,10 @@ some_settings = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(some_settings)
-def test_what_is_written_is_read_again(settings: AllocatorSettings) -> None:
-    assert AllocatorSettings.parse(settings.text) == settings
+def test_what_is_written_is_read_again(chosen: AllocatorSettings) -> None:
+    assert AllocatorSettings.parse(chosen.text) == chosen
 
 
 def test_defaults_need_no_variable() -> None:
@@ -75,8 +76,8 @@ def test_settings_of_host_memory_stay_in_the_text_and_change_nothing() -> None:
 
 
 def test_the_shell_gets_lists_in_quotes() -> None:
-    settings = AllocatorSettings.parse("roundup_power2_divisions:[256:1,512:2,>:4]")
-    assert settings.shell_text == "'roundup_power2_divisions:[256:1,512:2,>:4]'"
+    listed = AllocatorSettings.parse("roundup_power2_divisions:[256:1,512:2,>:4]")
+    assert listed.shell_text == "'roundup_power2_divisions:[256:1,512:2,>:4]'"
 
 
 @pytest.mark.parametrize(

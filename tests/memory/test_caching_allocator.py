@@ -121,7 +121,7 @@ SIMULATED = [
 
 
 @pytest.mark.parametrize("text", SIMULATED)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(todo=requests, total=totals)
 def test_the_simulated_allocator_does_what_the_reference_does(
     text: str, todo: list[int | float], total: int
