@@ -7,9 +7,9 @@ before the weights are updated. This detects any hidden state: a private generat
 counter, a hook.
 
 Bytes (uint8) are judged where a gradient is about to use them: only then autograd's
-node says what they are. oneDNN's LSTM saves its workspace, ``at::empty`` bytes most of which
-nothing writes (PyTorch, ``aten/src/ATen/native/mkldnn/RNN.cpp``). All that the layer
-takes and returns is saved and compared beside it, and determines what is written.
+node says what they are. oneDNN's LSTM saves its workspace, ``at::empty`` bytes most of
+which nothing writes (PyTorch, ``aten/src/ATen/native/mkldnn/RNN.cpp``). All that the
+layer takes and returns is saved and compared beside it, and determines what is written.
 """
 
 from __future__ import annotations
