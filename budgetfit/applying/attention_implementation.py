@@ -38,8 +38,11 @@ def _head_counts(config: object, name: str) -> str:
     except Exception:  # noqa: BLE001 - transformers' own, where layers differ
         layers = config.per_layer_config  # type: ignore[attr-defined]
         counts = [getattr(layer, name, None) for layer in layers]
+    numbers: list[object] = []
+    for count in counts:  # a list for the stages of a backbone (Swin)
+        numbers.extend(count if isinstance(count, (list, tuple)) else [count])
     return " or ".join(
-        str(n) for n in dict.fromkeys(counts) if isinstance(n, int) and n
+        dict.fromkeys(str(n) for n in numbers if isinstance(n, int) and n)
     )
 
 

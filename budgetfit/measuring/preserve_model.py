@@ -23,7 +23,8 @@ from budgetfit.utils.user_code import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-_OF_TORCH = frozenset(vars(nn.Module()))
+# A forward may replace buffers, or create them with the first batch.
+_OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
 
 
 @contextmanager
@@ -52,8 +53,6 @@ def preserved_model(
         for tensor in tensors
         if (scale := getattr(tensor, "quant_state", None)) is not None
     ]
-    # A forward may replace buffers, or create them with the first batch.
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001
     cards = [_index(device)] if device.type == "cuda" else []
     generators = HostRngState.now()  # speech models mask with numpy's
     for tensor, _ in gradients:
@@ -63,9 +62,6 @@ def preserved_model(
             yield
     finally:
         generators.restore()
-        for module, own in buffers:
-            module._buffers.clear()  # noqa: SLF001
-            module._buffers.update(own)  # noqa: SLF001
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 if tensor.shape == value.shape:

@@ -68,7 +68,9 @@ def _other_classes(plan: Plan, model: nn.Module) -> str:
     if planned and planned not in _class_names(inner):
         return f"is a {type(inner).__name__}, not a {planned}"
     modules = dict(model.named_modules())
-    blocks = [modules[name] for name in plan.model.blocks if name in modules]
+    blocks = [
+        unwrap_compiled(modules[name]) for name in plan.model.blocks if name in modules
+    ]
     if blocks and block_type and not any(block_type in _class_names(b) for b in blocks):
         return f"has blocks of {type(blocks[0]).__name__}, not of {block_type}"
     return ""

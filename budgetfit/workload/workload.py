@@ -12,6 +12,7 @@ from torch import nn
 
 from budgetfit.applying.attention_implementation import describe_attention
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
+from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_lengths import with_length
 from budgetfit.core.plan import ModelSummary
@@ -179,7 +180,8 @@ class Workload:
     def summary(self) -> ModelSummary:
         """Return the model summary that reports show and ``model_check`` compares."""
         modules = dict(self.model.named_modules())
-        types = Counter(type(modules[name]).__name__ for name in self.blocks)
+        inner = (unwrap_compiled(modules[name]) for name in self.blocks)
+        types = Counter(type(block).__name__ for block in inner)
         return ModelSummary(
             name=self.name or type(self.model).__name__,
             parameter_count=parameter_count(self.model),

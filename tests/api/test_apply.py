@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, SwinConfig
 
 import budgetfit
 from budgetfit import InputError, Plan
@@ -229,6 +229,13 @@ def test_heads_that_differ_by_layer_are_all_named() -> None:
     model = nn.Linear(1, 1)
     model.config = PerLayer()  # type: ignore[assignment]
     assert describe_attention(model) == "sdpa, 2 or 8 heads, 2 of keys"
+
+
+def test_heads_of_the_stages_of_a_backbone_are_told() -> None:
+    model = nn.Linear(1, 1)
+    model.config = SwinConfig(num_heads=[1, 2, 2])  # type: ignore[assignment]
+    told = "sdpa, 1 or 2 heads, 1 or 2 of keys"
+    assert describe_attention(model) == told
 
 
 def test_what_is_no_plan_or_no_model_is_refused(saved: Path) -> None:

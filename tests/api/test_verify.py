@@ -235,6 +235,26 @@ def test_blocks_whose_state_is_kept_pass_and_are_left_as_they_were(
     assert getattr(model.blocks[0], "count", 0) == 0
 
 
+class ReplacedBuffer(Tower):
+    """An average that the forward does not write to but replaces."""
+
+    def __init__(self) -> None:
+        super().__init__(Block)
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.mean(0)
+        return super().forward(x - self.average)
+
+
+def test_a_buffer_that_the_forward_replaces_is_as_before_in_each_run() -> None:
+    model = ReplacedBuffer()
+    check = budgetfit.verify(plan_of(model), device="cpu")
+    assert check.passed, str(check)
+    assert check.max_gradient_error == 0
+    assert not model.average.any()
+
+
 def test_a_recomputation_that_is_not_a_repetition_fails() -> None:
     check, _ = checked(HiddenGenerator)
     assert not check.passed

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -84,3 +85,83 @@ def test_values_are_compared_in_forwards_1_2_4_and_so_on(
     # Two runs a step, and what differs from the middle of a step on differs in it.
     assert steps_until_refused(Begins(begin)) == found
     assert steps_until_refused(Begins(begin), check=False) is None
+
+
+class DirtyLSTM(nn.LSTM):
+    """An LSTM that finds other values in free memory each time it runs."""
+
+    runs = itertools.count(1)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # noqa: ANN401
+        value = next(self.runs)
+        for size in {1024 * k for k in range(1, 65)}:
+            held = [torch.full((size,), value, dtype=torch.uint8) for _ in range(4)]
+            del held
+        return super().forward(x)
+
+
+class Masked(torch.autograd.Function):
+    """Only the gradient depends on the mask, which is saved as bytes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(mask)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return gradients[0] * ctx.saved_tensors[0], None
+
+
+def gradients_of(block: nn.Module, run: Callable[[Tensor], Any]) -> list[Tensor]:
+    x = torch.linspace(-1, 1, 8 * 2 * 16).view(8, 2, 16).requires_grad_()
+    loss = run(x)[0].square().sum()
+    return list(torch.autograd.grad(loss, [x, *block.parameters()]))
+
+
+@pytest.mark.parametrize("run_to_end", [False, True])
+def test_bytes_of_a_workspace_that_nothing_writes_may_differ(
+    run_to_end: bool,
+) -> None:
+    block = DirtyLSTM(16, 8, bidirectional=True)
+    plain = gradients_of(block, block.forward)
+    repeats = RepeatableForwards(block, "block", check=True, run_to_end=run_to_end)
+    again = gradients_of(
+        block,
+        lambda x: checkpoint(
+            repeats.forward(block.forward),
+            x,
+            use_reentrant=False,
+            early_stop=not run_to_end,
+        ),
+    )
+    assert all(map(torch.equal, again, plain))
+
+
+def test_an_lstm_with_other_inputs_is_refused() -> None:
+    block, runs = nn.LSTM(16, 8), itertools.count(1)
+
+    def forward(x: Tensor) -> Any:  # noqa: ANN401
+        return block(x * next(runs))
+
+    repeats = RepeatableForwards(block, "block", check=True)
+    with pytest.raises(RecomputationError, match=r"of the \d+ tensors that it saves"):
+        gradients_of(
+            block,
+            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
+        )
+
+
+def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:
+    block, runs = nn.Identity(), itertools.count(1)
+
+    def forward(x: Tensor) -> tuple[Tensor]:
+        mask = torch.full(x.shape, next(runs), dtype=torch.uint8)
+        return (Masked.apply(x, mask),)  # type: ignore[no-untyped-call]
+
+    repeats = RepeatableForwards(block, "block", check=True)
+    with pytest.raises(RecomputationError, match="1 of the 1 tensors that it saves"):
+        gradients_of(
+            block,
+            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
+        )

@@ -1,6 +1,12 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
+from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
+from budgetfit.workload.model_check import check_same_model
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
 
@@ -44,6 +50,22 @@ def test_a_model_without_blocks_is_summed_up_too() -> None:
     )
     summary = plain.with_found_blocks().summary()
     assert (summary.name, summary.blocks, summary.block_type) == ("mine", (), "")
+
+
+def test_blocks_under_torch_compile_are_named_by_the_module_inside() -> None:
+    found = workload()
+    layers = found.model.transformer.h
+    for index, layer in enumerate(layers):
+        layers[index] = torch.compile(layer, backend="eager")
+    plan: Any = SimpleNamespace(
+        model=found.summary(), recipe=SimpleNamespace(wrapped_blocks=())
+    )
+    assert plan.model.block_type == "GPT2Block"
+    check_same_model(plan, found.model)
+    for index in range(len(layers)):
+        layers[index] = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+    with pytest.raises(InputError, match=r"has blocks of Linear, not of GPT2Block\."):
+        check_same_model(plan, found.model)
 
 
 def test_checkpointing_that_is_on_already_is_seen() -> None:

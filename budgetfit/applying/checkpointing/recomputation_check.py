@@ -5,10 +5,16 @@ right if and only if these are the same again: the rest of the graph is the orig
 a few values of each are sampled when it is saved, and compared when it is recomputed,
 before the weights are updated. This detects any hidden state: a private generator, a
 counter, a hook.
+
+Bytes (uint8) are judged where a gradient is about to use them: only then autograd's
+node says what they are. oneDNN's LSTM saves its workspace, ``at::empty`` bytes most of
+which nothing writes (PyTorch, ``aten/src/ATen/native/mkldnn/RNN.cpp``). All that the
+layer takes and returns is saved and compared beside it, and determines what is written.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -24,12 +30,13 @@ from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import RecomputationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 # Per tensor, spread over all its dimensions.
 MAX_SAMPLED_VALUES: Final = 1024
 # Relative tolerance. CPU kernels are deterministic, some GPU kernels use atomic adds.
 _CPU, _ELSEWHERE = 1e-5, 1e-3
+_NODE_OF_WORKSPACE: Final = "MkldnnRnnLayerBackward"
 
 
 class SavedTensorCheck:
@@ -46,11 +53,14 @@ class SavedTensorCheck:
         self._after_forward = after_forward
         self._first: list[_Sample] = []
         self._returned: list[_Sample] = []
+        self._differing_bytes: dict[int, float] = {}  # by index: relative difference
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Sample what autograd saves in a forward."""
-        with self._observed(lambda tensor: self._first.append(_Sample(tensor))):
+        with self._observed(
+            lambda tensor: self._first.append(_Sample(tensor)), self._check_bytes
+        ):
             yield
 
     @contextmanager
@@ -78,13 +88,18 @@ class SavedTensorCheck:
             self._refuse("it saves fewer tensors", math.inf)
 
     @contextmanager
-    def _observed(self, look: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    def _observed(
+        self,
+        look: Callable[[torch.Tensor], None],
+        on_use: Callable[[int], None] | None = None,
+    ) -> Iterator[None]:
         """Pass saved tensors to ``look``, at once or after the forward."""
         waiting: list[torch.Tensor] = []
         with _observed_saved_tensors(
             (lambda tensor: waiting.append(tensor.detach()))
             if self._after_forward
-            else look
+            else look,
+            on_use,
         ):
             yield
         for tensor in waiting:
@@ -107,14 +122,29 @@ class SavedTensorCheck:
                 self._refuse(what, difference)
 
     def _check_differences(self, differences: list[float]) -> None:
-        wrong = [
-            difference
-            for difference, first in zip(differences, self._first, strict=True)
-            if difference > first.tolerance
-        ]
-        if not wrong:
+        wrong = {
+            index: difference
+            for index, difference in enumerate(differences)
+            if difference > self._first[index].tolerance
+        }
+        self._differing_bytes = {
+            index: difference
+            for index, difference in wrong.items()
+            if self._first[index].dtype == torch.uint8
+        }
+        if len(wrong) > len(self._differing_bytes):
+            self._refuse_values(wrong.values())
+
+    def _check_bytes(self, index: int) -> None:
+        """Refuse bytes that differ, now that a gradient is to be computed with them."""
+        if index not in self._differing_bytes:
             return
-        share = f"{len(wrong)} of the {len(differences)} tensors that it saves"
+        node = torch._C._current_autograd_node()
+        if node is None or not node.name().startswith(_NODE_OF_WORKSPACE):
+            self._refuse_values(self._differing_bytes.values())
+
+    def _refuse_values(self, wrong: Collection[float]) -> None:
+        share = f"{len(wrong)} of the {len(self._first)} tensors that it saves"
         what = f"{share} differ, by up to {max(wrong):.2g} of their norm"
         self._refuse(what, max(wrong))
 
@@ -135,6 +165,7 @@ class _Sample:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._metadata = tensor.shape, tensor.dtype, tensor.device
+        self.dtype = tensor.dtype
         self.tolerance = _tolerance(tensor)
         self._values: torch.Tensor | None = None
         if (
@@ -198,17 +229,30 @@ def _sampling_slices(shape: torch.Size) -> tuple[slice, ...]:
 
 
 @contextmanager
-def _observed_saved_tensors(look: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Pass saved tensors to ``look``, before the active saved-tensor hooks."""
+def _observed_saved_tensors(
+    look: Callable[[torch.Tensor], None], on_use: Callable[[int], None] | None
+) -> Iterator[None]:
+    """Pass saved tensors to ``look``, before the active saved-tensor hooks.
+
+    ``on_use`` gets the index of one that backward has unpacked (after recomputation).
+    """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if hooks is None:  # no active checkpoint: nothing will be recomputed
         yield
         return
     pack, unpack = hooks
+    indices = itertools.count()
 
-    def look_and_pack(tensor: torch.Tensor) -> object:
+    def look_and_pack(tensor: torch.Tensor) -> tuple[int, object]:
         look(tensor)
-        return pack(tensor)
+        return next(indices), pack(tensor)
 
-    with saved_tensors_hooks(look_and_pack, unpack):
+    def unpack_and_tell(packed: tuple[int, object]) -> torch.Tensor:
+        index, inner = packed
+        tensor = unpack(inner)
+        if on_use is not None:
+            on_use(index)
+        return tensor
+
+    with saved_tensors_hooks(look_and_pack, unpack_and_tell):
         yield
