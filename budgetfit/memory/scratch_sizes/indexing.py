@@ -302,4 +302,4 @@ def embedding_partials(device: DeviceProperties, *arguments: int) -> list[int]:
     if few_rows and not bags:
         half = element_bytes < SINGLE_BYTES
         return [each, each, rows * columns * SINGLE_BYTES if half else 0]
-    return [each, partials * columns * SINGLE_BYTES, 0]
+    return [each, partials * columns * max(element_bytes, SINGLE_BYTES), 0]

@@ -16,6 +16,8 @@ from budgetfit.memory.scratch_sizes.rules import (
     rounded_bytes,
     scratch_bytes,
 )
+from budgetfit.tracing.cuda.kernel_memory.registry import Call as KernelCall
+from budgetfit.tracing.cuda.kernel_memory.registry import Unverified, kernel_steps
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics, imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.storage_log import StorageLog
@@ -66,12 +68,14 @@ class Call(NamedTuple):
     """What the trace of one call holds: events and storages, as in ``StorageLog``.
 
     ``first``: index of the first storage that the call made; those before are inputs.
+    ``uncovered``: the op's rules say that they do not represent this call.
     """
 
     events: list[int]
     sizes: list[int]
     scratch: dict[int, KernelScratch[int]]
     first: int
+    uncovered: bool
 
 
 def fake_call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
@@ -89,10 +93,13 @@ def fake_call(op: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
         first, before = len(log.sizes), len(log.events)
         with log:
             out = op_named(op)(*inputs, **named)
+        func = op_named(op)
+        steps = kernel_steps(KernelCall(func, tuple(inputs), named, out, TARGET))
+        uncovered = any(isinstance(step, Unverified) for step in steps)
         events = log.events[before:]
         log.close()
     del out
-    return Call(events, log.sizes, log.scratch, first)
+    return Call(events, log.sizes, log.scratch, first, uncovered)
 
 
 def predicted(card: DeviceProperties, call: Call) -> Moment:

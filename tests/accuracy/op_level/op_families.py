@@ -33,6 +33,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "losses": reduction_cases.losses,
     "more_losses": module_cases.more_losses,
     "more_norms": module_cases.more_norms,
+    "new_odd_calls": partial(odd_cases.odd, 62),
     "norms": layer_cases.norms,
     "embedding_bags": layer_cases.embedding_bags,
     "folds": module_cases.folds,

@@ -45,6 +45,11 @@ def _rms_norm(
     return x.new_empty(x.shape), rstd
 
 
+def _histc(x: torch.Tensor, bins: int = 100, *_: object) -> torch.Tensor:
+    """Return the counts, also of integers, which a CPU does not count."""
+    return x.new_empty(bins)
+
+
 def _batch_norm(  # noqa: PLR0913, PLR0917 - aten's signature
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -91,6 +96,7 @@ def _gru_cell_backward(
 META_KERNELS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_rms_norm.default: _rms_norm,
+    aten.histc.default: _histc,
     aten.native_batch_norm.default: _batch_norm,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten._thnn_fused_gru_cell.default: _gru_cell,

@@ -46,6 +46,8 @@ def flash_forward(call: Call) -> Steps:
     query, key = call.args[:2]
     batch, heads, length, head_dim = query.shape
     dropout = bool(call.get(3, call.kwargs.get("dropout_p", 0.0)))
+    if not query.numel():
+        return
     yield from scratch(
         "flash_attention_forward",
         batch * heads,
@@ -179,8 +181,9 @@ def safe_softmax(call: Call) -> Steps:
     Source: ``aten/src/ATen/native/transformers/attention.cpp``.
     """
     tensor, dim = call.args[:2]
+    length = tensor.shape[dim] if tensor.dim() else 1
     yield OUTPUTS
     yield from freed_at_once(*contiguous_copies(tensor))
     yield buffer(tensor.numel())
-    yield buffer(tensor.numel() // max(tensor.shape[dim], 1))
+    yield buffer(tensor.numel() // max(length, 1))
     yield buffer(call.out.element_size())

@@ -23,8 +23,11 @@ from budgetfit.tracing.records import Free, Output
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from budgetfit.core.step_trace import KernelScratch
+
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 MIN_LAST_CHANNELS = 4
+MAX_POOL_3D = torch.ops.aten.max_pool3d_with_indices_backward.default
 
 
 def _format_of(tensor: Tensor) -> torch.memory_format:
@@ -38,7 +41,6 @@ def _format_of(tensor: Tensor) -> torch.memory_format:
 
 @kernel_memory(
     "upsample_bilinear2d_backward",
-    "upsample_linear1d_backward",
     "upsample_trilinear3d_backward",
 )
 def upsample_backward(call: Call) -> Steps:
@@ -71,10 +73,12 @@ def upsample_nearest(call: Call) -> Steps:
     "max_pool3d_with_indices_backward",
 )
 def pool_backward(call: Call) -> Steps:
-    """A gradient, and indices, in the memory format of the input."""
+    """The input, the gradient and indices, in the memory format of the input."""
     grad, tensor, last = call.args[0], call.args[1], call.args[-1]
     wanted = _format_of(tensor)
-    for read in (grad, last) if isinstance(last, torch.Tensor) else (grad,):
+    indices = (last,) if isinstance(last, torch.Tensor) else ()
+    read_input = () if call.func is MAX_POOL_3D else (tensor,)
+    for read in (*read_input, grad, *indices):
         if not read.is_contiguous(memory_format=wanted):
             yield copy_of(read)
 
@@ -90,16 +94,22 @@ def adaptive_avg_pool_backward(call: Call) -> Steps:
 def adaptive_max_pool(call: Call) -> Steps:
     """Contiguous copies of the outputs and of the input, or gradient."""
     outputs = [call.out] if isinstance(call.out, torch.Tensor) else call.out
-    yield from contiguous_copies(*outputs, call.args[0])
+    indices = call.args[2:3]  # of the backward
+    yield from contiguous_copies(*outputs, call.args[0], *indices)
 
 
 @kernel_memory(
     "_adaptive_avg_pool3d_backward",
     "avg_pool3d",
     "avg_pool3d_backward",
+    "reflection_pad1d",
+    "reflection_pad1d_backward",
     "reflection_pad2d",
     "reflection_pad2d_backward",
     "upsample_bicubic2d_backward",
+    "upsample_linear1d_backward",
+    "upsample_nearest1d",
+    "upsample_nearest1d_backward",
 )
 def contiguous_input(call: Call) -> Steps:
     """A contiguous input, or gradient."""
@@ -113,18 +123,29 @@ def contiguous_input_first(call: Call) -> Steps:
     yield OUTPUTS
 
 
-@kernel_memory("replication_pad2d_backward")
-def pad_backward(call: Call) -> Steps:
-    """A gradient that is contiguous in one of the memory formats."""
-    grad = call.args[0]
-    if not grad.is_contiguous() and _format_of(grad) == torch.contiguous_format:
-        yield copy_of(grad)
+def _dense_copies(tensor: Tensor) -> list[KernelScratch[int]]:
+    """Return a copy if a tensor is contiguous in none of the memory formats."""
+    general = _format_of(tensor) == torch.contiguous_format
+    return contiguous_copies(tensor) if general else []
+
+
+@kernel_memory("avg_pool2d", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def pool(call: Call) -> Steps:
+    """An input that is contiguous in one of the memory formats."""
+    yield from _dense_copies(call.args[0])
+
+
+@kernel_memory("_adaptive_avg_pool2d")
+def adaptive_avg_pool(call: Call) -> Steps:
+    """An input that is contiguous in one of the memory formats, before the output."""
+    yield from _dense_copies(call.args[0])
+    yield OUTPUTS
 
 
 @kernel_memory("roll")
 def roll(call: Call) -> Steps:
-    """One dimension after the other; ``TensorTransformations.cu``."""
-    if len(call.args[1]) > 1:
+    """One dimension after the other, or a copy; ``TensorTransformations.cu``."""
+    if len(call.args[1]) > 1 or not call.args[0].is_contiguous():
         yield copy_of(call.args[0])
     yield OUTPUTS
 

@@ -33,11 +33,14 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
 from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-HALF_BYTES = 2
+    from budgetfit.core.step_trace import KernelScratch
+
+aten = torch.ops.aten
+
 MAXIMUM = 2  # mode of an embedding bag
 ONE_BLOCK_SORT = 4096  # longest row that one thread block sorts
 
@@ -117,12 +120,13 @@ def embedding_bag(call: Call) -> Steps:
     yield Output(3, size_bytes=bags * weight.shape[1] * index if maxima else 0)
 
 
-@kernel_memory("_embedding_bag_dense_backward")
+@kernel_memory("_embedding_bag_dense_backward", "_embedding_bag_backward")
 def embedding_bag_backward(call: Call) -> Steps:
     """As of an embedding, but maxima are added up directly."""
     grad, indices = call.args[:2]
-    rows, counted, mode = call.args[5:8]
-    yield from contiguous_copies(grad)
+    with_offsets = call.func.overloadpacket is aten._embedding_bag_backward
+    rows, counted, mode = call.args[6:9] if with_offsets else call.args[5:8]
+    yield from contiguous_copies(grad, indices)
     if mode == MAXIMUM:
         yield OUTPUTS
         return
@@ -180,6 +184,7 @@ def index_put(call: Call) -> Steps:
         for _ in range(copied):
             yield buffer(count * INDEX_BYTES)
         return
+    yield from contiguous_copies(call.out)
     chosen = [size for size, i in zip(tensor.shape, indices, strict=False) if i is None]
     last = max(k for k, i in enumerate(indices) if i is not None)
     wanted = count * prod(chosen) * prod(tensor.shape[len(indices) :])
@@ -222,10 +227,14 @@ def _sorted_sum(values: Tensor, count: int, wanted: int, positions: int) -> Step
 @kernel_memory("masked_scatter", "masked_scatter_")
 def masked_scatter(call: Call) -> Steps:
     """A prefix sum of the mask in int64, and the expanded mask."""
-    tensor, mask = call.args[:2]
-    yield from scratch("masked_scatter", tensor.numel())
+    tensor, mask, source = call.args[:3]
+    prefix, storage = scratch("masked_scatter", tensor.numel())
+    yield OUTPUTS
+    yield prefix
     if mask.shape != tensor.shape or not mask.is_contiguous():
         yield buffer(tensor.numel())
+    yield from freed_at_once(storage)
+    yield from contiguous_copies(source)
 
 
 @kernel_memory("masked_scatter_backward")
@@ -261,18 +270,24 @@ def sort(call: Call) -> Steps:
     Keys of 16 bits and less have an upper bound before compute capability 9.0: their
     kernel asks for the occupancy of the card. Source: ``native/cuda/Sort.cpp``.
     """
-    tensor, (values, indices) = call.args[0], call.out
     dim = call.kwargs.get("dim", -1 if "stable" in call.kwargs else call.get(1, -1))
-    if not tensor.dim():
-        return
+    if call.args[0].dim():
+        yield from _sorting(call.args[0], dim, call.out)
+
+
+def _sorting(
+    tensor: Tensor, dim: int, results: Sequence[Tensor]
+) -> Iterator[KernelScratch[int]]:
     length = tensor.shape[dim]
+    if not tensor.numel():
+        return
     if length > ONE_BLOCK_SORT:
         strides = tensor.stride()
         dense = is_non_overlapping_and_dense_or_false(tensor)
         if not (dense and strides[dim] == 1):
             strides = _dense_strides(tensor, dim)
             yield copy_of(tensor)
-        for result in (values, indices):
+        for result in results:
             if result.stride() != strides:
                 yield copy_of(result)
     rows = tensor.numel() // max(length, 1)
@@ -292,19 +307,24 @@ def _dense_strides(tensor: Tensor, last: int) -> tuple[int, ...]:
 
 @kernel_memory("topk")
 def topk(call: Call) -> Steps:
-    """A contiguous input; many blocks share a long row, or many rows.
+    """A contiguous input; several blocks share a long row, or many rows.
 
     Source: ``native/cuda/TensorTopK.cu``.
     """
     tensor, count, dim = call.args[0], call.args[1], call.get(2, -1)
-    if call.get(4, True) and count > ONE_BLOCK_SORT:
-        yield Unverified()
     yield OUTPUTS
-    yield from contiguous_copies(tensor)
-    if tensor.dim():
-        length = tensor.shape[dim]
-        rows = tensor.numel() // max(length, 1)
-        yield from scratch("topk", rows, length, tensor.element_size())
+    if not tensor.dim():
+        return
+    length = tensor.shape[dim]
+    rows = tensor.numel() // max(length, 1)
+    shared = scratch("topk", rows, length, tensor.element_size())
+    yield from freed_at_once(*contiguous_copies(tensor), *shared)
+    if call.get(4, True) and count > ONE_BLOCK_SORT:
+        values, indices = call.out
+        yield copy_of(indices)
+        yield copy_of(values)
+        yield from freed_at_once(*_sorting(values, dim, call.out))
+        yield copy_of(indices)
 
 
 @kernel_memory("cummax", "cummin")
@@ -320,6 +340,12 @@ def histogram(call: Call) -> Steps:
         yield Unverified()
 
 
+@kernel_memory("bucketize.Tensor")
+def bucketize(call: Call) -> Steps:
+    """Contiguous values and boundaries."""
+    yield from contiguous_copies(*call.args[:2])
+
+
 @kernel_memory("median.dim", "kthvalue")
 def contiguous_input_first(call: Call) -> Steps:
     """A contiguous input."""
@@ -327,8 +353,17 @@ def contiguous_input_first(call: Call) -> Steps:
     yield OUTPUTS
 
 
+@kernel_memory("_cdist_forward")
+def cdist(call: Call) -> Steps:
+    """Contiguous points."""
+    yield from contiguous_copies(*call.args[:2])
+    yield OUTPUTS
+
+
 @kernel_memory("_cdist_backward")
 def cdist_backward(call: Call) -> Steps:
-    """The gradient of every pair, which is then summed."""
-    one, distances = call.args[1], call.args[4]
+    """Contiguous points, and the gradient of every pair, which is then summed."""
+    grad, one, other, _, distances = call.args
+    yield from contiguous_copies(one, other, grad)
+    yield OUTPUTS
     yield buffer(distances.numel() * one.shape[-1] * one.element_size())

@@ -7,8 +7,10 @@ scalar may be a resized tensor that still owns all of them (``_full_storage``). 
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
+import torch
 from torch._prims_common import (
     check_contiguous_sizes_strides,
     compute_elementwise_output_strides,
@@ -20,10 +22,12 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     OUTPUTS,
     Call,
     Steps,
+    Unverified,
     buffer,
     contiguous_copies,
     copy_of,
     kernel_memory,
+    resized,
 )
 from budgetfit.tracing.records import Free, Output
 
@@ -75,10 +79,30 @@ def nll_loss_backward(call: Call) -> Steps:
     yield from contiguous_copies(*call.args[1:4])
 
 
+def _one_dtype(call: Call) -> Steps:
+    """Inputs of different dtypes are not represented."""
+    if len({x.dtype for x in call.args if isinstance(x, torch.Tensor)}) > 1:
+        yield Unverified()
+
+
 def _full_storage(call: Call) -> Output:
     """The scalar's storage is that of every element's loss."""
     tensor = call.args[0]
     return Output(0, size_bytes=tensor.numel() * tensor.element_size())
+
+
+@kernel_memory("huber_loss_backward")
+def huber_loss_backward(call: Call) -> Steps:
+    """A gradient in the input's size, resized where the target is larger."""
+    yield from resized(call.args[1], call.out)
+
+
+@kernel_memory("nll_loss2d_backward")
+def nll_loss2d_backward(call: Call) -> Steps:
+    """A contiguous target, if the loss is reduced."""
+    yield OUTPUTS
+    if call.args[4]:
+        yield from contiguous_copies(call.args[2])
 
 
 def _sum_of(tensor: Tensor) -> tuple[KernelScratch[int], ...]:
@@ -98,10 +122,12 @@ def elementwise_loss(call: Call) -> Steps:
 @kernel_memory("huber_loss")
 def huber_loss(call: Call) -> Steps:
     """Every element's loss, allocated before the output."""
+    tensor, target = call.args[:2]
     if call.get(2, 1):
-        yield copy_of(call.args[0])
+        shape = torch.broadcast_shapes(tensor.shape, target.shape)
+        yield buffer(prod(shape) * call.out.element_size())
         yield OUTPUTS
-        yield from _sum_of(call.args[0])
+        yield from _sum_of(tensor)
 
 
 @kernel_memory("binary_cross_entropy", "soft_margin_loss")
@@ -110,6 +136,7 @@ def in_place_loss(call: Call) -> Steps:
 
     The reduction is the last argument, after an optional weight.
     """
+    yield from _one_dtype(call)
     yield _full_storage(call)
     place = 3 if len(call.args) > 3 else 2  # noqa: PLR2004
     if call.get(place, 1):
@@ -137,6 +164,7 @@ def logits_loss(call: Call) -> Steps:
 @kernel_memory("soft_margin_loss_backward")
 def soft_margin_backward(call: Call) -> Steps:
     """Three terms at once, and a product of two of them."""
+    yield from _one_dtype(call)
     terms = [copy_of(call.args[1]) for _ in range(3)]
     yield from terms
     yield from (Free(terms[1]), Free(terms[0]), OUTPUTS, Free(terms[2]))
@@ -144,7 +172,9 @@ def soft_margin_backward(call: Call) -> Steps:
 
 @kernel_memory("multi_margin_loss")
 def multi_margin_loss(call: Call) -> Steps:
-    """The losses of all rows, if they are reduced."""
+    """Contiguous inputs, and the losses of all rows, if they are reduced."""
+    yield OUTPUTS
+    yield from contiguous_copies(*call.args[:2])
     if call.get(5, 1):
         yield buffer(call.args[0].shape[0] * call.args[0].element_size())
 

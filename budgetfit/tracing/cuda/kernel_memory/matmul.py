@@ -82,10 +82,26 @@ def sum_of_products(call: Call) -> Steps:
     yield from _copies(*call.args[1:3])
 
 
-@kernel_memory("addmm_", "baddbmm_", "mv", "addmv", "dot", "vdot", "_addmm_activation")
-def other_products(call: Call) -> Steps:
+@kernel_memory("mv", "addmv")
+def product_with_vector(call: Call) -> Steps:
+    """A vector is copied where it is one number, expanded."""
+    matrix, vector = call.args[-2:]
+    copies = _copies(matrix)
+    if vector.numel() > 1 and not vector.stride(0):
+        copies += (copy_of(vector),)
+    yield Gemm(copies)
+
+
+@kernel_memory("_addmm_activation")
+def product_with_activation(call: Call) -> Steps:
+    """Copies for cuBLAS."""
+    yield Gemm(_copies(*call.args[1:3]), in_cublaslt(call))
+
+
+@kernel_memory("addmm_", "baddbmm_", "dot", "vdot")
+def other_products(_call: Call) -> Steps:
     """Without copies."""
-    yield Gemm(lt=in_cublaslt(call))
+    yield Gemm()
 
 
 def in_cublaslt(call: Call) -> bool:

@@ -41,8 +41,8 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @kernel_memory("native_layer_norm", "_fused_rms_norm")
 def forward(call: Call) -> Steps:
-    """A contiguous input."""
-    yield from contiguous_copies(call.args[0])
+    """A contiguous input and weights."""
+    yield from contiguous_copies(call.args[0], *call.args[2:-1])
     yield OUTPUTS
 
 
@@ -55,9 +55,10 @@ def backward(call: Call) -> Steps:
     """
     grad, tensor, shape = call.args[:3]
     _, gamma, *beta = call.args[-1]
+    weights = call.args[5 if beta else 4 : -1]
     columns = prod(shape)
     rows = tensor.numel() // max(columns, 1)
-    yield from contiguous_copies(tensor)
+    yield from contiguous_copies(tensor, *weights)
     yield OUTPUTS
     yield from contiguous_copies(grad)
     yield from scratch(
@@ -80,8 +81,7 @@ def group_norm(call: Call) -> Steps:
 @kernel_memory("native_group_norm_backward")
 def group_norm_backward(call: Call) -> Steps:
     """Sums for each channel and for each group of each sample."""
-    grad, tensor, _, _, gamma, samples, channels, _, groups, mask = call.args
-    yield from contiguous_copies(grad, tensor)
+    _, _, _, _, gamma, samples, channels, _, groups, mask = call.args
     yield OUTPUTS
     yield buffer(samples * channels * SINGLE_BYTES)
     yield buffer(samples * channels * SINGLE_BYTES)

@@ -6,19 +6,25 @@ Sources: ``TensorCompare.cpp`` (``where``, ``isinf``), ``Pow.cpp``, ``Dropout.cu
 
 from __future__ import annotations
 
+import torch
+
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
     OUTPUTS,
     SINGLE_BYTES,
     Call,
     Steps,
+    Unverified,
     buffer,
     copy_of,
     kernel_memory,
+    resized,
 )
 from budgetfit.tracing.records import Output
 
 NUMBER_BYTES = 8
+aten = torch.ops.aten
+SCALAR_CLAMPS = (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 
 
 @kernel_memory("where.self")
@@ -28,6 +34,20 @@ def where(call: Call) -> Steps:
         if tensor.dtype != call.out.dtype:
             yield copy_of(tensor, call.out.element_size())
     yield OUTPUTS
+
+
+@kernel_memory("clamp", "clamp_min", "clamp_max")
+def clamp(call: Call) -> Steps:
+    """Casts integers that are compared with a fraction."""
+    if call.args[0].dtype != call.out.dtype and call.func in SCALAR_CLAMPS:
+        yield copy_of(call.args[0], call.out.element_size())
+    yield OUTPUTS
+
+
+@kernel_memory("native_dropout_backward")
+def dropout_backward(call: Call) -> Steps:
+    """A gradient in the shape of what comes in, resized if the mask is larger."""
+    yield from resized(call.args[0], call.out)
 
 
 @kernel_memory("isinf")
@@ -63,3 +83,11 @@ def log_sigmoid(_call: Call) -> Steps:
     """A buffer that only CPUs fill."""
     yield Output(0)
     yield Output(1, size_bytes=0)
+
+
+@kernel_memory("_foreach_pow.ScalarAndTensor")
+def foreach_pow(call: Call) -> Steps:
+    """Exponents that are integers, or of several dtypes, are not represented."""
+    dtypes = {tensor.dtype for tensor in call.args[1]}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        yield Unverified()

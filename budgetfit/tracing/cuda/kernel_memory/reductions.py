@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch._prims_common import (
     compute_elementwise_output_strides,
+    is_non_overlapping_and_dense_or_false,
     make_contiguous_strides_for,
 )
 
@@ -28,6 +29,8 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_memory,
     scratch,
 )
+
+from budgetfit.tracing.records import Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,11 +198,22 @@ def vector_norm(call: Call) -> Steps:
 
 @kernel_memory("_foreach_norm")
 def foreach_norm(call: Call) -> Steps:
-    """A partial result for each chunk of each tensor; ``ForeachReduceOp.cu``."""
+    """A partial result for each chunk of each tensor; ``ForeachReduceOp.cu``.
+
+    Tensors of several dtypes, or with holes, are reduced one after the other.
+    """
     tensors = call.args[0]
+    dense = map(is_non_overlapping_and_dense_or_false, tensors)
+    if len({tensor.dtype for tensor in tensors}) > 1 or not all(dense):
+        for position, tensor in enumerate(tensors):  # one after the other
+            yield Output(position)
+            yield from freed_at_once(*reduction(tensor, None, call.out[position].dtype))
+        return
     chunks = max(-(-tensor.numel() // CHUNK) for tensor in tensors)
     yield buffer(len(tensors) * chunks * max(tensors[0].element_size(), SINGLE_BYTES))
     yield OUTPUTS
+    if not all(tensor.numel() for tensor in tensors):
+        yield buffer(tensors[0].element_size())  # the norm of empty tensors
 
 
 @kernel_memory("logsumexp")

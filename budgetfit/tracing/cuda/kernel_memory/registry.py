@@ -142,6 +142,20 @@ def freed_at_once(
     yield from map(Free, reversed(buffers))
 
 
+def resized(like: Tensor, out: Tensor) -> Iterator[KernelStep]:
+    """Allocate an output in the size of ``like``, and again if it must be larger.
+
+    A smaller output keeps a storage as large as ``like``.
+    """
+    if out.numel() <= like.numel():
+        yield Output(0, size_bytes=like.numel() * out.element_size())
+        return
+    too_small = copy_of(like, out.element_size())
+    yield too_small
+    yield OUTPUTS
+    yield Free(too_small)
+
+
 def flattens(tensor: Tensor) -> bool:
     """Return whether ``tensor.view(-1)`` works without a copy."""
     steps = [
