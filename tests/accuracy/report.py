@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from tests.accuracy import allocator_settings
 from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES, RECORDINGS, release
 from tests.accuracy.predict import Comparison, compare
@@ -253,6 +254,8 @@ def main() -> int:
         text += [summary, tables]
     if "gpu" not in by_origin:
         text += ["\nNo recording of a real GPU has been made with this release yet."]
+    if installed == MAIN_RELEASE:
+        text.append(f"\n{allocator_settings.section()}")
     page = page_of(installed)
     if page.is_file() and (kept := on_evaluation(page.read_text("utf-8"))):
         text.append(kept)
