@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from tests.accuracy import allocator_settings
 from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES, RECORDINGS, release
 from tests.accuracy.predict import Comparison, compare
@@ -255,6 +256,8 @@ def main() -> int:
     if "gpu" not in by_origin:
         none = "\nNo recording of a real GPU has been made with this release yet"
         text += [f"{none}; what others measured on one is below."]
+    if installed == MAIN_RELEASE:
+        text.append(f"\n{allocator_settings.section()}")
     page = page_of(installed)
     if page.is_file() and (kept := of_other_commands(page.read_text("utf-8"))):
         text.append(kept)

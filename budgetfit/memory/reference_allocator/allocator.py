@@ -164,6 +164,8 @@ class ReferenceAllocator:
             if settings.throw_on_cudamalloc_oom and total_bytes <= card_bytes
             else _UNLIMITED_BYTES
         )
+        # PyTorch reserves addresses for 9/8 of the card.
+        self._range_bytes = max(total_bytes, card_bytes) * 9 // 8
         self._collect_above_bytes = settings.collect_above_bytes(card_bytes)
         self._expandable = settings.expandable_segments
         self._max_split_bytes = settings.max_split_bytes or _UNLIMITED_BYTES
@@ -195,9 +197,8 @@ class ReferenceAllocator:
         """Allocate ``size_bytes`` on a stream; return ``None`` for 0 bytes.
 
         Raises:
-            OutOfMemory: The device is full. The cache has then been emptied, as in
-                PyTorch, but with ``throw_on_cudamalloc_oom``; allocated blocks stay
-                valid.
+            OutOfMemory: The device is full. As in PyTorch, allocated blocks stay valid,
+                and the cache has been emptied unless ``throw_on_cudamalloc_oom``.
             ValueError: ``size_bytes`` is negative.
         """
         if size_bytes <= 0:
@@ -313,12 +314,11 @@ class ReferenceAllocator:
         if self.reserved_bytes + grown_bytes > self._throws_above_bytes:
             raise self._out_of_memory(requested_bytes)
         if self._expandable:
-            # PyTorch reserves addresses for 9/8 of the device.
             block, grown_bytes = map_block(
                 pool,
                 needed_bytes,
                 available_bytes=available_bytes,
-                range_bytes=self.total_bytes + self.total_bytes // 8,
+                range_bytes=self._range_bytes,
             )
         else:
             if grown_bytes > available_bytes:
