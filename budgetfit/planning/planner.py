@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 
 from budgetfit.calibration.known_measurements import times_source
-from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.core.loop import RUN
+from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.planning.alternatives.alternatives import (

@@ -168,7 +168,9 @@ def record(names: Sequence[str], environment: Path) -> None:
         kept["cases"][row["name"]] = {
             key: row[key] for key in ("allocated_bytes", "reserved_bytes")
         }
-    kept["cases"] = {name: kept["cases"][name] for name in CASES if name in kept["cases"]}
+    kept["cases"] = {
+        name: kept["cases"][name] for name in CASES if name in kept["cases"]
+    }
     RECORDED.write_text(json.dumps(kept, indent=1) + "\n")
     sys.stdout.write(f"recorded {len(found)} of {len(names)}\n")
 

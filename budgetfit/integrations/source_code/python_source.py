@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.core.loop import RUN
 from budgetfit.errors import InputError
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
@@ -30,7 +31,7 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
     lines = [
         f"{what} for {plan.model.name}, as planned for {plan.gpu.title}.",
         "",
-        f"Predicted for the process: {format_bytes(plan.estimate.process_bytes)}.",
+        *_prediction(plan),
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
         f"Precision: {plan.recipe.precision}; optimizer: {_optimizer(plan)}.",
     ]
@@ -45,6 +46,20 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
     if loss is not None:
         lines.append(f"Loss: planned with {loss}.")
     return [escape_line(line) for line in lines]
+
+
+def _prediction(plan: Plan) -> list[str]:
+    """The predicted memory, in the loop that it was predicted for."""
+    found = plan.estimate
+    where = "" if found.loop == RUN else f" in {found.loop.describe()}"
+    lines = [f"Predicted for the process{where}: {format_bytes(found.process_bytes)}."]
+    if found.fits is False:
+        lines.append(
+            f"That is too much: {format_bytes(found.reserved_bytes)} reserved of "
+            f"{format_bytes(plan.budget.usable_bytes)} usable. Plan with less: "
+            "--headroom, or a smaller --batch-size."
+        )
+    return lines
 
 
 def escape_line(text: str) -> str:

@@ -86,7 +86,9 @@ def _at(trace: StepTrace, samples: int) -> StepTrace:
         fixed_bytes=trace.fixed_bytes + trace.bytes_per_sample * samples,
         bytes_per_sample=trace.bytes_per_sample * 0,
         scratch=tuple(
-            row._replace(arguments=tuple(Affine(a.at(samples), 0) for a in row.arguments))
+            row._replace(
+                arguments=tuple(Affine(a.at(samples), 0) for a in row.arguments)
+            )
             for row in trace.scratch
         ),
     )

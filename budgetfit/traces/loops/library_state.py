@@ -48,7 +48,7 @@ def library_state_preserved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _accelerate_state() -> Iterator[None]:
-    import accelerate.state as state  # noqa: PLC0415 - slow import
+    from accelerate import state  # noqa: PLC0415 - slow import
 
     kinds = (state.PartialState, state.AcceleratorState, state.GradientState)
     kept = [dict(kind._shared_state) for kind in kinds]

@@ -6,13 +6,13 @@ import tempfile
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from budgetfit.traces.loops.accelerate import prepared_loader, scale_as_on_cuda
 from budgetfit.traces.loops.trl_kernels import trl_kernels_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from budgetfit.traces.loops.prepare import Prepared
 
@@ -53,12 +53,9 @@ class TrainerLoop:
     def _plain_trainer(self, prepared: Prepared) -> Any:
         import transformers  # noqa: PLC0415 - slow import
 
-        settings = self._settings(prepared)
-        if prepared.loss is not None:
-            settings["compute_loss_func"] = _loss_function(prepared, self)
         return self._of(transformers.Trainer, prepared)(
             args=transformers.TrainingArguments(**self._arguments(prepared)),
-            **settings,
+            **self._settings(prepared),
         )
 
     def _sft_trainer(self, prepared: Prepared) -> Any:
@@ -89,7 +86,7 @@ class TrainerLoop:
             def get_train_dataloader(self) -> Any:
                 return prepared_loader(self.accelerator, loop._load)
 
-            def create_optimizer(self, model: Any = None) -> Any:
+            def create_optimizer(self, *_: Any) -> Any:
                 if self.optimizer is None:
                     self.optimizer = _grouped(
                         prepared, set(self.get_decay_parameter_names(self.model))
@@ -176,14 +173,6 @@ def _grouped(prepared: Prepared, decayed: set[str]) -> torch.optim.Optimizer:
         (group,) = groups
         made.param_groups = [{**group, "params": first}, {**group, "params": second}]
     return made
-
-
-def _loss_function(prepared: Prepared, _: TrainerLoop) -> Callable[..., Any]:
-    def compute(outputs: Any, labels: Any, **__: Any) -> Any:
-        assert prepared.loss is not None  # noqa: S101 - the caller has checked
-        return prepared.loss(outputs, {"labels": labels})
-
-    return compute
 
 
 def _tokenizer() -> Any:

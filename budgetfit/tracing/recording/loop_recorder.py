@@ -17,7 +17,7 @@ from budgetfit.tracing.recording.tensor_owners import log_optimizer_state, log_w
 
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.raw_trace import LoopRunner
-    from budgetfit.tracing.recording.step_tracer import StepRecorder
+    from budgetfit.tracing.recording.step_recorder import StepRecorder
 
 
 class LoopRecorder:
