@@ -32,11 +32,9 @@ class LightningLoop:
 
         prepared = self._prepared
         autocast = prepared.precision.autocast
-        plugins = (
-            [MixedPrecision(_PRECISIONS[autocast], "cpu")]  # type: ignore[arg-type]
-            if autocast is not None
-            else None
-        )
+        plugins: Any = None
+        if autocast is not None:
+            plugins = MixedPrecision(_PRECISIONS[autocast], "cpu")  # type: ignore[arg-type]
         lightning.Trainer(
             accelerator="cpu",
             devices=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ class TrainerLoop:
         self._prepared = prepared
         self._micro_steps = prepared.recipe.gradient_accumulation_steps
         self._folder = tempfile.TemporaryDirectory()
-        self._load: Callable[[], Any] | None = None
+        self._load: Callable[[], Any] = dict  # until ``run``
         self._trainer = (
             self._sft_trainer(prepared)
             if prepared.loop.kind == "sft"
@@ -59,9 +60,8 @@ class TrainerLoop:
         )
 
     def _sft_trainer(self, prepared: Prepared) -> Any:
-        import datasets  # noqa: PLC0415 - slow import
-        import trl  # noqa: PLC0415 - slow import
-
+        datasets: Any = importlib.import_module("datasets")
+        trl: Any = importlib.import_module("trl")
         arguments = {
             **self._arguments(prepared),
             "gradient_checkpointing": False,  # the recipe's segments are applied
@@ -82,6 +82,8 @@ class TrainerLoop:
 
         class Traced(library):  # type: ignore[misc]
             """Gets its batches and its optimizer from the trace."""
+
+            optimizer: Any
 
             def get_train_dataloader(self) -> Any:
                 return prepared_loader(self.accelerator, loop._load)

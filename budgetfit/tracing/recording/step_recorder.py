@@ -52,7 +52,7 @@ class StepRecorder:
             for self.micro_step in range(micro_steps):
                 self._micro_step(runner, batch)
                 self.note_blocks()
-                log_optimizer_state(self.fake, runner, log, tracker)
+                log_optimizer_state(self.fake, runner.optimizer, log, tracker)
         self.end_phase()
 
     def note_blocks(self) -> None:
