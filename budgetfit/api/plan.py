@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.api.apply_and_verify import apply, verify
 from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_recipe, estimate_settings, layers
+from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
 from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
@@ -36,6 +37,7 @@ __all__ = [
     "estimate_settings",
     "layers",
     "plan",
+    "plan_in_loop",
     "verify",
 ]
 

@@ -23,6 +23,7 @@ from budgetfit.cli.options import (
     CONTEXT,
     EXPORT,
     LENGTHS,
+    LOOP,
     METHODS,
     MODEL,
     OOM_FILE,
@@ -56,6 +57,7 @@ from budgetfit.cli.parsing import arguments_of
 from budgetfit.cli.quiet_libraries import quiet_libraries
 from budgetfit.cli.suggested_command import plan_command
 from budgetfit.cli.unsupported_options import Group
+from budgetfit.core.loop import KINDS, Loop
 from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
 
@@ -71,6 +73,8 @@ EXPORTS: Final = {
     "axolotl": "budgetfit.integrations.exports.axolotl",
     "torch": "budgetfit.integrations.source_code.plain_torch",
 }
+# Settings of a training loop, fields of ``Loop``.
+_OF_LOOP: Final = ("ema", "max_grad_norm", "evaluation_batch_size")
 
 app = typer.Typer(
     name="budgetfit",
@@ -165,17 +169,18 @@ def plan(
 @command(
     app,
     *(CONTEXT, MODEL, CARD, RESERVED, BATCH, LENGTHS, SETTINGS_AS_THEY_ARE, ADAPTERS),
-    *(REMOTE_CODE, SAMPLES),
+    *(LOOP, REMOTE_CODE, SAMPLES),
     example="estimate openai-community/gpt2 --gpu t4 --batch-size 8",
 )
 def estimate(
     *, context: typer.Context, samples: int | None, as_json: bool, **given: Any
 ) -> None:
     """Predict the memory of given settings; decide nothing."""
+    loop = Loop(kind=given.pop("loop"), **{name: given.pop(name) for name in _OF_LOOP})
     asked = arguments_of(given, samples)
     with show_progress() as progress:
         found, summary = api().estimate_settings(
-            asked.pop("model"), **asked, progress=progress
+            asked.pop("model"), **asked, loop=loop, progress=progress
         )
     if as_json:
         typer.echo(json_writer().estimate_json(found, samples))
@@ -268,8 +273,10 @@ def export(*, plan_file: Path, to: str, save: Path | None, as_json: bool) -> Non
             "for example --to torch."
         )
     made = _load(plan_file)
-    with show_progress():  # what libraries print while imported is no result
+    with show_progress() as progress:  # what libraries print is no result
         module = import_or_exit(EXPORTS[to])
+        if to in KINDS:
+            made = api().plan_in_loop(made, to, progress)
         text = module.export_text(made, str(plan_file))
     lost = write(save, text)
     if as_json:

@@ -191,6 +191,24 @@ SETTINGS_AS_THEY_ARE = SETTINGS | _panel(
     ),
     checkpointing=SETTINGS["checkpointing"]._replace(default="as-is"),
 )
+LOOP = _panel(
+    "Training loop",
+    loop=_option(
+        "What trains: plain (outputs live until the next ones), trainer, sft, "
+        "accelerate, lightning, or run (budgetfit.Run).",
+        default="plain",
+    ),
+    ema=_flag("With a second copy of the weights that follows them.", "--ema"),
+    max_grad_norm=_option(
+        "Clip gradients to this norm.", float, shown="as the loop does by itself"
+    ),
+    evaluation_batch_size=_option(
+        "Samples in each batch of an evaluation between steps.",
+        int,
+        0,
+        shown="no evaluation",
+    ),
+)
 SEARCH = _panel(
     "Settings",
     objective=_option(

@@ -10,6 +10,15 @@ from budgetfit.errors import InputError
 LoopKind = Literal["run", "plain", "trainer", "sft", "accelerate", "lightning"]
 KINDS: Final[tuple[LoopKind, ...]] = get_args(LoopKind)
 
+_TITLES: Final[dict[LoopKind, str]] = {
+    "run": "budgetfit.Run",
+    "plain": "a plain loop, which holds outputs until the next ones are there",
+    "trainer": "transformers' Trainer",
+    "sft": "TRL's SFTTrainer",
+    "accelerate": "accelerate, outputs held until the next ones are there",
+    "lightning": "Lightning's Trainer",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
@@ -70,6 +79,18 @@ class Loop:
             raise InputError(
                 "ema=True is no setting of a Run. Use loop='plain' or a library's."
             )
+
+    def describe(self) -> str:
+        """Return the loop in words: what it is, and its settings."""
+        settings = {
+            "a second copy of the weights (EMA)": self.ema,
+            f"gradients clipped to {self.max_grad_norm}": self.max_grad_norm,
+            "zero_grad(set_to_none=False)": not self.set_to_none,
+            f"evaluation between steps, {self.evaluation_batch_size} samples a batch": (
+                self.evaluation_batch_size
+            ),
+        }
+        return ", ".join([_TITLES[self.kind], *(k for k, on in settings.items() if on)])
 
     @property
     def loads_update_first(self) -> bool:

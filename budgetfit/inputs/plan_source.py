@@ -173,7 +173,7 @@ def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
     if isinstance(batch, str):
         batch = load_batch(batch)
     elif batch is None:
-        batch = _planned_batch(plan, live, dims)
+        batch = planned_batch(plan, live, dims)
     several = choose_batch(plan, batch, dims=dims)
     return TrainingSetup(
         model=live,
@@ -249,7 +249,7 @@ def _live_model(
     return live
 
 
-def _planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noqa: ANN401
+def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noqa: ANN401
     """Return the batch of a plan; of one that was loaded, made again.
 
     Raises:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from budgetfit.core.loop import RUN
 from budgetfit.core.units import parse_bytes
 from budgetfit.gpus.table import find_gpu, generic_gpu
 from budgetfit.reporting.formatting import (
@@ -62,6 +63,7 @@ def estimate_text(  # noqa: PLR0913 - what may be shown
     body = lines(
         [
             *as_is_lines(estimate),
+            *_loop_lines(estimate),
             *recipe_lines(estimate.recipe, blocks),
             *time_lines(estimate, samples),
             *peak_lines(estimate),
@@ -108,6 +110,13 @@ def as_is_lines(estimate: Estimate) -> list[str]:
             f"batch {recipe.batch_size}"
         )
     ]
+
+
+def _loop_lines(estimate: Estimate) -> list[str]:
+    """The training loop, where it is another than that of plans."""
+    if estimate.loop == RUN:
+        return []
+    return [f"training loop: {estimate.loop.describe()}"]
 
 
 def _header(model: ModelSummary | None, vram: str | None, gpu: str | None) -> list[str]:

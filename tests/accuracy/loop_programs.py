@@ -2,11 +2,11 @@
 
     python -m tests.accuracy.loop_programs NAME...
 
-Started by ``loops.py``; budgetfit is not imported. Each case of ``loop_cases.py`` trains
-in a process of its own; a JSON line is printed for each.
+Started by ``loops.py``; budgetfit is not imported. Each case of ``loop_cases.py``
+trains in a process of its own; a JSON line is printed for each.
 """
 
-# ruff: noqa: ANN401, PLC0415 - hooks of libraries that few processes import
+# ruff: noqa: ANN401, ARG002, PLC0415, PLW2901 - loops as users write them, and hooks of libraries that few processes import
 
 import json
 import os

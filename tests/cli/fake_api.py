@@ -45,5 +45,8 @@ class FakeApi:
     def layers(self, *args: object, **kwargs: object) -> object:
         return self._called("layers", args, kwargs)
 
+    def plan_in_loop(self, plan: object, *_: object) -> object:
+        return plan
+
     def verify(self, *args: object, **kwargs: object) -> object:
         return self._called("verify", args, kwargs)

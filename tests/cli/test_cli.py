@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from budgetfit.core.loop import Loop
 from budgetfit.core.plan import Plan
 from budgetfit.errors import (
     BudgetfitError,
@@ -297,7 +298,23 @@ def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None
         **ADAPTER_DEFAULTS,
         "text_only": False,
         "trust_remote_code": False,
+        "loop": Loop(kind="plain"),
     }
+
+
+def test_estimate_takes_the_training_loop(run: Run, api: FakeApi) -> None:
+    words = "--loop trainer --ema --max-grad-norm 0.5 --evaluation-batch-size 8"
+    run("estimate", "gpt2", *words.split())
+    [(_, _, kwargs)] = api.calls
+    assert kwargs["loop"] == Loop(
+        kind="trainer", ema=True, max_grad_norm=0.5, evaluation_batch_size=8
+    )
+
+
+def test_an_unknown_loop_names_those_there_are(run: Run) -> None:
+    result = run("estimate", "gpt2", "--loop", "keras")
+    assert result.exit_code == 2
+    assert "run, plain, trainer, sft, accelerate, lightning" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,14 @@ OPTIONS = {
     | ADAPTERS
     | SAMPLES
     | {"--objective", "--optimizer-in-backward", "--save", "--why"},
-    "estimate": COMMON | MODEL | LENGTHS | CARD | SETTINGS | ADAPTERS | SAMPLES,
+    "estimate": COMMON
+    | MODEL
+    | LENGTHS
+    | CARD
+    | SETTINGS
+    | ADAPTERS
+    | SAMPLES
+    | {"--loop", "--ema", "--max-grad-norm", "--evaluation-batch-size"},
     "compare": COMMON
     | MODEL
     | LENGTHS

@@ -5,7 +5,12 @@ import pytest
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.memory.replay_schedule import event_ranges, with_micro_steps
+from budgetfit.memory.replay_schedule import (
+    TURNING_REPEATS,
+    append_next_step,
+    event_ranges,
+    with_micro_steps,
+)
 from tests.memory.made_traces import MIB, TraceMaker
 
 ADA = find_gpu("rtx-4090")
@@ -107,3 +112,70 @@ def test_a_last_step_that_leaves_something_has_no_step_of_another_size_after_it(
             made.born(f"kept {step}", MIB)
     with pytest.raises(ValueError, match="cannot be repeated"):
         replay(made.trace(), 1, ADA, then_batch_sizes=(1,))
+
+
+# Steps that leave something to the next one. -----------------------------------------
+
+
+def holding_outputs(steps: int = 2, *, leak: bool = False) -> StepTrace:
+    """Outputs of 30 MiB a sample live until the next forward has made new ones."""
+    made = TraceMaker()
+    with made.phase("setup", -1):
+        made.born("w", 40 * MIB, category="parameters")
+    for step in range(steps):
+        with made.phase("forward", step):
+            made.born("x", per_sample=20 * MIB)
+            made.born(f"outputs {step}", per_sample=30 * MIB)
+            if leak:
+                made.born(f"lost {step}", MIB)
+            if step:
+                made.die(f"outputs {step - 1}")
+        with made.phase("backward", step):
+            made.die("x")
+        with made.phase("optimizer", step):
+            pass
+    return made.trace()
+
+
+def test_what_a_step_leaves_takes_turns_with_what_it_finds() -> None:
+    timeline = replay(holding_outputs(), 2, ADA)
+    forwards = [
+        row.allocated_bytes for row in timeline.points if row.phase == "forward"
+    ]
+    assert forwards == [140 * MIB] + [200 * MIB] * (1 + TURNING_REPEATS)
+
+
+def test_a_step_that_leaves_something_can_be_followed_by_smaller_ones() -> None:
+    timeline = replay(holding_outputs(), 4, ADA, then_batch_sizes=(1, 1))
+    last = [row.allocated_bytes for row in timeline.points if row.phase == "forward"]
+    # The outputs of 4 samples, then those of one, are held while one sample runs.
+    assert last[-2:] == [(40 + 120 + 50) * MIB, (40 + 30 + 50) * MIB]
+
+
+def test_a_step_that_loses_something_is_not_repeated() -> None:
+    trace = holding_outputs(leak=True)
+    steps = {row.step for row in replay(trace, 2, ADA).points}
+    assert steps == {-1, 0, 1}
+    with pytest.raises(ValueError, match="cannot be repeated"):
+        replay(trace, 2, ADA, then_batch_sizes=(1,))
+    with pytest.raises(ValueError, match="cannot be repeated"):
+        append_next_step(trace, 1, 1)
+
+
+def test_the_next_step_is_the_one_that_would_have_been_traced() -> None:
+    three = holding_outputs(3)
+    two = append_next_step(holding_outputs(2), 1, 1)
+    assert [phase[:3] for phase in two.phases] == [phase[:3] for phase in three.phases]
+    for batch_size in (1, 3):
+        made, traced = (replay(each, batch_size, ADA) for each in (two, three))
+        assert made.points == traced.points
+
+
+def test_what_is_freed_before_the_next_step_is_not_freed_twice() -> None:
+    trace = holding_outputs(2)
+    held = int(trace.events[trace.events > 0][-1]) - 1
+    after = append_next_step(trace, 1, 1, [held])
+    added = after.events[len(trace.events) :]
+    assert -held - 1 not in added
+    assert len(added) == 3  # of four: x, outputs and the death of x
+    assert after.phases[-1].end == len(after.events)

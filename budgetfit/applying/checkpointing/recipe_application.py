@@ -40,7 +40,7 @@ class RecipeApplication:
         keep_generation_cache: See ``checkpoint.apply_segments``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one value each, all needed
         self,
         model: nn.Module,
         *,

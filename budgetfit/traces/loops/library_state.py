@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -48,8 +49,7 @@ def library_state_preserved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _accelerate_state() -> Iterator[None]:
-    from accelerate import state  # noqa: PLC0415 - slow import
-
+    state: Any = importlib.import_module("accelerate.state")
     kinds = (state.PartialState, state.AcceleratorState, state.GradientState)
     kept = [dict(kind._shared_state) for kind in kinds]
     for kind in kinds:

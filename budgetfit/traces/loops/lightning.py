@@ -18,7 +18,7 @@ _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class LightningLoop:
-    """``lightning.Trainer.fit`` of a module whose ``training_step`` returns the loss."""
+    """``lightning.Trainer.fit``; the module's ``training_step`` returns the loss."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.copies = prepared.copies
@@ -32,11 +32,9 @@ class LightningLoop:
 
         prepared = self._prepared
         autocast = prepared.precision.autocast
-        plugins = (
-            [MixedPrecision(_PRECISIONS[autocast], "cpu")]  # type: ignore[arg-type]
-            if autocast is not None
-            else None
-        )
+        plugins: Any = None
+        if autocast is not None:
+            plugins = MixedPrecision(_PRECISIONS[autocast], "cpu")  # type: ignore[arg-type]
         lightning.Trainer(
             accelerator="cpu",
             devices=1,
@@ -82,9 +80,11 @@ def _average(prepared: Prepared) -> Any:
     class Average(lightning.Callback):
         """Updates the second copy of the weights after each step of the optimizer."""
 
+        steps = 0
+
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-            if trainer.fit_loop._should_accumulate():
-                return
-            prepared.update_average()
+            if trainer.global_step > self.steps:
+                prepared.update_average()
+            self.steps = trainer.global_step
 
     return Average()

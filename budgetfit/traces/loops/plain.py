@@ -53,7 +53,9 @@ class PlainLoop:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(
-                    model.parameters(), prepared.loop.max_grad_norm
+                    model.parameters(),
+                    prepared.loop.max_grad_norm,
+                    foreach=True,  # as on CUDA
                 )
             if scaler is None:
                 optimizer.step()

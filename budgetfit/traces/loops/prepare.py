@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -15,16 +16,16 @@ from budgetfit.applying.checkpointing.recipe_application import RecipeApplicatio
 from budgetfit.applying.optimizers.factory import make_optimizer
 from budgetfit.applying.precision import apply_precision
 from budgetfit.applying.run.setup import resolve_optimizer
+from budgetfit.core.loop import Loop
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from budgetfit.applying.loss.call_model import Loss
-    from budgetfit.core.loop import Loop
     from budgetfit.core.precision import Precision
-    from budgetfit.core.recipe import Recipe
 
 _HOOKS = (
     "_forward_hooks",
@@ -54,7 +55,7 @@ class Prepared:
     model: nn.Module
     recipe: Recipe
     loop: Loop
-    loss: Loss | None
+    loss: Callable[..., torch.Tensor] | None
     optimizer_source: Any
     on_missing_loss: Callable[[], object]
     average: torch.optim.swa_utils.AveragedModel | None = None
@@ -102,6 +103,11 @@ def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
             f"loop={loop.kind!r} neither chunks the loss nor updates weights in the "
             "backward pass: those are done by budgetfit.Run. Use loop='run', or a "
             "recipe without loss_chunks and optimizer_in_backward."
+        )
+    if loss is not None and loop.loads_update_first:
+        raise InputError(
+            f"loop={loop.kind!r} trains with the loss of the model, from labels in the "
+            "batch. Leave loss= out, or use loop='plain'."
         )
     policy = find_precision(recipe.precision)
     if policy.autocast is None or not hasattr(model, "peft_config"):

@@ -53,7 +53,7 @@ def trace_loop(  # noqa: PLR0913 - as trace_recipe
     loss = FakedLoss(trained.loss, trained.model)
     micro_steps = min(recipe.gradient_accumulation_steps, MOST_MICRO_STEPS)
 
-    def program(model: nn.Module, _: Callable[[str], None]) -> LoopRunner:
+    def program(model: nn.Module, on_phase: object) -> LoopRunner:  # noqa: ARG001
         prepared = prepare(
             model,
             replace(recipe, gradient_accumulation_steps=micro_steps),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from budgetfit.traces.loops.accelerate import prepared_loader, scale_as_on_cuda
 from budgetfit.traces.loops.trl_kernels import trl_kernels_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from budgetfit.traces.loops.prepare import Prepared
 
@@ -27,7 +28,7 @@ class TrainerLoop:
         self._prepared = prepared
         self._micro_steps = prepared.recipe.gradient_accumulation_steps
         self._folder = tempfile.TemporaryDirectory()
-        self._load: Callable[[], Any] | None = None
+        self._load: Callable[[], Any] = dict  # until ``run``
         self._trainer = (
             self._sft_trainer(prepared)
             if prepared.loop.kind == "sft"
@@ -53,18 +54,14 @@ class TrainerLoop:
     def _plain_trainer(self, prepared: Prepared) -> Any:
         import transformers  # noqa: PLC0415 - slow import
 
-        settings = self._settings(prepared)
-        if prepared.loss is not None:
-            settings["compute_loss_func"] = _loss_function(prepared, self)
         return self._of(transformers.Trainer, prepared)(
             args=transformers.TrainingArguments(**self._arguments(prepared)),
-            **settings,
+            **self._settings(prepared),
         )
 
     def _sft_trainer(self, prepared: Prepared) -> Any:
-        import datasets  # noqa: PLC0415 - slow import
-        import trl  # noqa: PLC0415 - slow import
-
+        datasets: Any = importlib.import_module("datasets")
+        trl: Any = importlib.import_module("trl")
         arguments = {
             **self._arguments(prepared),
             "gradient_checkpointing": False,  # the recipe's segments are applied
@@ -86,10 +83,12 @@ class TrainerLoop:
         class Traced(library):  # type: ignore[misc]
             """Gets its batches and its optimizer from the trace."""
 
+            optimizer: Any
+
             def get_train_dataloader(self) -> Any:
                 return prepared_loader(self.accelerator, loop._load)
 
-            def create_optimizer(self, model: Any = None) -> Any:
+            def create_optimizer(self, *_: Any) -> Any:
                 if self.optimizer is None:
                     self.optimizer = _grouped(
                         prepared, set(self.get_decay_parameter_names(self.model))
@@ -176,14 +175,6 @@ def _grouped(prepared: Prepared, decayed: set[str]) -> torch.optim.Optimizer:
         (group,) = groups
         made.param_groups = [{**group, "params": first}, {**group, "params": second}]
     return made
-
-
-def _loss_function(prepared: Prepared, _: TrainerLoop) -> Callable[..., Any]:
-    def compute(outputs: Any, labels: Any, **__: Any) -> Any:
-        assert prepared.loss is not None  # noqa: S101 - the caller has checked
-        return prepared.loss(outputs, {"labels": labels})
-
-    return compute
 
 
 def _tokenizer() -> Any:

@@ -31,7 +31,7 @@ def trl_kernels_on_fakes() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (kernels, trainers):
             stack.enter_context(
-                mock.patch.object(module, "_use_triton", lambda _: True)
+                mock.patch.object(module, "_use_triton", return_value=True)
             )
         for name in _KERNELS:
             stack.enter_context(mock.patch.object(kernels, name, in_place))

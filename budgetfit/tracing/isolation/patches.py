@@ -28,6 +28,7 @@ class Patch(NamedTuple):
 
 _DISPATCH = "tracing/cuda/dispatch/thread_kernels.py"
 _LIBRARIES = "tracing/values/library_patches.py"
+_LOOPS = "traces/loops/library_state.py"
 _TORCH = "tracing/isolation/torch_state.py"
 _FAKES = "fake tensors of its own are treated so, too"
 
@@ -78,6 +79,30 @@ PATCHES: Final = (
         _LIBRARIES,
         "models name layers by numbers that are tensors",
         _FAKES,
+    ),
+    Patch(
+        "deepcopy of FakeTensor",
+        "traces/loops/prepare.py",
+        "a copy of the weights (EMA) is made of fakes; loops with one alone",
+        _FAKES,
+    ),
+    Patch(
+        "torch.nn.utils.clip_grad._has_foreach_support",
+        _LOOPS,
+        "gradients are clipped as on CUDA; libraries' loops alone",
+        "gradients of tensor subclasses are clipped with foreach",
+    ),
+    Patch(
+        "accelerate's state of the process, environment variables",
+        _LOOPS,
+        "a traced Trainer has an Accelerator of its own; libraries' loops alone",
+        "an Accelerator that is made meanwhile is lost",
+    ),
+    Patch(
+        "trl.kernels.chunked_logprob, trl.trainer.utils._use_triton",
+        "traces/loops/trl_kernels.py",
+        "TRL's head takes other memory on a CPU; loop='sft' alone",
+        "TRL's head computes nothing meanwhile",
     ),
     Patch(
         "transformers.utils.import_utils.is_fake_tensor",
@@ -139,7 +164,8 @@ PATCHES: Final = (
     ),
     Patch(
         "logging below errors",
-        "integrations/optional_imports.py, cli/quiet_libraries.py",
+        "integrations/optional_imports.py, cli/quiet_libraries.py, "
+        "traces/loops/library_state.py",
         "libraries warn about themselves while they are imported",
         "warnings of other threads are not logged during an import",
     ),

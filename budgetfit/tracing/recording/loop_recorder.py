@@ -17,7 +17,7 @@ from budgetfit.tracing.recording.tensor_owners import log_optimizer_state, log_w
 
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.raw_trace import LoopRunner
-    from budgetfit.tracing.recording.step_tracer import StepRecorder
+    from budgetfit.tracing.recording.step_recorder import StepRecorder
 
 
 class LoopRecorder:
@@ -71,7 +71,10 @@ class LoopRecorder:
         else:
             assert self._runner is not None  # noqa: S101 - set by train
             log_optimizer_state(
-                recorder.fake, self._runner, recorder.log, recorder.tracker
+                recorder.fake,
+                self._runner.optimizer,
+                recorder.log,
+                recorder.tracker,
             )
             if recorder.step + 1 == self._steps:
                 recorder.end_phase()

@@ -36,12 +36,11 @@ class Runner(Protocol):
 
 @runtime_checkable
 class LoopRunner(Protocol):
-    """A training loop that fetches its batches itself.
+    """A training loop that fetches its batches itself."""
 
-    ``copies`` are further modules whose weights it keeps on the device.
-    """
-
-    copies: Sequence[nn.Module]
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        """Further modules whose weights it keeps on the device."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from budgetfit.tracing.recording.module_tracker import ModuleTracker
-    from budgetfit.tracing.recording.raw_trace import Runner
     from budgetfit.tracing.recording.storage_log import StorageLog
     from budgetfit.tracing.records import OpRecord
 
@@ -68,7 +67,10 @@ def log_weights(
 
 
 def log_optimizer_state(
-    model: nn.Module, runner: Runner, log: StorageLog, tracker: ModuleTracker
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    log: StorageLog,
+    tracker: ModuleTracker,
 ) -> None:
     """Log optimizer state, and the layers that own it, after a step."""
     layers = {
@@ -78,14 +80,14 @@ def log_optimizer_state(
         if parameter is not None
     }
     owners: dict[int, int] = {}
-    for group in runner.optimizer.param_groups:
+    for group in optimizer.param_groups:
         on_gpu = (
             group.get("fused")
             or group.get("capturable")
-            or isinstance(runner.optimizer, torch.optim.ASGD)
+            or isinstance(optimizer, torch.optim.ASGD)
         )
         for parameter in group["params"]:
-            state = runner.optimizer.state.get(parameter, {})
+            state = optimizer.state.get(parameter, {})
             for value in tree_leaves(state):
                 if isinstance(value, torch.Tensor):
                     layer = layers.get(parameter, -1)
