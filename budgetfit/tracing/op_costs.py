@@ -315,7 +315,8 @@ def _attention(name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     if query.dim() == 3:  # noqa: PLR2004 - sequences behind each other, by offsets
         queries = call.get("max_q") or call["max_seqlen_q"]
         keys = call.get("max_k") or call["max_seqlen_k"]
-    batch = query.numel() // (query.shape[-1] * query.shape[heads_dim] * queries)
+    of_sample = query.shape[-1] * query.shape[heads_dim] * queries
+    batch = query.numel() // max(of_sample, 1)
     width = query.shape[-1]
     pairs = batch * query.shape[heads_dim] * queries * keys
     causal = bool(call.get("is_causal")) or call.get("custom_mask_type") == 1

@@ -69,6 +69,12 @@ PATCHES: Final = (
         "a conversion that changes nothing swaps nothing",
     ),
     Patch(
+        "torch.autograd.graph.save_on_cpu.__init__",
+        _LIBRARIES,
+        "in a trace all tensors are on the CPU: its copies would count as the GPU's",
+        "hooks that it makes meanwhile copy tensors of any device as an offload does",
+    ),
+    Patch(
         "torch._subclasses.fake_tensor.FakeTensor.numpy",
         _LIBRARIES,
         "models read tables of indices",

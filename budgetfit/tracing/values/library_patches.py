@@ -1,4 +1,4 @@
-"""Monkeypatches for libraries that treat FakeTensor specially: transformers, numpy.
+"""Monkeypatches for code that treats FakeTensor specially: transformers, numpy, hooks.
 
 transformers does not read masks and position ids of fake tensors, and builds attention
 masks of length^2 that a real step does not have. Their values are known here
@@ -37,6 +37,7 @@ def patch_libraries(values: KnownValues) -> Iterator[None]:
         (FakeTensor, "__format__", _formatted),
         (torch, "tensor", _reading_lists(torch.tensor)),
         (torch.utils, "swap_tensors", _swapping_others(torch.utils.swap_tensors)),
+        (torch.autograd.graph.save_on_cpu, "__init__", _saving_on_host),
     ]
     transformers = sys.modules.get("transformers.utils.import_utils")
     if hasattr(transformers, "is_fake_tensor"):
@@ -45,6 +46,31 @@ def patch_libraries(values: KnownValues) -> Iterator[None]:
         for patch in patches:
             stack.enter_context(mock.patch.object(*patch))
         yield
+
+
+def _saving_on_host(
+    self: torch.autograd.graph.save_on_cpu,
+    pin_memory: bool = False,
+    device_type: str = "cuda",  # noqa: ARG001 - torch's signature
+) -> None:
+    """Pack saved tensors with an op that a trace knows as a copy to the host.
+
+    ``save_on_cpu`` copies to the CPU, where all tensors of a trace are. Host memory
+    that is not pinned keeps the order of strides.
+    """
+
+    def pack(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        order = list(range(x.dim()))
+        if not pin_memory:
+            order.sort(key=lambda dim: -x.stride(dim))
+        return torch.ops.budgetfit.to_host.default(x.permute(order)), order
+
+    def unpack(packed: tuple[torch.Tensor, list[int]]) -> torch.Tensor:
+        host, order = packed
+        copy = torch.ops.budgetfit.to_device.default(host, host.device)
+        return copy.permute([order.index(dim) for dim in range(copy.dim())])
+
+    torch.autograd.graph.saved_tensors_hooks.__init__(self, pack, unpack)
 
 
 def _formatted(fake: FakeTensor, form: str) -> str:

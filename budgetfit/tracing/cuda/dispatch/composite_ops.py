@@ -1,6 +1,6 @@
 """Composite ops with a CUDA branch in torch's C++ (``is_cuda``): dropout, linear, SDPA.
 
-For fake CPU tensors they are overridden with the branch that CUDA takes; real tensors
+So have some gradients for plain tensors (``product_gradients``). For fake CPU tensors they are overridden with the branch that CUDA takes; real tensors
 run as usual.
 """
 
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoint
 from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fused
 from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
+from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
 from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
@@ -139,5 +140,5 @@ def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
         packet, _, overload = name.partition(".")
         kernels[name] = kernel, getattr(getattr(aten, packet), overload)
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
-    with kernels_in_this_thread("AutogradCPU", guarded):
+    with kernels_in_this_thread("AutogradCPU", guarded | PRODUCTS):
         yield
