@@ -67,8 +67,8 @@ class Loop:
         size = self.evaluation_batch_size
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise InputError(
-                "evaluation_batch_size is the number of samples in a batch, 0 for no "
-                f"evaluation; got {size!r}."
+                "evaluation_batch_size must be a whole number of samples in a batch, "
+                f"or 0 for no evaluation; got {size!r}. Use for example 8."
             )
         if not self.set_to_none and self.kind not in {"plain", "accelerate"}:
             raise InputError(

@@ -197,7 +197,7 @@ def _candidates(
 class LengthsJudge:
     """Judges one recipe over sequences of batches of drawn lengths."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one value each, all needed
         self,
         traces: TraceSession,
         budget: Budget,
