@@ -46,8 +46,6 @@ def flash_forward(call: Call) -> Steps:
     query, key = call.args[:2]
     batch, heads, length, head_dim = query.shape
     dropout = bool(call.get(3, call.kwargs.get("dropout_p", 0.0)))
-    if not query.numel():
-        return
     yield from scratch(
         "flash_attention_forward",
         batch * heads,

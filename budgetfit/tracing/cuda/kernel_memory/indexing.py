@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._prims_common import (
     check_contiguous_sizes_strides,
+    compute_elementwise_output_strides,
     is_non_overlapping_and_dense_or_false,
 )
 
@@ -227,7 +228,7 @@ def _sorted_sum(values: Tensor, count: int, wanted: int, positions: int) -> Step
 @kernel_memory("masked_scatter", "masked_scatter_")
 def masked_scatter(call: Call) -> Steps:
     """A prefix sum of the mask in int64, and the expanded mask."""
-    tensor, mask, source = call.args[:3]
+    (_, mask, source), tensor = call.args[:3], call.out
     prefix, storage = scratch("masked_scatter", tensor.numel())
     yield OUTPUTS
     yield prefix
@@ -255,9 +256,11 @@ def masked_scatter_backward(call: Call) -> Steps:
 def cumulative(call: Call) -> Steps:
     """A cast, then a contiguous copy of the input; CUB for a single row."""
     tensor, dim = call.args[:2]
+    strides = tensor.stride()
     if tensor.dtype != call.out.dtype:
         yield copy_of(tensor, call.out.element_size())
-    if not tensor.is_contiguous():
+        strides = compute_elementwise_output_strides(tensor)
+    if not check_contiguous_sizes_strides(tensor.shape, strides):
         yield copy_of(tensor, call.out.element_size())
     if tensor.dim() and tensor.shape[dim] == tensor.numel() > 0:
         yield from scratch("scan", tensor.numel(), call.out.element_size())
@@ -342,7 +345,9 @@ def histogram(call: Call) -> Steps:
 
 @kernel_memory("bucketize.Tensor")
 def bucketize(call: Call) -> Steps:
-    """Contiguous values and boundaries."""
+    """Contiguous values and boundaries; of different dtypes: not represented."""
+    if call.args[0].dtype != call.args[1].dtype:
+        yield Unverified()
     yield from contiguous_copies(*call.args[:2])
 
 
@@ -364,6 +369,6 @@ def cdist(call: Call) -> Steps:
 def cdist_backward(call: Call) -> Steps:
     """Contiguous points, and the gradient of every pair, which is then summed."""
     grad, one, other, _, distances = call.args
-    yield from contiguous_copies(one, other, grad)
+    yield from contiguous_copies(one, other, grad, distances)
     yield OUTPUTS
     yield buffer(distances.numel() * one.shape[-1] * one.element_size())

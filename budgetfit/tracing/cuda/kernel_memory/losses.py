@@ -85,15 +85,21 @@ def _one_dtype(call: Call) -> Steps:
         yield Unverified()
 
 
+def _losses_bytes(call: Call) -> int:
+    """Return the bytes of every element's loss; inputs and targets are broadcast."""
+    shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)
+    return prod(shape) * int(call.out.element_size())
+
+
 def _full_storage(call: Call) -> Output:
     """The scalar's storage is that of every element's loss."""
-    tensor = call.args[0]
-    return Output(0, size_bytes=tensor.numel() * tensor.element_size())
+    return Output(0, size_bytes=_losses_bytes(call))
 
 
-@kernel_memory("huber_loss_backward")
-def huber_loss_backward(call: Call) -> Steps:
+@kernel_memory("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward")
+def elementwise_loss_backward(call: Call) -> Steps:
     """A gradient in the input's size, resized where the target is larger."""
+    yield from _one_dtype(call)
     yield from resized(call.args[1], call.out)
 
 
@@ -105,9 +111,10 @@ def nll_loss2d_backward(call: Call) -> Steps:
         yield from contiguous_copies(call.args[2])
 
 
-def _sum_of(tensor: Tensor) -> tuple[KernelScratch[int], ...]:
-    data = Layout.contiguous(tensor.dtype, [tensor.numel()])
-    return reduction(data, None, tensor.dtype)
+def _sum_of_losses(call: Call) -> tuple[KernelScratch[int], ...]:
+    dtype = call.out.dtype
+    data = Layout.contiguous(dtype, [_losses_bytes(call) // dtype.itemsize])
+    return reduction(data, None, dtype)
 
 
 @kernel_memory("mse_loss", "smooth_l1_loss")
@@ -115,19 +122,17 @@ def elementwise_loss(call: Call) -> Steps:
     """Every element's loss, once in the output's storage and once more."""
     yield _full_storage(call)
     if call.get(2, 1):
-        yield copy_of(call.args[0])
-        yield from _sum_of(call.args[0])
+        yield buffer(_losses_bytes(call))
+        yield from _sum_of_losses(call)
 
 
 @kernel_memory("huber_loss")
 def huber_loss(call: Call) -> Steps:
     """Every element's loss, allocated before the output."""
-    tensor, target = call.args[:2]
     if call.get(2, 1):
-        shape = torch.broadcast_shapes(tensor.shape, target.shape)
-        yield buffer(prod(shape) * call.out.element_size())
+        yield buffer(_losses_bytes(call))
         yield OUTPUTS
-        yield from _sum_of(tensor)
+        yield from _sum_of_losses(call)
 
 
 @kernel_memory("binary_cross_entropy", "soft_margin_loss")
@@ -141,7 +146,7 @@ def in_place_loss(call: Call) -> Steps:
     place = 3 if len(call.args) > 3 else 2  # noqa: PLR2004
     if call.get(place, 1):
         yield copy_of(call.out)
-        yield from _sum_of(call.args[0])
+        yield from _sum_of_losses(call)
 
 
 @kernel_memory("binary_cross_entropy_with_logits")
@@ -151,6 +156,7 @@ def logits_loss(call: Call) -> Steps:
     The latter is freed before the sum, which allocates about 1 KB.
     """
     tensor, weight, is_reduced = call.args[0], call.get(3), call.get(4, 1)
+    yield from _one_dtype(call)
     yield copy_of(tensor)
     if weight is not None:
         yield copy_of(weight)
@@ -158,14 +164,14 @@ def logits_loss(call: Call) -> Steps:
         yield copy_of(tensor)
     yield OUTPUTS
     if is_reduced:
-        yield from _sum_of(tensor)
+        yield from _sum_of_losses(call)
 
 
 @kernel_memory("soft_margin_loss_backward")
 def soft_margin_backward(call: Call) -> Steps:
     """Three terms at once, and a product of two of them."""
     yield from _one_dtype(call)
-    terms = [copy_of(call.args[1]) for _ in range(3)]
+    terms = [copy_of(call.args[2]), *(copy_of(call.out) for _ in range(2))]
     yield from terms
     yield from (Free(terms[1]), Free(terms[0]), OUTPUTS, Free(terms[2]))
 

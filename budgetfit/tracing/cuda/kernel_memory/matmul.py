@@ -64,6 +64,8 @@ def readable(matrix: Tensor) -> bool:
 @kernel_memory("mm", "bmm")
 def product(call: Call) -> Steps:
     """A batch of outer products is not copied, and not cuBLAS's from 2.15 on."""
+    if not call.out.numel():
+        return
     if call.out.dim() == 2 or call.args[0].shape[-1] != 1:  # noqa: PLR2004 - a matrix
         yield Gemm(_copies(*call.args[:2]))
     elif cublas_workspace_is_persistent(call.target.torch_version):
@@ -73,7 +75,8 @@ def product(call: Call) -> Steps:
 @kernel_memory("addmm", "baddbmm")
 def product_and_sum(call: Call) -> Steps:
     """The summand is copied into the output."""
-    yield Gemm(_copies(*call.args[1:3]), in_cublaslt(call))
+    if call.out.numel():
+        yield Gemm(_copies(*call.args[1:3]), in_cublaslt(call))
 
 
 @kernel_memory("addbmm")
@@ -95,7 +98,8 @@ def product_with_vector(call: Call) -> Steps:
 @kernel_memory("_addmm_activation")
 def product_with_activation(call: Call) -> Steps:
     """Copies for cuBLAS."""
-    yield Gemm(_copies(*call.args[1:3]), in_cublaslt(call))
+    if call.out.numel():
+        yield Gemm(_copies(*call.args[1:3]), in_cublaslt(call))
 
 
 @kernel_memory("addmm_", "baddbmm_", "dot", "vdot")
@@ -131,6 +135,8 @@ def in_cublaslt(call: Call) -> bool:
 def grouped_product(call: Call) -> Steps:
     """Workspace of the bf16 kernels of Hopper and Blackwell."""
     offsets, out = call.get(2), call.out
+    if offsets is not None and not offsets.is_contiguous():
+        yield Unverified()
     if out.dtype == torch.bfloat16:
         groups = out.shape[0] if offsets is None else offsets.numel()
         left, right = call.args[0].dim(), call.args[1].dim()

@@ -66,30 +66,42 @@ def backward(call: Call) -> Steps:
     )
 
 
+@kernel_memory("_weight_norm_interface")
+def weight_norm(call: Call) -> Steps:
+    """Norms in the strides of the scale."""
+    scale, norms = call.args[1], call.out[1]
+    steps = zip(scale.shape, scale.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in steps)
+    yield Output(0)
+    yield Output(1, size_bytes=extent * norms.element_size() if norms.numel() else 0)
+
+
 @kernel_memory("native_group_norm")
 def group_norm(call: Call) -> Steps:
     """A scale and a shift for each channel of each sample."""
     tensor, gamma, beta, samples, channels, _, groups = call.args[:7]
+    number = max(tensor.element_size(), SINGLE_BYTES)
     if tensor.element_size() < SINGLE_BYTES:
         yield buffer(samples * groups * SINGLE_BYTES)
         yield buffer(samples * groups * SINGLE_BYTES)
     if gamma is not None or beta is not None:
-        yield buffer(samples * channels * SINGLE_BYTES)
-        yield buffer(samples * channels * SINGLE_BYTES)
+        yield buffer(samples * channels * number)
+        yield buffer(samples * channels * number)
 
 
 @kernel_memory("native_group_norm_backward")
 def group_norm_backward(call: Call) -> Steps:
     """Sums for each channel and for each group of each sample."""
-    _, _, _, _, gamma, samples, channels, _, groups, mask = call.args
+    _, tensor, _, _, gamma, samples, channels, _, groups, mask = call.args
+    number = max(tensor.element_size(), SINGLE_BYTES)
     yield OUTPUTS
-    yield buffer(samples * channels * SINGLE_BYTES)
-    yield buffer(samples * channels * SINGLE_BYTES)
+    yield buffer(samples * channels * number)
+    yield buffer(samples * channels * number)
     if mask[0]:
-        yield buffer(samples * groups * SINGLE_BYTES)
-        yield buffer(samples * groups * SINGLE_BYTES)
+        yield buffer(samples * groups * number)
+        yield buffer(samples * groups * number)
         if gamma is not None:
-            yield buffer(samples * channels * SINGLE_BYTES)
+            yield buffer(samples * channels * number)
 
 
 def channels_last(tensor: Tensor) -> bool:

@@ -44,6 +44,14 @@ def clamp(call: Call) -> Steps:
     yield OUTPUTS
 
 
+@kernel_memory("pow.Tensor_Scalar")
+def pow_tensor(call: Call) -> Steps:
+    """A cast of booleans."""
+    if call.args[0].dtype == torch.bool:
+        yield copy_of(call.args[0], call.out.element_size())
+    yield OUTPUTS
+
+
 @kernel_memory("native_dropout_backward")
 def dropout_backward(call: Call) -> Steps:
     """A gradient in the shape of what comes in, resized if the mask is larger."""

@@ -189,7 +189,9 @@ def welford(data: Layout, dims: Sequence[int] | None, out_dtype: torch.dtype) ->
 def vector_norm(call: Call) -> Steps:
     """Norms of any order; that of single elements is their absolute value."""
     tensor, dims, dtype = call.args[0], call.get(2), call.out.dtype
-    if all(tensor.shape[dim] == 1 for dim in dims or range(tensor.dim())):
+    if not tensor.dim() or all(
+        tensor.shape[dim] == 1 for dim in dims or range(tensor.dim())
+    ):
         if tensor.dtype != dtype:
             yield copy_of(tensor, dtype.itemsize)
         return
