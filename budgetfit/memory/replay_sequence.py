@@ -217,7 +217,7 @@ class _Steps:
         )
 
     def names_after(self, left: list[int]) -> dict[int, int]:
-        """Return the events to replace in an update, by what the one before has left."""
+        """Return the events to replace in an update, by what the last one left."""
         own = zip(self.left, self.left_after(left), strict=True)
         made = {old: new for old, new in own if old != new}
         others = zip(self.found, left, strict=False)
