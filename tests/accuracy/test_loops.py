@@ -33,6 +33,7 @@ def test_every_case_is_recorded() -> None:
         assert len(models) >= 5
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft about transformers
 @pytest.mark.parametrize("name", COMPARED)
 def test_predictions_are_within_their_bounds(
     name: str, monkeypatch: pytest.MonkeyPatch

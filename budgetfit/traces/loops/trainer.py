@@ -7,13 +7,13 @@ import tempfile
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from budgetfit.traces.loops.accelerate import prepared_loader, scale_as_on_cuda
 from budgetfit.traces.loops.trl_kernels import trl_kernels_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from budgetfit.traces.loops.prepare import Prepared
 
@@ -48,6 +48,8 @@ class TrainerLoop:
             load, self._micro_steps, self._prepared.untraced_batches
         )
         is_sft = self._prepared.loop.kind == "sft"
+        if is_sft:
+            self._load = _with_mask(self._load)
         with self._folder, trl_kernels_on_fakes() if is_sft else nullcontext():
             self._trainer.train()
 
@@ -149,6 +151,19 @@ def _loading_others(
         return held
 
     return load_update
+
+
+def _with_mask(load: Callable[[], Any]) -> Callable[[], Any]:
+    """Add the attention mask that TRL's collator makes for every batch of texts."""
+
+    def load_with_mask() -> Any:
+        batch = load()
+        if not {"attention_mask", "position_ids"}.isdisjoint(batch):
+            return batch
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        return batch
+
+    return load_with_mask
 
 
 class _Held(dict[str, Any]):
