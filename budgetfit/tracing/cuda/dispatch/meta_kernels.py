@@ -50,17 +50,9 @@ def _histc(x: torch.Tensor, bins: int = 100, *_: object) -> torch.Tensor:
     return x.new_empty(bins)
 
 
-def _batch_norm(  # noqa: PLR0913, PLR0917 - aten's signature
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    var: torch.Tensor | None,
-    train: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
+def _batch_norm(x: torch.Tensor, *further: Any) -> Any:
     """Evaluation, too, saves the statistics: ``native/cuda/Normalization.cu``."""
+    _weight, _bias, _mean, _var, train, _momentum, _eps = further
     if train:
         return None
     half = x.dtype in (torch.float16, torch.bfloat16)

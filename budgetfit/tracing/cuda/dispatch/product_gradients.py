@@ -1,6 +1,7 @@
 """Gradients of products, which autograd computes otherwise for tensor subclasses.
 
-For plain tensors it looks for zeros and divides by the input if there are none, as here.
+For plain tensors it looks for zeros and divides by the input if there are none, as
+here.
 For subclasses, as fake tensors are, it takes a path without division that needs far
 more memory.
 
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 aten = torch.ops.aten
@@ -109,4 +112,8 @@ def prod_of_dim(
     return _Prod.apply(x, dim, keepdim, dtype)
 
 
-PRODUCTS = {"cumprod": cumprod, "prod": prod, "prod.dim_int": prod_of_dim}
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "cumprod": cumprod,
+    "prod": prod,
+    "prod.dim_int": prod_of_dim,
+}

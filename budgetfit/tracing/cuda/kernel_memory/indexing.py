@@ -298,9 +298,9 @@ def _sorting(
 
 
 def _dense_strides(tensor: Tensor, last: int) -> tuple[int, ...]:
-    """Return dense strides in the order of the tensor's, but with ``last`` innermost."""
-    ndim = tensor.dim()
-    order = sorted(range(ndim), key=lambda d: (d == last % ndim, -tensor.stride(d)))
+    """Return dense strides in the tensor's order, but with ``last`` innermost."""
+    ndim, strides_of = tensor.dim(), tensor.stride()
+    order = sorted(range(ndim), key=lambda d: (d == last % ndim, -strides_of[d]))
     strides, step = [0] * ndim, 1
     for dim in reversed(order):
         strides[dim] = step

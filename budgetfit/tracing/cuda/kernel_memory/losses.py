@@ -32,8 +32,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
 from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from budgetfit.core.step_trace import KernelScratch
 
 

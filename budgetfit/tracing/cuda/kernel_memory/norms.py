@@ -1,8 +1,9 @@
 """Layer, RMS, group and batch normalization; the latter without cuDNN.
 
 In channels-last format thread blocks of a batch norm share a channel through a staging
-buffer; strides of any other kind take the general reductions. Sources: ``layer_norm_kernel.cu``
-and ``group_norm_kernel.cu`` in ``aten/src/ATen/native/cuda``, ``Normalization.cuh``
+buffer; strides of any other kind take the general reductions. Sources:
+``layer_norm_kernel.cu`` and ``group_norm_kernel.cu`` in ``aten/src/ATen/native/cuda``,
+``Normalization.cuh``
 (``batch_norm_stats_channels_last_cuda_template``) and ``Normalization.cu``
 (``batch_norm_choose_impl``).
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, welford
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
@@ -34,7 +36,6 @@ from budgetfit.tracing.records import Free, Output
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from budgetfit.core.step_trace import KernelScratch
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -130,7 +131,10 @@ def batch_norm(call: Call) -> Steps:
         rows = tensor.numel() // max(channels, 1)
         yield from freed_at_once(*scratch("batch_norm_statistics", rows, channels, 4))
     if train and layout == "general":
-        yield from freed_at_once(*_mean_and_variance(tensor, call.out[1].dtype))
+        steps = list(_mean_and_variance(tensor, call.out[1].dtype))
+        yield from steps
+        buffers = [step for step in steps if isinstance(step, KernelScratch)]
+        yield from map(Free, reversed(buffers))
     if layout == "general":
         for parameter in (weight, bias):
             if parameter is None:
