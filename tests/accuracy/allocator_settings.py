@@ -21,6 +21,7 @@ from budgetfit.gpus.table import Gpu
 from budgetfit.memory.replay import replay
 from budgetfit.traces.session import TraceSession
 from tests.accuracy.cases import case_named
+from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.predict import recipe_of, segments_of, subject_of
 from tests.accuracy.record_allocator_settings import (
     COMBINATIONS,
@@ -62,6 +63,7 @@ def traced(program: str) -> tuple[StepTrace, Gpu]:
     return trace, workload.gpu
 
 
+@null_driver_addresses()
 def compare(program: str, settings: str, recorded: dict[str, int]) -> Compared:
     """Predict a program's peaks under settings."""
     case = case_named(program)

@@ -27,6 +27,7 @@ import budgetfit
 from budgetfit.core.recipe import Segment
 from budgetfit.tracing.blocks.find_blocks import find_blocks
 from tests.accuracy.loop_cases import CASES, GPU, LORA_RANK, SWITCHES, LoopCase
+from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.nulldriver.run import default_environment
 from tests.accuracy.training import build_batch, build_model
 
@@ -63,6 +64,7 @@ def recordings() -> dict[str, dict[str, Any]]:
     return found
 
 
+@null_driver_addresses()
 def predict(wanted: LoopCase) -> budgetfit.Estimate:
     """Estimate a case without its weights."""
     case = wanted.case
