@@ -54,7 +54,7 @@ def flash_splits(blocks: int, slots: int, key_blocks: int) -> int:
 
     ``blocks``: thread blocks without a split; ``slots``: how many run at once.
     """
-    if blocks >= np.float32(0.8) * np.float32(slots):
+    if not blocks or blocks >= np.float32(0.8) * np.float32(slots):
         return 1
     efficiency: dict[int, np.float32] = {}
     for splits in range(1, min(MAX_SPLITS, slots, key_blocks) + 1):

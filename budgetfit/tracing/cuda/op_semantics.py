@@ -44,6 +44,14 @@ aten = torch.ops.aten
 
 ADD = aten.add.Tensor
 INDEX_PUT = aten.index_put.default
+# Gradients of what selects values (sort, topk, max, gather, index_select, take) are
+# written into zeros, for tensor subclasses out of place.
+WRITES_INTO_ZEROS = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.put.default: aten.put_.default,
+}
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 # Mean and rstd are fp32 for any input dtype; on a CPU they have the input's.
 FP32_STATISTICS = frozenset(
@@ -201,7 +209,17 @@ def _in_place_in_autograd(
         node = torch._C._current_autograd_node()
         if node is not None and node.name() == "IndexBackward0":
             return run(aten._index_put_impl_.default, (*args, True), kwargs)
+    in_place = WRITES_INTO_ZEROS.get(func)
+    if in_place is not None and _in_gradient():
+        return run(in_place, args, kwargs)
     return None
+
+
+def _in_gradient() -> bool:
+    """Return whether autograd's own formula runs, not a recomputation."""
+    return not torch.is_grad_enabled() and (
+        torch._C._current_autograd_node() is not None
+    )
 
 
 def _full_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
@@ -222,7 +240,7 @@ def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None
 
     Source: torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``.
     """
-    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
+    if not _in_gradient():
         return None
     if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
         return None

@@ -139,11 +139,14 @@ def card_of(data: dict[str, Any]) -> DeviceProperties:
 def matches(case: list[Any], cards: dict[str, DeviceProperties]) -> dict[str, bool]:
     """Return, by card, whether one recorded call is predicted to the byte.
 
-    Cards without such a kernel or with too little memory are left out.
+    Cards without such a kernel or with too little memory are left out, and calls that
+    the rules do not cover: estimates name them.
     """
     op, args, kwargs, by_card = case
     call = fake_call(op, args, kwargs)
-    result = {}
+    result: dict[str, bool] = {}
+    if call.uncovered:
+        return result
     for names, measured in by_card.items():
         real = None if measured is None else recorded(measured)
         for name in names.split() if real is not None else ():

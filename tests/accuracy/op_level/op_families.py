@@ -15,6 +15,18 @@ from tests.accuracy.op_level import (
 )
 from tests.accuracy.op_level.op_layouts import Case
 
+# Recordings of odd calls: any layout, dtype and size.
+ODD = (
+    "embedding_bags",
+    "folds",
+    "long_rows",
+    "odd_batch_norms",
+    "odd_calls",
+    "odd_calls_2",
+    "odd_calls_3",
+    "odd_reductions",
+    "wide_attention",
+)
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": layer_cases.attention,
     "attention_forward": layer_cases.attention_forward,

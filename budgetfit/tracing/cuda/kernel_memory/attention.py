@@ -7,6 +7,7 @@ Sources: ``attention.cu`` and ``attention_backward.cu`` in
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -179,9 +180,10 @@ def safe_softmax(call: Call) -> Steps:
     Source: ``aten/src/ATen/native/transformers/attention.cpp``.
     """
     tensor, dim = call.args[:2]
-    length = tensor.shape[dim] if tensor.dim() else 1
+    last = dim % max(tensor.dim(), 1)
+    rows = prod(size for d, size in enumerate(tensor.shape) if d != last)
     yield OUTPUTS
     yield from freed_at_once(*contiguous_copies(tensor))
     yield buffer(tensor.numel())
-    yield buffer(tensor.numel() // max(length, 1))
+    yield buffer(rows)
     yield buffer(call.out.element_size())

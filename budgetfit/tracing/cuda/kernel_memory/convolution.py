@@ -25,6 +25,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Gemm,
     KernelStep,
     Steps,
+    Unverified,
     buffer,
     contiguous_copies,
     freed_at_once,
@@ -131,6 +132,8 @@ def convolution(call: Call) -> Steps:
         yield CUDNN
         yield output
         return
+    if conv.bias is not None and not conv.bias.is_contiguous():
+        yield Unverified()
     contiguous = contiguous_copies(conv.input, conv.weight)
     yield from contiguous
     if conv.kernel == "depthwise":
@@ -201,7 +204,9 @@ def convolution_backward(call: Call) -> Steps:
 
 def _one_group(conv: Convolution, grad: Tensor, *results: Results) -> Steps:
     channels = grad.shape[1] // conv.groups
-    turned = not grad.is_contiguous() and (conv.groups == 1 or channels > 1)
+    turned = not grad.is_contiguous()
+    if conv.groups > 1:  # copied slices keep the memory format
+        turned = turned and channels > 1 and grad.stride(1) == 1
     shape = (grad.shape[0], channels, *grad.shape[2:])
     copy = [conv.group_share(grad.numel())] if turned else []
     if conv.kernel == "transposed":

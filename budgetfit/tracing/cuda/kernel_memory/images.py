@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     OUTPUTS,
@@ -36,7 +37,8 @@ def _format_of(tensor: Tensor) -> torch.memory_format:
     if last is None or tensor.is_contiguous():
         return torch.contiguous_format
     is_last = tensor.is_contiguous(memory_format=last)
-    return last if is_last else torch.contiguous_format
+    suggested = suggest_memory_format(tensor) == last  # not so where a batch is 1
+    return last if is_last and suggested else torch.contiguous_format
 
 
 @kernel_memory(

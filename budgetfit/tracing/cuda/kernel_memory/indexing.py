@@ -121,6 +121,13 @@ def embedding_bag(call: Call) -> Steps:
     yield Output(3, size_bytes=bags * weight.shape[1] * index if maxima else 0)
 
 
+@kernel_memory("_embedding_bag_per_sample_weights_backward")
+def embedding_bag_weights_backward(call: Call) -> Steps:
+    """Indices and offsets of different dtypes are not represented."""
+    if call.args[2].dtype != call.args[3].dtype:
+        yield Unverified()
+
+
 @kernel_memory("_embedding_bag_dense_backward", "_embedding_bag_backward")
 def embedding_bag_backward(call: Call) -> Steps:
     """As of an embedding, but maxima are added up directly."""

@@ -83,6 +83,12 @@ def _one_dtype(call: Call) -> Steps:
         yield Unverified()
 
 
+def _one_shape(call: Call) -> Steps:
+    """A target with more elements than the input is not represented."""
+    if _losses_bytes(call) > call.args[0].numel() * call.out.element_size():
+        yield Unverified()
+
+
 def _losses_bytes(call: Call) -> int:
     """Return the bytes of every element's loss; inputs and targets are broadcast."""
     shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)
@@ -91,7 +97,8 @@ def _losses_bytes(call: Call) -> int:
 
 def _full_storage(call: Call) -> Output:
     """The scalar's storage is that of every element's loss."""
-    return Output(0, size_bytes=_losses_bytes(call))
+    own = call.out.numel() * call.out.element_size()
+    return Output(0, size_bytes=max(_losses_bytes(call), own))
 
 
 @kernel_memory("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward")
@@ -140,6 +147,7 @@ def in_place_loss(call: Call) -> Steps:
     The reduction is the last argument, after an optional weight.
     """
     yield from _one_dtype(call)
+    yield from _one_shape(call)
     yield _full_storage(call)
     place = 3 if len(call.args) > 3 else 2  # noqa: PLR2004
     if call.get(place, 1):

@@ -182,9 +182,10 @@ def _sums_of_gradient(call: Call, *parameters: Output) -> Steps:
     last = channels_last(tensor) and channels_last(grad)
     copies = [] if last else _reshaped(tensor, grad)
     yield from copies
+    number = max(tensor.element_size(), SINGLE_BYTES)
     if wanted or last:
-        yield buffer(channels * SINGLE_BYTES)
-        yield buffer(channels * SINGLE_BYTES)
+        yield buffer(channels * number)
+        yield buffer(channels * number)
     yield from parameters
     if last:
         rows = tensor.numel() // max(channels, 1)

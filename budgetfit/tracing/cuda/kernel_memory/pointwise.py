@@ -52,9 +52,9 @@ def pow_tensor(call: Call) -> Steps:
     yield OUTPUTS
 
 
-@kernel_memory("native_dropout_backward")
-def dropout_backward(call: Call) -> Steps:
-    """A gradient in the shape of what comes in, resized if the mask is larger."""
+@kernel_memory("native_dropout_backward", "log_sigmoid_backward", "_prelu_kernel")
+def resized_output(call: Call) -> Steps:
+    """An output in the first input's size, resized if another one is larger."""
     yield from resized(call.args[0], call.out)
 
 

@@ -18,10 +18,12 @@ from torch._prims_common import (
 
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
+    INDEX_BYTES,
     OUTPUTS,
     SINGLE_BYTES,
     Call,
     Steps,
+    Unverified,
     buffer,
     copy_of,
     flattens,
@@ -109,11 +111,35 @@ def reduction(
     "mean.dim",
     "prod.default",
     "prod.dim_int",
-    "nansum.default",
 )
 def sums(call: Call) -> Steps:
     """Sums, means, products."""
     yield from _in_dtype_of_output(call, call.get(1))
+
+
+@kernel_memory("nansum")
+def nansum(call: Call) -> Steps:
+    """As sums; without dimensions fake tensors do not reduce."""
+    if call.get(1) == []:
+        yield Unverified()
+    yield from _in_dtype_of_output(call, call.get(1))
+
+
+@kernel_memory("count_nonzero.dim_IntList")
+def count_nonzero(call: Call) -> Steps:
+    """Which are not zero, and their sum as int64."""
+    tensor = call.args[0]
+    if tensor.dtype != torch.bool:
+        yield copy_of(tensor, 1)
+    yield OUTPUTS
+    yield copy_of(tensor, INDEX_BYTES)
+    yield from reduction(Layout.cast(tensor, torch.int64), call.args[1], torch.int64)
+
+
+@kernel_memory("aminmax")
+def aminmax(_call: Call) -> Steps:
+    """Both at once: not represented."""
+    yield Unverified()
 
 
 def _in_dtype_of_output(call: Call, dims: int | Sequence[int] | None) -> Steps:
