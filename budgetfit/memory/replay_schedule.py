@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PASSES = ("forward", "backward")
 MICRO_REPEATS = 2  # micro-steps beyond the traced ones
 STEADY_REPEATS = 1  # repeats of the last traced step: memory has settled then
+# Where the allocator collects garbage by age, it took up to ten steps (0041).
+COLLECTING_REPEATS = 10
 
 
 class EventRange(NamedTuple):
@@ -104,6 +106,7 @@ def schedule(
     traced: list[EventRange],
     batch_size: int,
     then_batch_sizes: tuple[int, ...],
+    steady_repeats: int = STEADY_REPEATS,
 ) -> list[ScheduledRange]:
     """Return all ranges, the last step repeated if it frees all that it allocates.
 
@@ -114,7 +117,7 @@ def schedule(
     last = max(row.step for row in traced)
     steady = [row for row in traced if row.step == last]
     parts = [ScheduledRange(row, batch_size) for row in traced]
-    repeats = (batch_size,) * STEADY_REPEATS + then_batch_sizes
+    repeats = (batch_size,) * steady_repeats + then_batch_sizes
     if last < 1 or not _closed(trace.events[whole[0].start : whole[-1].end]):
         if then_batch_sizes:
             raise ValueError("the last step of this trace cannot be repeated")
