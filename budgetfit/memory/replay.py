@@ -19,6 +19,8 @@ from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
 from budgetfit.memory.replay_schedule import (
+    COLLECTING_REPEATS,
+    STEADY_REPEATS,
     EventRange,
     ScheduledRange,
     schedule,
@@ -113,8 +115,10 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
 ) -> MemoryTimeline:
     """Replay the trace through the caching allocator and return its memory timeline.
 
-    The last traced step runs twice, so that it is also seen in the steady state. Of the
-    micro-steps that were not traced up to two are run: reserved memory settles by then.
+    The last traced step runs twice, so that it is also seen in the steady state, and
+    more often where the allocator collects garbage, which takes longer to settle. Of
+    the micro-steps that were not traced up to two are run: reserved memory settles by
+    then.
     Steps of ``then_batch_sizes`` follow, such as the smaller last batch of an epoch and
     the full ones after it: their sizes meet the blocks that are cached.
 
@@ -139,14 +143,10 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     total = most = card_bytes if limit_bytes is None else limit_bytes
     if total <= card_bytes:
         most = min(total, settings.allowed_bytes(card_bytes))
-    program = trace, batch_size, then_batch_sizes, micro_steps
-    key = (
-        *program,
-        device,
-        settings,
-        settings.collect_above_bytes(card_bytes),
-        CachingAllocator.addresses_rise,
-    )
+    collects = settings.collect_above_bytes(card_bytes)
+    repeats = STEADY_REPEATS if collects is None else COLLECTING_REPEATS
+    program = trace, batch_size, then_batch_sizes, micro_steps, repeats
+    key = *program, device, settings, collects, CachingAllocator.addresses_rise
     known = _TIMELINES.get(key)
     if known is not None and known.reserved_bytes <= most:
         return known
@@ -192,10 +192,13 @@ def _program(
     batch_size: int,
     then_batch_sizes: tuple[int, ...],
     micro_steps: int,
+    steady_repeats: int = STEADY_REPEATS,
 ) -> tuple[list[ScheduledRange], list[int]]:
     """Return the schedule, and the events that it refers to."""
     traced, events = with_micro_steps(trace, micro_steps)
-    parts = schedule(trace, traced, events, batch_size, then_batch_sizes)
+    parts = schedule(
+        trace, traced, events, batch_size, then_batch_sizes, steady_repeats
+    )
     return parts, events
 
 

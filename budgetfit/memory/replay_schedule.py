@@ -23,6 +23,8 @@ PASSES = ("forward", "backward")
 MICRO_REPEATS = 2  # micro-steps beyond the traced ones
 STEADY_REPEATS = 1  # repeats of the last traced step: memory has settled then
 TURNING_REPEATS = 3  # of one that leaves things to the next: blocks swap their places
+# Where the allocator collects garbage by age, it took up to ten steps (0041).
+COLLECTING_REPEATS = 10
 
 
 class EventRange(NamedTuple):
@@ -105,6 +107,7 @@ def schedule(
     events: list[int],
     batch_size: int,
     then_batch_sizes: tuple[int, ...],
+    steady_repeats: int = STEADY_REPEATS,
 ) -> list[ScheduledRange]:
     """Return all ranges, the last step repeated if it leaves as much as it found.
 
@@ -121,7 +124,7 @@ def schedule(
     turns = storages_in_turns(
         trace, [e for row in steady for e in events[row.start : row.end]]
     )
-    count = TURNING_REPEATS if turns else STEADY_REPEATS
+    count = max(steady_repeats, TURNING_REPEATS if turns else 0)
     repeats = (batch_size,) * count + then_batch_sizes
     if last < 1 or turns is None:
         if then_batch_sizes:

@@ -1,6 +1,6 @@
 """Record programs under allocator settings, each in a process of its own.
 
-    python -m tests.accuracy.record_allocator_settings    # on the null driver
+    python -m tests.accuracy.record_allocator_settings [PROGRAM...]  # the null driver
 
 Six of the recorded cases run under each of ``COMBINATIONS``;
 ``allocator_settings.json`` then has their peaks over all steps. Where garbage is
@@ -13,9 +13,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.accuracy.case import STEPS, Case
 from tests.accuracy.cases import case_named
 from tests.accuracy.measure import measure
 from tests.accuracy.provenance import choose_cudnn
@@ -50,10 +52,22 @@ ROOM: Final = 1.3
 MIB: Final = 1 << 20
 
 
+class SettledCase(Case):
+    """A case whose smaller batch comes after as many full steps as a replay plays."""
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Samples per micro-batch in every recorded step."""
+        if not self.last_batch_size:
+            return super().batch_sizes
+        return (*(self.batch_size,) * STEPS, self.last_batch_size, self.batch_size)
+
+
 def measure_here(program: str) -> dict[str, int]:
     """Run a program in this process, which has the card and the settings."""
     choose_cudnn(enabled=False)
-    recording, _ = measure(case_named(program), with_events=False)
+    case = SettledCase(**vars(case_named(program)))
+    recording, _ = measure(case, with_events=False)
     phases = [phase for step in recording["steps"] for phase in step]
     return {
         "allocated": max(phase["peak_allocated_bytes"] for phase in phases),
@@ -84,10 +98,12 @@ def record_one(program: str, settings: str, memory_bytes: int) -> dict[str, int]
     return found | {"memory": memory_bytes}
 
 
-def record() -> None:
-    """Record every program under all settings and write the file."""
-    rows: dict[str, dict[str, dict[str, int]]] = {}
-    for program in PROGRAMS:
+def record(programs: Sequence[str]) -> None:
+    """Record programs under all settings and write them to the file."""
+    rows: dict[str, dict[str, dict[str, int]]] = {each: {} for each in PROGRAMS}
+    if RECORDED.is_file():
+        rows |= json.loads(RECORDED.read_text("utf-8"))
+    for program in programs:
         rows[program] = {"": record_one(program, "", 0)}
         room = int(rows[program][""]["reserved"] * ROOM) // MIB * MIB
         for settings in COMBINATIONS:
@@ -95,7 +111,7 @@ def record() -> None:
             rows[program][settings] = record_one(program, settings, memory)
             sys.stdout.write(f"{program}: {settings}: {rows[program][settings]}\n")
             sys.stdout.flush()
-    RECORDED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        RECORDED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -103,12 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("programs", nargs="*", default=PROGRAMS, metavar="PROGRAM")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         sys.stdout.write(f"{json.dumps(measure_here(options.measure))}\n")
     else:
-        record()
+        record(options.programs)
 
 
 if __name__ == "__main__":

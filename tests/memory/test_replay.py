@@ -18,6 +18,7 @@ from budgetfit.memory.replay import (
     replay,
     storage_bytes,
 )
+from budgetfit.memory.replay_schedule import COLLECTING_REPEATS
 from tests.memory.made_traces import MIB, TraceMaker
 
 ADA = find_gpu("rtx-4090")
@@ -162,6 +163,38 @@ def test_a_device_that_is_full_of_cache_is_emptied_and_tried_again() -> None:
     roomy = replay(fragmented(), 1, ADA, limit_bytes=80 * MIB)
     assert roomy.retries == 0
     assert roomy.reserved_bytes == 70 * MIB
+
+
+def test_a_memory_fraction_limits_the_card_and_not_a_replay_without_a_limit() -> None:
+    share = 100 * MIB / ADA.total_bytes
+    settings = AllocatorSettings(per_process_memory_fraction=share)
+    limited = replay(two_blocks(), 3, ADA, settings=settings)
+    assert limited.failed_bytes is not None
+    free = replay(two_blocks(), 3, ADA, limit_bytes=UNLIMITED_BYTES, settings=settings)
+    assert free == replay(two_blocks(), 3, ADA, limit_bytes=UNLIMITED_BYTES)
+
+
+def test_where_garbage_is_collected_more_steps_are_played() -> None:
+    settings = AllocatorSettings(
+        garbage_collection_threshold=0.5, per_process_memory_fraction=0.9
+    )
+    plain = replay(two_blocks(steps=2), 3, ADA)
+    longer = replay(two_blocks(steps=2), 3, ADA, settings=settings)
+    assert {point.step for point in plain.points} == {-1, 0, 1, 2}
+    assert longer.points[-1].step == 1 + COLLECTING_REPEATS
+    assert longer.reserved_bytes == plain.reserved_bytes  # far below half of the card
+
+
+def test_rounding_counts_in_blocks_and_at_the_peak() -> None:
+    settings = AllocatorSettings(roundup_power2_divisions=(1,) * 16)
+    assert replay(two_blocks(), 3, ADA, settings=settings) == replay(
+        two_blocks(), 3, ADA
+    )
+    halves = AllocatorSettings(roundup_power2_divisions=(2,) * 16)
+    trace, device = two_blocks(), device_properties(ADA)
+    rounded = block_bytes(trace, 3, device, halves) // MIB
+    assert rounded.tolist() == [48, 24, 64, 64, 64, 48, 48]
+    assert replay(trace, 3, ADA, settings=halves).allocated_bytes > 0
 
 
 def test_expandable_segments_grow_where_others_are_taken_anew() -> None:
