@@ -179,6 +179,9 @@ def embedding_bags() -> Iterator[Case]:
         chosen = [indices, bag, sizes, places, rows]
         rest = [rest[0], mode, weights, rest[-1]]
         yield "_embedding_bag_dense_backward", [grad, *chosen, *rest], {}
+        every = tensor([count], index)
+        chosen = [indices, offsets, every, sizes, places, rows, *rest[:2], sparse]
+        yield "_embedding_bag_backward", [grad, *chosen, *rest[2:]], {}
         if weights is not None:
             chosen = [weight, indices, tensor([bags], index), bag, mode, rest[-1]]
             yield "_embedding_bag_per_sample_weights_backward", [grad, *chosen], {}

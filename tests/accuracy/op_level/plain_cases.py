@@ -151,6 +151,17 @@ def binary() -> Iterator[Case]:
         yield "div.Scalar_mode", [x, 3], {"rounding_mode": "trunc"}
 
 
+def numbers() -> Iterator[Case]:
+    """Functions of one tensor and a number, of any layout and dtype."""
+    rng = seeded(57)
+    for _ in range(6):
+        for dtype in (*FLOATS, torch.int64):
+            for op in ("add.Scalar", "sub.Scalar", "rsub.Scalar"):
+                yield op, [some(rng, (dtype,)), rng.choice((2, 2.5))], {}
+            yield "sgn", [some(rng, (dtype,))], {}
+            yield "mul.Scalar", [some(rng, (dtype,)), 2.5], {}
+
+
 def in_place() -> Iterator[Case]:
     """What is written into an existing tensor."""
     rng = seeded(33)
