@@ -101,7 +101,7 @@ def with_micro_steps(
     return result, events
 
 
-def schedule(
+def schedule(  # noqa: PLR0913, PLR0917 - a trace and the settings of its replay
     trace: StepTrace,
     traced: list[EventRange],
     events: list[int],
