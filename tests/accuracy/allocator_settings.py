@@ -156,7 +156,8 @@ def section() -> str:
         "`PYTORCH_ALLOC_CONF`, on the null driver: reserved is equal to the byte in "
         f"{exact} of {len(chosen)}. The last column is what the settings change. "
         f"Garbage is collected on a card of {ROOM:g} times what the program reserves "
-        "without settings. `python -m tests.accuracy.allocator_settings` prints this."
+        "without settings; there a replay plays more full steps before a smaller batch "
+        "than were recorded. `python -m tests.accuracy.allocator_settings` prints this."
     )
     lines = [
         "## Allocator settings\n",

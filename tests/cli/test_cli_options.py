@@ -5,7 +5,7 @@ import typer.main
 from budgetfit.cli.app import app
 
 COMMON = {"--help", "-h", "--json", "--traceback"}
-CARD = {"--vram", "--gpu", "--headroom", "--host-ram"}
+CARD = {"--vram", "--gpu", "--headroom", "--host-ram", "--allocator"}
 GIVEN = {"--batch", "--loss"}
 MODEL = {
     *("MODEL", "--max-length", "--image-size", "--text-only", "--trust-remote-code"),
@@ -54,7 +54,15 @@ OPTIONS = {
     | SETTINGS
     | ADAPTERS
     | SAMPLES
-    | {"--gpus", "--price", "--methods", "--headroom", "--host-ram", "--objective"},
+    | {
+        "--gpus",
+        "--price",
+        "--methods",
+        "--headroom",
+        "--host-ram",
+        "--allocator",
+        "--objective",
+    },
     "layers": COMMON | MODEL,
     "verify": COMMON
     | GIVEN
