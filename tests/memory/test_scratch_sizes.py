@@ -105,26 +105,48 @@ def test_the_workspace_of_efficient_attention_follows_shared_memory(
 
 def test_an_embedding_gradient_sums_parts_of_ten_rows() -> None:
     # 8192 indices into 50257 rows of 768: (819 + 8192) x 768 x 4 bytes (M35)
-    arguments = (8192, 50_257, 768, 8, 4)
+    arguments = (8192, 50_257, 768, 8, 4, 0)
     parts = scratch_bytes(A100, "embedding_partials", arguments)
     assert parts == [72_088, 27_681_792, 0]
-    assert scratch_bytes(A100, "embedding_indices", (8192, 8)) == [65_536]
-    assert scratch_bytes(A100, "embedding_sort", (8192, 50_257, 8)) == [138_751]
-    assert scratch_bytes(A100, "embedding_unique", (8192, 8)) == [1279]
-    assert scratch_bytes(A100, "embedding_scan", (8192, 50_257, 8)) == [1279]
+    assert scratch_bytes(A100, "embedding_indices", (8192, 8, 0)) == [65_536]
+    assert scratch_bytes(A100, "embedding_sort", (8192, 50_257, 8, 0)) == [138_751]
+    assert scratch_bytes(A100, "embedding_unique", (8192, 8, 0)) == [1279]
+    assert scratch_bytes(A100, "embedding_scan", (8192, 50_257, 8, 0)) == [1279]
 
 
 def test_few_indices_need_no_sort() -> None:
     few = {
-        "embedding_indices": (3072, 8),
-        "embedding_sort": (3072, 9, 8),
-        "embedding_unique": (3072, 8),
-        "embedding_segments": (3072, 9, 8),
-        "embedding_scan": (3072, 9, 8),
-        "embedding_count": (3072, 8),
-        "embedding_partials": (3072, 9, 64, 8, 4),
+        "embedding_indices": (3072, 8, 0),
+        "embedding_sort": (3072, 9, 8, 0),
+        "embedding_unique": (3072, 8, 0),
+        "embedding_segments": (3072, 9, 8, 0),
+        "embedding_scan": (3072, 9, 8, 0),
+        "embedding_count": (3072, 8, 0),
+        "embedding_partials": (3072, 9, 64, 8, 4, 0),
     }
     assert not any(sum(scratch_bytes(A100, *row)) for row in few.items())
+
+
+def test_bags_sort_however_few_their_indices_are() -> None:
+    assert scratch_bytes(A100, "embedding_indices", (20, 8, 1)) == [160]
+    assert scratch_bytes(A100, "embedding_partials", (20, 50, 16, 8, 4, 1)) == [
+        176,
+        22 * 16 * 4,
+        0,
+    ]
+
+
+def test_topk_shares_a_row_of_20000_among_blocks_and_a_shorter_one_not() -> None:
+    assert sum(scratch_bytes(A100, "topk", (1, 19_999, 4))) == 0
+    # 4 numbers a thread and 256 threads: 50 blocks, each with 256 counts of 2 bytes
+    parts = scratch_bytes(A100, "topk", (1, 50_257, 4))
+    assert parts == [4, 8, 8, 50 * 512, 1024, 200, 200, 1279]
+
+
+def test_sorts_of_16_bits_before_hopper_take_the_most_blocks_that_fit() -> None:
+    _, old, *_ = scratch_bytes(A100, "sort", (1, 50_257, 2))
+    _, new, *_ = scratch_bytes(H100, "sort", (1, 50_257, 2))
+    assert (old, new) == (4_971_775, 516_607)
 
 
 def test_a_sort_of_a_million_floats_takes_what_was_measured() -> None:
@@ -201,13 +223,20 @@ ARGUMENTS = {
     "cublas_workspace": (st.just(2), st.integers(10, 15)),
     "cublaslt_workspace": (),
     "efficient_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, WIDTH, FLAG, FLAG),
-    "embedding_count": (COUNT, st.just(8)),
-    "embedding_indices": (COUNT, st.sampled_from((4, 8))),
-    "embedding_scan": (COUNT, COUNT, st.sampled_from((4, 8))),
-    "embedding_segments": (COUNT, COUNT, st.sampled_from((4, 8))),
-    "embedding_sort": (COUNT, COUNT, st.sampled_from((4, 8))),
-    "embedding_unique": (COUNT, st.sampled_from((4, 8))),
-    "embedding_partials": (COUNT, COUNT, WIDTH, st.sampled_from((4, 8)), BYTES),
+    "embedding_count": (COUNT, st.just(8), FLAG),
+    "embedding_indices": (COUNT, st.sampled_from((4, 8)), FLAG),
+    "embedding_scan": (COUNT, COUNT, st.sampled_from((4, 8)), FLAG),
+    "embedding_segments": (COUNT, COUNT, st.sampled_from((4, 8)), FLAG),
+    "embedding_sort": (COUNT, COUNT, st.sampled_from((4, 8)), FLAG),
+    "embedding_unique": (COUNT, st.sampled_from((4, 8)), FLAG),
+    "embedding_partials": (
+        COUNT,
+        COUNT,
+        WIDTH,
+        st.sampled_from((4, 8)),
+        BYTES,
+        FLAG,
+    ),
     "flash_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, st.just(2), FLAG),
     "flash_attention_forward": (COUNT, WIDTH, WIDTH, WIDTH, FLAG),
     "batch_norm_statistics": (COUNT, WIDTH, st.sampled_from((2, 4))),
@@ -215,8 +244,10 @@ ARGUMENTS = {
     "index_put_sort": (COUNT, COUNT),
     "masked_scatter": (COUNT,),
     "norm_backward": (COUNT, WIDTH, BYTES, FLAG, FLAG),
-    "scan": (COUNT, st.sampled_from((4, 8))),
-    "sort": (WIDTH, COUNT, st.sampled_from((4, 8))),
+    "scan": (COUNT, st.sampled_from((2, 4, 8))),
+    "scan_by_key": (COUNT, st.sampled_from((4, 8)), FLAG),
+    "sort": (WIDTH, COUNT, st.sampled_from((1, 2, 4, 8))),
+    "topk": (WIDTH, COUNT, st.sampled_from((1, 2, 4, 8))),
 }
 
 

@@ -142,7 +142,10 @@ def long_rows() -> Iterator[Case]:
     kinds = (*FLOATS, torch.int64, torch.int32, torch.float64, torch.uint8)
     for _ in range(60):
         dtype = rng.choice(kinds)
-        rows, length = rng.choice((1, 3, 64, 1000)), rng.choice((1000, 1024, 5000, 50257))
+        rows, length = (
+            rng.choice((1, 3, 64, 1000)),
+            rng.choice((1000, 1024, 5000, 50257)),
+        )
         if rows * length > 2**23:
             rows = 4
         x = tensor([rows, length], dtype)

@@ -174,8 +174,8 @@ def embedding_bags() -> Iterator[Case]:
             continue
         grad = tensor([bags, columns], dtype)
         sizes = tensor([bags], index)
-        places = tensor([bags, columns] if mode == 2 else [0], index)  # noqa: PLR2004
-        bag = tensor([count] if mode < 2 else [0], index)  # noqa: PLR2004
+        places = tensor([bags, columns] if mode == 2 else [0], index)
+        bag = tensor([count] if mode < 2 else [0], index)
         chosen = [indices, bag, sizes, places, rows]
         rest = [rest[0], mode, weights, rest[-1]]
         yield "_embedding_bag_dense_backward", [grad, *chosen, *rest], {}

@@ -68,7 +68,9 @@ def odd_call(rng: random.Random, op: str, calls: list[Any]) -> Case | None:
         args, kwargs = change(rng, (args, kwargs))
     args, kwargs = other_layouts(rng, (args, kwargs))
     case = op, args, kwargs
-    return case if elements((args, kwargs)) <= MOST_ELEMENTS and is_valid(case) else None
+    return (
+        case if elements((args, kwargs)) <= MOST_ELEMENTS and is_valid(case) else None
+    )
 
 
 def tensor_of(

@@ -145,36 +145,56 @@ def odd_reductions() -> Iterator[Case]:
         into = rng.choice((None, None, *FLOATS, torch.float64))
         named = {} if into is None else {"dtype": into}
         one = rng.choice(every) - rng.choice((0, len(every)))
-        yield from _one_of(rng, [
-            ("sum.dim_IntList", [x, rng.choice((None, dims)), keep], named),
-            ("sum.default", [x], named),
-            ("mean.dim", [x, rng.choice((None, dims)), keep], named),
-            ("mean.default", [x], named),
-            ("nansum", [x, rng.choice((None, dims)), keep], named),
-            ("prod.default", [x], named),
-            ("prod.dim_int", [x, one, keep], named),
-        ])
-        yield from _one_of(rng, [
-            ("amax", [x, dims, keep], {}), ("amin", [x, dims, keep], {}), ("aminmax", [x], {"dim": one}),
-            ("max.dim", [x, one, keep], {}), ("min.dim", [x, one, keep], {}),
-            ("max", [x], {}), ("min", [x], {}),
-            ("argmax", [x, rng.choice((None, one)), keep], {}),
-            ("argmin", [x, rng.choice((None, one)), keep], {}),
-            ("any", [x], {}), ("all", [x], {}), ("any.dim", [x, one, keep], {}),
-            ("all.dim", [x, one, keep], {}), ("any.dims", [x, dims, keep], {}),
-            ("count_nonzero.dim_IntList", [x, dims], {}),
-        ])
+        yield from _one_of(
+            rng,
+            [
+                ("sum.dim_IntList", [x, rng.choice((None, dims)), keep], named),
+                ("sum.default", [x], named),
+                ("mean.dim", [x, rng.choice((None, dims)), keep], named),
+                ("mean.default", [x], named),
+                ("nansum", [x, rng.choice((None, dims)), keep], named),
+                ("prod.default", [x], named),
+                ("prod.dim_int", [x, one, keep], named),
+            ],
+        )
+        yield from _one_of(
+            rng,
+            [
+                ("amax", [x, dims, keep], {}),
+                ("amin", [x, dims, keep], {}),
+                ("aminmax", [x], {"dim": one}),
+                ("max.dim", [x, one, keep], {}),
+                ("min.dim", [x, one, keep], {}),
+                ("max", [x], {}),
+                ("min", [x], {}),
+                ("argmax", [x, rng.choice((None, one)), keep], {}),
+                ("argmin", [x, rng.choice((None, one)), keep], {}),
+                ("any", [x], {}),
+                ("all", [x], {}),
+                ("any.dim", [x, one, keep], {}),
+                ("all.dim", [x, one, keep], {}),
+                ("any.dims", [x, dims, keep], {}),
+                ("count_nonzero.dim_IntList", [x, dims], {}),
+            ],
+        )
         order = rng.choice((2, 1, 0, 3, 1.5, -1, float("inf"), float("-inf")))
-        yield from _one_of(rng, [
-            ("linalg_vector_norm", [x, order, rng.choice((None, dims)), keep], named),
-            ("norm.ScalarOpt_dim", [x, order, dims, keep], {}),
-            ("logsumexp", [x, dims, keep], {}),
-            ("var.correction", [x, dims], {"correction": 1, "keepdim": keep}),
-            ("std.correction", [x, dims], {"correction": 0, "keepdim": keep}),
-            ("var_mean.correction", [x, dims], {"correction": 1, "keepdim": keep}),
-            ("_softmax", [x, one, False], {}),
-            ("_log_softmax", [x, one, False], {}),
-        ])
+        yield from _one_of(
+            rng,
+            [
+                (
+                    "linalg_vector_norm",
+                    [x, order, rng.choice((None, dims)), keep],
+                    named,
+                ),
+                ("norm.ScalarOpt_dim", [x, order, dims, keep], {}),
+                ("logsumexp", [x, dims, keep], {}),
+                ("var.correction", [x, dims], {"correction": 1, "keepdim": keep}),
+                ("std.correction", [x, dims], {"correction": 0, "keepdim": keep}),
+                ("var_mean.correction", [x, dims], {"correction": 1, "keepdim": keep}),
+                ("_softmax", [x, one, False], {}),
+                ("_log_softmax", [x, one, False], {}),
+            ],
+        )
 
 
 def _one_of(rng: random.Random, cases: list[Case]) -> Iterator[Case]:

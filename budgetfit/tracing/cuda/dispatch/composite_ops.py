@@ -1,7 +1,7 @@
 """Composite ops with a CUDA branch in torch's C++ (``is_cuda``): dropout, linear, SDPA.
 
-So have some gradients for plain tensors (``product_gradients``). For fake CPU tensors they are overridden with the branch that CUDA takes; real tensors
-run as usual.
+So have some gradients for plain tensors (``product_gradients``). For fake CPU tensors
+they are overridden with the branch that CUDA takes; real tensors run as usual.
 """
 
 from __future__ import annotations

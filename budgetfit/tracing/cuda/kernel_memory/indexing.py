@@ -283,7 +283,7 @@ def _sorting(
 
 
 def _dense_strides(tensor: Tensor, last: int) -> tuple[int, ...]:
-    """Return dense strides in the order of the tensor's, but with ``last`` innermost."""
+    """Return dense strides in the order of the tensor's, ``last`` innermost."""
     ndim = tensor.dim()
     order = sorted(range(ndim), key=lambda d: (d == last % ndim, -tensor.stride(d)))
     strides, step = [0] * ndim, 1

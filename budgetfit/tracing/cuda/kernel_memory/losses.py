@@ -26,14 +26,13 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     buffer,
     contiguous_copies,
     copy_of,
+    freed_at_once,
     kernel_memory,
     resized,
 )
 from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from budgetfit.core.step_trace import KernelScratch
 
 
@@ -77,6 +76,9 @@ def nll_loss(call: Call) -> Steps:
 def nll_loss_backward(call: Call) -> Steps:
     """Contiguous inputs."""
     yield from contiguous_copies(*call.args[1:4])
+
+
+LARGE_CTC = 450
 
 
 def _one_dtype(call: Call) -> Steps:
@@ -195,9 +197,21 @@ def multi_margin_loss(call: Call) -> Steps:
 
 @kernel_memory("_ctc_loss_backward")
 def ctc_loss_backward(call: Call) -> Steps:
-    """Lengths and offsets on the GPU, and beta, as large as alpha."""
-    samples, alpha = call.args[1].shape[1], call.args[6]
+    """Lengths and offsets on the GPU, and beta, as large as alpha.
+
+    In a large problem the blanks' part is summed by ``logsumexp``; ``LossCTC.cu``.
+    """
+    (steps, samples, classes), alpha = call.args[1].shape, call.args[6]
     for _ in range(3):
         yield buffer(samples * INDEX_BYTES)
     yield copy_of(alpha)
     yield OUTPUTS
+    if 2 * steps + 24 * samples / 10 + 2 * classes / 10 > LARGE_CTC:
+        of_step = buffer(samples * steps * alpha.element_size())
+        labels = (alpha.shape[-1] + 1) // 2
+        blanks = buffer(samples * steps * labels * alpha.element_size())
+        yield blanks
+        yield of_step
+        yield from freed_at_once(of_step, buffer(samples * steps))
+        yield blanks
+        yield of_step

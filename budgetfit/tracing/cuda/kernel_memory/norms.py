@@ -1,10 +1,10 @@
 """Layer, RMS, group and batch normalization; the latter without cuDNN.
 
 In channels-last format thread blocks of a batch norm share a channel through a staging
-buffer; strides of any other kind take the general reductions. Sources: ``layer_norm_kernel.cu``
-and ``group_norm_kernel.cu`` in ``aten/src/ATen/native/cuda``, ``Normalization.cuh``
-(``batch_norm_stats_channels_last_cuda_template``) and ``Normalization.cu``
-(``batch_norm_choose_impl``).
+buffer; strides of any other kind take the general reductions. Sources:
+``layer_norm_kernel.cu`` and ``group_norm_kernel.cu`` in ``aten/src/ATen/native/cuda``,
+``Normalization.cuh`` (``batch_norm_stats_channels_last_cuda_template``) and
+``Normalization.cu`` (``batch_norm_choose_impl``, ``batch_norm_backward_cuda``).
 """
 
 from __future__ import annotations

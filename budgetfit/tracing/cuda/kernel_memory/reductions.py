@@ -31,7 +31,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_memory,
     scratch,
 )
-
 from budgetfit.tracing.records import Output
 
 if TYPE_CHECKING:
