@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 aten = torch.ops.aten
@@ -109,4 +111,8 @@ def prod_of_dim(
     return _Prod.apply(x, dim, keepdim, dtype)
 
 
-PRODUCTS = {"cumprod": cumprod, "prod": prod, "prod.dim_int": prod_of_dim}
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "cumprod": cumprod,
+    "prod": prod,
+    "prod.dim_int": prod_of_dim,
+}

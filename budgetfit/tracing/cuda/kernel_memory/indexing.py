@@ -284,8 +284,8 @@ def _sorting(
 
 def _dense_strides(tensor: Tensor, last: int) -> tuple[int, ...]:
     """Return dense strides in the order of the tensor's, ``last`` innermost."""
-    ndim = tensor.dim()
-    order = sorted(range(ndim), key=lambda d: (d == last % ndim, -tensor.stride(d)))
+    ndim, given = tensor.dim(), tensor.stride()
+    order = sorted(range(ndim), key=lambda d: (d == last % ndim, -given[d]))
     strides, step = [0] * ndim, 1
     for dim in reversed(order):
         strides[dim] = step

@@ -195,6 +195,13 @@ def multi_margin_loss(call: Call) -> Steps:
         yield buffer(call.args[0].shape[0] * call.args[0].element_size())
 
 
+@kernel_memory("multi_margin_loss_backward")
+def multi_margin_backward(call: Call) -> Steps:
+    """Contiguous inputs."""
+    yield OUTPUTS
+    yield from contiguous_copies(*call.args[1:3])
+
+
 @kernel_memory("_ctc_loss_backward")
 def ctc_loss_backward(call: Call) -> Steps:
     """Lengths and offsets on the GPU, and beta, as large as alpha.

@@ -130,7 +130,7 @@ def batch_norm(call: Call) -> Steps:
         rows = tensor.numel() // max(channels, 1)
         yield from freed_at_once(*scratch("batch_norm_statistics", rows, channels, 4))
     if train and layout == "general":
-        yield from freed_at_once(*_mean_and_variance(tensor, call.out[1].dtype))
+        yield from _mean_and_variance(tensor, call.out[1].dtype)
     if layout == "general":
         for parameter in (weight, bias):
             if parameter is None:
@@ -140,10 +140,12 @@ def batch_norm(call: Call) -> Steps:
 def _mean_and_variance(tensor: Tensor, dtype: torch.dtype) -> Steps:
     """Welford's algorithm over all dimensions but the channels, in fp32."""
     data = Layout.of(tensor)
+    copies = []
     if tensor.dtype not in (dtype, torch.float16):  # those of fp16 are read as such
-        yield copy_of(tensor, dtype.itemsize)
+        copies.append(copy_of(tensor, dtype.itemsize))
         data = Layout.cast(tensor, dtype)
-    yield from welford(data, [d for d in range(tensor.dim()) if d != 1], dtype)
+    dims = [d for d in range(tensor.dim()) if d != 1]
+    yield from freed_at_once(*copies, *welford(data, dims, dtype))
 
 
 @kernel_memory("native_batch_norm_backward")
