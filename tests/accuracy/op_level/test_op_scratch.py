@@ -1,10 +1,13 @@
 """Every recorded op call against the model, byte for byte."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from budgetfit.memory.scratch_sizes import indexing, reductions
+from budgetfit.tracing.call_cache import CallCache
+from budgetfit.tracing.cuda import op_semantics
 from budgetfit.tracing.cuda.kernel_memory import attention, images, norms
 from budgetfit.tracing.cuda.kernel_memory.registry import OUTPUTS
 from tests.accuracy.op_level.compare import card_of, imitation, matches, recording
@@ -54,6 +57,7 @@ def test_rules_broken_on_purpose_are_noticed(
     for name, fault in faults.items():
         path = next(path for path in RECORDINGS if path.stem == name)
         with monkeypatch.context() as patch:
+            patch.setattr(op_semantics, "_CALL_MEMORY", defaultdict(CallCache))
             patch.setattr(*fault)
             wrong, calls = differences(path)
         assert 0 < len(wrong) < calls, name
