@@ -78,6 +78,14 @@ def _advice_on(error: Exception) -> str:
             "its gradient is then as large as its weight; or use an optimizer that "
             "takes them, such as torch.optim.SparseAdam for it alone."
         )
+    if "FlexAttention" in str(error):
+        return (
+            "Flex attention is not planned. Plan with another: a transformers model "
+            'with set_attn_implementation("eager"), which holds all scores as flex '
+            'attention does without torch.compile, or with "sdpa", which comes near to '
+            "compiled flex attention; a model of your own with "
+            "torch.nn.functional.scaled_dot_product_attention in its place."
+        )
     if any(hint in str(error) for hint in _NEEDS_MEMORY):
         return (
             "A custom kernel or numpy reads memory that a trace does not have: wrap it "

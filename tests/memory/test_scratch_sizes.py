@@ -127,6 +127,28 @@ def test_few_indices_need_no_sort() -> None:
     assert not any(sum(scratch_bytes(A100, *row)) for row in few.items())
 
 
+def test_bags_sort_however_few_their_indices_are() -> None:
+    assert scratch_bytes(A100, "embedding_indices", (20, 8, 1)) == [160]
+    assert scratch_bytes(A100, "embedding_partials", (20, 50, 16, 8, 4, 1)) == [
+        176,
+        22 * 16 * 4,
+        0,
+    ]
+
+
+def test_topk_shares_a_row_of_20000_among_blocks_and_a_shorter_one_not() -> None:
+    assert sum(scratch_bytes(A100, "topk", (1, 19_999, 4))) == 0
+    # 4 numbers a thread and 256 threads: 50 blocks, each with 256 counts of 2 bytes
+    parts = scratch_bytes(A100, "topk", (1, 50_257, 4))
+    assert parts == [4, 8, 8, 50 * 512, 1024, 200, 200, 1279]
+
+
+def test_sorts_of_16_bits_before_hopper_take_the_most_blocks_that_fit() -> None:
+    _, old, *_ = scratch_bytes(A100, "sort", (1, 50_257, 2))
+    _, new, *_ = scratch_bytes(H100, "sort", (1, 50_257, 2))
+    assert (old, new) == (4_971_775, 516_607)
+
+
 def test_a_sort_of_a_million_floats_takes_what_was_measured() -> None:
     assert scratch_bytes(A100, "sort", (1, 10**6, 4))[:2] == [8_000_000, 12_342_527]
     assert scratch_bytes(H100, "sort", (1, 10**6, 4))[:2] == [8_000_000, 12_200_191]

@@ -24,6 +24,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         IndexError("index 7 is out of bounds for dimension 0 with size 4"),
         "Pass a batch whose tensors have one row per sample",
     ),
+    "flex attention": (
+        NotImplementedError("FlexAttention does not support backward on CPU."),
+        'Plan with another: .* set_attn_implementation\\("eager"\\)',
+    ),
     "anything else": (KeyError("labels"), "Pass an example batch .* and a loss="),
 }
 

@@ -60,9 +60,9 @@ def _saving_on_host(
     """
 
     def pack(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        order = list(range(x.dim()))
+        order, strides = list(range(x.dim())), x.stride()
         if not pin_memory:
-            order.sort(key=x.stride, reverse=True)
+            order.sort(key=lambda dim: -strides[dim])
         return torch.ops.budgetfit.to_host.default(x.permute(order)), order
 
     def unpack(packed: tuple[torch.Tensor, list[int]]) -> torch.Tensor:

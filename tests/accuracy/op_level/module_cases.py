@@ -305,6 +305,42 @@ def odd_batch_norms() -> Iterator[Case]:
         yield "native_batch_norm_backward", [grad, x, weight, *saved], {}
 
 
+def odd_cells() -> Iterator[Case]:
+    """Odd sizes of ops whose arguments fit each other too closely to be changed."""
+    rng = seeded(58)
+    for _ in range(8):
+        dtype = rng.choice(FLOATS)
+        rows, width = rng.choice((1, 17, 1025)), rng.choice((1, 3, 130))
+        gates, state = tensor([rows, 3 * width], dtype), tensor([rows, width], dtype)
+        bias = [tensor([3 * width], dtype)] * rng.choice((0, 2))
+        yield "_thnn_fused_gru_cell", [gates, gates, state, *bias], {}
+        work = tensor([rows, 5 * width], dtype)
+        grad = tensor([rows, width], dtype, [1, rows])
+        yield "_thnn_fused_gru_cell_backward", [grad, work, bool(bias)], {}
+        scores = tensor([rows, width], dtype, rng.choice((None, [1, rows])))
+        args = [tensor([], dtype), scores, tensor([rows], LONG), 2, 1.0, None, 1]
+        yield "multi_margin_loss_backward", args, {}
+        labels = rng.choice((1, 3, 40))
+        chances = tensor([rows, 2, 32], rng.choice((torch.float32, torch.float64)))
+        alpha = tensor([2, rows, 2 * labels + 1], chances.dtype)
+        per_sample = tensor([2], chances.dtype)
+        sizes = [[rows] * 2, [labels] * 2]
+        args = [per_sample, chances, tensor([2, labels], LONG), *sizes]
+        yield "_ctc_loss_backward", [*args, per_sample, alpha, 0], {}
+        shapes = [[], [rows], [rows, width], [0]][: rng.randint(1, 4)]
+        one, two, three = ([tensor(s, dtype) for s in shapes] for _ in range(3))
+        settings = {
+            "weight_decay": 0.0,
+            "momentum": 0.9,
+            "lr": 1e-3,
+            "dampening": 0.1,
+            "nesterov": False,
+            "maximize": True,
+            "is_first_step": rng.random() < 0.5,
+        }
+        yield "_fused_sgd_", [one, two, three], settings
+
+
 def layout_of(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor whose dimensions lie in any order, now and then with holes."""
     order, stride = rng.sample(range(len(shape)), len(shape)), [0] * len(shape)

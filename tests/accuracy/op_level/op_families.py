@@ -25,6 +25,7 @@ ODD = (
     "odd_calls",
     "odd_calls_2",
     "odd_calls_3",
+    "odd_cells",
     "odd_reductions",
     "wide_attention",
 )
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "long_rows": index_cases.long_rows,
     "numbers": plain_cases.numbers,
     "odd_batch_norms": module_cases.odd_batch_norms,
+    "odd_cells": module_cases.odd_cells,
     "odd_calls": partial(odd_cases.odd, 61),
     "odd_calls_2": partial(odd_cases.odd, 62),
     "odd_calls_3": partial(odd_cases.odd, 63),

@@ -1,10 +1,15 @@
 """Every recorded op call against the model, byte for byte."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from budgetfit.memory.scratch_sizes import reductions
+from budgetfit.memory.scratch_sizes import indexing, reductions
+from budgetfit.tracing.call_cache import CallCache
+from budgetfit.tracing.cuda import op_semantics
+from budgetfit.tracing.cuda.kernel_memory import attention, images, norms
+from budgetfit.tracing.cuda.kernel_memory.registry import OUTPUTS
 from tests.accuracy.op_level.compare import card_of, imitation, matches, recording
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
@@ -37,6 +42,25 @@ def test_a_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, calls = differences(path)
     reductions._of_loop.cache_clear()  # noqa: SLF001
     assert 0 < len(wrong) < calls
+
+
+def test_rules_broken_on_purpose_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = {
+        "wide_attention": (attention, "EFFICIENT_REGISTER_HEAD_DIM", 512),
+        "long_rows": (indexing, "SELECTING_BLOCKS", 8),
+        "folds": (images, "resized", lambda *_tensors: iter([OUTPUTS])),
+        "odd_batch_norms": (norms, "channels_last", lambda _tensor: False),
+        "odd_calls": (images, "contiguous_copies", lambda *_tensors: []),
+    }
+    for name, fault in faults.items():
+        path = next(path for path in RECORDINGS if path.stem == name)
+        with monkeypatch.context() as patch:
+            patch.setattr(op_semantics, "_CALL_MEMORY", defaultdict(CallCache))
+            patch.setattr(*fault)
+            wrong, calls = differences(path)
+        assert 0 < len(wrong) < calls, name
 
 
 def test_the_recordings_cover_five_architectures_and_hundreds_of_calls() -> None:

@@ -140,5 +140,5 @@ def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
         packet, _, overload = name.partition(".")
         kernels[name] = kernel, getattr(getattr(aten, packet), overload)
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
-    with kernels_in_this_thread("AutogradCPU", guarded | PRODUCTS):
+    with kernels_in_this_thread("AutogradCPU", {**guarded, **PRODUCTS}):
         yield

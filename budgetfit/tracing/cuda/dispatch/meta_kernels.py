@@ -50,9 +50,15 @@ def _histc(x: torch.Tensor, bins: int = 100, *_: object) -> torch.Tensor:
     return x.new_empty(bins)
 
 
+def _multi_margin_backward(
+    _: torch.Tensor, scores: torch.Tensor, *__: Any
+) -> torch.Tensor:
+    return torch.empty(scores.shape, dtype=scores.dtype)  # also in 16 bits
+
+
 def _batch_norm(x: torch.Tensor, *further: Any) -> Any:
     """Evaluation, too, saves the statistics: ``native/cuda/Normalization.cu``."""
-    _weight, _bias, _mean, _var, train, _momentum, _eps = further
+    *_, train, _momentum, _eps = further
     if train:
         return None
     half = x.dtype in (torch.float16, torch.bfloat16)
@@ -89,6 +95,7 @@ META_KERNELS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_rms_norm.default: _rms_norm,
     aten.histc.default: _histc,
+    aten.multi_margin_loss_backward.default: _multi_margin_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten._thnn_fused_gru_cell.default: _gru_cell,

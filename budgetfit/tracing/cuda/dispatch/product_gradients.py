@@ -1,9 +1,8 @@
 """Gradients of products, which autograd computes otherwise for tensor subclasses.
 
 For plain tensors it looks for zeros and divides by the input if there are none, as
-here.
-For subclasses, as fake tensors are, it takes a path without division that needs far
-more memory.
+here. For subclasses, as fake tensors are, it takes a path without division that needs
+far more memory.
 
 Source: ``prod_backward`` and ``cumprod_backward`` in
 ``torch/csrc/autograd/FunctionsManual.cpp``.

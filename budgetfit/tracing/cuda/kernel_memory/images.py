@@ -18,8 +18,8 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     contiguous_copies,
     copy_of,
     kernel_memory,
+    resized,
 )
-from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,14 +158,6 @@ def fold(call: Call) -> Steps:
 
     So a smaller output keeps a storage as large as the input. ``Col2Im.cu``.
     """
-    tensor, out = call.args[0], call.out
-    copies = contiguous_copies(tensor)
-    if out.numel() <= tensor.numel():
-        yield Output(0, size_bytes=tensor.numel() * tensor.element_size())
-        yield from copies
-        return
-    too_small = copy_of(tensor)
-    yield too_small
-    yield from copies
-    yield OUTPUTS
-    yield Free(too_small)
+    copies = contiguous_copies(call.args[0])
+    first, *then = resized(call.args[0], call.out)
+    yield from (first, *copies, *then)

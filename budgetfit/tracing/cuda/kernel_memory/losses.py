@@ -26,6 +26,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     buffer,
     contiguous_copies,
     copy_of,
+    freed_at_once,
     kernel_memory,
     resized,
 )
@@ -75,6 +76,9 @@ def nll_loss(call: Call) -> Steps:
 def nll_loss_backward(call: Call) -> Steps:
     """Contiguous inputs."""
     yield from contiguous_copies(*call.args[1:4])
+
+
+LARGE_CTC = 450
 
 
 def _one_dtype(call: Call) -> Steps:
@@ -191,11 +195,30 @@ def multi_margin_loss(call: Call) -> Steps:
         yield buffer(call.args[0].shape[0] * call.args[0].element_size())
 
 
+@kernel_memory("multi_margin_loss_backward")
+def multi_margin_backward(call: Call) -> Steps:
+    """Contiguous inputs."""
+    yield OUTPUTS
+    yield from contiguous_copies(*call.args[1:3])
+
+
 @kernel_memory("_ctc_loss_backward")
 def ctc_loss_backward(call: Call) -> Steps:
-    """Lengths and offsets on the GPU, and beta, as large as alpha."""
-    samples, alpha = call.args[1].shape[1], call.args[6]
+    """Lengths and offsets on the GPU, and beta, as large as alpha.
+
+    In a large problem the blanks' part is summed by ``logsumexp``; ``LossCTC.cu``.
+    """
+    (steps, samples, classes), alpha = call.args[1].shape, call.args[6]
     for _ in range(3):
         yield buffer(samples * INDEX_BYTES)
     yield copy_of(alpha)
     yield OUTPUTS
+    if 2 * steps + 24 * samples / 10 + 2 * classes / 10 > LARGE_CTC:
+        of_step = buffer(samples * steps * alpha.element_size())
+        labels = (alpha.shape[-1] + 1) // 2
+        blanks = buffer(samples * steps * labels * alpha.element_size())
+        yield blanks
+        yield of_step
+        yield from freed_at_once(of_step, buffer(samples * steps))
+        yield blanks
+        yield of_step

@@ -3,9 +3,8 @@
 In channels-last format thread blocks of a batch norm share a channel through a staging
 buffer; strides of any other kind take the general reductions. Sources:
 ``layer_norm_kernel.cu`` and ``group_norm_kernel.cu`` in ``aten/src/ATen/native/cuda``,
-``Normalization.cuh``
-(``batch_norm_stats_channels_last_cuda_template``) and ``Normalization.cu``
-(``batch_norm_choose_impl``).
+``Normalization.cuh`` (``batch_norm_stats_channels_last_cuda_template``) and
+``Normalization.cu`` (``batch_norm_choose_impl``, ``batch_norm_backward_cuda``).
 """
 
 from __future__ import annotations
@@ -131,10 +130,7 @@ def batch_norm(call: Call) -> Steps:
         rows = tensor.numel() // max(channels, 1)
         yield from freed_at_once(*scratch("batch_norm_statistics", rows, channels, 4))
     if train and layout == "general":
-        steps = list(_mean_and_variance(tensor, call.out[1].dtype))
-        yield from steps
-        buffers = [step for step in steps if isinstance(step, KernelScratch)]
-        yield from map(Free, reversed(buffers))
+        yield from _mean_and_variance(tensor, call.out[1].dtype)
     if layout == "general":
         for parameter in (weight, bias):
             if parameter is None:
@@ -144,10 +140,12 @@ def batch_norm(call: Call) -> Steps:
 def _mean_and_variance(tensor: Tensor, dtype: torch.dtype) -> Steps:
     """Welford's algorithm over all dimensions but the channels, in fp32."""
     data = Layout.of(tensor)
+    copies = []
     if tensor.dtype not in (dtype, torch.float16):  # those of fp16 are read as such
-        yield copy_of(tensor, dtype.itemsize)
+        copies.append(copy_of(tensor, dtype.itemsize))
         data = Layout.cast(tensor, dtype)
-    yield from welford(data, [d for d in range(tensor.dim()) if d != 1], dtype)
+    dims = [d for d in range(tensor.dim()) if d != 1]
+    yield from freed_at_once(*copies, *welford(data, dims, dtype))
 
 
 @kernel_memory("native_batch_norm_backward")

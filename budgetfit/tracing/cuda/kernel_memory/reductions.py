@@ -204,10 +204,12 @@ def var_std(call: Call) -> Steps:
     yield from welford(Layout.of(tensor), call.get(1), tensor.dtype)
 
 
-def welford(data: Layout, dims: Sequence[int] | None, out_dtype: torch.dtype) -> Steps:
-    """Welford's algorithm: two inputs per load."""
+def welford(
+    data: Layout, dims: Sequence[int] | None, out_dtype: torch.dtype
+) -> tuple[KernelScratch[int], ...]:
+    """Return the scratch memory of Welford's algorithm: two inputs per load."""
     welford_bytes = WELFORD_BYTES * (2 if data.dtype == torch.float64 else 1)
-    yield from reduction(data, dims, out_dtype, welford_bytes, 2)
+    return reduction(data, dims, out_dtype, welford_bytes, 2)
 
 
 @kernel_memory("linalg_vector_norm", "norm.ScalarOpt_dim")
