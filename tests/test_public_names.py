@@ -8,7 +8,7 @@ import budgetfit
 
 PUBLIC = (
     *("plan", "estimate", "apply", "verify"),
-    *("Plan", "Recipe", "Segment", "Estimate", "Verification", "Run"),
+    *("Plan", "Recipe", "Segment", "Loop", "Estimate", "Verification", "Run"),
     *("BudgetfitError", "DoesNotFitError", "TraceError", "InputError"),
 )
 

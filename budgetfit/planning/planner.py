@@ -303,7 +303,11 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
     )
     check_estimate_scales(
-        traces, trace, recipe, keep_own_checkpointing=keep_own_checkpointing
+        traces,
+        trace,
+        recipe,
+        keep_own_checkpointing=keep_own_checkpointing,
+        loop=loop,
     )
     made = judge(
         trace,

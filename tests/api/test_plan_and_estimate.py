@@ -77,6 +77,7 @@ def test_settings_by_name_and_a_plans_recipe_take_what_the_plan_says(
         effective_batch_size=4,
         precision=precision,
         checkpointing=checkpointing,
+        loop="run",
         **asked,
     )
     assert numbers(again) == numbers(plan.estimate)

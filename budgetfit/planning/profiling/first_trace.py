@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from budgetfit.applying.loss.call_model import model_arguments
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.batches.sample_count import sample_dimensions
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError, TraceError
 from budgetfit.planning.profiling.block_chain import (
@@ -195,6 +196,7 @@ def check_estimate_scales(
     recipe: Recipe,
     *,
     keep_own_checkpointing: bool,
+    loop: Loop = RUN,
 ) -> None:
     """Check for an estimate that activations grow with the batch size.
 
@@ -206,6 +208,7 @@ def check_estimate_scales(
         trace: Of the recipe.
         recipe: What is estimated.
         keep_own_checkpointing: As for the trace.
+        loop: As for the trace.
 
     Raises:
         InputError: If no tensor grows with the batch size.
@@ -225,7 +228,9 @@ def check_estimate_scales(
         return
     as_given = replace(recipe, batch_size=given)
     try:
-        other = traces.exact(as_given, keep_own_checkpointing=keep_own_checkpointing)
+        other = traces.exact(
+            as_given, keep_own_checkpointing=keep_own_checkpointing, loop=loop
+        )
     except TraceError:
         return  # says nothing about the requested size
     if _made_bytes(trace, recipe.batch_size) == _made_bytes(other, given):
