@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.errors import BudgetfitError, InputError
 from budgetfit.measuring import subprocess_run
 from budgetfit.reporting.json import error_json, verification_json
@@ -22,7 +23,10 @@ class Child:
         self.asked: list[str] = []
         monkeypatch.setattr(subprocess_run, "_run", self)
 
-    def __call__(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, arguments: Sequence[str], settings: AllocatorSettings
+    ) -> subprocess.CompletedProcess[str]:
+        assert settings.is_default
         with open(arguments[0], encoding="utf-8") as file:  # noqa: PTH123
             assert json.load(file)["recipe"]
         self.asked = list(arguments[1:])
