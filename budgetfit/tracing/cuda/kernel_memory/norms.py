@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, welford
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
@@ -34,6 +33,8 @@ from budgetfit.tracing.records import Free, Output
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from budgetfit.core.step_trace import KernelScratch
 
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
