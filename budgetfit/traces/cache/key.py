@@ -86,7 +86,7 @@ def _workload_key(workload: Workload) -> str:
     hasher = ValueHash()
     hasher.add(_versions(), package_hash(), _settings(), _registered())
     hasher.add(workload.target.compute_capability, workload.target.torch_version)
-    hasher.add(workload.target.cudnn, workload.blocks)
+    hasher.add(workload.target.cudnn, workload.target.sm_count, workload.blocks)
     hasher.add(workload.batch_dims.default, workload.batch_dims.named)
     # The fake model has no values except those of small buffers; the batch keeps its
     # integers.
