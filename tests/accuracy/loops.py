@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 
 import budgetfit
 from budgetfit.core.recipe import Segment
+from budgetfit.traces.loops.library_state import modules_restored
 from budgetfit.tracing.blocks.find_blocks import find_blocks
 from tests.accuracy.loop_cases import CASES, GPU, LORA_RANK, SWITCHES, LoopCase
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
@@ -67,6 +69,17 @@ def recordings() -> dict[str, dict[str, Any]]:
 @null_driver_addresses()
 def predict(wanted: LoopCase) -> budgetfit.Estimate:
     """Estimate a case without its weights."""
+    if not wanted.liger:
+        return _estimate(wanted)
+    from tests.accuracy.loop_programs import use_liger  # noqa: PLC0415 - few cases
+
+    getattr(transformers, wanted.case.model.builder)  # loaded before it is patched
+    with modules_restored():
+        use_liger(wanted.case)
+        return _estimate(wanted)
+
+
+def _estimate(wanted: LoopCase) -> budgetfit.Estimate:
     case = wanted.case
     model = build_model(case.model, "meta")
     if case.precision == "bf16" or wanted.saved_modules:

@@ -67,7 +67,7 @@ class CudaDevicesOnCpu(TorchFunctionMode):
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Redirect in what autograd runs, too: in what a mode calls, the mode is off."""
+        """Redirect in what autograd runs: in what a mode calls, the mode is off."""
         engine: Callable[..., Any] = torch.autograd._engine_run_backward
 
         def redirected(*args: Any, **kwargs: Any) -> Any:

@@ -67,6 +67,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     | None = None,
     real_values: bool = False,
     redirect_cuda: bool = False,
+    collate: Callable[[Any], Any] = lambda batch: batch,
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
@@ -89,8 +90,9 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             depends on tensor values.
         redirect_cuda: Redirect CUDA devices named by the program to the CPU, where the
             fakes are.
+        collate: Makes of a batch of that size what the program is given.
     """
-    sized = _resized(batch, batch_size, dims, real_values=real_values)
+    sized = collate(_resized(batch, batch_size, dims, real_values=real_values))
     kinds = map(type, model.modules())
     redirects = redirect_cuda or triton_is_loaded()  # its code names CUDA
     with (

@@ -34,9 +34,7 @@ _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
 _LIBRARY.define(
     "triton_kernel(Tensor(a!)[] tensors, bool multiplies, bool allocates) -> ()"
 )
-torch.library.register_fake(
-    "budgetfit::triton_kernel", lambda *_: None, lib=_LIBRARY
-)
+torch.library.register_fake("budgetfit::triton_kernel", lambda *_: None, lib=_LIBRARY)
 
 # ``get_empty_cache_for_benchmark`` in triton/backends/nvidia/driver.py.
 TIMING_BUFFER_BYTES: Final = 256 << 20
