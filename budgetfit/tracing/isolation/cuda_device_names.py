@@ -68,7 +68,7 @@ class CudaDevicesOnCpu(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Redirect in what autograd runs: in what a mode calls, the mode is off."""
-        engine: Callable[..., Any] = torch.autograd._engine_run_backward
+        engine: Any = vars(torch.autograd)["_engine_run_backward"]
 
         def redirected(*args: Any, **kwargs: Any) -> Any:
             with self:

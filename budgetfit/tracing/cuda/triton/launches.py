@@ -49,7 +49,7 @@ _MULTIPLIES = Unverified(
 )
 
 
-@kernel_memory("budgetfit.triton_kernel")
+@kernel_memory("budgetfit.triton_kernel.default")
 def _triton_kernel(call: Call) -> Steps:
     _, multiplies, allocates = call.args
     if multiplies:
@@ -93,21 +93,20 @@ def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
         torch.ops.budgetfit.triton_kernel.default(
             list(_tensors([*args, *kwargs.values()])),
             "tl.dot" in getattr(kernel, "src", ""),
-            _asks_for_memory(),
+            kernels_may_allocate(),
         )
 
 
 def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:
     for value in values:
         # A TensorDescriptor has its tensor in ``base``.
-        found = value if isinstance(value, torch.Tensor) else vars_base(value)
+        found = value if isinstance(value, torch.Tensor) else _base(value)
         if isinstance(found, torch.Tensor):
             yield found
 
 
-def vars_base(value: Any) -> Any:
-    """Return the tensor that a descriptor points to."""
-    return getattr(value, "base", None)
+def _base(descriptor: Any) -> Any:
+    return getattr(descriptor, "base", None)
 
 
 def _has_fakes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -115,7 +114,7 @@ def _has_fakes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(tensor, FakeTensor) for tensor in _tensors(values))
 
 
-def _asks_for_memory() -> bool:
+def kernels_may_allocate() -> bool:
     """Whether an allocator is set; without one, kernels that need memory fail."""
     allocation: Any = sys.modules.get("triton.runtime._allocation")
     if allocation is None:
