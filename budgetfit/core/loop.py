@@ -93,6 +93,11 @@ class Loop:
                     f"{name}=True is not a setting of loop={self.kind!r}. Use it with "
                     f"{' or '.join(kinds)}."
                 )
+            if getattr(self, name) and size:
+                raise InputError(
+                    f"An evaluation between steps is not predicted with {name}=True: "
+                    "leave evaluation_batch_size out, or the other."
+                )
         if self.kind == "run" and self.ema:
             raise InputError(
                 "ema=True is no setting of a Run. Use loop='plain' or a library's."

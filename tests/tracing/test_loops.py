@@ -195,6 +195,8 @@ def test_settings_of_other_loops_and_missing_kernels_are_refused(
         Loop(kind="trainer", packing=True)
     with pytest.raises(budgetfit.InputError, match="trainer or sft"):
         Loop(use_liger_kernel=True)
+    with pytest.raises(budgetfit.InputError, match="evaluation_batch_size out"):
+        Loop(kind="sft", packing=True, evaluation_batch_size=2)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(budgetfit.InputError, match="pip install liger-kernel"):
         estimate("trainer", use_liger_kernel=True)
