@@ -244,5 +244,20 @@ KERNELS: Final = (
     ),
     *(_with("sft", case, "packing", packing=True) for case in (_GPT2, *_FOR_LIGER)),
     _with("sft", _LLAMA, "packing-liger", packing=True, use_liger_kernel=True),
+    # LoRA: the head is frozen.
+    LoopCase(
+        name="trainer-llama-liger-saves-embed_tokens",
+        case=_case(LLAMA, 4, "bf16"),
+        loop="trainer",
+        settings=(("use_liger_kernel", True),),
+        saved_modules=("embed_tokens",),
+    ),
+    LoopCase(
+        name="plain-llama-liger-saves-embed_tokens",
+        case=_case(LLAMA, 4, "bf16"),
+        loop="plain",
+        saved_modules=("embed_tokens",),
+        liger=True,
+    ),
 )
 CASES: Final = {each.name: each for each in (*_loops(), *SWITCHES, *KERNELS)}

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import budgetfit
 from budgetfit.tracing.cuda.triton.launches import TIMING_BUFFER_BYTES
 from budgetfit.tracing.isolation.patches import PATCHES
+from budgetfit.tracing.op_costs import op_cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +144,13 @@ def test_a_launch_takes_no_memory_and_the_time_of_its_bytes() -> None:
     assert found.reserved_bytes == eager.reserved_bytes
     assert found.step_ms == pytest.approx(eager.step_ms, rel=1e-3)
     assert not LAUNCHED
+
+
+def test_each_tensor_of_a_launch_is_passed_over_once() -> None:
+    tensors = [torch.zeros(8, 8), torch.zeros(16, dtype=torch.bfloat16)]
+    launch = torch.ops.budgetfit.triton_kernel.default
+    cost = op_cost(launch, (tensors, False, False), {}, None)
+    assert (cost.moved_bytes, cost.kernels) == (8 * 8 * 4 + 16 * 2, 1)
 
 
 def test_kernels_are_sized_for_the_gpu_of_the_plan() -> None:
