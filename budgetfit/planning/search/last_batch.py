@@ -54,8 +54,8 @@ def after_last_batch(
 ) -> AfterLastBatch:
     """Replay full steps, one with a smaller last batch, and full ones.
 
-    The last batch has one or two samples, half of them, or all but one: after these
-    most is reserved, but for 0.1 % (0045).
+    The last batch has one or two samples, half of them, or all but one: after one of
+    these most was reserved in nearly all recorded programs (0045).
 
     Args:
         trace: Valid at several batch sizes.
