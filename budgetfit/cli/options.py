@@ -152,6 +152,9 @@ LENGTHS = _panel(
     lengths=_option(
         "File of sample lengths: one in each line, or length and count.", Path
     ),
+    image_sizes=_option(
+        "Sizes of images that vary: 480,800x1333, or a range, 480-800:32."
+    ),
 )
 REMOTE_CODE = _panel(
     "Model",

@@ -13,7 +13,7 @@ MODEL = {
     *GIVEN,
 }
 SAMPLES = {"--samples"}
-LENGTHS = {"--lengths"}
+LENGTHS = {"--lengths", "--image-sizes"}
 SETTINGS = {
     "--batch-size",
     "--effective-batch-size",
