@@ -74,7 +74,10 @@ EXPORTS: Final = {
     "torch": "budgetfit.integrations.source_code.plain_torch",
 }
 # Settings of a training loop, fields of ``Loop``.
-_OF_LOOP: Final = ("ema", "max_grad_norm", "evaluation_batch_size")
+_OF_LOOP: Final = (
+    *("ema", "max_grad_norm", "evaluation_batch_size"),
+    *("use_liger_kernel", "packing"),
+)
 
 app = typer.Typer(
     name="budgetfit",

@@ -211,6 +211,14 @@ LOOP = _panel(
         0,
         shown="no evaluation",
     ),
+    use_liger_kernel=_flag(
+        "With Liger's kernels, as the Trainer's argument (trainer, sft).",
+        "--use-liger-kernel",
+    ),
+    packing=_flag(
+        "A sample is a row of several texts, as SFTConfig's argument (sft).",
+        "--packing",
+    ),
 )
 SEARCH = _panel(
     "Settings",

@@ -8,7 +8,10 @@ from typing import Any, Final
 import typer
 
 _CHOSEN_BY_PLAN: Final = ("batch_size", "checkpointing", "precision")
-_OF_THE_LOOP: Final = ("loop", "ema", "max_grad_norm", "evaluation_batch_size")
+_OF_THE_LOOP: Final = (
+    *("loop", "ema", "max_grad_norm", "evaluation_batch_size"),
+    *("use_liger_kernel", "packing"),
+)
 _OF_THE_ANSWER: Final = ("as_json", "traceback")
 
 

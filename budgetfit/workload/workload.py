@@ -22,6 +22,7 @@ from budgetfit.example_batches.make_batch import ExampleBatch
 from budgetfit.gpus.table import Gpu
 from budgetfit.tracing.blocks.find_blocks import find_blocks
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
+from budgetfit.tracing.cuda.triton.kernels_on_fakes import triton_is_loaded
 from budgetfit.workload.model_check import trainable_count, unwrap_model
 from budgetfit.workload.settings_check import model_settings
 
@@ -81,6 +82,7 @@ class Workload:
             compute_capability=self.gpu.compute_capability,
             torch_version=installed_torch_version(),
             cudnn=self.cudnn,
+            sm_count=self.gpu.sm_count if triton_is_loaded() else None,
         )
 
     def at_length(self, max_length: int | Size) -> Workload:

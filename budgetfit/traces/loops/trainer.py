@@ -7,13 +7,13 @@ import tempfile
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from budgetfit.traces.loops.accelerate import prepared_loader, scale_as_on_cuda
 from budgetfit.traces.loops.trl_kernels import trl_kernels_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from budgetfit.traces.loops.prepare import Prepared
 
@@ -48,8 +48,6 @@ class TrainerLoop:
             load, self._micro_steps, self._prepared.untraced_batches
         )
         is_sft = self._prepared.loop.kind == "sft"
-        if is_sft:
-            self._load = _with_mask(self._load)
         with self._folder, trl_kernels_on_fakes() if is_sft else nullcontext():
             self._trainer.train()
 
@@ -68,6 +66,7 @@ class TrainerLoop:
             **self._arguments(prepared),
             "gradient_checkpointing": False,  # the recipe's segments are applied
             "dataset_kwargs": {"skip_prepare_dataset": True},
+            "packing": prepared.loop.packing,
         }
         arguments.setdefault("bf16", False)
         return self._of(trl.SFTTrainer, prepared)(
@@ -127,6 +126,8 @@ class TrainerLoop:
             given[autocast] = True
         if prepared.loop.max_grad_norm is not None:
             given["max_grad_norm"] = prepared.loop.max_grad_norm
+        if prepared.loop.use_liger_kernel:
+            given["use_liger_kernel"] = True
         return given
 
 
@@ -151,19 +152,6 @@ def _loading_others(
         return held
 
     return load_update
-
-
-def _with_mask(load: Callable[[], Any]) -> Callable[[], Any]:
-    """Add the attention mask that TRL's collator makes for every batch of texts."""
-
-    def load_with_mask() -> Any:
-        batch = load()
-        if not {"attention_mask", "position_ids"}.isdisjoint(batch):
-            return batch
-        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-        return batch
-
-    return load_with_mask
 
 
 class _Held(dict[str, Any]):
