@@ -309,6 +309,10 @@ def test_estimate_takes_the_training_loop(run: Run, api: FakeApi) -> None:
     assert kwargs["loop"] == Loop(
         kind="trainer", ema=True, max_grad_norm=0.5, evaluation_batch_size=8
     )
+    run("estimate", "gpt2", *["--loop", "sft", "--packing", "--use-liger-kernel"])
+    assert api.calls[-1][2]["loop"] == Loop(
+        kind="sft", packing=True, use_liger_kernel=True
+    )
 
 
 def test_an_unknown_loop_names_those_there_are(run: Run) -> None:
