@@ -6,8 +6,8 @@ import importlib.util
 import inspect
 import logging
 import os
-import threading
 import sys
+import threading
 from typing import Any
 
 import pytest
