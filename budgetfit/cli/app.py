@@ -21,6 +21,7 @@ from budgetfit.cli.options import (
     CARD,
     CARDS,
     CONTEXT,
+    DETAILS,
     EXPORT,
     LENGTHS,
     LOOP,
@@ -132,12 +133,13 @@ def root(
 @command(
     app,
     *(MODEL, CARD, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS, REMOTE_CODE),
-    *(SAMPLES, PLAN_OUTPUT),
+    *(SAMPLES, DETAILS, PLAN_OUTPUT),
     example="plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
 )
 def plan(
     *,
     samples: int | None,
+    details: bool,
     why: str | None,
     save: Path | None,
     as_json: bool,
@@ -158,7 +160,11 @@ def plan(
     else:
         saved_as = str(save) if save and not lost else None
         text_writer().print_plan(
-            made, saved_as=saved_as, samples=samples, work=show_progress
+            made,
+            saved_as=saved_as,
+            samples=samples,
+            details=details,
+            work=show_progress,
         )
     exit_if_not_saved(lost)
     exit_unless_fits(fits=made.fits)
@@ -252,15 +258,17 @@ def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
         raise typer.Exit(ERROR)
 
 
-@command(app, PLAN_FILE, SAMPLES, example="show plan.json")
-def show(*, plan_file: Path, samples: int | None, as_json: bool) -> None:
+@command(app, PLAN_FILE, SAMPLES, DETAILS, example="show plan.json")
+def show(*, plan_file: Path, samples: int | None, details: bool, as_json: bool) -> None:
     """Print a saved plan as it was printed when it was made."""
     check_samples(samples)
     made = _load(plan_file)
     if as_json:
         typer.echo(json_writer().plan_json(made, samples))
     else:
-        text_writer().print_plan(made, saved_as=str(plan_file), samples=samples)
+        text_writer().print_plan(
+            made, saved_as=str(plan_file), samples=samples, details=details
+        )
 
 
 @command(app, PLAN_FILE, EXPORT, example="export plan.json --to torch --save train.py")

@@ -294,6 +294,10 @@ SAMPLES = _panel(
     "Output",
     samples=_option("Say how long one pass over so many samples takes.", int),
 )
+DETAILS = _panel(
+    "Output",
+    details=_flag("Show where the memory goes, and more alternatives.", "--details"),
+)
 PLAN_OUTPUT = _panel(
     "Output",
     why=_option("Explain one block instead: layers.3."),

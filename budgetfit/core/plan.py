@@ -271,7 +271,7 @@ class Plan(PlanExports):
     plan needs them again.
 
     ``alternatives`` is evaluated on first access, by ``lazy_alternatives``, so that
-    planning does not wait for it. Printing and saving access it.
+    planning does not wait for it. ``details`` and saving access it.
 
     ``varying_lengths`` is what training does so that batches of all lengths fit, and
     how fast it is over them; None where all are equally long.
@@ -308,6 +308,11 @@ class Plan(PlanExports):
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")
         return str(reports.render(reports.plan_text(self)))
+
+    def details(self) -> str:
+        """Return the plan's text with memory by category and all alternatives."""
+        reports = lazy_import("budgetfit.reporting.render")
+        return str(reports.render(reports.details_text(self)))
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:

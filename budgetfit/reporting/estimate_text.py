@@ -67,6 +67,7 @@ def estimate_text(  # noqa: PLR0913 - what may be shown
             *recipe_lines(estimate.recipe, blocks),
             *time_lines(estimate, samples),
             *peak_lines(estimate),
+            *phase_lines(estimate),
         ]
     )
     header = _header(model, vram, gpu)
@@ -156,22 +157,27 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
 
 
 def peak_lines(estimate: Estimate) -> list[str]:
-    """The three peaks by name (allocated, reserved, process), and by phase."""
-    phases = ", ".join(
-        f"{phase} {format_bytes(peak_bytes)}"
-        for phase, peak_bytes in estimate.phase_peaks_bytes.items()
-    )
+    """The three peaks by name (allocated, reserved, process), host and evaluation."""
     peaks = (
         f"peak allocated {format_bytes(estimate.allocated_bytes)}"
         f"   reserved {format_bytes(estimate.reserved_bytes)}"
         f"   process {process_text(estimate)}"
     )
-    texts = [peaks, f"allocated by phase: {phases}"]
+    texts = [peaks]
     if estimate.host_bytes:
         texts.append(f"pinned host memory {format_bytes(estimate.host_bytes)}")
     if estimate.eval_batch_size:
         texts.append(f"evaluation: up to {estimate.eval_batch_size} samples at once")
     return texts
+
+
+def phase_lines(estimate: Estimate) -> list[str]:
+    """The allocated peak of each phase."""
+    phases = ", ".join(
+        f"{phase} {format_bytes(peak_bytes)}"
+        for phase, peak_bytes in estimate.phase_peaks_bytes.items()
+    )
+    return [f"allocated by phase: {phases}"]
 
 
 def process_text(estimate: Estimate) -> str:

@@ -12,6 +12,7 @@ from budgetfit.core.plan import ACCUMULATING
 from budgetfit.reporting.estimate_text import (
     memory_section,
     peak_lines,
+    phase_lines,
     recipe_lines,
     time_lines,
 )
@@ -21,47 +22,76 @@ from budgetfit.reporting.layout import bullets, fits_text, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from budgetfit.core.plan import Alternative, Estimate, Plan
 
+# Labels of what most people do, judged with every plan.
+USUAL = ("everything kept", "every block recomputed")
+_DETAILS = "--details, or plan.details(): where the memory goes, more alternatives"
 _VERSIONS = ("budgetfit", "torch", "transformers")
 
 
 def plan_text(
     plan: Plan, *, saved_as: str | None = None, samples: int | None = None
 ) -> RenderableType:
-    """Render a plan.
+    """Render what to set, whether it fits and how fast it is; evaluates nothing.
 
     Args:
         plan: The plan.
         saved_as: Path of the saved plan, for the suggested commands.
         samples: Samples per epoch, to show its time.
     """
-    return Group(
-        recommendation_text(plan, samples), details_text(plan, saved_as=saved_as)
-    )
+    known = [row for row in plan.judged_alternatives if row.label in USUAL]
+    rows = [_alternative("this plan", plan.estimate, plan.fits)]
+    rows += [_row(row, plan) for row in known]
+    parts = [_header(plan), _recommendation(plan, samples)]
+    if known:
+        parts.append(section("COMPARED WITH", _table(rows)))
+    parts += [*_warnings(plan), *_next(plan, saved_as)]
+    parts.append(Text(f"  {_DETAILS}"))
+    return Group(*parts)
+
+
+def details_text(
+    plan: Plan, *, saved_as: str | None = None, samples: int | None = None
+) -> RenderableType:
+    """Render a plan with its memory by category and all alternatives.
+
+    The arguments are those of ``plan_text``.
+    """
+    return Group(recommendation_text(plan, samples), reasons_text(plan, saved_as))
 
 
 def recommendation_text(plan: Plan, samples: int | None = None) -> RenderableType:
-    """Render the recommendation, which needs no alternatives to be evaluated."""
+    """Render the part of ``details_text`` that needs no alternatives."""
     return Group(
-        lines([*plan_header(plan), ""]),
-        _recommendation(plan, samples),
+        _header(plan),
+        _recommendation(plan, samples, phase_lines(plan.estimate)),
         memory_section(plan.estimate),
     )
 
 
-def details_text(plan: Plan, *, saved_as: str | None = None) -> RenderableType:
-    """Render what follows the recommendation: alternatives, warnings, next commands."""
+def reasons_text(plan: Plan, saved_as: str | None = None) -> RenderableType:
+    """Render the rest of ``details_text``: alternatives, warnings, next commands."""
     parts: list[RenderableType] = [_alternatives(plan)] if plan.alternatives else []
-    warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
-    if warnings:
-        parts.append(section("WATCH OUT", bullets(warnings)))
-    parts += [Text("NEXT", "bold"), *_next(plan, saved_as), Text("")]
+    parts += [*_warnings(plan), *_next(plan, saved_as), Text("")]
     parts.append(Text(_origin(plan), style="dim"))
     return Group(*parts)
 
 
-def _recommendation(plan: Plan, samples: int | None) -> RenderableType:
+def _header(plan: Plan) -> RenderableType:
+    return lines([*plan_header(plan), ""])
+
+
+def _warnings(plan: Plan) -> list[RenderableType]:
+    warnings = list(dict.fromkeys((*plan.warnings, *plan.estimate.notes)))
+    return [section("WATCH OUT", bullets(warnings))] if warnings else []
+
+
+def _recommendation(
+    plan: Plan, samples: int | None, further: Sequence[str] = ()
+) -> RenderableType:
     estimate = plan.estimate
     side = Text(
         f"reserved {format_bytes(estimate.reserved_bytes)} "
@@ -77,7 +107,8 @@ def _recommendation(plan: Plan, samples: int | None) -> RenderableType:
     proof = [_gain(plan), plan.provenance.get("certificate")]
     if any(proof):
         texts.append("; ".join(filter(None, proof)))
-    return section("RECOMMENDED", lines([*texts, *peak_lines(estimate)]), side)
+    body = lines([*texts, *peak_lines(estimate), *further])
+    return section("RECOMMENDED", body, side)
 
 
 def _host(plan: Plan) -> str:
@@ -163,13 +194,17 @@ def _alternatives(plan: Plan) -> RenderableType:
     if changing:
         rows.append(("changes what is trained:", "", "", "", "", ""))
         rows += [_row(row, plan) for row in changing]
-    columns = ("", "batch", "allocated", "reserved", "samples/s", "")
-    body: list[RenderableType] = [table(columns, rows, left=(0, 5))]
+    body: list[RenderableType] = [_table(rows)]
     asked = [row for row in plan.alternatives if row.is_suggestion]
     notes = [f"{row.label}: {row.note}" for row in asked if row.note]
     if notes:
         body.append(Text("\n".join(notes), style="dim"))
     return section("ALTERNATIVES", Group(*body))
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> RenderableType:
+    columns = ("", "batch", "allocated", "reserved", "samples/s", "")
+    return table(columns, rows, left=(0, 5))
 
 
 def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
@@ -191,7 +226,7 @@ def _alternative(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
     )
 
 
-def _next(plan: Plan, saved_as: str | None) -> list[Text]:
+def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     """The suggested commands, never wrapped."""
     texts = [
         "add --save plan.json, then: budgetfit verify plan.json",
@@ -205,7 +240,8 @@ def _next(plan: Plan, saved_as: str | None) -> list[Text]:
     settings = plan.budget.allocator
     if settings.text:
         texts.insert(0, f"export {VARIABLE}={settings.shell_text}   # before training")
-    return [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
+    commands = [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
+    return [Text("NEXT", "bold"), *commands]
 
 
 def _origin(plan: Plan) -> str:

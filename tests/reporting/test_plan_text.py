@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.plan import Alternative, Plan
+from budgetfit.core.plan import Alternative, LazyAlternatives, Plan
 from budgetfit.gpus.cuda_context import CudaContext, measured_context
 from budgetfit.gpus.table import find_gpu, generic_gpu
 from budgetfit.reporting.render import plan_text, print_plan, render, show
@@ -31,8 +31,27 @@ def line_with(text: str, words: str) -> str:
 
 def test_the_answer_comes_before_the_reasons() -> None:
     text = str(sample_plan())
+    order = ["RECOMMENDED", "WATCH OUT", "NEXT", "--details"]
+    assert sorted(order, key=text.index) == order
+    text = sample_plan().details()
     order = ["RECOMMENDED", "WHERE IT GOES", "ALTERNATIVES", "WATCH OUT", "NEXT"]
     assert sorted(order, key=text.index) == order
+
+
+def test_the_first_text_compares_with_what_is_usual_and_evaluates_nothing() -> None:
+    kept = Alternative(
+        label="everything kept",
+        estimate=sample_estimate(sample_recipe(segments=()), fits=False),
+        fits=False,
+    )
+
+    def evaluate() -> tuple[Alternative, ...]:
+        pytest.fail("the other alternatives were evaluated")
+
+    lazy = LazyAlternatives(known=(kept,), evaluate=evaluate)
+    text = str(sample_plan(alternatives=(), lazy_alternatives=lazy))
+    assert "COMPARED WITH" in text
+    assert line_with(text, "everything kept").endswith("too much")
 
 
 def test_the_settings_are_named_as_other_libraries_name_them() -> None:
@@ -60,7 +79,7 @@ def test_allocated_reserved_and_process_are_three_named_numbers() -> None:
 
 
 def test_the_parts_at_the_peak_add_up_to_the_process() -> None:
-    text = str(sample_plan())
+    text = sample_plan().details()
     part = text[text.index("WHERE IT GOES") : text.index("largest layers")]
     rows = part.splitlines()[1:-1]
     sizes = [
@@ -73,7 +92,7 @@ def test_the_parts_at_the_peak_add_up_to_the_process() -> None:
 
 
 def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
-    text = str(sample_plan())
+    text = sample_plan().details()
     assert "gradients" not in text
     bars = [line_with(text, f"  {name} ").count("#") for name in ("parameters", "CUDA")]
     # 32 columns * 10 GiB / 22.5 GiB = 14, 32 * 0.5 / 22.5 = 1
@@ -81,7 +100,7 @@ def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
 
 
 def test_the_moment_of_the_peak_is_named() -> None:
-    assert "at the peak (backward of model.layers.15)" in str(sample_plan())
+    assert "at the peak (backward of model.layers.15)" in sample_plan().details()
 
 
 def test_the_gain_is_over_checkpointing_every_block() -> None:
@@ -102,7 +121,7 @@ def test_full_checkpointing_itself_gains_nothing_over_itself() -> None:
 
 
 def test_every_alternative_is_a_row_with_peak_speed_and_verdict() -> None:
-    text = str(sample_plan())
+    text = sample_plan().details()
     assert "this plan" in text
     row = line_with(text, "everything kept, batch 2").split()
     assert " ".join(row[-10:]) == "2 x 33 20.00 GiB 30.00 GiB 12.5 too much"
@@ -164,10 +183,10 @@ def test_a_command_is_never_broken_over_lines() -> None:
     ],
 )
 def test_plain_text_is_ascii_within_80_columns(plan: Plan) -> None:
-    text = str(plan)
-    assert text.isascii()
-    assert max(map(len, text.splitlines())) <= 80
-    assert not any(line != line.rstrip() for line in text.splitlines())
+    for text in (str(plan), plan.details()):
+        assert text.isascii()
+        assert max(map(len, text.splitlines())) <= 80
+        assert not any(line != line.rstrip() for line in text.splitlines())
 
 
 def test_brackets_in_names_are_text_and_not_markup() -> None:
@@ -193,12 +212,12 @@ def printed(console: Console) -> str:
 
 def test_a_terminal_gets_colour_and_a_pipe_none() -> None:
     console, pipe = terminal(), Console(file=io.StringIO(), width=80)
-    print_plan(sample_plan(), console)
-    print_plan(sample_plan(), pipe)
+    print_plan(sample_plan(), console, details=True)
+    print_plan(sample_plan(), pipe, details=True)
     assert "\x1b[1;32mFITS" in printed(console)
     assert "\u2588" in printed(console)
     assert "\x1b" not in printed(pipe)
-    assert printed(pipe) == str(sample_plan()) + "\n"
+    assert printed(pipe) == sample_plan().details() + "\n"
 
 
 def test_no_color_is_respected_on_a_terminal() -> None:
@@ -214,7 +233,7 @@ def test_a_warning_that_comes_twice_is_told_once() -> None:
 
 
 def test_the_solver_and_the_versions_are_told_last() -> None:
-    *_, solver, versions = str(sample_plan()).splitlines()
+    *_, solver, versions = sample_plan().details().splitlines()
     assert solver == "Solver: No plan is faster."
     assert versions == "budgetfit 0.1.0, torch 2.13.0, transformers 5.23.0"
 
@@ -258,7 +277,7 @@ def test_alternatives_that_change_training_stand_apart_with_their_notes() -> Non
         note="an estimate only",
     )
     plan = sample_plan(alternatives=(*sample_plan().alternatives, changing))
-    text = str(plan)
+    text = plan.details()
     heading = text.index("changes what is trained:")
     assert text.index("everything kept") < heading < text.index("with LoRA r=16")
     assert "  with LoRA r=16: an estimate only" in text
@@ -268,7 +287,7 @@ def test_alternatives_that_change_training_stand_apart_with_their_notes() -> Non
 
 def test_an_alternative_that_is_the_plan_says_so() -> None:
     same = Alternative(label="largest batch", estimate=sample_estimate(), fits=True)
-    text = str(sample_plan(alternatives=(same,)))
+    text = sample_plan(alternatives=(same,)).details()
     assert line_with(text, "largest batch").split()[2:] == ["this", "plan"]
 
 
