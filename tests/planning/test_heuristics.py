@@ -210,8 +210,27 @@ def test_a_chunked_loss_has_to_gain_one_per_cent(
         loss_chunking, "with_more_loss_chunks", lambda _: [plain, chunked]
     )
     monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
+    monkeypatch.setattr(loss_chunking, "can_gain", lambda *_: True)
     found = loss_chunking.search_with_loss_chunks(plain).session
     assert found is (chunked if taken else plain)
+
+
+@pytest.mark.parametrize(("objective", "always"), [("throughput", 0), ("memory", 1)])
+@pytest.mark.parametrize(("ns_per_sample", "gains"), [(98.9, 1), (99.1, 0)])
+def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
+    monkeypatch: pytest.MonkeyPatch,
+    objective: Any,  # noqa: ANN401 - a literal
+    always: int,
+    ns_per_sample: float,
+    gains: int,
+) -> None:
+    fastest = candidate(USABLE, ns_per_sample)  # type: ignore[arg-type]
+    within = SimpleNamespace(within=lambda limit: fastest if limit == USABLE else None)
+    monkeypatch.setattr(search, "_Proposals", lambda _: within)
+    asked = session(request=Request(objective=objective))
+    # The solver's times know nothing of what verify measured: here twice as long.
+    known = replace(estimate(MIB, step_ms=200e-6), time_factor=2.0)
+    assert search.can_gain(asked, known, 0.01) == bool(always or gains)
 
 
 @pytest.mark.parametrize(("share", "tried"), [(0.049, 0), (0.051, 1)])

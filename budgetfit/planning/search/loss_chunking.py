@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.errors import InputError, TraceError
-from budgetfit.planning.search.search import MAX_ROUNDS, SearchResult, search
+from budgetfit.planning.search.search import (
+    MAX_ROUNDS,
+    SearchResult,
+    can_gain,
+    search,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +41,8 @@ def search_with_loss_chunks(
     best = search(session, max_rounds=max_rounds)
     for chunked in _worth_trying(session, best.estimate):
         try:
+            if best.estimate and not can_gain(chunked, best.estimate, MIN_GAIN):
+                break
             found = search(chunked, max_rounds=max_rounds)
         except (InputError, TraceError) as error:
             session.traces.log.append(f"the loss is not cut into parts: {error}")

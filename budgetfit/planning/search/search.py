@@ -95,6 +95,25 @@ def search(
     return replace(found, estimate=best, explanation=explanation, rounds=tuple(rounds))
 
 
+def can_gain(session: PlanningSession, known: Estimate, gain: float) -> bool:
+    """Whether a search may find something faster than ``known`` by a share ``gain``.
+
+    No search proposes anything faster than the solver's plan in all usable bytes, and
+    the solver's times are those of the judge. True for objectives but throughput.
+    """
+    if session.request.objective != "throughput":
+        return True
+    fastest = _Proposals(session).within(session.budget.usable_bytes)
+    if fastest is None:
+        return True  # the plan of lowest peak may fit
+    return float(fastest.ns_per_sample or 0) < _solver_ns(known) * (1 - gain)
+
+
+def _solver_ns(estimate: Estimate) -> float:
+    """Return the time per sample as the solver counts it: before any calibration."""
+    return 1e9 / (estimate.samples_per_s * estimate.time_factor)
+
+
 def _within_limits(
     session: PlanningSession, max_rounds: int, known: Sequence[Estimate]
 ) -> SearchResult:
@@ -274,8 +293,7 @@ class _Limits:
         unused = self.limit_bytes - best.reserved_bytes
         room = self.refused - self.agreed
         self.now = self.agreed + room // 2
-        best_ns = 1e9 / (best.samples_per_s * best.time_factor)
-        gain = 1 - float(chosen.ns_per_sample or 0) / best_ns
+        gain = 1 - float(chosen.ns_per_sample or 0) / _solver_ns(best)
         much = unused > self.limit_bytes * LARGE_SLACK and room > 2 * STEP_BYTES
         return much and gain > MIN_ROUND_GAIN
 
