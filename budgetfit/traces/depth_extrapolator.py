@@ -40,7 +40,10 @@ MAX_KEPT_FRACTION = 0.6
 
 
 class DepthExtrapolator:
-    """Extrapolates traces of one model, and remembers validated kinds of programs."""
+    """Extrapolates traces of one model, and remembers validated kinds of programs.
+
+    Where the first kind fails the model's blocks do not repeat, and no other is tried.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[str, PlacedBlock] | None = None
@@ -65,8 +68,8 @@ class DepthExtrapolator:
         if not runs:
             return None
         kind = _kind(program)
-        if kind in self._failed:
-            raise NotRepeatedError(self._failed[kind])
+        if kind in self._failed or (self._failed and not self._validated):
+            raise NotRepeatedError(self._failed.get(kind, "as the first trace said"))
         try:
             return self._trace(program, runs, batch_sizes, tracer)
         except NotRepeatedError as error:

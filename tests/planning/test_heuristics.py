@@ -43,6 +43,7 @@ def session(
         traces=traces,
         settings=settings,
         profile_at=lambda size: replace(chain, batch_size=size),
+        profiles_within=lambda _limit, **_: None,
         op_count=lambda _: ops,
     )
     budget = Budget(total_bytes=usable, context_bytes=0, headroom_bytes=0)
@@ -225,12 +226,25 @@ def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
     gains: int,
 ) -> None:
     fastest = candidate(USABLE, ns_per_sample)  # type: ignore[arg-type]
-    within = SimpleNamespace(within=lambda limit: fastest if limit == USABLE else None)
-    monkeypatch.setattr(search, "_Proposals", lambda _: within)
+    monkeypatch.setattr(
+        search,
+        "best_batch",
+        lambda _asked, _profile, _solve, limit, **_: SimpleNamespace(
+            best=fastest if limit == USABLE else None
+        ),
+    )
     asked = session(request=Request(objective=objective))
     # The solver's times know nothing of what verify measured: here twice as long.
     known = replace(estimate(MIB, step_ms=200e-6), time_factor=2.0)
     assert search.can_gain(asked, known, 0.01) == bool(always or gains)
+
+
+def test_chunks_take_no_bytes_at_best_and_run_the_head_once_more() -> None:
+    loss = block("loss", option("keep", 5, 6, 7))  # 10 ns forward, 20 backward
+    (head,) = loss_chunking._chunked_best(chain_of(loss)).blocks  # noqa: SLF001
+    keep = head.keep
+    assert (keep.saved_bytes, keep.forward_bytes, keep.backward_bytes) == (0, 0, 0)
+    assert (head.forward_ns, head.backward_ns) == (10, 28)
 
 
 @pytest.mark.parametrize(("share", "tried"), [(0.049, 0), (0.051, 1)])

@@ -17,6 +17,7 @@ from budgetfit.planning.search.search import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.plan import Estimate
     from budgetfit.planning.session import PlanningSession
 
@@ -26,6 +27,8 @@ LOSS_CHUNKS: Final = (8, 64, 256)
 # Where the peak of head and loss is a smaller share of the budget than this, chunks
 # gain next to nothing and are not tried.
 MIN_BUDGET_SHARE: Final = 0.05
+# Of the forward time behind the last block, the head and the loss are at least so much.
+HEAD_SHARE: Final = 0.8
 # A chunked loss replaces the model's own: it has to gain this much.
 MIN_GAIN: Final = 0.01
 
@@ -39,6 +42,8 @@ def search_with_loss_chunks(
     tried with ``checkpointing="auto"`` only.
     """
     best = search(session, max_rounds=max_rounds)
+    if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
+        return best
     for chunked in _worth_trying(session, best.estimate):
         try:
             if best.estimate and not can_gain(chunked, best.estimate, MIN_GAIN):
@@ -87,6 +92,18 @@ def _worth_trying(
             return
         yield chunked
         before = chunked
+
+
+def _chunked_best(chain: ChainProfile) -> ChainProfile:
+    """Return the chain with the best that chunks can do: no bytes of head and loss.
+
+    They are run forward once more, but for the norm before them.
+    """
+    head = chain.blocks[-1]
+    forward_ns = round(head.forward_ns * HEAD_SHARE)
+    free = replace(head.keep, saved_bytes=0, forward_bytes=0, backward_bytes=0)
+    head = replace(head, options=(free,), backward_ns=head.backward_ns + forward_ns)
+    return replace(chain, blocks=(*chain.blocks[:-1], head))
 
 
 def _gains(session: PlanningSession, new: Estimate, old: Estimate) -> bool:

@@ -95,15 +95,30 @@ def search(
     return replace(found, estimate=best, explanation=explanation, rounds=tuple(rounds))
 
 
-def can_gain(session: PlanningSession, known: Estimate, gain: float) -> bool:
+def can_gain(
+    session: PlanningSession,
+    known: Estimate,
+    gain: float,
+    chain_of: Callable[[ChainProfile], ChainProfile] | None = None,
+) -> bool:
     """Whether a search may find something faster than ``known`` by a share ``gain``.
 
     No search proposes anything faster than the solver's plan in all usable bytes, and
     the solver's times are those of the judge. True for objectives but throughput.
+    ``chain_of`` changes each profile before it is solved.
     """
     if session.request.objective != "throughput":
         return True
-    fastest = _Proposals(session).within(session.budget.usable_bytes)
+    limit_bytes = session.budget.usable_bytes
+    profile_at = session.block_chain.profiles_within(limit_bytes, exact_blocks=False)
+    solve = solver_for(session)
+    fastest = best_batch(
+        session,
+        (lambda size: chain_of(profile_at(size))) if chain_of else profile_at,
+        solve,
+        limit_bytes,
+        bounds=fastest_plan_bounds if solve is fastest_plan else None,
+    ).best
     if fastest is None:
         return True  # the plan of lowest peak may fit
     return float(fastest.ns_per_sample or 0) < _solver_ns(known) * (1 - gain)
