@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.plan_curves import PlanCurves
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
@@ -273,6 +274,8 @@ class Plan(PlanExports):
     ``alternatives`` is evaluated on first access, by ``lazy_alternatives``, so that
     planning does not wait for it. Printing and saving access it.
 
+    ``lazy_curves`` evaluates what the report shows around the plan; it is not saved.
+
     ``varying_lengths`` is what training does so that batches of all lengths fit, and
     how fast it is over them; None where all are equally long.
     """
@@ -292,6 +295,9 @@ class Plan(PlanExports):
     lazy_alternatives: LazyAlternatives | None = field(
         default=None, compare=False, repr=False
     )
+    lazy_curves: Callable[[], PlanCurves] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.lazy_alternatives is not None:
@@ -308,6 +314,25 @@ class Plan(PlanExports):
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")
         return str(reports.render(reports.plan_text(self)))
+
+    def _repr_html_(self) -> str | None:
+        """Return the report for a notebook; None, for its text, without matplotlib."""
+        return lazy_import("budgetfit.reporting.html.report").notebook_html(self)
+
+    def report(
+        self, path: str | Path, *, comparison: Sequence[GpuComparison] = ()
+    ) -> None:
+        """Write the report with figures to ``path``: one HTML file that loads nothing.
+
+        Args:
+            path: Its name, such as ``plan.html``.
+            comparison: What ``compare`` returned, to show the GPUs side by side.
+
+        Raises:
+            InputError: If matplotlib or Jinja2 is missing.
+        """
+        page = lazy_import("budgetfit.reporting.html.report").report_page
+        Path(path).write_text(page(self, comparison=comparison), encoding="utf-8")
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,17 @@ UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for
 # reached changes nothing, so it is not part of the cache key.
 MAX_CACHED_TIMELINES = 16
 _TIMELINES: dict[tuple[Hashable, ...], MemoryTimeline] = {}
+
+
+class Replayed(NamedTuple):
+    """Event ranges in the order in which they ran.
+
+    ``parts`` refer to ``events``; ``runs`` has what each of them did.
+    """
+
+    parts: list[ScheduledRange]
+    events: list[int]
+    runs: list[AllocatorRun]
 
 
 def device_properties(gpu: Gpu) -> DeviceProperties:
@@ -178,6 +189,26 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     if complete:
         _cache(key, timeline)
     return timeline
+
+
+def replay_events(
+    trace: StepTrace,
+    batch_size: int,
+    gpu: Gpu,
+    *,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    micro_steps: int = 1,
+) -> Replayed:
+    """Return the events that ``replay`` runs, and what they do, without a limit.
+
+    Arguments as for ``replay``.
+    """
+    collects = settings.collect_above_bytes(gpu.total_bytes)
+    repeats = STEADY_REPEATS if collects is None else COLLECTING_REPEATS
+    parts, events = _program(trace, batch_size, (), micro_steps, repeats)
+    allocator = make_allocator(UNLIMITED_BYTES, settings, gpu.total_bytes)
+    sizes = partial(_rounded_bytes, trace, device_properties(gpu), settings)
+    return Replayed(parts, events, list(_run(allocator, sizes, parts, events)))
 
 
 def _cache(key: tuple[Hashable, ...], timeline: MemoryTimeline) -> None:

@@ -1,0 +1,70 @@
+"""PlanCurves: what the search knows around a plan, for the figures of its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from budgetfit.core.recipe import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointingPoint:
+    """One choice of checkpointing at the plan's batch size, by the chain formula.
+
+    Attributes:
+        label: A usual practice, or empty for a point of the Pareto front.
+        peak_bytes: Peak of live bytes.
+        samples_per_s: Samples per second.
+        segments: What is not simply kept.
+    """
+
+    label: str = ""
+    peak_bytes: int
+    samples_per_s: float
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizePoint:
+    """The fastest checkpointing at one batch size that fits, by the chain formula.
+
+    Attributes:
+        batch_size: Samples per micro-batch.
+        gradient_accumulation_steps: Micro-batches per optimizer step.
+        peak_bytes: Peak of live bytes.
+        samples_per_s: Samples per second.
+        segments: What is not simply kept.
+    """
+
+    batch_size: int
+    gradient_accumulation_steps: int
+    peak_bytes: int
+    samples_per_s: float
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCurves:
+    """Memory over time by category, and what other choices would take.
+
+    Points are by the formula that the solver uses; the plan's own numbers are of the
+    replay, so that its point is close to them, not equal.
+
+    Attributes:
+        category_bytes: For each point of the plan's timeline, category -> bytes at its
+            peak, which they add up to; empty where the replay cannot be repeated.
+        limit_bytes: Most live bytes of a plan that fits: the usable bytes less what
+            the allocator reserves beyond them.
+        plan: The plan itself.
+        front: No choice at this batch size is both faster and lower in memory than
+            one of these; fastest first, thinned out.
+        practices: Usual practices at the plan's batch size.
+        batch_sizes: The fastest choice at each of some batch sizes, ascending.
+    """
+
+    category_bytes: tuple[dict[str, int], ...] = ()
+    limit_bytes: int
+    plan: CheckpointingPoint
+    front: tuple[CheckpointingPoint, ...] = ()
+    practices: tuple[CheckpointingPoint, ...] = ()
+    batch_sizes: tuple[BatchSizePoint, ...] = ()
