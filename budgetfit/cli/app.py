@@ -33,6 +33,7 @@ from budgetfit.cli.options import (
     PRICES,
     REAL_STEPS,
     REMOTE_CODE,
+    REPORT,
     RESERVED,
     SAMPLES,
     SEARCH,
@@ -44,6 +45,7 @@ from budgetfit.cli.output import (
     ERROR,
     INTERRUPTED,
     api,
+    check_report,
     exit_if_not_saved,
     exit_unless_fits,
     ignore_odd_width,
@@ -52,6 +54,7 @@ from budgetfit.cli.output import (
     show_progress,
     text_writer,
     write,
+    write_report,
 )
 from budgetfit.cli.parsing import arguments_of
 from budgetfit.cli.quiet_libraries import quiet_libraries
@@ -145,10 +148,12 @@ def plan(
     samples: int | None,
     why: str | None,
     save: Path | None,
+    report: Path | None,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
+    check_report(report)
     asked = arguments_of(given, samples)
     with show_progress() as progress:
         made = api().plan(
@@ -165,6 +170,7 @@ def plan(
         text_writer().print_plan(
             made, saved_as=saved_as, samples=samples, work=show_progress
         )
+    lost = lost or write_report(report, "plan_page", made)
     exit_if_not_saved(lost)
     exit_unless_fits(fits=made.fits)
 
@@ -203,11 +209,14 @@ def estimate(
 @command(
     app,
     *(MODEL, CARDS, PRICES, RESERVED, BATCH, LENGTHS, SETTINGS),
-    *(only(SEARCH, "objective"), METHODS, ADAPTERS, REMOTE_CODE, SAMPLES),
+    *(only(SEARCH, "objective"), METHODS, ADAPTERS, REMOTE_CODE, SAMPLES, REPORT),
     example="compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
 )
-def compare(*, samples: int | None, as_json: bool, **given: Any) -> None:
+def compare(
+    *, samples: int | None, report: Path | None, as_json: bool, **given: Any
+) -> None:
     """Tell which card or method you need: the best settings on each."""
+    check_report(report)
     asked = arguments_of(given, samples)
     with show_progress() as progress:
         rows, summary = api().compare(
@@ -219,6 +228,7 @@ def compare(*, samples: int | None, as_json: bool, **given: Any) -> None:
         writer = text_writer()
         wide = writer.WIDE if asked["methods"] or samples else writer.WIDTH
         writer.show(writer.compare_text(rows, summary, samples), width=wide)
+    exit_if_not_saved(write_report(report, "comparison_page", rows, summary))
     exit_unless_fits(fits=any(row.fits for row in rows))
 
 
@@ -256,15 +266,19 @@ def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
         raise typer.Exit(ERROR)
 
 
-@command(app, PLAN_FILE, SAMPLES, example="show plan.json")
-def show(*, plan_file: Path, samples: int | None, as_json: bool) -> None:
+@command(app, PLAN_FILE, SAMPLES, REPORT, example="show plan.json")
+def show(
+    *, plan_file: Path, samples: int | None, report: Path | None, as_json: bool
+) -> None:
     """Print a saved plan as it was printed when it was made."""
     check_samples(samples)
+    check_report(report)
     made = _load(plan_file)
     if as_json:
         typer.echo(json_writer().plan_json(made, samples))
     else:
         text_writer().print_plan(made, saved_as=str(plan_file), samples=samples)
+    exit_if_not_saved(write_report(report, "plan_page", made))
 
 
 @command(app, PLAN_FILE, EXPORT, example="export plan.json --to torch --save train.py")

@@ -317,7 +317,9 @@ class Plan(PlanExports):
 
     def _repr_html_(self) -> str | None:
         """Return the report for a notebook; None, for its text, without matplotlib."""
-        return lazy_import("budgetfit.reporting.html.report").notebook_html(self)
+        reports = lazy_import("budgetfit.reporting.html.report")
+        html: str | None = reports.notebook_html(self)
+        return html
 
     def report(
         self, path: str | Path, *, comparison: Sequence[GpuComparison] = ()
@@ -331,7 +333,7 @@ class Plan(PlanExports):
         Raises:
             InputError: If matplotlib or Jinja2 is missing.
         """
-        page = lazy_import("budgetfit.reporting.html.report").report_page
+        page = lazy_import("budgetfit.reporting.html.report").plan_page
         Path(path).write_text(page(self, comparison=comparison), encoding="utf-8")
 
     @property

@@ -74,7 +74,7 @@ def _recommendation(plan: Plan, samples: int | None) -> RenderableType:
         *time_lines(estimate, samples),
         *_lengths(plan),
     ]
-    proof = [_gain(plan), plan.provenance.get("certificate")]
+    proof = [gain_text(plan), plan.provenance.get("certificate")]
     if any(proof):
         texts.append("; ".join(filter(None, proof)))
     return section("RECOMMENDED", lines([*texts, *peak_lines(estimate)]), side)
@@ -124,8 +124,8 @@ def _lengths(plan: Plan) -> list[str]:
     ]
 
 
-def _gain(plan: Plan) -> str | None:
-    """Speedup over checkpointing every block, where that was judged."""
+def gain_text(plan: Plan) -> str | None:
+    """Say the speedup over checkpointing every block; None where not judged."""
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None
