@@ -12,7 +12,7 @@ from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.memory_timeline import MemoryTimeline
-from budgetfit.core.plan_curves import PlanCurves
+from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
@@ -274,7 +274,7 @@ class Plan(PlanExports):
     ``alternatives`` is evaluated on first access, by ``lazy_alternatives``, so that
     planning does not wait for it. Printing and saving access it.
 
-    ``lazy_curves`` evaluates what the report shows around the plan; it is not saved.
+    ``lazy_curves`` returns what the report shows around the plan; it is not saved.
 
     ``varying_lengths`` is what training does so that batches of all lengths fit, and
     how fast it is over them; None where all are equally long.
@@ -295,9 +295,7 @@ class Plan(PlanExports):
     lazy_alternatives: LazyAlternatives | None = field(
         default=None, compare=False, repr=False
     )
-    lazy_curves: Callable[[], PlanCurves] | None = field(
-        default=None, compare=False, repr=False
-    )
+    lazy_curves: LazyCurves | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.lazy_alternatives is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from budgetfit.core.recipe import Segment
@@ -68,3 +69,21 @@ class PlanCurves:
     front: tuple[CheckpointingPoint, ...] = ()
     practices: tuple[CheckpointingPoint, ...] = ()
     batch_sizes: tuple[BatchSizePoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCurves:
+    """Curves that are evaluated when they are asked for, or when they are pickled."""
+
+    evaluate: Callable[[], PlanCurves]
+
+    def __call__(self) -> PlanCurves:
+        """Return the curves."""
+        return self.evaluate()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _known_curves, (self.evaluate(),)
+
+
+def _known_curves(curves: PlanCurves) -> LazyCurves:
+    return LazyCurves(lambda: curves)

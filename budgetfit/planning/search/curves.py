@@ -9,7 +9,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from budgetfit.core.plan_curves import BatchSizePoint, CheckpointingPoint, PlanCurves
+from budgetfit.core.plan_curves import (
+    BatchSizePoint,
+    CheckpointingPoint,
+    LazyCurves,
+    PlanCurves,
+)
 from budgetfit.memory.category_bytes import category_bytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.search.policies import policy_segments, solver_for
@@ -27,7 +32,7 @@ from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.plan import Estimate
@@ -47,10 +52,8 @@ NS_PER_S: Final = 1e9
 Item = TypeVar("Item")
 
 
-def lazy_curves(
-    session: PlanningSession, estimate: Estimate
-) -> Callable[[], PlanCurves]:
-    """Return a function that evaluates ``plan_curves`` once."""
+def lazy_curves(session: PlanningSession, estimate: Estimate) -> LazyCurves:
+    """Return ``plan_curves``, evaluated once and not before it is asked for."""
 
     @functools.cache  # shared by the plan and its changed copies
     @neutral_torch_state()
@@ -58,7 +61,7 @@ def lazy_curves(
     def find() -> PlanCurves:
         return plan_curves(session, estimate)
 
-    return find
+    return LazyCurves(find)
 
 
 def plan_curves(session: PlanningSession, estimate: Estimate) -> PlanCurves:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from budgetfit.core.plan import ACCUMULATING
 from budgetfit.reporting.formatting import blocks_text, percent_text, rate_text
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.section import Section
@@ -36,7 +37,7 @@ def section(plan: Plan) -> Section | None:
                 Bar(
                     name,
                     estimate.samples_per_s,
-                    _beside(plan, estimate),
+                    _beside(plan, name, estimate),
                     shade,
                     hollow=not fits,
                     said=_said(plan, name, estimate, fits=fits),
@@ -80,12 +81,18 @@ def _row(row: Alternative) -> tuple[str, Estimate, bool, str]:
     return row.label, row.estimate, row.fits, shade
 
 
-def _beside(plan: Plan, estimate: Estimate) -> str:
+def _beside(plan: Plan, name: str, estimate: Estimate) -> str:
+    """Return the rate, and the ratio to the plan under gradient accumulation.
+
+    Alternatives are judged with accumulation, as far as it is possible.
+    """
     text = f"{rate_text(estimate.samples_per_s)}/s"
-    if estimate is not plan.estimate:
-        ratio = estimate.samples_per_s / plan.estimate.samples_per_s - 1
-        text += f"  ({percent_text(ratio)})"
-    return text
+    if estimate is plan.estimate or name == ACCUMULATING:
+        return text
+    if estimate.recipe == plan.comparable.recipe:
+        return f"{text} (the same)"
+    ratio = estimate.samples_per_s / plan.comparable.samples_per_s - 1
+    return f"{text} ({percent_text(ratio)})"
 
 
 def _said(plan: Plan, name: str, estimate: Estimate, *, fits: bool) -> str:
