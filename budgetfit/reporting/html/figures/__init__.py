@@ -1,4 +1,5 @@
-"""The figures of the report, one file each: ``section(plan)`` draws it, with its table.
+"""The figures of the report, one file each: ``section`` draws it, with its table.
 
-None where a plan does not have what it shows.
+Takes a plan; None where it does not have what the figure shows. Open
+``step_memory.py`` first.
 """
