@@ -16,7 +16,10 @@ from typing import Any, Final
 from budgetfit.planning.profiling.block_chain import BlockChain
 
 ROOT: Final = Path(__file__).parents[1]
-_FOLDERS: Final = (ROOT / "examples" / "configs", ROOT / "benchmarks" / "configs")
+_FOLDERS: Final = tuple(
+    ROOT / folder / "configs"
+    for folder in ("examples", "benchmarks", "tests/situations")
+)
 GIB: Final = 2**30
 MIB: Final = 2**20
 

@@ -35,7 +35,10 @@ from budgetfit.planning.search.accumulation import (
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.evaluations_between import with_evaluations
-from budgetfit.planning.search.last_batch import with_room_for_last_batch
+from budgetfit.planning.search.last_batch import (
+    warnings_after_last_batch,
+    with_room_for_last_batch,
+)
 from budgetfit.planning.search.loss_chunking import (
     search_with_loss_chunks,
     search_without_host,
@@ -91,6 +94,10 @@ def make_plan(
     best, explanation = _best_judged(found, baselines)
     best, warnings = with_room_for_last_batch(session, best)
     judged = judge_all_lengths(session, best)
+    budget = budget_for_lengths(session.budget, judged.lengths)
+    if budget != session.budget:  # the last batch meets the same allocator
+        own = replace(session, budget=budget)
+        warnings = warnings_after_last_batch(own, judged.estimate)
     judged = replace(judged, warnings=(*warnings, *judged.warnings))
     plan = _report(session, judged, baselines)
     provenance = {

@@ -47,7 +47,8 @@ OPTIONS = {
     | SETTINGS
     | ADAPTERS
     | SAMPLES
-    | {"--loop", "--ema", "--max-grad-norm", "--evaluation-batch-size"},
+    | {"--loop", "--ema", "--max-grad-norm", "--evaluation-batch-size"}
+    | {"--use-liger-kernel", "--packing"},
     "compare": COMMON
     | MODEL
     | LENGTHS

@@ -113,7 +113,14 @@ def with_room_for_last_batch(
         if less is None or not less.runs_out:
             return tried, (LEFT_ROOM, *_warnings(session, tried, less))
         found = less
-    return best, _warnings(session, best, _judged(session, session, best))
+    return best, warnings_after_last_batch(session, best)
+
+
+def warnings_after_last_batch(
+    session: PlanningSession, estimate: Estimate
+) -> tuple[str, ...]:
+    """Warn where an estimate's settings take too much after a smaller last batch."""
+    return _warnings(session, estimate, _judged(session, session, estimate))
 
 
 def _judged(
