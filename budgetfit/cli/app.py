@@ -46,6 +46,7 @@ from budgetfit.cli.output import (
     INTERRUPTED,
     api,
     check_report,
+    check_writable,
     exit_if_not_saved,
     exit_unless_fits,
     ignore_odd_width,
@@ -153,7 +154,10 @@ def plan(
     **given: Any,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
+    snapshot: Path | None = given.pop("snapshot")
     check_report(report)
+    if snapshot is not None:
+        check_writable(snapshot)
     asked = arguments_of(given, samples)
     with show_progress() as progress:
         made = api().plan(
@@ -170,6 +174,8 @@ def plan(
         text_writer().print_plan(
             made, saved_as=saved_as, samples=samples, work=show_progress
         )
+    if snapshot is not None:
+        made.dump_snapshot(snapshot)
     lost = lost or write_report(report, "plan_page", made)
     exit_if_not_saved(lost)
     exit_unless_fits(fits=made.fits)

@@ -302,6 +302,10 @@ PLAN_OUTPUT = _panel(
     "Output",
     why=_option("Explain one block instead: layers.3."),
     save=_option("Write the plan here.", Path),
+    snapshot=_option(
+        "Write the step with the peak here, for pytorch.org/memory_viz: step.pickle.",
+        Path,
+    ),
     **REPORT,
 )
 OUTPUT = _panel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.validation import check_samples
 from budgetfit.core.varying_lengths import VaryingLengths
+from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.lazy_import import lazy_import
 
@@ -333,6 +335,23 @@ class Plan(PlanExports):
         """
         page = lazy_import("budgetfit.reporting.html.report").plan_page
         Path(path).write_text(page(self, comparison=comparison), encoding="utf-8")
+
+    def dump_snapshot(self, path: str | Path) -> None:
+        """Write the predicted step with the peak as a CUDA memory snapshot.
+
+        A pickle as of ``torch.cuda.memory._dump_snapshot``: pytorch.org/memory_viz
+        draws it.
+
+        Raises:
+            InputError: If the plan was loaded: a saved plan has no single allocations.
+        """
+        known = self.lazy_curves.snapshot if self.lazy_curves is not None else None
+        if known is None:
+            raise InputError(
+                "A saved plan has no single allocations to write. Plan again, then "
+                "call dump_snapshot, or: budgetfit plan ... --snapshot step.pickle"
+            )
+        Path(path).write_bytes(pickle.dumps(known(), protocol=4))
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from budgetfit.core.recipe import Segment
 
@@ -73,16 +74,21 @@ class PlanCurves:
 
 @dataclass(frozen=True, slots=True)
 class LazyCurves:
-    """Curves that are evaluated when they are asked for, or when they are pickled."""
+    """What is evaluated when it is asked for: ``curves`` also when it is pickled.
 
-    evaluate: Callable[[], PlanCurves]
+    ``snapshot`` returns the memory snapshot of a step, which is large: None once
+    the plan was pickled.
+    """
+
+    curves: Callable[[], PlanCurves]
+    snapshot: Callable[[], dict[str, Any]] | None = None
 
     def __call__(self) -> PlanCurves:
         """Return the curves."""
-        return self.evaluate()
+        return self.curves()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _known_curves, (self.evaluate(),)
+        return _known_curves, (self.curves(),)
 
 
 def _known_curves(curves: PlanCurves) -> LazyCurves:

@@ -12,7 +12,7 @@ import numpy as np
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.memory.replay import replay_events
+from budgetfit.memory.replay import unlimited_replay
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
@@ -31,15 +31,12 @@ def category_bytes(
 
     They sum to the point's ``allocated_bytes``. Arguments as for ``replay``.
     """
-    parts, events, runs = replay_events(
+    parts, events, sizes, allocator = unlimited_replay(
         trace, batch_size, gpu, settings=settings, micro_steps=micro_steps
     )
-    happened = np.fromiter(
-        chain.from_iterable(
-            events[part.event_range.start : part.event_range.end] for part in parts
-        ),
-        np.int64,
-    )
+    ran = [events[part.event_range.start : part.event_range.end] for part in parts]
+    runs = [allocator.run(part, sizes) for part in ran]
+    happened = np.fromiter(chain.from_iterable(ran), np.int64)
     deltas = np.fromiter(chain.from_iterable(run.deltas for run in runs), np.int64)
     ends = np.cumsum([len(run.deltas) for run in runs])
     alive = np.concatenate([[0], np.cumsum(deltas)])  # before each event, and at last

@@ -47,15 +47,16 @@ MAX_CACHED_TIMELINES = 16
 _TIMELINES: dict[tuple[Hashable, ...], MemoryTimeline] = {}
 
 
-class Replayed(NamedTuple):
-    """Event ranges in the order in which they ran.
+class EventReplay(NamedTuple):
+    """A replay event by event: ``parts`` are ranges of ``events``, in order.
 
-    ``parts`` refer to ``events``; ``runs`` has what each of them did.
+    ``sizes`` are the storages' rounded requests, ``allocator`` a new one.
     """
 
     parts: list[ScheduledRange]
     events: list[int]
-    runs: list[AllocatorRun]
+    sizes: list[int]
+    allocator: SimulatedAllocator
 
 
 def device_properties(gpu: Gpu) -> DeviceProperties:
@@ -191,24 +192,27 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     return timeline
 
 
-def replay_events(
+def unlimited_replay(
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
     *,
     settings: AllocatorSettings = DEFAULT_SETTINGS,
     micro_steps: int = 1,
-) -> Replayed:
-    """Return the events that ``replay`` runs, and what they do, without a limit.
+) -> EventReplay:
+    """Return what ``replay`` runs without a limit, to run it again.
 
     Arguments as for ``replay``.
     """
     collects = settings.collect_above_bytes(gpu.total_bytes)
     repeats = STEADY_REPEATS if collects is None else COLLECTING_REPEATS
     parts, events = _program(trace, batch_size, (), micro_steps, repeats)
-    allocator = make_allocator(UNLIMITED_BYTES, settings, gpu.total_bytes)
-    sizes = partial(_rounded_bytes, trace, device_properties(gpu), settings)
-    return Replayed(parts, events, list(_run(allocator, sizes, parts, events)))
+    return EventReplay(
+        parts,
+        events,
+        _rounded_bytes(trace, device_properties(gpu), settings, batch_size),
+        make_allocator(UNLIMITED_BYTES, settings, gpu.total_bytes),
+    )
 
 
 def _cache(key: tuple[Hashable, ...], timeline: MemoryTimeline) -> None:

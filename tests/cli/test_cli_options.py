@@ -39,7 +39,14 @@ OPTIONS = {
     | SETTINGS
     | ADAPTERS
     | SAMPLES
-    | {"--objective", "--optimizer-in-backward", "--report", "--save", "--why"},
+    | {
+        "--objective",
+        "--optimizer-in-backward",
+        "--report",
+        "--save",
+        "--snapshot",
+        "--why",
+    },
     "estimate": COMMON
     | MODEL
     | LENGTHS

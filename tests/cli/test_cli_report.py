@@ -48,3 +48,12 @@ def test_what_is_missing_is_said_before_the_work(
     assert result.exit_code == 2
     assert "pip install 'budgetfit[report]'" in result.stderr
     assert (result.stdout, api.calls) == ("", [])
+
+
+def test_a_snapshot_is_refused_where_it_cannot_be_written(
+    run: Run, api: FakeApi, tmp_path: Path
+) -> None:
+    result = run("plan", "gpt2", "--snapshot", tmp_path / "no" / "step.pickle")
+    assert result.exit_code == 2
+    assert "Cannot write" in result.stderr
+    assert (result.stdout, api.calls) == ("", [])

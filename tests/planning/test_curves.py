@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_curves import PlanCurves
+from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.planner import make_plan
 from budgetfit.planning.session import Request
@@ -104,3 +106,15 @@ def test_the_batch_sizes_divide_an_effective_one(checkpointing: str) -> None:
     )
     found = curves_of(plan).batch_sizes
     assert {row.batch_size * row.gradient_accumulation_steps for row in found} == {12}
+
+
+def test_the_snapshot_is_of_the_plan_and_a_loaded_plan_has_none(
+    plan: Plan, tmp_path: Path
+) -> None:
+    plan.dump_snapshot(tmp_path / "step.pickle")
+    found = pickle.loads((tmp_path / "step.pickle").read_bytes())  # noqa: S301 - its own
+    reserved = sum(each["total_size"] for each in found["segments"])
+    assert reserved == plan.estimate.reserved_bytes
+    loaded = Plan.from_json(plan.to_json())
+    with pytest.raises(InputError, match=r"budgetfit plan \.\.\. --snapshot"):
+        loaded.dump_snapshot(tmp_path / "other.pickle")

@@ -17,6 +17,7 @@ from budgetfit.core.plan_curves import (
 )
 from budgetfit.memory.category_bytes import category_bytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.snapshot import Snapshot, step_snapshot
 from budgetfit.planning.search.policies import policy_segments, solver_for
 from budgetfit.planning.search.solver_choice import (
     MAX_SEGMENT,
@@ -58,10 +59,23 @@ def lazy_curves(session: PlanningSession, estimate: Estimate) -> LazyCurves:
     @functools.cache  # shared by the plan and its changed copies
     @neutral_torch_state()
     @freeze_gc()
-    def find() -> PlanCurves:
+    def curves() -> PlanCurves:
         return plan_curves(session, estimate)
 
-    return LazyCurves(find)
+    @neutral_torch_state()
+    @freeze_gc()
+    def snapshot() -> Snapshot:
+        line, recipe = estimate.timeline, estimate.recipe
+        return step_snapshot(
+            session.traces.exact(recipe),
+            recipe.batch_size,
+            session.workload.gpu,
+            step=line.points[line.peak].step,
+            settings=session.budget.allocator,
+            micro_steps=recipe.gradient_accumulation_steps,
+        )
+
+    return LazyCurves(curves, snapshot)
 
 
 def plan_curves(session: PlanningSession, estimate: Estimate) -> PlanCurves:
