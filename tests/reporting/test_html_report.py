@@ -15,7 +15,7 @@ from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.errors import InputError
 from budgetfit.reporting.formatting import rate_text
 from budgetfit.reporting.html.colors import COLORS
-from budgetfit.reporting.html.report import comparison_page, plan_page
+from budgetfit.reporting.html.report import comparison_page, figure_file, plan_page
 from budgetfit.utils.format_bytes import format_bytes
 from tests.reporting.parsed_page import Element, parsed
 from tests.reporting.sample_plans import (
@@ -392,3 +392,11 @@ def test_every_color_is_declared_for_both_modes_and_told_apart(page: str) -> Non
     assert not re.findall(
         r"#[0-9a-f]{6}\b(?!\))", re.sub(r'id="\w+"|#[mp]\w+', "", svgs)
     )
+
+
+def test_a_figure_can_be_a_file_of_its_own(plan: Plan) -> None:
+    text = figure_file(plan, "step_memory")
+    root = ET.fromstring(text)  # noqa: S314 - made here
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    used = set(re.findall(r"var\(--([\w-]+)\)", text))
+    assert all(text.count(f"--{name}:") == 2 for name in used)

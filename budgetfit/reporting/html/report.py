@@ -98,6 +98,16 @@ def _of_plan(plan: Plan, comparison: Sequence[GpuComparison]) -> dict[str, Any]:
     }
 
 
+def figure_file(plan: Plan, name: str) -> str:
+    """Return one figure of ``FIGURES`` as an SVG file, light and dark by itself.
+
+    Raises:
+        InputError: If matplotlib or Jinja2 is missing.
+    """
+    check_libraries()
+    return str(_svg().standalone(_figure(name).section(plan).figure))
+
+
 def check_libraries() -> None:
     """Check that what draws the report can be imported.
 
@@ -131,6 +141,10 @@ def _rendered(template: str, *, model: ModelSummary, **shown: object) -> str:
 
 def _figure(name: str) -> Any:  # noqa: ANN401 - a module, which imports matplotlib
     return importlib.import_module(f"budgetfit.reporting.html.figures.{name}")
+
+
+def _svg() -> Any:  # noqa: ANN401 - a module, which imports matplotlib
+    return importlib.import_module("budgetfit.reporting.html.svg")
 
 
 @functools.cache

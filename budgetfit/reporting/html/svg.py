@@ -19,7 +19,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from budgetfit.reporting.html.colors import as_variables, color
+from budgetfit.reporting.html.colors import as_variables, color, css_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +111,22 @@ def draw(
     """
     heights = (WIDE, height, False), (NARROW, narrow_height or height, True)
     return Markup("\n").join(_one(paint, label, *each) for each in heights)
+
+
+def standalone(figure: Markup) -> str:
+    """Return the wide form of a drawn figure as an SVG file."""
+    wide, end, _ = str(figure).partition("</svg>")
+    root = ET.fromstring(wide + end)  # noqa: S314 - drawn here
+    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "font-family": "sans-serif"}
+    style = ET.Element("style")
+    light, dark = css_variables(dark=False), css_variables(dark=True)
+    style.text = (
+        f":root {{ {light} }} "
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    )
+    paper = ET.Element("rect", width="100%", height="100%", fill="var(--paper)")
+    root[:0] = [style, paper]
+    return ET.tostring(root, encoding="unicode")
 
 
 def _one(
