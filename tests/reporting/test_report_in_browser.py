@@ -88,7 +88,7 @@ def test_marks_say_their_numbers_to_mouse_and_keyboard(page: Page) -> None:
     assert says.inner_text() == focused
 
 
-def test_printed_tables_are_open(page: Page) -> None:
+def test_tables_of_a_page_are_printed(page: Page) -> None:
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("details:not([open])").count() == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")

@@ -97,7 +97,7 @@ def _mark(drawing: Drawing, plan: Plan, point: CheckpointingPoint) -> None:
     )
     drawing.say(dot, _said(plan, point))
     low, high = drawing.axes.get_xlim()
-    right = point.peak_bytes > (low + high) / 2
+    right = point.peak_bytes > low + (high - low) * (0.5 if drawing.narrow else 0.7)
     beside = drawing.axes.annotate(
         point.label.replace(" recomp", "\nrecomp") if drawing.narrow else point.label,
         (point.peak_bytes, point.samples_per_s),

@@ -34,12 +34,15 @@
   report.addEventListener("focusout", hide);
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
   addEventListener("scroll", hide, { passive: true });
-  // Printed with the tables.
+  // Printed with the tables, but for those of several pages.
+  const mostRows = 40;
   const open = [];
   addEventListener("beforeprint", () => {
     for (const each of report.querySelectorAll("details:not([open])")) {
-      each.open = true;
-      open.push(each);
+      if (each.querySelectorAll("tr").length <= mostRows) {
+        each.open = true;
+        open.push(each);
+      }
     }
   });
   addEventListener("afterprint", () => {
