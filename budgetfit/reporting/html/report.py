@@ -68,7 +68,7 @@ def comparison_page(rows: Sequence[GpuComparison], model: ModelSummary) -> str:
         title=f"{model.name}: budgetfit compare",
         kind="Comparison of GPUs",
         model=model,
-        subtitle=model_lines(model),
+        subtitle=_model_lines(model),
         answers=(),
         sections=[_figure("gpus").section(rows)],
         warnings=list(dict.fromkeys(said)),
@@ -84,7 +84,7 @@ def _of_plan(plan: Plan, comparison: Sequence[GpuComparison]) -> dict[str, Any]:
         "kind": "Training plan",
         "model": plan.model,
         "subtitle": [
-            *model_lines(plan.model),
+            *_model_lines(plan.model),
             gpu_text(plan.gpu, plan.budget.total_bytes),
         ],
         "answers": answers(plan),
@@ -122,6 +122,12 @@ def check_libraries() -> None:
                 f"A report with figures needs {name}, which is not installed: "
                 "pip install 'budgetfit[report]'"
             ) from None
+
+
+def _model_lines(model: ModelSummary) -> list[str]:
+    """Return the lines of the model, whose name is the heading above them."""
+    first, *others = model_lines(model)
+    return [first.removeprefix(f"{model.name}: "), *others]
 
 
 def _rendered(template: str, *, model: ModelSummary, **shown: object) -> str:

@@ -89,9 +89,10 @@ def _beside(plan: Plan, name: str, estimate: Estimate) -> str:
     text = f"{rate_text(estimate.samples_per_s)}/s"
     if estimate is plan.estimate or name == ACCUMULATING:
         return text
-    if estimate.recipe == plan.comparable.recipe:
+    own = plan.comparable
+    if (estimate.recipe, estimate.step_ms) == (own.recipe, own.step_ms):
         return f"{text} (the same)"
-    ratio = estimate.samples_per_s / plan.comparable.samples_per_s - 1
+    ratio = estimate.samples_per_s / own.samples_per_s - 1
     return f"{text} ({percent_text(ratio)})"
 
 
