@@ -328,7 +328,8 @@ class Plan(PlanExports):
 
         Args:
             path: Its name, such as ``plan.html``.
-            comparison: What ``compare`` returned, to show the GPUs side by side.
+            comparison: Rows of ``budgetfit.api.plan.compare``, to show GPUs side by
+                side.
 
         Raises:
             InputError: If matplotlib or Jinja2 is missing.

@@ -37,7 +37,7 @@ def plan_page(plan: Plan, *, comparison: Sequence[GpuComparison] = ()) -> str:
 
     Args:
         plan: The plan.
-        comparison: What ``compare`` returned, to show the GPUs side by side.
+        comparison: Rows of ``api.plan.compare``, to show GPUs side by side.
 
     Raises:
         InputError: If matplotlib or Jinja2 is missing.
