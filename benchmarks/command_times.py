@@ -4,7 +4,7 @@
     python -m benchmarks.command_times qlora gpt2       those with such a word
     python -m benchmarks.command_times --profile NAME   where the time of one goes
 
-Cold is without a cache of traces and plans, warm the same command once more. Seconds
+Cold is without a cache of traces, warm the same command once more. Seconds
 are of processor time (user and system), imports included; memory is the most that the
 process held. Targets: median 6 s and at most 15 s cold, median 3 s and at most 6 s
 warm.
@@ -17,74 +17,28 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from benchmarks.shared import GIB, ROOT, config, table
+from benchmarks.shared import ROOT, table
+from tests.situations.answer import ask, model_path
 
-MODULES: Final = ROOT / "tests" / "situations" / "modules.py"
 COMMANDS: Final = tuple(
     (ROOT / "benchmarks" / "commands.txt").read_text(encoding="utf-8").splitlines()
 )
 
 
-class Taken(NamedTuple):
-    """What one process took."""
-
-    cpu_s: float
-    first_line_s: float
-    memory_gib: float
-    code: int
-    out: str
-
-
 def words_of(command: str) -> list[str]:
-    """Return the command's words, its model as the folder or file of this checkout."""
+    """Return what ``python`` is run with, the model as a folder or file."""
     name, model, *options = shlex.split(command)
-    path = str(MODULES.parent / model) if ".py:" in model else config(model)
-    return [name, path, *options]
-
-
-def taken(words: Sequence[str], cache: str) -> Taken:
-    """Run ``budgetfit`` with these words and measure the process."""
-    environment = {
-        **os.environ,
-        "BUDGETFIT_CACHE": cache,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    started = time.monotonic()
-    with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen(  # noqa: S603 - our own words
-            [sys.executable, "-m", "budgetfit", *words],
-            env=environment,
-            stdout=out,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stderr is not None  # noqa: S101
-        process.stderr.readline()
-        first_line_s = time.monotonic() - started
-        process.stderr.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        text = out.read().decode()
-    return Taken(
-        used.ru_utime + used.ru_stime,
-        first_line_s,
-        used.ru_maxrss * 1024 / GIB,
-        process.returncode,
-        text,
-    )
+    return ["-m", "budgetfit", name, model_path(model), *options]
 
 
 def profile(command: str) -> None:
     """Print where the processor time of one command goes, without a cache."""
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "profile")
-        code = ["-m", "cProfile", "-o", file, "-m", "budgetfit", *words_of(command)]
+        code = ["-m", "cProfile", "-o", file, *words_of(command)]
         environment = {**os.environ, "BUDGETFIT_CACHE": "off", "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, *code], env=environment, check=False)  # noqa: S603
         show = "sort cumulative\nstats budgetfit 60\n"
@@ -99,28 +53,29 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
-    words = set(asked.words)
-    chosen = [each for each in COMMANDS if not words or words & set(each.split())]
+    wanted = set(asked.words)
+    chosen = [each for each in COMMANDS if not wanted or wanted & set(each.split())]
     if asked.profile:
         profile(chosen[0])
         return
     rows, cold, warm = [], [], []
     for command in chosen:
+        words = words_of(command)
         with tempfile.TemporaryDirectory() as cache:
-            first, again = (taken(words_of(command), cache) for _ in range(2))
+            runs = [ask(words, {"BUDGETFIT_CACHE": cache}) for _ in range(2)]
+        first, again = runs
         cold.append(first.cpu_s)
         warm.append(again.cpu_s)
         row = [
             f"{first.cpu_s:.1f}",
             f"{again.cpu_s:.1f}",
-            f"{first.first_line_s:.1f}",
             f"{first.memory_gib:.2f}",
             str(first.code),
         ]
         rows.append([command, *row])
         print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     rows.sort(key=lambda row: -float(row[1]))
-    headers = ["command", "cold, CPU s", "warm", "first line, s", "GiB", "exit"]
+    headers = ["command", "cold, CPU s", "warm", "GiB", "exit"]
     print(table(headers, rows))
     print()
     for name, values in (("cold", cold), ("warm", warm)):

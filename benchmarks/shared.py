@@ -16,10 +16,7 @@ from typing import Any, Final
 from budgetfit.planning.profiling.block_chain import BlockChain
 
 ROOT: Final = Path(__file__).parents[1]
-_FOLDERS: Final = tuple(
-    ROOT / folder / "configs"
-    for folder in ("examples", "benchmarks", "tests/situations")
-)
+_FOLDERS: Final = (ROOT / "examples" / "configs", ROOT / "benchmarks" / "configs")
 GIB: Final = 2**30
 MIB: Final = 2**20
 

@@ -14,7 +14,7 @@ from budgetfit.applying.attention_implementation import describe_attention
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.batches.batch_tree import describe_batch
-from budgetfit.batches.resize_lengths import with_image_size, with_length
+from budgetfit.batches.resize_samples import with_image_size, with_length
 from budgetfit.core.image_sizes import SampleSizes, Size
 from budgetfit.core.plan import ModelSummary
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims

@@ -1,5 +1,6 @@
 """A smaller batch on the way can make a plan that fits too large."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -8,10 +9,13 @@ import transformers
 
 import budgetfit
 from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
+from budgetfit.planning import planner
 from budgetfit.planning.search import last_batch
 from budgetfit.planning.search.last_batch import (
     LEFT_ROOM,
@@ -19,9 +23,22 @@ from budgetfit.planning.search.last_batch import (
     after_last_batch,
     last_batch_warnings,
 )
+from budgetfit.planning.search.varying_lengths import JudgedLengths
 from tests.memory.made_traces import MIB, TraceMaker
 
 ADA = find_gpu("rtx-4090")
+LENGTHS = VaryingLengths(
+    span="samples of 32 to 64 tokens",
+    shortest=32,
+    longest=64,
+    measure="expandable segments",
+    reserved_bytes=1,
+    updates=1,
+    samples_per_s=1.0,
+    plain_samples_per_s=1.0,
+    grouped_samples_per_s=1.0,
+    fits=True,
+)
 
 
 def splitting(spare_mib: int = 0) -> StepTrace:
@@ -128,3 +145,26 @@ def test_where_nothing_else_is_allowed_the_plan_warns(
     kept = _plan(checkpointing="none")
     assert kept.recipe.segments == ()
     assert any("the next full batch may run out" in each for each in kept.warnings)
+
+
+def test_under_expandable_segments_the_last_batch_is_judged_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is said of what only segments of fixed sizes would do."""
+
+    def judged(*arguments: Any) -> AfterLastBatch:
+        *_, budget = arguments
+        fixed = not budget.allocator.expandable_segments
+        return AfterLastBatch(budget.usable_bytes + fixed, runs_out=False)
+
+    def needing_them(_: object, best: Estimate) -> JudgedLengths:
+        return JudgedLengths(estimate=best, lengths=LENGTHS)
+
+    monkeypatch.setattr(last_batch, "after_last_batch", judged)
+    monkeypatch.setattr(last_batch, "MOST_GROWTH", math.inf)
+    without = _plan()
+    assert any("after a smaller last batch" in each for each in without.warnings)
+    monkeypatch.setattr(planner, "judge_all_lengths", needing_them)
+    expanding = _plan()
+    assert expanding.needs_expandable_segments
+    assert not any("last batch" in each for each in expanding.warnings)

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import budgetfit
-from budgetfit.batches.resize_lengths import with_image_size
+from budgetfit.batches.resize_samples import with_image_size
 from budgetfit.core.image_sizes import Size, summarize_image_sizes
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.errors import TraceError
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
-from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from budgetfit.gpus.table import Gpu
     from budgetfit.planning.session import PlanningSession
 
-MOST_SEARCHES: Final = 2  # for settings that need less
-SEARCH_ROUNDS: Final = 4  # of each
-LEAST_EXCESS_BYTES: Final = 8 << 20  # by which a search's budget shrinks
 # No recorded program reserved 3.6 % more after a smaller last batch (0045).
 MOST_GROWTH: Final = 0.04
 LEFT_ROOM: Final = (
@@ -94,22 +91,17 @@ def with_room_for_last_batch(
     Also returns warnings. ``best`` fits without one, and is returned where nothing else
     is found, or where one trace does not hold for several batch sizes.
     """
-    found, tried, smaller = _judged(session, session, best), best, session
+    found, smaller = _judged(session, session, best), session
     if found is None or not found.runs_out:
         return best, _warnings(session, best, found)
     for _ in range(MOST_SEARCHES):
-        excess = max(found.reserved_bytes - session.budget.usable_bytes, 0)
-        excess = max(excess, LEAST_EXCESS_BYTES)
-        budget = smaller.budget
-        if budget.usable_bytes <= excess:
+        excess = found.reserved_bytes - session.budget.usable_bytes
+        result = with_less_memory(smaller, excess)
+        if result is None:
             break
-        budget = replace(budget, headroom_bytes=budget.headroom_bytes + excess)
-        smaller = replace(smaller, budget=budget)
-        result = search_with_loss_chunks(smaller, max_rounds=SEARCH_ROUNDS)
-        if result.estimate is None:
-            break
-        tried = replace(result.estimate, usable_bytes=best.usable_bytes)
-        less = _judged(session, result.session, tried)
+        smaller, own, tried = result
+        tried = replace(tried, usable_bytes=best.usable_bytes)
+        less = _judged(session, own, tried)
         if less is None or not less.runs_out:
             return tried, (LEFT_ROOM, *_warnings(session, tried, less))
         found = less

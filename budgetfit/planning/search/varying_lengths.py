@@ -21,7 +21,7 @@ from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.replay import UNLIMITED_BYTES
 from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.planning.judge import step_time
-from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
@@ -42,11 +42,8 @@ UPDATES: Final = 200  # per order
 # Other orders may reserve more: of what the lengths add to the longest batch alone.
 OTHER_ORDERS: Final = 0.5
 MICRO_BATCHES: Final = 4  # of an update; as many as ``with_micro_steps`` replays
-MOST_SEARCHES: Final = 2  # for settings that need less
-SEARCH_ROUNDS: Final = 4  # of each
 _NOT_JUDGED: Final = (InputError, LengthsNotTracedError, TraceError)
 _ONLY_LONGEST: Final = "only the largest batch was judged, not the smaller ones"
-LEAST_EXCESS_BYTES: Final = 8 << 20  # by which a search's budget shrinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,16 +174,11 @@ def _candidates(
     smaller = session
     for _ in range(MOST_SEARCHES):
         excess = judge.least_reserved_bytes() - session.budget.usable_bytes
-        budget = smaller.budget
-        excess = max(excess, LEAST_EXCESS_BYTES)
-        if budget.usable_bytes <= excess:
+        found = with_less_memory(smaller, excess)
+        if found is None:
             return
-        budget = replace(budget, headroom_bytes=budget.headroom_bytes + excess)
-        smaller = replace(smaller, budget=budget)
-        found = search_with_loss_chunks(smaller, max_rounds=SEARCH_ROUNDS)
-        if found.estimate is None:
-            return
-        judge = _judge(replace(found.session, budget=session.budget), found.estimate)
+        smaller, own, estimate = found
+        judge = _judge(replace(own, budget=session.budget), estimate)
         tried = judge.first_that_fits()
         yield tried
         if _of(tried).fits:

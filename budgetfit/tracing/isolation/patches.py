@@ -112,6 +112,12 @@ PATCHES: Final = (
         "TRL's head computes nothing meanwhile",
     ),
     Patch(
+        "transformers.trainer.set_seed",
+        "traces/loops/trainer.py",
+        "a Trainer seeds the generators of the process; loop='trainer' and 'sft' alone",
+        "a Trainer that begins meanwhile is not seeded",
+    ),
+    Patch(
         "triton.runtime.jit.JITFunction.run, triton.runtime.autotuner.Autotuner.run",
         "tracing/cuda/triton/launches.py",
         "a kernel on tensors without memory is counted, not launched; where Triton is "
