@@ -56,6 +56,7 @@ from budgetfit.cli.output import (
     text_writer,
     write,
     write_report,
+    write_snapshot,
 )
 from budgetfit.cli.parsing import arguments_of
 from budgetfit.cli.quiet_libraries import quiet_libraries
@@ -169,8 +170,7 @@ def plan(
         text_writer().print_plan(
             made, saved_as=saved_as, samples=samples, work=show_progress
         )
-    if snapshot is not None:
-        made.dump_snapshot(snapshot)
+    lost = lost or write_snapshot(snapshot, made.dump_snapshot)
     lost = lost or write_report(report, "plan_page", made)
     exit_if_not_saved(lost)
     exit_unless_fits(fits=made.fits)

@@ -233,6 +233,16 @@ def write_report(path: Path | None, page: str, *shown: object) -> str:
     return write(path, text)
 
 
+def write_snapshot(path: Path | None, dump: Callable[[Path], None]) -> str:
+    """Write a memory snapshot, if asked for; return as ``write_report``."""
+    if path is not None:
+        try:
+            dump(path)
+        except OSError as error:
+            return _cannot_write(path, error)
+    return ""
+
+
 def report_writer() -> Any:  # noqa: ANN401
     """Import the report with figures."""
     return importlib.import_module("budgetfit.reporting.html.report")

@@ -11,11 +11,11 @@ from budgetfit.core.recipe import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointingPoint:
-    """One choice of checkpointing at the plan's batch size, by the chain formula.
+    """One choice of checkpointing at the plan's batch size.
 
     Attributes:
         label: A usual practice, or empty for a point of the Pareto front.
-        peak_bytes: Peak of live bytes.
+        peak_bytes: Peak of allocated bytes.
         samples_per_s: Samples per second.
         segments: What is not simply kept.
     """
@@ -28,12 +28,12 @@ class CheckpointingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizePoint:
-    """The fastest checkpointing at one batch size that fits, by the chain formula.
+    """The fastest checkpointing at one batch size that fits.
 
     Attributes:
         batch_size: Samples per micro-batch.
         gradient_accumulation_steps: Micro-batches per optimizer step.
-        peak_bytes: Peak of live bytes.
+        peak_bytes: Peak of allocated bytes.
         samples_per_s: Samples per second.
         segments: What is not simply kept.
     """
@@ -49,14 +49,14 @@ class BatchSizePoint:
 class PlanCurves:
     """Memory over time by category, and what other choices would take.
 
-    Points are by the formula that the solver uses; the plan's own numbers are of the
-    replay, so that its point is close to them, not equal.
+    The plan's point has its own numbers, of the replay; the others are by the formula
+    that the solver uses, shifted and scaled so that it gives these for the plan.
 
     Attributes:
         category_bytes: For each point of the plan's timeline, category -> bytes at its
             peak, which they add up to; empty where the replay cannot be repeated.
-        limit_bytes: Most live bytes of a plan that fits: the usable bytes less what
-            the allocator reserves beyond them.
+        limit_bytes: Most allocated bytes of a choice that fits: the usable bytes less
+            what the allocator reserves beyond them.
         plan: The plan itself.
         front: No choice at this batch size is both faster and lower in memory than
             one of these; fastest first, thinned out.

@@ -72,7 +72,7 @@ def _recommendation(plan: Plan, samples: int | None) -> RenderableType:
         *_longest(plan),
         *recipe_lines(plan.recipe, plan.model.blocks),
         *time_lines(estimate, samples),
-        *_lengths(plan),
+        *lengths_lines(plan),
     ]
     proof = [gain_text(plan), plan.provenance.get("certificate")]
     if any(proof):
@@ -100,8 +100,8 @@ def _longest(plan: Plan) -> list[str]:
     return [text]
 
 
-def _lengths(plan: Plan) -> list[str]:
-    """How batches of several lengths fit, and how fast they are."""
+def lengths_lines(plan: Plan) -> list[str]:
+    """Say how fast batches of several lengths are, and how they fit."""
     lengths = plan.varying_lengths
     if lengths is None:
         return []

@@ -28,7 +28,7 @@ def test_a_saved_plan_and_a_comparison_have_one(run: Run, tmp_path: Path) -> Non
     assert "Does it fit?" in page.read_text(encoding="utf-8")
     result = run("compare", "gpt2", "--gpus", "t4,l4", "--report", page)
     assert result.exit_code == 0
-    assert "on other GPUs" in page.read_text(encoding="utf-8")
+    assert "on each GPU" in page.read_text(encoding="utf-8")
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(

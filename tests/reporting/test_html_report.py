@@ -39,7 +39,7 @@ TITLES = [
     "How fast it is, and what others take",
     "Memory against speed",
     "Batch size against speed",
-    "The same training on other GPUs",
+    "Speed on each GPU",
 ]
 MOST_BYTES = 1_500_000
 

@@ -7,7 +7,8 @@ formula, from profiles that the search has made already; nothing is traced.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from budgetfit.core.plan_curves import (
     BatchSizePoint,
@@ -49,8 +50,19 @@ MAX_FRONT_POINTS: Final = 40
 MAX_FRONT_LABELS: Final = 300  # per block: a picture needs no more
 MAX_BATCH_SIZES: Final = 12
 NS_PER_S: Final = 1e9
+NS_PER_MS: Final = 1e6
 
 Item = TypeVar("Item")
+
+
+class Scale(NamedTuple):
+    """Replay's numbers of the plan against the formula's, for points around it.
+
+    ``more_bytes`` is added to peaks, ``time`` multiplies times.
+    """
+
+    more_bytes: int
+    time: float
 
 
 def lazy_curves(session: PlanningSession, estimate: Estimate) -> LazyCurves:
@@ -87,16 +99,21 @@ def plan_curves(session: PlanningSession, estimate: Estimate) -> PlanCurves:
     """
     recipe = estimate.recipe
     chain = session.block_chain.profile_at(recipe.batch_size)
-    own = _point(chain, recipe.segments, estimate)
-    beyond = max(estimate.reserved_bytes - own.peak_bytes, 0)
-    limit_bytes = session.budget.usable_bytes - beyond
+    formula_bytes = chain_peak_bytes(chain, recipe.segments)
+    usable = session.budget.usable_bytes
+    spare = usable - estimate.reserved_bytes
+    limit_bytes = min(formula_bytes + spare, max(formula_bytes, usable))
+    scale = Scale(
+        more_bytes=estimate.allocated_bytes - formula_bytes,
+        time=estimate.step_ms * NS_PER_MS / _step_ns(chain, recipe.segments, estimate),
+    )
     return PlanCurves(
         category_bytes=_category_bytes(session, estimate),
-        limit_bytes=limit_bytes,
-        plan=own,
-        front=_front(chain, estimate),
-        practices=_practices(session, chain, estimate),
-        batch_sizes=_batch_sizes(session, estimate, limit_bytes),
+        limit_bytes=limit_bytes + scale.more_bytes,
+        plan=_own_point(estimate),
+        front=_front(chain, estimate, scale),
+        practices=_practices(session, chain, estimate, scale),
+        batch_sizes=_batch_sizes(session, estimate, limit_bytes, scale),
     )
 
 
@@ -116,7 +133,9 @@ def _category_bytes(
     return found if [sum(row.values()) for row in found] == known else ()
 
 
-def _front(chain: ChainProfile, estimate: Estimate) -> tuple[CheckpointingPoint, ...]:
+def _front(
+    chain: ChainProfile, estimate: Estimate, scale: Scale
+) -> tuple[CheckpointingPoint, ...]:
     """Return the Pareto front, from the fastest to the lowest in memory."""
     if not estimate.host_bytes:
         chain = without_host_options(chain)
@@ -128,21 +147,34 @@ def _front(chain: ChainProfile, estimate: Estimate) -> tuple[CheckpointingPoint,
     found = pareto_front(problem, MAX_FRONT_LABELS)
     segments = [row.segments for row in found if row.segments is not None]
     return tuple(
-        _point(chain, each, estimate) for each in _thinned(segments, MAX_FRONT_POINTS)
+        _point(chain, each, estimate, scale)
+        for each in _thinned(segments, MAX_FRONT_POINTS)
     )
 
 
 def _practices(
-    session: PlanningSession, chain: ChainProfile, estimate: Estimate
+    session: PlanningSession, chain: ChainProfile, estimate: Estimate, scale: Scale
 ) -> tuple[CheckpointingPoint, ...]:
     """Return the usual practices at the plan's batch size."""
     policies = PRACTICES if session.workload.blocks else PRACTICES[:1]
     size = estimate.recipe.batch_size
     return tuple(
         _point(
-            chain, policy_segments(session.block_chain, policy, size), estimate, label
+            chain,
+            policy_segments(session.block_chain, policy, size),
+            estimate,
+            scale,
+            label,
         )
         for label, policy in policies
+    )
+
+
+def _own_point(estimate: Estimate) -> CheckpointingPoint:
+    return CheckpointingPoint(
+        peak_bytes=estimate.allocated_bytes,
+        samples_per_s=estimate.samples_per_s,
+        segments=estimate.recipe.segments,
     )
 
 
@@ -150,23 +182,32 @@ def _point(
     chain: ChainProfile,
     segments: tuple[Segment, ...],
     estimate: Estimate,
+    scale: Scale,
     label: str = "",
 ) -> CheckpointingPoint:
-    micro_batches = estimate.recipe.gradient_accumulation_steps
-    step_ns = chain_time_ns(chain, segments) * micro_batches + chain.optimizer_ns
-    samples = estimate.recipe.effective_batch_size
+    step_ns = _step_ns(chain, segments, estimate) * scale.time
     return CheckpointingPoint(
         label=label,
-        peak_bytes=chain_peak_bytes(chain, segments),
-        samples_per_s=samples * NS_PER_S / (step_ns * estimate.time_factor),
+        peak_bytes=chain_peak_bytes(chain, segments) + scale.more_bytes,
+        samples_per_s=estimate.recipe.effective_batch_size * NS_PER_S / step_ns,
         segments=segments,
     )
 
 
+def _step_ns(
+    chain: ChainProfile, segments: tuple[Segment, ...], estimate: Estimate
+) -> float:
+    micro_batches = estimate.recipe.gradient_accumulation_steps
+    return chain_time_ns(chain, segments) * micro_batches + chain.optimizer_ns
+
+
 def _batch_sizes(
-    session: PlanningSession, estimate: Estimate, limit_bytes: int
+    session: PlanningSession, estimate: Estimate, limit_bytes: int, scale: Scale
 ) -> tuple[BatchSizePoint, ...]:
-    """Solve for some of the batch sizes that fit, the plan's own among them."""
+    """Solve for some of the batch sizes that fit ``limit_bytes`` by the formula.
+
+    The plan's own is among them, with the plan's numbers.
+    """
     asked = session.request.checkpointing
     solve = fastest_plan if asked == "auto" else solver_for(session)
     profile_at = session.block_chain.profiles_within(limit_bytes, exact_blocks=False)
@@ -179,31 +220,41 @@ def _batch_sizes(
         return solve(problem).segments is not None
 
     if session.request.batch_size is not None:
-        sizes = [own]
-    elif effective is not None:
+        return ()
+    if effective is not None:
         sizes = [size for size in range(1, effective + 1) if effective % size == 0]
     else:
         sizes = fitting_batch_sizes(may_fit)
-    shown = {*_thinned(sizes, MAX_BATCH_SIZES), own}
+    others = {*_thinned(sizes, MAX_BATCH_SIZES)} - {own}
     found = choose_batch_size(
         profile_at,
         solve,
         limit_bytes=limit_bytes,
         effective_batch_size=effective,
-        batch_sizes=sorted(shown),
+        batch_sizes=sorted(others),
         micro_batches=estimate.recipe.gradient_accumulation_steps,
     )
-    return tuple(
+    points = [
         BatchSizePoint(
             batch_size=each.batch_size,
             gradient_accumulation_steps=each.gradient_accumulation_steps,
-            peak_bytes=each.peak_bytes,
-            samples_per_s=NS_PER_S / float(each.ns_per_sample) / estimate.time_factor,
+            peak_bytes=each.peak_bytes + scale.more_bytes,
+            samples_per_s=NS_PER_S / float(each.ns_per_sample) / scale.time,
             segments=each.solution.segments or (),
         )
         for each in found.considered
         if each.peak_bytes is not None and each.ns_per_sample
+    ]
+    points.append(
+        BatchSizePoint(
+            batch_size=own,
+            gradient_accumulation_steps=estimate.recipe.gradient_accumulation_steps,
+            peak_bytes=estimate.allocated_bytes,
+            samples_per_s=estimate.samples_per_s,
+            segments=estimate.recipe.segments,
+        )
     )
+    return tuple(sorted(points, key=attrgetter("batch_size")))
 
 
 def _thinned(items: Sequence[Item], most: int) -> list[Item]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from budgetfit.reporting.estimate_text import range_text
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.table import Number, memory, rate
-from budgetfit.reporting.plan_text import gain_text
+from budgetfit.reporting.plan_text import gain_text, lengths_lines
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -65,9 +65,13 @@ def _memory(plan: Plan) -> Answer:
         ("allocated at most", memory(estimate.allocated_bytes)),
         ("whole process", memory(estimate.process_bytes)),
     ]
+    if plan.varying_lengths is not None:
+        facts.append(("batches of all sizes", lengths_lines(plan)[1]))
     if estimate.host_bytes:
         facts.append(("pinned host memory", memory(estimate.host_bytes)))
-    if left < 0 or not plan.fits:
+    if plan.budget.host_ram_bytes is not None:
+        facts.append(("host memory limit", memory(plan.budget.host_ram_bytes)))
+    if not plan.fits:
         text = f"No: {format_bytes(-left)} too much" if left < 0 else "No"
         return Answer("Does it fit?", Number(text, left), tuple(facts), "bad")
     text = f"Yes, with {format_bytes(left)} to spare"
@@ -80,6 +84,8 @@ def _speed(plan: Plan) -> Answer:
         ("one step", Number(range_text(estimate), estimate.step_ms)),
         ("samples per step", str(estimate.recipe.effective_batch_size)),
     ]
+    if plan.varying_lengths is not None:
+        facts.append(("batches of all sizes", lengths_lines(plan)[0]))
     gain = gain_text(plan)
     if gain:
         facts.append(("against usual practice", gain))

@@ -8,6 +8,7 @@ from matplotlib.ticker import NullLocator
 
 from budgetfit.reporting.formatting import blocks_text, rate_text
 from budgetfit.reporting.html.colors import color
+from budgetfit.reporting.html.figures.checkpointing import FORMULA
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.svg import draw
 from budgetfit.reporting.html.table import Table, count, memory, rate
@@ -67,7 +68,7 @@ def section(plan: Plan) -> Section | None:
         table=Table(
             caption="The fastest checkpointing that fits at each batch size",
             columns=(
-                *("batch size", "accumulation", "peak of live memory"),
+                *("batch size", "accumulation", "allocated at most"),
                 *("samples/s", "blocks not simply kept"),
             ),
             rows=tuple(
@@ -81,8 +82,7 @@ def section(plan: Plan) -> Section | None:
                 for point in points
             ),
         ),
-        note="By the formula that the solver uses, on profiles that leave out where in "
-        "a block the peak is: close to the replay's, not equal.",
+        note=FORMULA,
     )
 
 

@@ -38,7 +38,7 @@ def section(plan: Plan) -> Section | None:
     said = [_said(plan, name, own.get(name)) for name in blocks]
 
     def paint(drawing: Drawing) -> None:
-        per_row = _PER_NARROW_ROW if drawing.narrow else _PER_ROW
+        per_row = _per_row(len(modes), drawing.narrow)
         for number, mode in enumerate(modes):
             row, column = divmod(number, per_row)
             shade = color(TREATMENTS[mode])
@@ -71,6 +71,12 @@ def section(plan: Plan) -> Section | None:
         ),
         table=_table(plan, own),
     )
+
+
+def _per_row(blocks: int, narrow: bool) -> int:
+    """Return how many blocks a row has: about as many as the others."""
+    rows = -(-blocks // (_PER_NARROW_ROW if narrow else _PER_ROW))
+    return -(-blocks // rows)
 
 
 def _number(axes: Axes, number: int, column: int, row: int) -> None:

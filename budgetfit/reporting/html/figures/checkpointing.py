@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from budgetfit.reporting.formatting import blocks_text, rate_text
 from budgetfit.reporting.html.colors import color
+from budgetfit.reporting.html.labels import Label, write_labels
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.svg import draw
 from budgetfit.reporting.html.table import Number, Table, memory, rate
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 _THIS_PLAN = "this plan"
 _FEW = 2  # points: no curve
+FORMULA = (
+    "This plan is as it was judged, by the replay. The others are by the formula that "
+    "the solver uses, scaled to give the same for this plan: close to a replay, not "
+    "equal."
+)
 
 
 def section(plan: Plan) -> Section | None:
@@ -26,16 +32,22 @@ def section(plan: Plan) -> Section | None:
     curves = plan.lazy_curves() if plan.lazy_curves is not None else None
     if curves is None or len(curves.front) < _FEW:
         return None
-    own = replace(curves.plan, label=_THIS_PLAN)
+    same = [p.label for p in curves.practices if p.segments == curves.plan.segments]
+    own = replace(curves.plan, label=": ".join([_THIS_PLAN, *same]))
 
     def paint(drawing: Drawing) -> None:
         _axes(drawing, curves)
         _front(drawing, plan, curves)
-        for point in curves.practices:
+        shown = [own, *(p for p in curves.practices if p.segments != own.segments)]
+        for point in reversed(shown):
             _mark(drawing, plan, point)
-        _mark(drawing, plan, own)
+        write_labels(
+            drawing.axes,
+            [_name(drawing, point) for point in shown],
+            [_corners(curves), [(curves.limit_bytes, y) for y in _limits(curves)[1]]],
+        )
 
-    rows = [own, *curves.practices, *curves.front]
+    rows = [replace(own, label=_THIS_PLAN), *curves.practices, *curves.front]
     return Section(
         title="Memory against speed",
         text="The line is the best that checkpointing can do at batch size "
@@ -49,7 +61,7 @@ def section(plan: Plan) -> Section | None:
         ),
         table=Table(
             caption=f"Checkpointing at batch size {plan.recipe.batch_size}",
-            columns=("", "peak of live memory", "samples/s", "blocks not simply kept"),
+            columns=("", "allocated at most", "samples/s", "blocks not simply kept"),
             rows=tuple(
                 (
                     row.label or "best",
@@ -60,8 +72,7 @@ def section(plan: Plan) -> Section | None:
                 for row in rows
             ),
         ),
-        note="By the formula that the solver uses, which may differ a little from the "
-        "replay that the other figures are of.",
+        note=FORMULA,
     )
 
 
@@ -70,11 +81,7 @@ def _wrapped(point: CheckpointingPoint) -> int:
 
 
 def _front(drawing: Drawing, plan: Plan, curves: PlanCurves) -> None:
-    sizes = [point.peak_bytes for point in curves.front]
-    rates = [point.samples_per_s for point in curves.front]
-    drawing.axes.plot(
-        sizes, rates, color=color("parameters"), lw=2, drawstyle="steps-pre"
-    )
+    drawing.axes.plot(*zip(*_corners(curves), strict=True), c=color("parameters"), lw=2)
     for point in curves.front:
         (dot,) = drawing.axes.plot(
             point.peak_bytes, point.samples_per_s, "o", ms=5, color=color("parameters")
@@ -83,8 +90,8 @@ def _front(drawing: Drawing, plan: Plan, curves: PlanCurves) -> None:
 
 
 def _mark(drawing: Drawing, plan: Plan, point: CheckpointingPoint) -> None:
-    """Draw a point with its name beside it."""
-    own = point.label == _THIS_PLAN
+    """Draw a point that has a name."""
+    own = _is_plan(point)
     dot = drawing.axes.scatter(
         point.peak_bytes,
         point.samples_per_s,
@@ -96,18 +103,27 @@ def _mark(drawing: Drawing, plan: Plan, point: CheckpointingPoint) -> None:
         zorder=5,
     )
     drawing.say(dot, _said(plan, point))
-    low, high = drawing.axes.get_xlim()
-    right = point.peak_bytes > low + (high - low) * (0.5 if drawing.narrow else 0.7)
-    beside = drawing.axes.annotate(
-        point.label.replace(" recomp", "\nrecomp") if drawing.narrow else point.label,
-        (point.peak_bytes, point.samples_per_s),
-        xytext=(-9 if right else 9, 6 if own else -6),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="bottom" if own else "top",
-        fontweight="bold" if own else "normal",
-    )
-    beside.set_in_layout(False)
+
+
+def _name(drawing: Drawing, point: CheckpointingPoint) -> Label:
+    text = point.label
+    if drawing.narrow:
+        text = text.replace(" recomp", "\nrecomp").replace(": ", ":\n")
+    return Label(text, point.peak_bytes, point.samples_per_s, _is_plan(point))
+
+
+def _is_plan(point: CheckpointingPoint) -> bool:
+    return point.label.startswith(_THIS_PLAN)
+
+
+def _corners(curves: PlanCurves) -> list[tuple[float, float]]:
+    """Return where the line of the front bends."""
+    corners: list[tuple[float, float]] = []
+    for point in curves.front:
+        if corners:
+            corners.append((corners[-1][0], point.samples_per_s))
+        corners.append((point.peak_bytes, point.samples_per_s))
+    return corners
 
 
 def _said(plan: Plan, point: CheckpointingPoint) -> str:
@@ -121,19 +137,28 @@ def _said(plan: Plan, point: CheckpointingPoint) -> str:
     )
 
 
-def _axes(drawing: Drawing, curves: PlanCurves) -> None:
-    axes = drawing.axes
+def _limits(curves: PlanCurves) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the ends of both axes: memory, and samples per second."""
     points = (*curves.front, *curves.practices, curves.plan)
     sizes = [*(point.peak_bytes for point in points), curves.limit_bytes]
-    room = (max(sizes) - min(sizes)) * 0.08 or max(sizes) * 0.08
-    axes.set_xlim(max(min(sizes) - room, 0), max(sizes) + room)
     rates = [point.samples_per_s for point in points]
-    room = (max(rates) - min(rates)) * 0.12 or max(rates) * 0.12
-    axes.set_ylim(max(min(rates) - room, 0), max(rates) + 1.6 * room)
+    left = (max(sizes) - min(sizes)) * 0.08 or max(sizes) * 0.08
+    below = (max(rates) - min(rates)) * 0.16 or max(rates) * 0.16
+    return (
+        (max(min(sizes) - left, 0), max(sizes) + left),
+        (max(min(rates) - below, 0), max(rates) + below),
+    )
+
+
+def _axes(drawing: Drawing, curves: PlanCurves) -> None:
+    axes = drawing.axes
+    memory_ends, rate_ends = _limits(curves)
+    axes.set_xlim(*memory_ends)
+    axes.set_ylim(*rate_ends)
     axes.axvline(
         curves.limit_bytes, color=color("limit"), lw=1.6, linestyle=(0, (5, 3))
     )
     axes.set_ylabel("samples/s")
-    axes.set_xlabel("peak of live memory")
+    axes.set_xlabel("allocated at most")
     axes.grid(axis="y", linewidth=0.8)
-    drawing.memory_axis("x", max(sizes))
+    drawing.memory_axis("x", int(memory_ends[1]))

@@ -43,9 +43,7 @@ def section(plan: Plan) -> Section:
             (bar,) = axes.barh(0, size, _BAR, start, color=color(shade), lw=0)
             drawing.say(bar, f"{name}: {format_bytes(size)}")
             start += size
-        limit = budget.usable_bytes + budget.context_bytes
         axes.plot([limit] * 2, [-0.36, 0.36], color=color("limit"), lw=2)
-        span = estimate.process_range_bytes
         if span is not None:
             axes.plot(span, [-0.31] * 2, color=color("ink"), lw=1.6)
             for end in span:
@@ -57,14 +55,16 @@ def section(plan: Plan) -> Section:
         drawing.memory_axis("x", total)
         axes.grid(visible=False)
 
+    limit = budget.usable_bytes + budget.context_bytes
+    span = estimate.process_range_bytes
     left = budget.usable_bytes - estimate.reserved_bytes
     fits = f"{format_bytes(left)} below" if left >= 0 else f"{format_bytes(-left)} over"
     return Section(
         title="The process on the GPU",
         text=f"nvidia-smi is expected to show {format_bytes(estimate.process_bytes)} "
         f"of {format_bytes(budget.total_bytes)}: {fits} the limit (the line), which "
-        f"leaves {format_bytes(budget.headroom_bytes)} of headroom. The bracket is the "
-        "range in which it is expected.",
+        f"leaves {format_bytes(budget.total_bytes - limit)} free."
+        + (" The bracket is the range in which it is expected." if span else ""),
         figure=draw(paint, label="The process on the GPU", height=120),
         legend=tuple((name, shade) for name, _, shade in parts),
         table=Table(

@@ -27,7 +27,7 @@ def section(comparison: Sequence[GpuComparison]) -> Section | None:
         for row in comparison
     ]
     return Section(
-        title="The same training on other GPUs",
+        title="Speed on each GPU",
         text="Each with its own best settings. One without a bar does not fit.",
         figure=bars(
             "Samples per second on each GPU",
@@ -58,7 +58,7 @@ def _beside(row: GpuComparison) -> str:
     if not row.fits:
         return f"too much: {format_bytes(row.estimate.reserved_bytes)}"
     return (
-        f"{rate_text(row.estimate.samples_per_s)}/s   "
+        f"{rate_text(row.estimate.samples_per_s)}/s, "
         f"batch {row.estimate.recipe.batch_size}"
     )
 

@@ -64,7 +64,7 @@ def section(plan: Plan) -> Section | None:
             ),
         ),
         note=""
-        if shown != [ALLOCATED]
+        if plan.lazy_curves is not None
         else "A saved plan has no categories over time: make the report with "
         "budgetfit plan --report.",
     )
@@ -77,6 +77,11 @@ def _text(plan: Plan) -> str:
     )
     if plan.recipe.gradient_accumulation_steps > 1:
         text += " Of several micro-batches: the first, and the one with the peak."
+    if plan.varying_lengths is not None:
+        text += (
+            " All batches are of the largest size here: over batches of all sizes "
+            f"{format_bytes(plan.estimate.reserved_bytes)} are reserved."
+        )
     return text
 
 
