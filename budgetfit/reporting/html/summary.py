@@ -69,8 +69,8 @@ def _memory(plan: Plan) -> Answer:
         facts.append(("batches of all sizes", lengths_lines(plan)[1]))
     if estimate.host_bytes:
         facts.append(("pinned host memory", memory(estimate.host_bytes)))
-    if plan.budget.host_ram_bytes is not None:
-        facts.append(("host memory limit", memory(plan.budget.host_ram_bytes)))
+        if plan.budget.host_ram_bytes is not None:
+            facts.append(("host memory limit", memory(plan.budget.host_ram_bytes)))
     if not plan.fits:
         text = f"No: {format_bytes(-left)} too much" if left < 0 else "No"
         return Answer("Does it fit?", Number(text, left), tuple(facts), "bad")
