@@ -1,13 +1,14 @@
 """What the site has beyond the folder: made while mkdocs builds it, so never stale.
 
 The command line's reference (from typer), the list of decisions, the table of patches,
-and the changelog.
+the changelog, and the report and a figure of a plan.
 mkdocs calls the functions by their names; it is imported by them alone, so that tests
 can read ``GENERATED`` without it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
     from mkdocs.structure.files import File  # noqa: PLC0415 - tests do without
 
-    for path, make in GENERATED.items():
+    for path, make in (GENERATED | PICTURES).items():
         files.append(File.generated(config, path, content=make()))
     return files
 
@@ -118,6 +119,34 @@ def list_of_patches() -> str:
     return "\n".join(lines) + "\n"
 
 
+@functools.cache
+def sample_plan() -> Any:  # noqa: ANN401 - a Plan, which needs torch
+    """Return the plan that README.md shows."""
+    from budgetfit import plan  # noqa: PLC0415 - torch
+
+    return plan(
+        str(ROOT / "examples" / "configs" / "SmolLM2-1.7B"),
+        gpu="rtx-4090",
+        precision="bf16",
+        max_length=4096,
+        effective_batch_size=32,
+    )
+
+
+def sample_report() -> str:
+    """Return the report of that plan."""
+    from budgetfit.reporting.html.report import plan_page  # noqa: PLC0415 - torch
+
+    return plan_page(sample_plan())
+
+
+def step_memory() -> str:
+    """Return its memory over one training step as an SVG file."""
+    from budgetfit.reporting.html.report import figure_file  # noqa: PLC0415 - torch
+
+    return figure_file(sample_plan(), "step_memory")
+
+
 def changelog() -> str:
     """Return CHANGELOG.md."""
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -141,3 +170,5 @@ GENERATED = {
     "reference/patches.md": list_of_patches,
     "changelog.md": changelog,
 }
+# No pages of the menu.
+PICTURES = {"sample-report.html": sample_report, "step-memory.svg": step_memory}

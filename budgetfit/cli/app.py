@@ -34,6 +34,7 @@ from budgetfit.cli.options import (
     PRICES,
     REAL_STEPS,
     REMOTE_CODE,
+    REPORT,
     RESERVED,
     SAMPLES,
     SEARCH,
@@ -45,6 +46,8 @@ from budgetfit.cli.output import (
     ERROR,
     INTERRUPTED,
     api,
+    check_report,
+    check_writable,
     exit_if_not_saved,
     exit_unless_fits,
     ignore_odd_width,
@@ -53,6 +56,8 @@ from budgetfit.cli.output import (
     show_progress,
     text_writer,
     write,
+    write_report,
+    write_snapshot,
 )
 from budgetfit.cli.parsing import arguments_of
 from budgetfit.cli.quiet_libraries import quiet_libraries
@@ -142,10 +147,15 @@ def plan(
     details: bool,
     why: str | None,
     save: Path | None,
+    report: Path | None,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
+    snapshot: Path | None = given.pop("snapshot")
+    check_report(report)
+    if snapshot is not None:
+        check_writable(snapshot)
     asked = arguments_of(given, samples)
     with show_progress() as progress:
         made = api().plan(
@@ -166,6 +176,8 @@ def plan(
             details=details,
             work=show_progress,
         )
+    lost = lost or write_snapshot(snapshot, made.dump_snapshot)
+    lost = lost or write_report(report, "plan_page", made)
     exit_if_not_saved(lost)
     exit_unless_fits(fits=made.fits)
 
@@ -205,11 +217,14 @@ def estimate(
 @command(
     app,
     *(MODEL, CARDS, PRICES, RESERVED, BATCH, LENGTHS, SETTINGS),
-    *(only(SEARCH, "objective"), METHODS, ADAPTERS, REMOTE_CODE, SAMPLES),
+    *(only(SEARCH, "objective"), METHODS, ADAPTERS, REMOTE_CODE, SAMPLES, REPORT),
     example="compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
 )
-def compare(*, samples: int | None, as_json: bool, **given: Any) -> None:
+def compare(
+    *, samples: int | None, report: Path | None, as_json: bool, **given: Any
+) -> None:
     """Tell which card or method you need: the best settings on each."""
+    check_report(report)
     asked = arguments_of(given, samples)
     with show_progress() as progress:
         rows, summary = api().compare(
@@ -221,6 +236,7 @@ def compare(*, samples: int | None, as_json: bool, **given: Any) -> None:
         writer = text_writer()
         wide = writer.WIDE if asked["methods"] or samples else writer.WIDTH
         writer.show(writer.compare_text(rows, summary, samples), width=wide)
+    exit_if_not_saved(write_report(report, "comparison_page", rows, summary))
     exit_unless_fits(fits=any(row.fits for row in rows))
 
 
@@ -258,10 +274,18 @@ def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
         raise typer.Exit(ERROR)
 
 
-@command(app, PLAN_FILE, SAMPLES, DETAILS, example="show plan.json")
-def show(*, plan_file: Path, samples: int | None, details: bool, as_json: bool) -> None:
+@command(app, PLAN_FILE, SAMPLES, DETAILS, REPORT, example="show plan.json")
+def show(
+    *,
+    plan_file: Path,
+    samples: int | None,
+    details: bool,
+    report: Path | None,
+    as_json: bool,
+) -> None:
     """Print a saved plan as it was printed when it was made."""
     check_samples(samples)
+    check_report(report)
     made = _load(plan_file)
     if as_json:
         typer.echo(json_writer().plan_json(made, samples))
@@ -269,6 +293,7 @@ def show(*, plan_file: Path, samples: int | None, details: bool, as_json: bool) 
         text_writer().print_plan(
             made, saved_as=str(plan_file), samples=samples, details=details
         )
+    exit_if_not_saved(write_report(report, "plan_page", made))
 
 
 @command(app, PLAN_FILE, EXPORT, example="export plan.json --to torch --save train.py")

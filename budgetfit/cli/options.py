@@ -281,6 +281,10 @@ REAL_STEPS: Options = {
     "steps": _option("Real optimizer steps, at least 3.", int, 3),
     "device": _option("cpu checks numerics without a GPU.", shown="this machine's GPU"),
 }
+REPORT = _panel(
+    "Output",
+    report=_option("Write the report with figures here: plan.html.", Path),
+)
 EXPORT: Options = {
     "to": _option(
         "trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, "
@@ -302,6 +306,11 @@ PLAN_OUTPUT = _panel(
     "Output",
     why=_option("Explain one block instead: layers.3."),
     save=_option("Write the plan here.", Path),
+    snapshot=_option(
+        "Write the step with the peak here, for pytorch.org/memory_viz: step.pickle.",
+        Path,
+    ),
+    **REPORT,
 )
 OUTPUT = _panel(
     "Output",

@@ -208,5 +208,45 @@ def write(path: Path | None, text: str) -> str:
     return ""
 
 
+def check_report(path: Path | None) -> None:
+    """Check that a report can be drawn and written, if one is asked for.
+
+    Raises:
+        InputError: With the reason.
+    """
+    if path is not None:
+        report_writer().check_libraries()
+        check_writable(path)
+
+
+def write_report(path: Path | None, page: str, *shown: object) -> str:
+    """Write a report, if asked for; return why it failed, or an empty text.
+
+    ``page`` is the function of ``reporting.html.report`` that makes it.
+    """
+    if path is None:
+        return ""
+    with show_progress() as progress:
+        if progress is not None:
+            progress("drawing the report")
+        text = getattr(report_writer(), page)(*shown)
+    return write(path, text)
+
+
+def write_snapshot(path: Path | None, dump: Callable[[Path], None]) -> str:
+    """Write a memory snapshot, if asked for; return as ``write_report``."""
+    if path is not None:
+        try:
+            dump(path)
+        except OSError as error:
+            return _cannot_write(path, error)
+    return ""
+
+
+def report_writer() -> Any:  # noqa: ANN401
+    """Import the report with figures."""
+    return importlib.import_module("budgetfit.reporting.html.report")
+
+
 def _cannot_write(path: Path, error: OSError) -> str:
-    return f"Cannot write {str(path)!r}: {error.strerror}. Name another file in --save."
+    return f"Cannot write {str(path)!r}: {error.strerror}. Name another file."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from budgetfit.core.block_report import BlockRow, find_block
 from budgetfit.core.budget import Budget
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.validation import check_samples
 from budgetfit.core.varying_lengths import VaryingLengths
+from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.lazy_import import lazy_import
 
@@ -273,6 +276,8 @@ class Plan(PlanExports):
     ``alternatives`` is evaluated on first access, by ``lazy_alternatives``, so that
     planning does not wait for it. ``details`` and saving access it.
 
+    ``lazy_curves`` returns what the report shows around the plan; it is not saved.
+
     ``varying_lengths`` is what training does so that batches of all lengths fit, and
     how fast it is over them; None where all are equally long.
     """
@@ -292,6 +297,7 @@ class Plan(PlanExports):
     lazy_alternatives: LazyAlternatives | None = field(
         default=None, compare=False, repr=False
     )
+    lazy_curves: LazyCurves | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.lazy_alternatives is not None:
@@ -313,6 +319,45 @@ class Plan(PlanExports):
         """Return the plan's text with memory by category and all alternatives."""
         reports = lazy_import("budgetfit.reporting.render")
         return str(reports.render(reports.details_text(self)))
+
+    def _repr_html_(self) -> str | None:
+        """Return the report for a notebook; None, for its text, without matplotlib."""
+        reports = lazy_import("budgetfit.reporting.html.report")
+        html: str | None = reports.notebook_html(self)
+        return html
+
+    def report(
+        self, path: str | Path, *, comparison: Sequence[GpuComparison] = ()
+    ) -> None:
+        """Write the report with figures to ``path``: one HTML file that loads nothing.
+
+        Args:
+            path: Its name, such as ``plan.html``.
+            comparison: Rows of ``budgetfit.api.plan.compare``, to show GPUs side by
+                side.
+
+        Raises:
+            InputError: If matplotlib or Jinja2 is missing.
+        """
+        page = lazy_import("budgetfit.reporting.html.report").plan_page
+        Path(path).write_text(page(self, comparison=comparison), encoding="utf-8")
+
+    def dump_snapshot(self, path: str | Path) -> None:
+        """Write the predicted step with the peak as a CUDA memory snapshot.
+
+        A pickle as of ``torch.cuda.memory._dump_snapshot``: pytorch.org/memory_viz
+        draws it.
+
+        Raises:
+            InputError: If the plan was loaded: a saved plan has no single allocations.
+        """
+        known = self.lazy_curves.snapshot if self.lazy_curves is not None else None
+        if known is None:
+            raise InputError(
+                "A saved plan has no single allocations to write. Plan again, then "
+                "call dump_snapshot, or: budgetfit plan ... --snapshot step.pickle"
+            )
+        Path(path).write_bytes(pickle.dumps(known(), protocol=4))
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:

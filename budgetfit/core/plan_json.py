@@ -27,6 +27,7 @@ _LARGEST_NUMBER: Final = 2**63
 _DEEPEST: Final = 24  # a plan has 7
 # step -1 is the setup; another option may cost less time than the plan's.
 _MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
+_NOT_SAVED: Final = {"source", "lazy_alternatives", "lazy_curves"}
 _RATE: Final = "samples_per_s"
 _TIMES: Final = ("samples", "hours")  # of `--json --samples N`
 _MODES: Final = ("keep", *get_args(SegmentMode))
@@ -100,7 +101,7 @@ def _parse_document(text: str) -> dict[str, Any]:
 def to_json(plan: Plan) -> str:
     """Return ``plan`` as one JSON document."""
     plain = TypeAdapter(Plan).dump_python(
-        replace(plan, source=None), mode="json", exclude={"source", "lazy_alternatives"}
+        replace(plan, source=None, lazy_curves=None), mode="json", exclude=_NOT_SAVED
     )
     # Derived fields, for other readers of the document.
     plain["estimate"][_RATE] = plan.estimate.samples_per_s

@@ -40,6 +40,18 @@ class AllocatorRun(NamedTuple):
     peak_reserved_bytes: int
 
 
+class MappedBlock(NamedTuple):
+    """A block of reserved memory, in bytes, and what is in it (0: it is free).
+
+    ``starts_segment``: whether it is the first of its segment.
+    """
+
+    address: int
+    size_bytes: int
+    storage: int
+    starts_segment: bool
+
+
 class CachingAllocator:
     """The caching allocator of a device of ``total_bytes``, with default settings.
 
@@ -95,6 +107,23 @@ class CachingAllocator:
             if isinstance(value, (list, dict)):
                 setattr(other, name, value.copy())
         return other
+
+    def block_of(self, storage: int) -> tuple[int, int] | None:
+        """Return address and size of a storage's block; None where it has none."""
+        key = self._in_use.get(storage, 0)
+        return (key & _ADDRESSES, key >> _ADDRESS_BITS) if key else None
+
+    def blocks(self) -> list[MappedBlock]:
+        """Return all blocks of all segments, by address."""
+        used = (
+            (key & _ADDRESSES, key >> _ADDRESS_BITS, storage)
+            for storage, key in self._in_use.items()
+        )
+        free = ((address, size, 0) for address, size in self._starts.items())
+        return [
+            MappedBlock(*block, starts_segment=block[0] in self._segments)
+            for block in sorted((*used, *free))
+        ]
 
     def _deltas(self, events: list[int], sizes: list[int]) -> list[int]:
         """Return the change of allocated bytes at each event.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,18 @@ UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for
 # reached changes nothing, so it is not part of the cache key.
 MAX_CACHED_TIMELINES = 16
 _TIMELINES: dict[tuple[Hashable, ...], MemoryTimeline] = {}
+
+
+class EventReplay(NamedTuple):
+    """A replay event by event: ``parts`` are ranges of ``events``, in order.
+
+    ``sizes`` are the storages' rounded requests, ``allocator`` a new one.
+    """
+
+    parts: list[ScheduledRange]
+    events: list[int]
+    sizes: list[int]
+    allocator: SimulatedAllocator
 
 
 def device_properties(gpu: Gpu) -> DeviceProperties:
@@ -178,6 +190,29 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     if complete:
         _cache(key, timeline)
     return timeline
+
+
+def unlimited_replay(
+    trace: StepTrace,
+    batch_size: int,
+    gpu: Gpu,
+    *,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    micro_steps: int = 1,
+) -> EventReplay:
+    """Return what ``replay`` runs without a limit, to run it again.
+
+    Arguments as for ``replay``.
+    """
+    collects = settings.collect_above_bytes(gpu.total_bytes)
+    repeats = STEADY_REPEATS if collects is None else COLLECTING_REPEATS
+    parts, events = _program(trace, batch_size, (), micro_steps, repeats)
+    return EventReplay(
+        parts,
+        events,
+        _rounded_bytes(trace, device_properties(gpu), settings, batch_size),
+        make_allocator(UNLIMITED_BYTES, settings, gpu.total_bytes),
+    )
 
 
 def _cache(key: tuple[Hashable, ...], timeline: MemoryTimeline) -> None:

@@ -7,12 +7,16 @@ times as long.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from budgetfit.core.step_trace import EMPTY_CACHE
-from budgetfit.memory.caching_allocator import AllocatorRun, CachingAllocator
+from budgetfit.memory.caching_allocator import (
+    AllocatorRun,
+    CachingAllocator,
+    MappedBlock,
+)
 from budgetfit.memory.reference_allocator.allocator import (
     MIN_BLOCK_BYTES,
     ROUNDED_FROM_BITS,
@@ -20,11 +24,14 @@ from budgetfit.memory.reference_allocator.allocator import (
     OutOfMemory,
     ReferenceAllocator,
 )
+from budgetfit.memory.reference_allocator.block_pool import UNMAPPED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from budgetfit.core.allocator_settings import AllocatorSettings
+
+_POOL_ADDRESSES: Final = 1 << 46  # more than any pool has
 
 
 class SimulatedAllocator(Protocol):
@@ -38,6 +45,16 @@ class SimulatedAllocator(Protocol):
     @property
     def retries(self) -> int:
         """How often the cache was emptied."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """As ``torch.cuda.memory_reserved()``."""
+
+    def block_of(self, storage: int) -> tuple[int, int] | None:
+        """Return address and size of a storage's block; None where it has none."""
+
+    def blocks(self) -> list[MappedBlock]:
+        """Return all blocks as ``CachingAllocator.blocks``."""
 
     def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
         """Run events as ``CachingAllocator.run``."""
@@ -96,6 +113,39 @@ class _ReferenceEvents:
     @property
     def retries(self) -> int:
         return self._allocator.retries
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._allocator.reserved_bytes
+
+    def block_of(self, storage: int) -> tuple[int, int] | None:
+        block = self._blocks.get(storage)
+        if block is None:
+            return None
+        return self._address(block), block.size_bytes
+
+    def blocks(self) -> list[MappedBlock]:
+        used = [
+            (block, storage)
+            for storage, block in self._blocks.items()
+            if block is not None
+        ]
+        pools = self._allocator.pools()
+        free = [(block, 0) for pool in pools for block in pool.blocks.values()]
+        return sorted(
+            MappedBlock(
+                self._address(block),
+                block.size_bytes,
+                storage,
+                starts_segment=block.below is None or block.below.state == UNMAPPED,
+            )
+            for block, storage in (*used, *free)
+        )
+
+    def _address(self, block: Block) -> int:
+        """Return an address of its own: each pool counts from 0."""
+        number = self._allocator.pools().index(block.pool)
+        return number * _POOL_ADDRESSES + block.address
 
     def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
         self._history.append((events, sizes))

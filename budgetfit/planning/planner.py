@@ -32,6 +32,7 @@ from budgetfit.planning.search.accumulation import (
     planned_accumulation,
     recommend_one_micro_batch,
 )
+from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.evaluations_between import with_evaluations
 from budgetfit.planning.search.last_batch import (
@@ -245,6 +246,7 @@ def _report(
         model=workload.summary(),
         block_table=block_table(chain, best),
         lazy_alternatives=lazy_alternatives(session, best, (*rows, *baselines)),
+        lazy_curves=lazy_curves(session, estimate),
         warnings=(
             *workload.notes,
             *notes,

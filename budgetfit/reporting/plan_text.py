@@ -102,9 +102,9 @@ def _recommendation(
         *_longest(plan),
         *recipe_lines(plan.recipe, plan.model.blocks),
         *time_lines(estimate, samples),
-        *_lengths(plan),
+        *lengths_lines(plan),
     ]
-    proof = [_gain(plan), plan.provenance.get("certificate")]
+    proof = [gain_text(plan), plan.provenance.get("certificate")]
     if any(proof):
         texts.append("; ".join(filter(None, proof)))
     body = lines([*texts, *peak_lines(estimate), *further])
@@ -131,8 +131,8 @@ def _longest(plan: Plan) -> list[str]:
     return [text]
 
 
-def _lengths(plan: Plan) -> list[str]:
-    """How batches of several lengths fit, and how fast they are."""
+def lengths_lines(plan: Plan) -> list[str]:
+    """Say how fast batches of several lengths are, and how they fit."""
     lengths = plan.varying_lengths
     if lengths is None:
         return []
@@ -155,8 +155,8 @@ def _lengths(plan: Plan) -> list[str]:
     ]
 
 
-def _gain(plan: Plan) -> str | None:
-    """Speedup over checkpointing every block, where that was judged."""
+def gain_text(plan: Plan) -> str | None:
+    """Say the speedup over checkpointing every block; None where not judged."""
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None

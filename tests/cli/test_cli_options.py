@@ -39,7 +39,14 @@ OPTIONS = {
     | SETTINGS
     | ADAPTERS
     | SAMPLES
-    | {"--objective", "--optimizer-in-backward", "--save", "--why"},
+    | {
+        "--objective",
+        "--optimizer-in-backward",
+        "--report",
+        "--save",
+        "--snapshot",
+        "--why",
+    },
     "estimate": COMMON
     | MODEL
     | LENGTHS
@@ -63,12 +70,13 @@ OPTIONS = {
         "--host-ram",
         "--allocator",
         "--objective",
+        "--report",
     },
     "layers": COMMON | MODEL,
     "verify": COMMON
     | GIVEN
     | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},
-    "show": COMMON | SAMPLES | {"PLAN.json"},
+    "show": COMMON | SAMPLES | {"PLAN.json", "--report"},
     "export": COMMON | {"PLAN.json", "--to", "--save"},
     "doctor": COMMON | {"--gpu"},
     "explain": COMMON | {"OOM.txt"},

@@ -90,6 +90,7 @@ SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/concepts.md": planned,
     "docs/faq.md": planned,
     "docs/keras.md": keras_page,
+    "docs/report.md": planned,
     "docs/optimizers.md": weighty,
     "docs/lora.md": adapters,
 }

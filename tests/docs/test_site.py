@@ -58,7 +58,8 @@ def test_the_decisions_come_into_the_menu_by_themselves() -> None:
 
 @pytest.mark.parametrize("page", pages())
 def test_every_link_inside_leads_to_a_page_and_a_heading_that_exist(page: str) -> None:
-    made = {f"docs/{path}": make for path, make in hook().GENERATED.items()}
+    site = hook()
+    made = {f"docs/{path}" for path in (*site.GENERATED, *site.PICTURES)}
     broken = []
     for link in links(page):
         path, _, anchor = link.partition("#")

@@ -15,6 +15,7 @@ from budgetfit.core.plan import (
     ModelSummary,
     Plan,
 )
+from budgetfit.core.plan_curves import BatchSizePoint, CheckpointingPoint, PlanCurves
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.verification import PhaseCheck, Verification
 from budgetfit.gpus.table import Gpu, find_gpu
@@ -154,6 +155,51 @@ def sample_plan(**changes: Any) -> Plan:
         },
     }
     return Plan(**values | changes)
+
+
+def sample_curves(plan: Plan) -> PlanCurves:
+    """Categories that add up to the timeline, and three choices on the front."""
+
+    def point(
+        label: str, gib: int, samples_per_s: float, wrapped: int
+    ) -> CheckpointingPoint:
+        return CheckpointingPoint(
+            label=label,
+            peak_bytes=gib * GIB,
+            samples_per_s=samples_per_s,
+            segments=singles(range(wrapped)),
+        )
+
+    return PlanCurves(
+        category_bytes=tuple(
+            {
+                "parameters": each.allocated_bytes // 2,
+                "activations": each.allocated_bytes - each.allocated_bytes // 2,
+            }
+            for each in plan.estimate.timeline.points
+        ),
+        limit_bytes=21 * GIB,
+        plan=point("", 20, 10.0, 16),
+        front=(
+            point("", 28, 12.5, 0),
+            point("", 20, 10.0, 16),
+            point("", 11, 8.0, 24),
+        ),
+        practices=(
+            point("no checkpointing", 28, 12.5, 0),
+            point("every block recomputed", 11, 8.0, 24),
+        ),
+        batch_sizes=tuple(
+            BatchSizePoint(
+                batch_size=size,
+                gradient_accumulation_steps=11,
+                peak_bytes=(4 + 3 * size) * GIB,
+                samples_per_s=10 * size / (size + 1),
+                segments=singles(range(2 * size)),
+            )
+            for size in (1, 2, 4, 6)
+        ),
+    )
 
 
 def sample_cards() -> tuple[GpuComparison, ...]:

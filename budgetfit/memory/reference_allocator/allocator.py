@@ -252,6 +252,10 @@ class ReferenceAllocator:
                 elif block.below is None and block.above is None:
                     self._release(block)
 
+    def pools(self) -> list[BlockPool]:
+        """Return the pools of all streams, those of small requests first."""
+        return [*self._small.values(), *self._large.values()]
+
     def reset_peaks(self) -> None:
         """Reset the peaks to the current values."""
         self.peak_allocated_bytes = self.allocated_bytes
