@@ -210,6 +210,7 @@ def test_nothing_else_of_a_folder_is_read(tmp_path: Path, opened: set[str]) -> N
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for name in ("generation_config", "preprocessor_config", "tokenizer_config"):
         (tmp_path / f"{name}.json").write_text("{}")
+    opened.clear()
     result = run("estimate", tmp_path, "--gpu", "t4", "--method", "lora")
     assert result.exit_code == 0, result.output
     read = {Path(name).name for name in opened if str(tmp_path) in name}
