@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from budgetfit.calibration.file import FOLDER_VARIABLE
-from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests import durations
 
 

@@ -4,15 +4,18 @@ Output streams and exit codes are in ``cli.output``. Modules that need torch are
 imported inside the commands, so that ``--help`` and ``gpus`` start fast.
 """
 
+import functools
 import importlib
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from budgetfit.cli import cache
+from budgetfit.cli.answer_key import answers_are_kept
 from budgetfit.cli.command import command
 from budgetfit.cli.explain import explain
 from budgetfit.cli.options import (
@@ -103,7 +106,7 @@ def main() -> None:
             reconfigure(errors="backslashreplace")
     ignore_odd_width()
     try:
-        with quiet_libraries():
+        with answers_are_kept(), quiet_libraries():
             app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -144,7 +147,6 @@ def root(
 def plan(
     *,
     samples: int | None,
-    details: bool,
     why: str | None,
     save: Path | None,
     report: Path | None,
@@ -152,15 +154,20 @@ def plan(
     **given: Any,
 ) -> None:
     """Find the fastest training settings that fit; no GPU needed."""
+    details: bool = given.pop("details")
     snapshot: Path | None = given.pop("snapshot")
     check_report(report)
     if snapshot is not None:
         check_writable(snapshot)
     asked = arguments_of(given, samples)
     with show_progress() as progress:
-        made = api().plan(
-            asked.pop("model"), asked.pop("vram"), **asked, progress=progress
+        compute = functools.partial(
+            lambda model, vram, **rest: api().plan(model, vram, **rest),
+            **asked,
+            progress=progress,
         )
+        drawn = report or snapshot  # from more than a stored plan has
+        made = compute() if drawn else _answer("plan", asked, compute)
         document = json_writer().plan_json(made, samples) if save or as_json else ""
     lost = write(save, document + "\n")
     if why is not None:
@@ -196,8 +203,12 @@ def estimate(
     loop = Loop(kind=given.pop(kind), **{name: given.pop(name) for name in settings})
     asked = arguments_of(given, samples)
     with show_progress() as progress:
-        found, summary = api().estimate_settings(
-            asked.pop("model"), **asked, loop=loop, progress=progress
+        found, summary = _answer(
+            "estimate",
+            {**asked, "loop": loop},
+            lambda: api().estimate_settings(
+                asked.pop("model"), **asked, loop=loop, progress=progress
+            ),
         )
     if as_json:
         typer.echo(json_writer().estimate_json(found, samples))
@@ -227,8 +238,12 @@ def compare(
     check_report(report)
     asked = arguments_of(given, samples)
     with show_progress() as progress:
-        rows, summary = api().compare(
-            asked.pop("model"), asked.pop("gpus"), **asked, progress=progress
+        rows, summary = _answer(
+            "compare",
+            dict(asked),
+            lambda: api().compare(
+                asked.pop("model"), asked.pop("gpus"), **asked, progress=progress
+            ),
         )
     if as_json:
         typer.echo(json_writer().compare_json(rows, samples))
@@ -245,7 +260,11 @@ def layers(*, as_json: bool, **given: Any) -> None:
     """List what each layer takes under each precision."""
     asked = arguments_of(given)
     with show_progress() as progress:
-        rows = api().layers(asked.pop("model"), **asked, progress=progress)
+        rows = _answer(
+            "layers",
+            dict(asked),
+            lambda: api().layers(asked.pop("model"), **asked, progress=progress),
+        )
     if as_json:
         typer.echo(json_writer().layers_json(rows))
     else:
@@ -345,6 +364,13 @@ def doctor(*, gpu: str | None, as_json: bool) -> None:
 
 
 command(app, OOM_FILE, example="explain oom.txt")(explain)
+
+
+def _answer(command: str, asked: dict[str, Any], compute: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """Return what ``compute`` returns, from disk where nothing changed."""
+    from budgetfit.cli.stored_answers import ask  # noqa: PLC0415 - keeps --help fast
+
+    return ask(command, asked, compute)
 
 
 def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet

@@ -1,4 +1,4 @@
-"""``budgetfit cache``: location and size of the trace cache; clear it."""
+"""``budgetfit cache``: location and size of the cache; clear it."""
 
 import json
 
@@ -8,7 +8,9 @@ from budgetfit.cli.command import command
 from budgetfit.cli.unsupported_options import Group
 
 app = typer.Typer(
-    cls=Group, help="Look at the cache of traces, or clear it.", no_args_is_help=True
+    cls=Group,
+    help="Look at the cache of traces and answers, or clear it.",
+    no_args_is_help=True,
 )
 OFF = (
     "off: BUDGETFIT_CACHE switches it off or names no folder from its root, "
@@ -18,11 +20,11 @@ OFF = (
 
 @command(app, example="cache info")
 def info(*, as_json: bool) -> None:
-    """Tell where traces are kept and what they take."""
+    """Tell where traces and answers are kept and what they take."""
     from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
-    from budgetfit.traces.cache.cache import LIMIT_BYTES, TraceCache  # noqa: PLC0415
+    from budgetfit.traces.cache.folder import LIMIT_BYTES, CacheFolder  # noqa: PLC0415
 
-    cache = TraceCache()
+    cache = CacheFolder()
     files, size_bytes = cache.size()
     folder = str(cache.folder) if cache.folder is not None else None
     if as_json:
@@ -35,20 +37,20 @@ def info(*, as_json: bool) -> None:
         typer.echo(json.dumps(answer, indent=1))
         return
     typer.echo(f"folder  {folder or OFF}")
-    typer.echo(f"traces  {files}")
+    typer.echo(f"files   {files}")
     typer.echo(f"size    {format_bytes(size_bytes)} of {format_bytes(LIMIT_BYTES)}")
 
 
 @command(app, example="cache clear")
 def clear(*, as_json: bool) -> None:
-    """Remove all traces; nothing else is touched, and plans stay what they are."""
+    """Remove them all; nothing else is touched, and plans stay what they are."""
     from budgetfit.core.units import format_bytes  # noqa: PLC0415 - for --help
-    from budgetfit.traces.cache.cache import TraceCache  # noqa: PLC0415
+    from budgetfit.traces.cache.folder import CacheFolder  # noqa: PLC0415
 
-    files, size_bytes = TraceCache().clear()
+    files, size_bytes = CacheFolder().clear()
     if as_json:
         answer = {"removed_files": files, "removed_bytes": size_bytes}
         typer.echo(json.dumps(answer, indent=1))
         return
-    traces = "trace" if files == 1 else "traces"
-    typer.echo(f"removed {files} {traces}, {format_bytes(size_bytes)}")
+    noun = "file" if files == 1 else "files"
+    typer.echo(f"removed {files} {noun}, {format_bytes(size_bytes)}")

@@ -21,7 +21,7 @@ from budgetfit.doctor.facts import (
 from budgetfit.doctor.gather_gpu import gather_gpus, has_nvidia_gpu_on_bus, known_gpu
 from budgetfit.doctor.subprocesses import IMPORT_LIMIT_S, import_in_subprocess, run_tool
 from budgetfit.gpus.table import find_gpu
-from budgetfit.traces.cache.cache import cache_folder
+from budgetfit.traces.cache.folder import cache_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,8 @@ import torch
 import budgetfit
 from budgetfit.api.compare import compare
 from budgetfit.traces.cache import cache
-from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from budgetfit.traces.cache import folder as files
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.models import Mebi
 
 BATCH = torch.zeros(2, 512, 512)
@@ -42,7 +43,7 @@ def reason(
     elif request.param == "full disk":
         monkeypatch.setattr(cache, "write_trace", fails)
     else:
-        monkeypatch.setattr(cache.tempfile, "mkstemp", fails)
+        monkeypatch.setattr(files.tempfile, "mkstemp", fails)
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     return os.strerror(number)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.docs import stand_ins
 from tests.docs.markdown import blocks, pages
 from tests.docs.page_setups import SETUPS

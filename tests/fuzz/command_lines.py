@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from budgetfit.cli.app import main as budgetfit_main
-from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.fuzz.lines import ANY, ERROR, FITS, USAGE, Line, asks_for_json, make_lines
 from tests.fuzz.place import write_place, write_plans
 from tests.fuzz.plan_files import quiet

@@ -25,7 +25,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit.cli.app import EXPORTS
-from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.fuzz.mutations import mutated
 from tests.fuzz.place import small, squares, write_place, write_plans
 from tests.fuzz.workers import Outcome, default_jobs, report, run_all

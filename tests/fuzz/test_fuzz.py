@@ -18,7 +18,7 @@ import budgetfit
 from budgetfit.cli.parsing import one_or_list, policy_or_blocks, split_names
 from budgetfit.core.units import parse_bytes
 from budgetfit.gpus.table import find_gpu
-from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.fuzz import words
 from tests.fuzz.command_lines import run_line
 from tests.fuzz.lines import Line, commands, make_lines

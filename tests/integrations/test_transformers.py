@@ -284,9 +284,7 @@ def test_a_hub_id_asks_for_its_config_and_for_nothing_else(
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(
-        "budgetfit.integrations.model_sources.transformers_config.getproxies", dict
-    )
+    monkeypatch.setattr("budgetfit.integrations.model_sources.hub.getproxies", dict)
     resolved = load_model_on_meta("org/tiny-llama")
     # Out of reach, the cache is asked at once instead of after 24 s of retries.
     options = {"trust_remote_code": False, "local_files_only": not in_reach}

@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 
-from budgetfit.traces.cache.cache import CACHE_VARIABLE
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.leaks.process import held, memory
 from tests.leaks.work import work
 

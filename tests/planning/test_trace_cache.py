@@ -19,7 +19,9 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import OpTable, StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache import cache as trace_cache
-from budgetfit.traces.cache.cache import CacheSize, TraceCache, cache_folder
+from budgetfit.traces.cache import folder as files
+from budgetfit.traces.cache.cache import TraceCache
+from budgetfit.traces.cache.folder import CacheSize, cache_folder
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
@@ -273,8 +275,8 @@ def test_a_folder_that_cannot_be_written_is_read(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(trace_cache.tempfile, "mkstemp", refused)
-    monkeypatch.setattr(trace_cache.os, "utime", refused)
+    monkeypatch.setattr(files.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(files.os, "utime", refused)
     cache.store(OTHER, trace())
     assert cache.load(OTHER) is None
     assert cache.load(KEY) is not None
@@ -325,15 +327,11 @@ def test_without_the_variable_it_is_the_users_cache_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("BUDGETFIT_CACHE")
-    monkeypatch.setattr(
-        trace_cache, "user_cache_path", lambda name, **_: tmp_path / name
-    )
+    monkeypatch.setattr(files, "user_cache_path", lambda name, **_: tmp_path / name)
     assert cache_folder() == tmp_path / "budgetfit" / "traces"
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BUDGETFIT_CACHE")
-    monkeypatch.setattr(
-        trace_cache, "user_cache_path", lambda *_, **__: Path("~/.cache")
-    )
+    monkeypatch.setattr(files, "user_cache_path", lambda *_, **__: Path("~/.cache"))
     assert cache_folder() is None

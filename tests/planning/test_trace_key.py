@@ -21,6 +21,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache import key as trace_key
+from budgetfit.traces.cache import package_hash as own_sources
 from budgetfit.traces.cache.key import why_not_cacheable, workload_key
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES
@@ -464,8 +465,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "room" / "file.py").write_text("x = 1")
     (tmp_path / "cards.toml").write_text("")
-    own = tmp_path / "traces" / "cache" / "key.py"
-    monkeypatch.setattr(trace_key, "__file__", str(own))
+    own = tmp_path / "traces" / "cache" / "package_hash.py"
+    monkeypatch.setattr(own_sources, "__file__", str(own))
     return tmp_path
 
 
@@ -473,7 +474,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_our_own_sources_count(
     package: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_key, "_STARTED_S", float("inf"))
+    monkeypatch.setattr(own_sources, "_STARTED_S", float("inf"))
     before = OWN_SOURCES()
     assert OWN_SOURCES() == before
     (package / name).write_text("x = 2")
@@ -485,7 +486,7 @@ def test_sources_edited_while_the_process_runs_are_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trace_key, "package_hash", OWN_SOURCES)
-    monkeypatch.setattr(trace_key, "_STARTED_S", 0.0)
+    monkeypatch.setattr(own_sources, "_STARTED_S", 0.0)
     assert workload_key(net_subject()) is None
     assert "just changed" in why_not_cacheable(net_subject())
 

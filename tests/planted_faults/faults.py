@@ -267,7 +267,7 @@ FAULTS: Final = (
         "verifying",
     ),
     Fault(
-        "traces/cache/key.py",
+        "traces/cache/package_hash.py",
         "max(stat.st_mtime for stat in stats) > _STARTED_S",
         "False",
         "planning/test_trace_key.py",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import socket
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import transformers
-from huggingface_hub import constants as hub_constants
 from huggingface_hub import errors as hub_errors
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.hub import is_hub_out_of_reach
 from budgetfit.integrations.model_sources.model_name import EXAMPLES, one_line
 
 if TYPE_CHECKING:
@@ -60,19 +57,8 @@ def hub_config(
     return _auto_config(
         hub_id,
         trust_remote_code=trust_remote_code,
-        local_files_only=_is_hub_out_of_reach(),
+        local_files_only=is_hub_out_of_reach(),
     )
-
-
-def _is_hub_out_of_reach() -> bool:
-    """Whether DNS cannot resolve the hub, which its client would retry for 24 s."""
-    if getproxies():
-        return False  # a proxy resolves names
-    try:
-        socket.getaddrinfo(urlsplit(hub_constants.ENDPOINT).hostname, None)
-    except OSError:
-        return True
-    return False
 
 
 def _auto_config(

@@ -1,189 +1,30 @@
-"""TraceCache: traces on disk, evicted least recently used.
+"""TraceCache: traces on disk.
 
 A key hashes everything that a trace depends on, so entries never become stale. Files
-are plain arrays and JSON (``npz`` without pickle). I/O errors never break a plan: an
-unreadable file is a miss, and a trace that cannot be written is not cached.
+are plain arrays and JSON (``npz`` without pickle).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import tempfile
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-from platformdirs import user_cache_path
+from typing import TYPE_CHECKING
 
 from budgetfit.traces.cache.file import read_trace, write_trace
+from budgetfit.traces.cache.folder import CacheFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.core.step_trace import StepTrace
 
-CACHE_VARIABLE: Final = "BUDGETFIT_CACHE"
-_OFF: Final = frozenset({"off", "no", "false", "0"})
-# 2 to 4 MB hold a trace of a hundred blocks; a plan makes about ten.
-LIMIT_BYTES: Final = 512 * 2**20
-_LARGEST_FILE_BYTES: Final = LIMIT_BYTES // 4
-# A killed writer leaves its temporary file behind; no writer takes an hour.
-_ABANDONED_S: Final = 3600
-_FINISHED: Final = re.compile(r"[0-9a-f]{64}\.npz")
-_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.\w+\.new")
 
+class TraceCache(CacheFolder):
+    """The traces of the cache's folder."""
 
-class CacheSize(NamedTuple):
-    """Number of files and their total bytes."""
-
-    files: int
-    bytes: int
-
-
-def cache_folder() -> Path | None:
-    """Return the folder of the trace cache; None if caching is off.
-
-    ``BUDGETFIT_CACHE`` is another folder, as an absolute path, or ``off``.
-    """
-    chosen = os.environ.get(CACHE_VARIABLE, "")
-    if chosen.lower() in _OFF:
-        return None
-    try:
-        folder = (
-            Path(chosen).expanduser()
-            if chosen
-            else user_cache_path("budgetfit", appauthor=False) / "traces"
-        )
-    except RuntimeError:
-        return None
-    # Without a home "~" is not expanded, and would be a folder in the current one.
-    return folder if folder.is_absolute() else None
-
-
-class TraceCache:
-    """A folder of traces with a size limit and least-recently-used eviction.
-
-    Attributes:
-        folder: None caches nothing.
-        trouble: A problem that the user can fix, in a sentence; empty if none.
-    """
-
-    def __init__(
-        self, folder: Path | None = None, *, limit_bytes: int = LIMIT_BYTES
-    ) -> None:
-        """Use ``folder``, or that of ``cache_folder()``."""
-        self.folder = folder if folder is not None else cache_folder()
-        self.trouble = ""
-        self._limit_bytes = limit_bytes
+    suffix = ".npz"
 
     def load(self, key: str | None) -> StepTrace | None:
         """Return the trace stored under ``key``; None if there is none."""
-        path = self._path(key)
-        if path is None:
-            return None
-        try:
-            if path.stat().st_size > _LARGEST_FILE_BYTES:
-                return None
-            trace = read_trace(path, path.stem)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._note_trouble("read from", error)
-            return None
-        except Exception:  # noqa: BLE001 - any damage is a miss
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # for the eviction order
-        return trace
+        found: StepTrace | None = self.read(key, read_trace)
+        return found
 
     def store(self, key: str | None, trace: StepTrace) -> None:
-        """Store ``trace`` under ``key``, if possible.
-
-        Files are replaced atomically; of two writers the last one wins.
-        """
-        path = self._path(key)
-        if path is None or self.trouble:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(
-                dir=path.parent, prefix=f"{path.stem}.", suffix=".new"
-            )
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    write_trace(file, path.stem, trace)
-                Path(name).replace(path)
-            finally:
-                Path(name).unlink(missing_ok=True)
-            self._evict()
-        except OSError as error:
-            self._note_trouble("kept in", error)
-
-    def size(self) -> CacheSize:
-        """Return the number of cached traces and their bytes."""
-        sizes = [size for _, _, size in self._files()]
-        return CacheSize(len(sizes), sum(sizes))
-
-    def clear(self) -> CacheSize:
-        """Delete all cached traces, and nothing else; return their number and bytes."""
-        removed = [
-            size for path, _, size in self._files(unfinished=True) if _removed(path)
-        ]
-        return CacheSize(len(removed), sum(removed))
-
-    def _note_trouble(self, what: str, error: OSError) -> None:
-        reason = error.strerror or type(error).__name__
-        self.trouble = (
-            f"traces cannot be {what} {self.folder} ({reason}), so that every plan "
-            f"makes them again: name another folder in {CACHE_VARIABLE}, or set it to "
-            "off"
-        )
-
-    def _path(self, key: str | None) -> Path | None:
-        if self.folder is None or key is None:
-            return None
-        path = self.folder / f"{key}.npz"
-        # A key is a hash; anything else could name a file elsewhere.
-        return (
-            path
-            if _FINISHED.fullmatch(path.name) and path.parent == self.folder
-            else None
-        )
-
-    def _evict(self) -> None:
-        for path, used_s, _ in self._files(unfinished=True):
-            if path.suffix == ".new" and time.time() - used_s > _ABANDONED_S:
-                _removed(path)
-        files = sorted(self._files(), key=lambda file: file[1])
-        too_much = sum(size for _, _, size in files) - self._limit_bytes
-        for path, _, size in files:
-            if too_much <= 0:
-                break
-            if _removed(path):
-                too_much -= size
-
-    def _files(self, *, unfinished: bool = False) -> Iterator[tuple[Path, float, int]]:
-        """Yield path, time of last use and bytes of each file of the cache."""
-        if self.folder is None:
-            return
-        try:
-            entries = list(os.scandir(self.folder))
-        except OSError:
-            return
-        for entry in entries:
-            if _FINISHED.fullmatch(entry.name) or (
-                unfinished and _UNFINISHED.fullmatch(entry.name)
-            ):
-                with contextlib.suppress(OSError):  # another process removed it
-                    found = entry.stat(follow_symlinks=False)
-                    yield Path(entry.path), found.st_mtime, found.st_size
-
-
-def _removed(path: Path) -> bool:
-    try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
+        """Store ``trace`` under ``key``, if possible."""
+        self.write(key, lambda file, key: write_trace(file, key, trace))

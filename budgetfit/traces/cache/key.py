@@ -8,12 +8,9 @@ is cached.
 from __future__ import annotations
 
 import functools
-import hashlib
 import sys
-import time
 import types
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,6 +19,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import checkpoint
 
 from budgetfit.traces.cache.code_hash import NotCacheableError
+from budgetfit.traces.cache.package_hash import package_hash
 from budgetfit.traces.cache.value_hash import ValueHash
 from budgetfit.tracing.cuda.triton.launches import kernels_may_allocate
 from budgetfit.tracing.values.concrete_execution import is_small_integer_buffer
@@ -30,7 +28,6 @@ from budgetfit.utils.user_code import is_library
 if TYPE_CHECKING:
     from budgetfit.workload.workload import Workload
 
-_STARTED_S: Final = time.time()
 _TRACED_LIBRARIES: Final = ("accelerate", "trl", "lightning", "liger-kernel", "triton")
 # Registries of transformers in which models look up functions by name.
 _REGISTRIES: Final = (
@@ -173,28 +170,3 @@ def _registered() -> list[Any]:
                 elif home.partition(".")[0] != "torch":
                     added += [name, home, function.__qualname__]
     return added
-
-
-def package_hash() -> str:
-    """Return a hash of budgetfit's source files.
-
-    Raises:
-        NotCacheableError: If they are not readable, or were edited after this process
-            started, which may still run the old code.
-    """
-    folder = Path(__file__).parents[2]
-    files = sorted((*folder.rglob("*.py"), *folder.rglob("*.toml")))
-    stats = [path.stat() for path in files]
-    if not files or max(stat.st_mtime for stat in stats) > _STARTED_S:
-        raise NotCacheableError("budgetfit's own files, which have just changed")
-    return _digest(tuple(map(str, files)), tuple(stat.st_mtime_ns for stat in stats))
-
-
-@functools.cache
-def _digest(files: tuple[str, ...], _mtimes_ns: tuple[int, ...]) -> str:
-    hasher = hashlib.sha256()
-    for file in files:
-        content = Path(file).read_bytes()
-        hasher.update(f"{Path(file).name} {len(content)}:".encode())
-        hasher.update(content)
-    return hasher.hexdigest()
