@@ -146,7 +146,7 @@ def _importable(folder: str) -> Iterator[tuple[str, object]]:
     """
     if not Path(folder).is_dir():
         return
-    with os.scandir(folder) as entries:
+    with os.scandir(folder or ".") as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.endswith(_INSTALLED):
                 yield entry.name, file_version(entry)

@@ -73,7 +73,7 @@ class Gpu:
     source: str
     total_source: str = ""
     rates_assumed: bool = False
-    host_ram_gib: float = 16
+    host_ram_gib: float = 16.0
 
 
 @functools.cache
