@@ -168,6 +168,7 @@ def _plain(found: Any) -> Any:  # noqa: ANN401
         source=None,
         alternatives=found.judged_alternatives,
         lazy_alternatives=None,
+        lazy_curves=None,
     )
 
 
