@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    import torch
+_SEED = 0  # random weights, the same in every run
 
 
 class Materialize(Protocol):
@@ -50,3 +51,13 @@ class ResolvedModel:
     stored_in: str = ""
     batch: Any = None
     loss: Callable[..., Any] | None = None
+
+
+@contextmanager
+def fixed_seed(device: torch.device | str) -> Iterator[None]:
+    """Seed the random weights; restores the global RNG state."""
+    device = torch.device(device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(_SEED)
+        yield

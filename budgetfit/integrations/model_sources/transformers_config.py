@@ -60,11 +60,11 @@ def hub_config(
     return _auto_config(
         hub_id,
         trust_remote_code=trust_remote_code,
-        local_files_only=_is_hub_out_of_reach(),
+        local_files_only=is_hub_out_of_reach(),
     )
 
 
-def _is_hub_out_of_reach() -> bool:
+def is_hub_out_of_reach() -> bool:
     """Whether DNS cannot resolve the hub, which its client would retry for 24 s."""
     if getproxies():
         return False  # a proxy resolves names
