@@ -109,8 +109,12 @@ def make_diffusion_batch(request: BatchRequest) -> Arguments:
     if target is not None:
         batch[TARGET] = target
         request.notes.append("loss: mean squared error of the prediction")
-    if making.sizes.text_tokens and any("encoder_hidden" in name for name in batch):
-        request.notes.append(f"texts of {making.sizes.text_tokens} tokens")
+    if making.sizes.text_tokens and any(
+        name.startswith(("encoder_hidden", "cap_")) for name in batch
+    ):
+        request.notes.append(
+            f"texts of {making.sizes.text_tokens} tokens: max_length= changes that"
+        )
     return batch
 
 
@@ -167,8 +171,11 @@ def _condition(making: _Making) -> Any:  # noqa: ANN401 - as the latents
 
 
 def _times(making: _Making) -> Tensor:
-    """Return a time step for each sample."""
-    return making.request.integers((making.rows,), 0, _STEPS)
+    """Return a time step for each sample: a number, which UNets take as an integer."""
+    steps = making.request.integers((making.rows,), 0, _STEPS)
+    if "sample" in making.takes:
+        return steps
+    return (steps / _STEPS).to(making.request.float_dtype)
 
 
 def _text_width(making: _Making) -> int | None:
@@ -194,8 +201,8 @@ def _text_list(making: _Making) -> list[Tensor]:
 
 
 def _text_mask(making: _Making) -> Tensor | None:
-    """Return a mask of the text, which UNets are trained without."""
-    if "sample" in making.takes:
+    """Return a mask of the text, which most UNets are trained without."""
+    if "sample" in making.takes and making.first("cross_attention_norm", "act_fn"):
         return None
     return making.mask(making.sizes.text_tokens)
 
@@ -381,6 +388,10 @@ def _target(making: _Making, batch: Arguments) -> Tensor | None:
     if making.sizes.is_packed:
         projection = getattr(model, "proj_out", None)
         shape[-1] = getattr(projection, "out_features", shape[-1])
+    elif getattr(making.config, "force_inference_output", None) is False:
+        # HiDream in training mode leaves its prediction in patches.
+        patch = int(making.config.patch_size)
+        shape = [making.rows, shape[1], making.sizes.tokens, patch**2]
     elif "proj_embedding" not in making.takes:
         out = making.first("out_channels", "out_visual_dim") or shape[_channel_dim(making)]
         dim = _channel_dim(making)

@@ -108,7 +108,7 @@ _TEXT_TOKENS: Final = {
     "UNet": 77,
     "UVit": 77,
 }
-_TEXT_FIELDS: Final = ("max_text_seq_length", "num_embeddings", "text_len")
+_TEXT_FIELDS: Final = ("max_text_seq_length", "text_len")
 
 
 class LatentSize(NamedTuple):
@@ -280,8 +280,10 @@ def _frames(
 
 
 def _text_tokens(request: BatchRequest) -> int:
-    """Return the tokens of the text states; a note where the model reads text."""
+    """Return the tokens of the text states."""
     config: Any = request.model.config
+    if "proj_embedding" in forward_arguments(request.model)[0]:
+        return int(config.num_embeddings)  # a prior has one position for each token
     if request.max_length is not None:
         return request.max_length
     for name in _TEXT_FIELDS:

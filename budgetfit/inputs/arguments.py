@@ -36,7 +36,12 @@ from budgetfit.example_batches.make_batch import (
     loss_for,
     make_batch,
 )
-from budgetfit.inputs.adapter import adapter_as_stored, find_adapter, model_to_trace
+from budgetfit.inputs.adapter import (
+    adapter_as_stored,
+    base_of_adapter,
+    find_adapter,
+    model_to_trace,
+)
 from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
@@ -267,6 +272,7 @@ def _read_model(
     if isinstance(model, nn.Module):
         model = unwrap_compiled(model)
     resolved = resolve_model(model, trust_remote_code=asked.trust_remote_code)
+    resolved = base_of_adapter(resolved, adapter)
     live = resolved.model
     refuse_planning_distributed(live)
     adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)

@@ -20,6 +20,7 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import batch_dimension, make_batch
+from budgetfit.inputs.adapter import base_of_adapter
 from budgetfit.integrations.model_sources.model_name import is_factory_text
 from budgetfit.integrations.model_sources.model_source import (
     as_torch_module,
@@ -232,7 +233,8 @@ def _resolved(
         model = _planned_text(_asked(plan).get("model"))
     if not isinstance(model, str):
         return None
-    return resolve_model(model, trust_remote_code=trust_remote_code)
+    resolved = resolve_model(model, trust_remote_code=trust_remote_code)
+    return base_of_adapter(resolved, plan.adapter)
 
 
 def _live_model(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from huggingface_hub import errors as hub_errors
+from huggingface_hub import hf_hub_download
+from torch import nn
 
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_name import (
@@ -25,8 +26,6 @@ from budgetfit.integrations.model_sources.resolved_model import fixed_seed
 from budgetfit.integrations.optional_imports import import_library
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 CLASS_NAME = "_class_name"  # the class of a model in its config.json
@@ -85,6 +84,7 @@ def diffusers_builder(fields: dict[str, Any]) -> Materialize:
         with fixed_seed(device), torch.device(device):
             # A copy, as from_config takes entries out.
             model: nn.Module = kind.from_config(json.loads(json.dumps(fields)))
-        return (model if dtype is None else model.to(dtype)).train()
+        # nn.Module.to: diffusers' own logs that some parts are better left in fp32.
+        return (model if dtype is None else nn.Module.to(model, dtype)).train()
 
     return materialize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +36,8 @@ class ResolvedModel:
         notes: Assumptions.
         dtype_notes: Assumptions about the dtype of its weights; irrelevant where all
             are cast for training.
+        frozen_in_compute_dtype: Whether adapters are trained on weights in the dtype of
+            the computation, as diffusers' training scripts cast them.
         stored_in: Quantization method of the stored weights, where loading dequantizes
             them; empty for none.
         batch, loss: The example batch, on the CPU, and the loss that a factory returned
@@ -48,9 +50,22 @@ class ResolvedModel:
     materialize: Materialize | None = None
     notes: tuple[str, ...] = ()
     dtype_notes: tuple[str, ...] = ()
+    frozen_in_compute_dtype: bool = False
     stored_in: str = ""
     batch: Any = None
     loss: Callable[..., Any] | None = None
+
+    def in_dtype(self, dtype: torch.dtype) -> ResolvedModel:
+        """Return the model with weights of ``dtype``, which must be built anew."""
+        make = self.materialize
+        assert make is not None  # noqa: S101 - only models from configs are cast
+
+        def materialize(
+            device: torch.device | str = "cpu", other: torch.dtype | None = None
+        ) -> nn.Module:
+            return make(device, other or dtype)
+
+        return replace(self, model=materialize("meta"), materialize=materialize)
 
 
 @contextmanager

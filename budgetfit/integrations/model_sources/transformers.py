@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -87,7 +87,7 @@ def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> Resolve
     if is_timm_config(fields):
         return _resolved(timm_builder(fields), name, source, ())
     if is_diffusers_config(fields):
-        return _resolved(diffusers_builder(fields), name, source, ())
+        return _of_diffusers(fields, name, source)
     config = config_from_fields(fields, file, trust_remote_code=trust_remote_code)
     return model_from_config(
         config,
@@ -108,7 +108,7 @@ def _from_hub(hub_id: str, *, trust_remote_code: bool) -> ResolvedModel:
         if not fields:
             raise
         name = f"{name}/{folder}" if folder else name
-        return _resolved(diffusers_builder(fields), name, source, ())
+        return _of_diffusers(fields, name, source)
     return model_from_config(
         config, name=name, source=source, trust_remote_code=trust_remote_code
     )
@@ -166,6 +166,11 @@ def _resolved(
         materialize=materialize,
         notes=tuple(notes),
     )
+
+
+def _of_diffusers(fields: dict[str, Any], name: str, source: str) -> ResolvedModel:
+    resolved = _resolved(diffusers_builder(fields), name, source, ())
+    return replace(resolved, frozen_in_compute_dtype=True)
 
 
 def _file_name(file: Path) -> str:
