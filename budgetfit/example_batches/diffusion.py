@@ -29,6 +29,7 @@ from budgetfit.example_batches.request import (
 
 _STEPS: Final = 1000  # time steps of the noise schedules that are trained with
 _TIME_IDS: Final = 6  # of SDXL: original size, crop, target size
+_VIDEO_IDS: Final = 3  # of Stable Video Diffusion: frame rate, motion, noise
 _MICRO_CONDITIONS: Final = 5  # of aMUSEd: original size, crop, aesthetic score
 _IMAGE_TOKENS: Final = 257  # of CLIP's ViT at 224 pixels, for videos from images
 _MAIN: Final = ("sample", "hidden_states", "x", "latents", "input_ids", "z")
@@ -41,7 +42,6 @@ _TEXT_WIDTHS: Final = (
 )
 _POOLED_WIDTHS: Final = (
     *("pooled_projection_dim", "cond_embed_dim", "text_emb_dim", "in_text_dim2"),
-    *("clip_text_pooled_in_channels", "pooled_dim"),
 )
 
 
@@ -420,9 +420,13 @@ _ARGUMENTS: Final[dict[str, Callable[[_Making], Any]]] = {
     **dict.fromkeys(("original_size", "target_size", "crop_coords"), _size_of_image),
     "added_cond_kwargs": _added_conditions,
     "attention_mask": _prior_mask,
+    "added_time_ids": lambda making: making.floats(_VIDEO_IDS),
     "cap_feats": _text_list,
     "class_labels": _classes,
     "condition_mask": _condition_mask,
+    "clip_text_pooled": lambda making: making.floats(
+        1, int(making.config.clip_text_pooled_in_channels)
+    ),
     "controlnet_cond": _condition,
     "encoder_hidden_states": _text,
     "encoder_hidden_states_image": _image_states,

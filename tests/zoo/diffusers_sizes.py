@@ -13,7 +13,7 @@ from typing import Any
 import diffusers
 from torch import nn
 
-LAYERS, HEADS, WIDTH, GROUPS, PIXELS, TOKENS = 3, 2, 32, 8, 16, 8
+LAYERS, HEADS, WIDTH, GROUPS, PIXELS, TOKENS, FRAMES = 3, 2, 32, 8, 16, 8, 5
 _LAYERS = re.compile(r"(num_|n_)?\w*layers|depth|num_\w*blocks|num_blocks")
 _HEADS = re.compile(r"(num|n)_\w*heads")
 _TEXTS = re.compile(
@@ -48,6 +48,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "in_channels": 16,
         "num_single_layers": LAYERS,
     },
+    "HunyuanImageTransformer2DModel": {"text_embed_2_dim": None},
+    "Kandinsky3UNet": {"attention_head_dim": GROUPS},
+    "UNetSpatioTemporalConditionModel": {"num_attention_heads": (2, 2, 2, 2)},
+    "UNet3DConditionModel": {"attention_head_dim": GROUPS},
     "Krea2Transformer2DModel": {
         "text_hidden_dim": WIDTH,
         "text_num_attention_heads": 2,
@@ -87,6 +91,8 @@ def plan_arguments(name: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if any(word in argument for argument in takes for word in ("encoder_", "cap_")):
         arguments["max_length"] = TOKENS
+    if any(word in name for word in ("3D", "Motion", "Temporal")):
+        arguments["frames"] = FRAMES
     if not fields.keys() & {"sample_size", "sample_height"}:
         arguments["image_size"] = IMAGE.get(name, 8 * PIXELS)
     return arguments
