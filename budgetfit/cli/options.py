@@ -34,12 +34,10 @@ def _option(
     default: Any = None,  # noqa: ANN401 - an option's value
     *,
     shown: str | bool = True,
-    names: tuple[str, ...] = (),
     split: Callable[[str], Any] | None = None,
 ) -> Declared:
     """Declare ``--name``: its help, type, default and what the help shows for that."""
-    info = typer.Option(*names, help=text, show_default=shown)
-    return Declared(kind, info, default, split)
+    return Declared(kind, typer.Option(help=text, show_default=shown), default, split)
 
 
 def _flag(text: str, words: str, *, default: bool = False) -> Declared:
@@ -127,14 +125,16 @@ RESERVED = _panel(
 BATCH = _panel(
     "Model",
     max_length=_option("Tokens in one text sample.", int),
-    image_size=_option(
-        "Pixels of one image, 448, or height and width, 336x448.",
-        shown="as the model was configured",
-        names=("--image-size", "--resolution"),
+    image_size=Declared(
+        str,
+        typer.Option(
+            "--image-size",
+            "--resolution",
+            help="Pixels of one image, 448, or height and width, 336x448.",
+            show_default="as the model was configured",
+        ),
     ),
-    frames=_option(
-        "Frames of one video.", int, shown="as the model was configured"
-    ),
+    frames=_option("Frames of one video.", int, shown="as the model was configured"),
     text_only=_flag(
         "Samples without images and sound, for models that read text too.",
         "--text-only",

@@ -1,8 +1,8 @@
 """Example arguments of diffusers' models: latents, time steps, texts and conditions.
 
 The names that a model's forward takes say what it needs, and its config how large that
-is; ``diffusion_sizes`` knows the rest. Optional arguments are made only where diffusers'
-training scripts pass them. Source: diffusers 0.42.1.
+is; ``diffusion_sizes`` knows the rest. Optional arguments are made only where the
+training scripts of diffusers pass them. Source: diffusers 0.42.1.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class _Making:
     takes: frozenset[str]
 
     @property
-    def config(self) -> Any:  # noqa: ANN401 - of any model
+    def config(self) -> Any:
         """The model's config."""
         return self.request.model.config
 
@@ -63,7 +63,7 @@ class _Making:
         """Samples in the batch."""
         return self.request.batch_size
 
-    def first(self, *names: str) -> Any:  # noqa: ANN401 - of any field
+    def first(self, *names: str) -> Any:
         """Return the first field of the config that is set; else None."""
         values = (getattr(self.config, name, None) for name in names)
         return next((value for value in values if value), None)
@@ -118,21 +118,19 @@ def make_diffusion_batch(request: BatchRequest) -> Arguments:
     return batch
 
 
-def _main(making: _Making) -> Any:  # noqa: ANN401 - a tensor, or one for each sample
+def _main(making: _Making) -> Any:
     """Return the noisy latents, or the pixels of an autoencoder."""
-    sizes, name = making.sizes, type(making.request.model).__name__
+    sizes = making.sizes
     channels = _channels(making)
+    frames, height, width = sizes.latents
+    if "cap_feats" in making.takes:  # Z-Image takes a list of samples
+        one = (channels, frames, height, width)
+        return [making.request.floats(one) for _ in range(making.rows)]
     if sizes.is_packed:
         text = sizes.text_tokens if "indicator" in making.takes else 0
         return making.floats(sizes.tokens + text, channels)
     if "proj_embedding" in making.takes:  # a prior predicts an embedding of an image
         return making.floats(making.config.embedding_dim)
-    frames, height, width = sizes.latents
-    if "UNet1D" in name:
-        return making.floats(channels, making.first("sample_size") or height * width)
-    if "cap_feats" in making.takes:  # Z-Image takes a list of samples
-        one = (channels, frames, height, width)
-        return [making.request.floats(one) for _ in range(making.rows)]
     if not sizes.is_video:
         return making.floats(channels, height, width)
     if sizes.frames_first:
@@ -146,7 +144,9 @@ def _channels(making: _Making) -> int:
     if is_autoencoder(making.request.model):
         return int(making.first("in_channels") or RGB)
     has_mask = getattr(config, "out_channels", None) == channels - 1
-    return int(channels - 1 if has_mask and "condition_mask" in making.takes else channels)
+    return int(
+        channels - 1 if has_mask and "condition_mask" in making.takes else channels
+    )
 
 
 def _pixels(making: _Making) -> Tensor:
@@ -158,7 +158,7 @@ def _pixels(making: _Making) -> Tensor:
     )
 
 
-def _condition(making: _Making) -> Any:  # noqa: ANN401 - as the latents
+def _condition(making: _Making) -> Any:
     """Return what a ControlNet sees: latents, or pixels for those of UNets."""
     if "sample" in making.takes:
         return _pixels(making)
@@ -180,7 +180,9 @@ def _times(making: _Making) -> Tensor:
 
 def _text_width(making: _Making) -> int | None:
     width = making.first(*_TEXT_WIDTHS)
-    return int(width[0] if isinstance(width, (list, tuple)) else width) if width else None
+    return (
+        int(width[0] if isinstance(width, (list, tuple)) else width) if width else None
+    )
 
 
 def _text(making: _Making) -> Tensor | None:
@@ -192,7 +194,9 @@ def _text(making: _Making) -> Tensor | None:
     if "indicator" in making.takes:  # one sequence of texts and latents
         return making.floats(tokens + making.sizes.tokens, width)
     layers = making.first("num_text_layers")
-    return making.floats(tokens, layers, width) if layers else making.floats(tokens, width)
+    return (
+        making.floats(tokens, layers, width) if layers else making.floats(tokens, width)
+    )
 
 
 def _text_list(making: _Making) -> list[Tensor]:
@@ -260,7 +264,10 @@ def _added_conditions(making: _Making) -> dict[str, Tensor] | None:
     if kind == "text_time":
         ids = _TIME_IDS * int(config.addition_time_embed_dim)
         width = int(config.projection_class_embeddings_input_dim) - ids
-        found = {"text_embeds": making.floats(width), "time_ids": making.floats(_TIME_IDS)}
+        found = {
+            "text_embeds": making.floats(width),
+            "time_ids": making.floats(_TIME_IDS),
+        }
     image = making.first("encoder_hid_dim_type") in ("image_proj", "text_image_proj")
     if image or kind in ("image", "image_hint", "text_image"):
         width = making.first("encoder_hid_dim", "cross_attention_dim")
@@ -299,7 +306,9 @@ def _positions(making: _Making) -> Tensor:
 
 def _segments(making: _Making) -> Tensor:
     """Return the number of the sample to which each token belongs: one in a row."""
-    return making.request.ones((making.rows, making.sizes.text_tokens + making.sizes.tokens))
+    return making.request.ones(
+        (making.rows, making.sizes.text_tokens + making.sizes.tokens)
+    )
 
 
 def _indicator(making: _Making) -> Tensor:
@@ -342,7 +351,9 @@ def _latent_extent(dimension: str) -> Callable[[_Making], int | None]:
 def _frame_count(making: _Making) -> int | None:
     if making.first("extra_pos_embed_type"):  # Cosmos takes frames for each second
         return None
-    return None if making.first("mid_block_type") else _latent_extent("num_frames")(making)
+    return (
+        None if making.first("mid_block_type") else _latent_extent("num_frames")(making)
+    )
 
 
 def _padding_mask(making: _Making) -> Tensor | None:
@@ -393,7 +404,10 @@ def _target(making: _Making, batch: Arguments) -> Tensor | None:
         patch = int(making.config.patch_size)
         shape = [making.rows, shape[1], making.sizes.tokens, patch**2]
     elif "proj_embedding" not in making.takes:
-        out = making.first("out_channels", "out_visual_dim") or shape[_channel_dim(making)]
+        out = (
+            making.first("out_channels", "out_visual_dim")
+            or shape[_channel_dim(making)]
+        )
         dim = _channel_dim(making)
         shape[dim] = min(shape[dim], int(out))
     return making.request.floats(shape)
@@ -412,7 +426,9 @@ def _predicts_its_input(model: nn.Module) -> bool:
 _ARGUMENTS: Final[dict[str, Callable[[_Making], Any]]] = {
     **dict.fromkeys(("sample", "hidden_states", "x", "latents"), _main),
     **dict.fromkeys(("timestep", "timesteps", "t", "r_timestep"), _times),
-    **dict.fromkeys(("pooled_projections", "pooled_embeds", "pooled_text_emb"), _pooled),
+    **dict.fromkeys(
+        ("pooled_projections", "pooled_embeds", "pooled_text_emb"), _pooled
+    ),
     **dict.fromkeys(
         ("encoder_attention_mask", "encoder_hidden_states_mask", "encoder_mask"),
         _text_mask,

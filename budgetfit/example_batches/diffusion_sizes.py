@@ -187,7 +187,7 @@ _VIDEO_AUTOENCODERS: Final = frozenset(
 ) | {"AutoencoderVidTok", "Kandinsky6SRVAE"}
 
 
-def by_class(table: Mapping[str, Any], model: nn.Module) -> Any:  # noqa: ANN401 - of any table
+def by_class(table: Mapping[str, Any], model: nn.Module) -> Any:
     """Return the entry for the longest beginning of the model's class name."""
     name = type(model).__name__
     return table[max((key for key in table if name.startswith(key)), key=len)]
@@ -251,7 +251,7 @@ def _usual_pixels(model: nn.Module, *, is_video: bool) -> tuple[int, int, int]:
     return found if known or not is_video else _PIXELS["3D"]
 
 
-def _configured(config: Any) -> tuple[int, int] | None:  # noqa: ANN401 - of any model
+def _configured(config: Any) -> tuple[int, int] | None:
     """Return height and width of the latents that a config names."""
     size = getattr(config, "sample_size", None)
     if size is None and getattr(config, "sample_height", None):

@@ -56,7 +56,7 @@ def find_adapter(
 
 
 def base_of_adapter(resolved: ResolvedModel, adapter: Adapter | None) -> ResolvedModel:
-    """Return the model as adapters are trained on it: in which dtype its weights are."""
+    """Return the model with weights in the dtype in which adapters are trained."""
     if adapter is None or not resolved.frozen_in_compute_dtype:
         return resolved
     return resolved.in_dtype(getattr(torch, DTYPES[adapter.compute_dtype]))

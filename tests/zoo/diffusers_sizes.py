@@ -26,8 +26,14 @@ _TEXTS = re.compile(
 )
 # Pixels of an image, where a latent stands for more or fewer than 8.
 IMAGE: dict[str, int] = {"AutoencoderRAE": PIXELS}
-# Arguments of constructors that the rule gets wrong.
+_TWO_LEVELS = {
+    "block_out_channels": (WIDTH, 2 * WIDTH),
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+}
+# Arguments of constructors that the rule gets wrong, or leaves large.
 SIZES: dict[str, dict[str, Any]] = {
+    "UNet2DConditionModel": _TWO_LEVELS,
     "AutoencoderRAE": {
         "encoder_hidden_size": 64,  # heads are 64 wide
         "encoder_num_hidden_layers": LAYERS,
@@ -108,7 +114,7 @@ def builder(name: str) -> Callable[[], nn.Module]:
     return build
 
 
-def _smaller(key: str, value: Any, inner: int | None, divisor: int) -> Any:  # noqa: ANN401, PLR0911 - a rule each
+def _smaller(key: str, value: Any, inner: int | None, divisor: int) -> Any:  # noqa: ANN401, C901, PLR0911 - a rule each
     if isinstance(value, bool) or (value is None and key != "sample_size"):
         return value
     if key.endswith("block_out_channels") or key == "channels":

@@ -13,7 +13,7 @@ from budgetfit.errors import InputError
 TARGET: Final = "target"  # what a batch calls it; no forward takes an argument so named
 
 
-def prediction_loss(outputs: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
+def prediction_loss(outputs: Any, batch: Any) -> torch.Tensor:
     """Return the mean squared error of a prediction against ``batch["target"]``.
 
     In fp32, as diffusers' training scripts compute it. Class ids as a target mean cross

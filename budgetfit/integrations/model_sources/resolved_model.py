@@ -55,15 +55,15 @@ class ResolvedModel:
     batch: Any = None
     loss: Callable[..., Any] | None = None
 
-    def in_dtype(self, dtype: torch.dtype) -> ResolvedModel:
-        """Return the model with weights of ``dtype``, which must be built anew."""
+    def in_dtype(self, weights: torch.dtype) -> ResolvedModel:
+        """Return the model, built anew with weights of a dtype."""
         make = self.materialize
         assert make is not None  # noqa: S101 - only models from configs are cast
 
         def materialize(
-            device: torch.device | str = "cpu", other: torch.dtype | None = None
+            device: torch.device | str = "cpu", dtype: torch.dtype | None = None
         ) -> nn.Module:
-            return make(device, other or dtype)
+            return make(device, dtype or weights)
 
         return replace(self, model=materialize("meta"), materialize=materialize)
 

@@ -67,6 +67,7 @@ _HEADS = (
     "MODEL_MAPPING_NAMES",
 )
 
+
 def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> ResolvedModel:
     """Build the model of a folder, a ``config.json`` or a hub id.
 
@@ -271,4 +272,3 @@ def _builder(
             return build(fields, dtype=dtype or fields.dtype)
 
     return materialize
-
