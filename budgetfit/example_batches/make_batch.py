@@ -125,7 +125,9 @@ def make_batch(  # noqa: PLR0913 - one value each
 def loss_for(model: nn.Module, batch: Batch) -> Callable[..., Any] | None:
     """Return the usual loss for a batch with a target; None for the model's own."""
     has_target = isinstance(batch, Mapping) and TARGET in batch
-    return prediction_loss if has_target and is_diffusers_model(model) else None
+    if has_target and is_diffusers_model(unwrap_model(model)):
+        return prediction_loss
+    return None
 
 
 def max_positions(model: nn.Module) -> int | None:

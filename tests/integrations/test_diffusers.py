@@ -64,7 +64,7 @@ def test_a_pipeline_is_planned_by_the_model_that_it_trains(tmp_path: Path) -> No
 def test_a_pipeline_without_a_config_says_what_to_give(tmp_path: Path) -> None:
     index = {"transformer": ["diffusers", "FluxTransformer2DModel"]}
     (tmp_path / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(InputError, match="without a config.json of transformer"):
+    with pytest.raises(InputError, match=r"config\.json of transformer"):
         config_file(str(tmp_path))
 
 
@@ -99,7 +99,7 @@ def test_class_ids_as_a_target_mean_cross_entropy() -> None:
 
 
 def test_a_batch_without_a_target_is_refused() -> None:
-    with pytest.raises(InputError, match='batch\\["target"\\]'):
+    with pytest.raises(InputError, match=r'batch\["target"\]'):
         prediction_loss(torch.zeros(1), {"sample": torch.zeros(1)})
 
 
