@@ -29,7 +29,7 @@ OTHERS = (
     *("LTXVideoTransformer3DModel", "LongCatImageTransformer2DModel"),
     *("MochiTransformer3DModel", "OvisImageTransformer2DModel"),
     *("SanaVideoTransformer3DModel", "SkyReelsV2Transformer3DModel"),
-    *("StableCascadeUNet", "UNet3DConditionModel", "UNetMotionModel"),
+    *("StableCascadeUNet", "UNet3DConditionModel"),
     *("UNetSpatioTemporalConditionModel", "WanTransformer3DModel"),
 )
 
