@@ -32,6 +32,7 @@ class Benchmark(NamedTuple):
 # What is timed comes first, while nothing has warmed the machine.
 BENCHMARKS: Final = (
     Benchmark("plan_times", "How long planning takes"),
+    Benchmark("command_times", "How long commands take"),
     Benchmark("solver_speed", "How long solving takes", plain=True),
     Benchmark("step_times", "Against published step times"),
     Benchmark("linked_objects", "Objects linked in circles"),

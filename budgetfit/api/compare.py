@@ -127,7 +127,7 @@ def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
     """
     known = (FULL, *METHODS)
     if methods is None:
-        methods = [method or FULL]
+        methods = [FULL if method is None else method]
     elif method is not None:
         raise InputError("Say either method= or methods=, which takes several.")
     if isinstance(methods, str) or not methods or not set(methods) <= set(known):

@@ -31,7 +31,7 @@ def plan_longest(plan: Callable[[Arguments], Plan], given: Arguments) -> Plan:
         InputError: The model's batch has no sequence length, or the batch is given.
         DoesNotFitError: Not even the shortest sequence fits.
     """
-    for name in ("batch", "lengths"):
+    for name in ("batch", "lengths", "image_sizes"):
         if getattr(given, name) is not None:
             raise InputError(
                 f'objective="length" looks for the length itself. Leave {name}= out; '

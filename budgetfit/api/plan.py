@@ -10,6 +10,7 @@ from budgetfit.api.estimate import estimate_recipe, estimate_settings, layers
 from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
+from budgetfit.core.image_sizes import ImageSizeSummary
 from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.validation import format_image_size
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from budgetfit.core.allocator_settings import AllocatorSettings
+    from budgetfit.core.image_sizes import ImageSizes
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.core.sample_dims import BatchDims
     from budgetfit.core.validation import ImageSize
@@ -53,6 +55,7 @@ def plan(  # noqa: PLR0913 - public API
     max_length: int | None = None,
     image_size: ImageSize = None,
     frames: int | None = None,
+    image_sizes: ImageSizes | None = None,
     text_only: bool = False,
     lengths: Lengths | None = None,
     loss: Loss | str | None = None,
@@ -99,6 +102,9 @@ def plan(  # noqa: PLR0913 - public API
         max_length: Sequence length of a made text batch.
         image_size: Pixels of the images of a made batch: ``448``, or height and width;
             of a diffusion model, of the images that the VAE turns into latents.
+        image_sizes: Sizes of the images, or images by size, where they vary; text such
+            as ``"480-800:32"`` is a range: the largest batch fits, and sequences of
+            batches of drawn sizes fit, as for ``lengths``.
         frames: Frames of the videos of a made batch.
         text_only: Whether a made batch leaves out images and sound, for models that
             read text alone as well.
@@ -171,11 +177,16 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
     """Return the arguments that a saved plan records for ``verify``."""
     given, lengths = asked.given, asked.lengths
     loss, size = given.loss or asked.source.loss, given.image_size
+    length = given.max_length
+    if isinstance(lengths, ImageSizeSummary):
+        size = lengths.planned
+    elif lengths is not None:
+        length = lengths.planned
     return {
         "model": given.model if isinstance(given.model, str) else None,
         "vram": given.vram,
         "gpu": given.gpu,
-        "max_length": given.max_length if lengths is None else lengths.planned,
+        "max_length": length,
         "image_size": None if size is None else format_image_size(size),
         "frames": given.frames,
         "text_only": given.text_only,
@@ -196,6 +207,7 @@ def estimate(  # noqa: PLR0913 - public API
     max_length: int | None = None,
     image_size: ImageSize = None,
     frames: int | None = None,
+    image_sizes: ImageSizes | None = None,
     text_only: bool = False,
     lengths: Lengths | None = None,
     loss: Loss | str | None = None,

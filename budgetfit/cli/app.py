@@ -73,8 +73,6 @@ EXPORTS: Final = {
     "axolotl": "budgetfit.integrations.exports.axolotl",
     "torch": "budgetfit.integrations.source_code.plain_torch",
 }
-# Settings of a training loop, fields of ``Loop``.
-_OF_LOOP: Final = ("ema", "max_grad_norm", "evaluation_batch_size")
 
 app = typer.Typer(
     name="budgetfit",
@@ -176,7 +174,8 @@ def estimate(
     *, context: typer.Context, samples: int | None, as_json: bool, **given: Any
 ) -> None:
     """Predict the memory of given settings; decide nothing."""
-    loop = Loop(kind=given.pop("loop"), **{name: given.pop(name) for name in _OF_LOOP})
+    kind, *settings = LOOP  # fields of ``Loop``
+    loop = Loop(kind=given.pop(kind), **{name: given.pop(name) for name in settings})
     asked = arguments_of(given, samples)
     with show_progress() as progress:
         found, summary = api().estimate_settings(

@@ -158,6 +158,9 @@ LENGTHS = _panel(
     lengths=_option(
         "File of sample lengths: one in each line, or length and count.", Path
     ),
+    image_sizes=_option(
+        "Sizes of images that vary: 480,800x1333, or a range, 480-800:32."
+    ),
 )
 REMOTE_CODE = _panel(
     "Model",
@@ -213,6 +216,14 @@ LOOP = _panel(
         int,
         0,
         shown="no evaluation",
+    ),
+    use_liger_kernel=_flag(
+        "With Liger's kernels, as the Trainer's argument (trainer, sft).",
+        "--use-liger-kernel",
+    ),
+    packing=_flag(
+        "A sample is a row of several texts, as SFTConfig's argument (sft).",
+        "--packing",
     ),
 )
 SEARCH = _panel(

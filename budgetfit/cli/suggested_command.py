@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import typer
 
+from budgetfit.cli.options import LOOP
+
 _CHOSEN_BY_PLAN: Final = ("batch_size", "checkpointing", "precision")
-_OF_THE_LOOP: Final = ("loop", "ema", "max_grad_norm", "evaluation_batch_size")
 _OF_THE_ANSWER: Final = ("as_json", "traceback")
 
 
@@ -17,7 +18,7 @@ def plan_command(context: typer.Context) -> str:
 
     A single ``precision`` is kept: a plan must not change the requested dtypes.
     """
-    left_out = [*_CHOSEN_BY_PLAN, *_OF_THE_LOOP, *_OF_THE_ANSWER]
+    left_out = [*_CHOSEN_BY_PLAN, *LOOP, *_OF_THE_ANSWER]
     if context.params.get("precision") not in (None, "as-is"):
         left_out.remove("precision")
     return shlex.join(["budgetfit", "plan", *_words(context, left_out)])

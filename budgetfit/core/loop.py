@@ -18,6 +18,11 @@ _TITLES: Final[dict[LoopKind, str]] = {
     "accelerate": "accelerate, outputs held until the next ones are there",
     "lightning": "Lightning's Trainer",
 }
+# Settings of a library's arguments.
+_SETTINGS_OF: Final[dict[str, tuple[LoopKind, ...]]] = {
+    "use_liger_kernel": ("trainer", "sft"),
+    "packing": ("sft",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,11 @@ class Loop:
             on the card as zeros. For ``plain`` and ``accelerate`` alone.
         evaluation_batch_size: Samples in each batch of an evaluation between training
             steps; 0: there is none.
+        use_liger_kernel: As in ``TrainingArguments``: the Trainer puts Liger's Triton
+            kernels into the model when training begins. For ``trainer`` and ``sft``;
+            a model that has them already needs no setting.
+        packing: As in ``SFTConfig``: a sample is a row of several texts, and the rows
+            of a micro-batch follow each other in one. For ``sft`` alone.
 
     Raises:
         InputError: A value is invalid, or the kind does not have the setting.
@@ -51,6 +61,8 @@ class Loop:
     max_grad_norm: float | None = None
     set_to_none: bool = True
     evaluation_batch_size: int = 0
+    use_liger_kernel: bool = False
+    packing: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -75,6 +87,17 @@ class Loop:
                 f"set_to_none=False is not a setting of loop={self.kind!r}, which "
                 "drops the gradients itself. Use it with plain or accelerate."
             )
+        for name, kinds in _SETTINGS_OF.items():
+            if getattr(self, name) and self.kind not in kinds:
+                raise InputError(
+                    f"{name}=True is not a setting of loop={self.kind!r}. Use it with "
+                    f"{' or '.join(kinds)}."
+                )
+            if getattr(self, name) and size:
+                raise InputError(
+                    f"An evaluation between steps is not predicted with {name}=True: "
+                    "leave evaluation_batch_size out, or the other."
+                )
         if self.kind == "run" and self.ema:
             raise InputError(
                 "ema=True is no setting of a Run. Use loop='plain' or a library's."
@@ -89,6 +112,8 @@ class Loop:
             f"evaluation between steps, {self.evaluation_batch_size} samples a batch": (
                 self.evaluation_batch_size
             ),
+            "use_liger_kernel": self.use_liger_kernel,
+            "packing": self.packing,
         }
         return ", ".join([_TITLES[self.kind], *(k for k, on in settings.items() if on)])
 

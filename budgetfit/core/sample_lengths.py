@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+ALIGNMENT: Final = 8  # positions; of what attention kernels read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class LengthSummary:
 
     counts: tuple[tuple[int, int], ...]
     max_length: int | None = None
+    # Where between the ends the bytes that follow from other lengths are checked, and
+    # how far off all of them together may be.
+    checked_at: ClassVar[tuple[float, ...]] = (1 / 3,)
+    most_error: ClassVar[float] = 0.005
 
     @property
     def samples(self) -> int:
@@ -60,6 +66,40 @@ class LengthSummary:
         """Mean number of tokens after truncation."""
         kept = (min(length, self.planned) * count for length, count in self.counts)
         return sum(kept) / self.samples
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """Numbers of tokens to pad to multiples of."""
+        return tuple(n for n in (64, 128, 256, 512) if n < self.planned)
+
+    @property
+    def kept(self) -> list[tuple[int, int]]:
+        """Samples by length, after truncation."""
+        return [(min(length, self.planned), count) for length, count in self.counts]
+
+    @staticmethod
+    def extent(length: int) -> int:
+        """Return what the bytes of a step are a polynomial of: the length itself."""
+        return length
+
+    def padded(self, length: int, multiple: int) -> int:
+        """Return the length as a multiple, but no longer than the longest."""
+        return min(-(-length // multiple) * multiple, self.planned)
+
+    def alike(self, _drawn: Iterable[int] = ()) -> list[Sequence[int]]:
+        """Return ascending lengths that may run one program.
+
+        Kernels want lengths that are multiples of 8, and PyTorch pads others.
+        """
+        possible = range(self.shortest, self.planned + 1)
+        return [
+            [each for each in possible if each % ALIGNMENT == 0],
+            [each for each in possible if each % ALIGNMENT],
+        ]
+
+    def span(self) -> str:
+        """Describe the lengths: "samples of 64 to 512 tokens"."""
+        return f"samples of {self.shortest} to {self.planned} tokens"
 
     def draw(
         self, batch_size: int, micro_batches: int, updates: int, seed: int

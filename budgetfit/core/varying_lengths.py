@@ -1,4 +1,4 @@
-"""What a plan does, so that batches of all lengths fit."""
+"""What a plan does, so that batches of all lengths, or image sizes, fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class VaryingLengths:
     """Training on batches of several lengths, as replayed.
 
     Attributes:
-        shortest, longest: Tokens per sample.
+        span: What varies: ``"samples of 64 to 512 tokens"``.
+        shortest, longest: Tokens per sample; of images: pixels.
         measure: What keeps the allocator from fragmenting: nothing is needed, ``Run``
             runs a forward and backward of the longest batch first, or expandable
             segments (``PYTORCH_ALLOC_CONF=expandable_segments:True``).
@@ -30,6 +31,7 @@ class VaryingLengths:
         fits: Whether ``reserved_bytes`` is within the budget.
     """
 
+    span: str
     shortest: int
     longest: int
     measure: LengthsMeasure

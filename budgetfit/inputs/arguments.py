@@ -20,9 +20,15 @@ from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.budget import Budget
+from budgetfit.core.image_sizes import (
+    ImageSizes,
+    ImageSizeSummary,
+    SampleSizes,
+    summarize_image_sizes,
+)
 from budgetfit.core.precision import requested_precisions
 from budgetfit.core.sample_dims import BatchDims, SampleDims
-from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
+from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.core.validation import (
     ImageSize,
     check_batch,
@@ -89,6 +95,7 @@ class Arguments:
     max_length: int | None = None
     image_size: ImageSize = None
     frames: int | None = None
+    image_sizes: ImageSizes | None = None
     text_only: bool = False
     lengths: Lengths | None = None
     loss: Loss | str | None = None
@@ -139,9 +146,7 @@ class Arguments:
             precisions = requested_precisions(self.precision, target.gpu)
         adapter = self.adapter_on(target.gpu, precisions)
         name = optimizer_name(self.optimizer)
-        lengths = None
-        if self.lengths is not None:
-            lengths = summarize_lengths(self.lengths, self.max_length)
+        lengths = _sample_sizes(self)
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
@@ -168,7 +173,7 @@ class ParsedArguments:
         target, budget: The GPU, and what has to fit into it.
         precisions: Names of the dtype policies to compare.
         optimizer: Its name.
-        lengths: Of the samples, where they are known.
+        lengths: Of the samples, or sizes of images, where they are known.
         fallback_precision: For models that cannot run in the first of ``precisions``.
     """
 
@@ -179,7 +184,7 @@ class ParsedArguments:
     budget: Budget
     precisions: tuple[str, ...]
     optimizer: str
-    lengths: LengthSummary | None
+    lengths: SampleSizes | None
     fallback_precision: str | None
 
     @property
@@ -253,7 +258,7 @@ def _read_model(
     asked: Arguments,
     target: TargetGpu,
     adapter: Adapter | None,
-    lengths: LengthSummary | None,
+    lengths: SampleSizes | None,
     *,
     keeps_dtypes: bool,
 ) -> tuple[Workload, PlanSource]:
@@ -319,7 +324,7 @@ def _read_model(
 
 
 def _example_batch(
-    asked: Arguments, resolved: ResolvedModel, lengths: LengthSummary | None
+    asked: Arguments, resolved: ResolvedModel, lengths: SampleSizes | None
 ) -> tuple[Any, SampleDims, Callable[..., ExampleBatch] | None, tuple[str, ...]]:
     """Return the batch that was given, that a factory returned, or that is made.
 
@@ -340,7 +345,8 @@ def _example_batch(
     dims = SampleDims.parse(asked.batch_dims, batch_dimension(resolved.model))
     remake, notes = None, tuple[str, ...]()
     if batch is None:
-        padded = lengths is not None and lengths.vary
+        images = isinstance(lengths, ImageSizeSummary)
+        padded = lengths is not None and lengths.vary and not images
         remake = partial(
             make_batch,
             image_size=size,
@@ -349,8 +355,10 @@ def _example_batch(
             padded=padded,
             dims=dims,
         )
-        longest = asked.max_length if lengths is None else lengths.planned
-        made = remake(resolved.model, max_length=longest)
+        largest: dict[str, Any] = {"max_length": asked.max_length}
+        if lengths is not None:
+            largest["image_size" if images else "max_length"] = lengths.planned
+        made = remake(resolved.model, **largest)
         batch, notes = made.batch, made.notes
     batch_size_of(batch, dims=dims)
     if lengths is not None:
@@ -358,13 +366,40 @@ def _example_batch(
     return batch, dims, remake, notes
 
 
-def _check_holds(batch: Any, length: int) -> None:  # noqa: ANN401
+def _sample_sizes(asked: Arguments) -> SampleSizes | None:
+    """Return the lengths of the samples, or the sizes of images, if they were given.
+
+    Raises:
+        InputError: If they are invalid, or exclude each other.
+    """
+    if asked.image_sizes is None:
+        if asked.lengths is None:
+            return None
+        return summarize_lengths(asked.lengths, asked.max_length)
+    for name in ("lengths", "image_size"):
+        if getattr(asked, name) is not None:
+            raise InputError(
+                f"image_sizes= and {name}= do not go together. Leave one of them out."
+            )
+    return summarize_image_sizes(asked.image_sizes)
+
+
+def _check_holds(batch: Any, length: int | tuple[int, int]) -> None:  # noqa: ANN401
     """Check that the batch is long enough for the longest sample.
 
     After the sample dimension some tensor must have a sequence dimension; which one,
     only the model knows.
     """
     shapes = [shape for shape, _ in describe_batch(batch).values()]
+    if isinstance(length, tuple):
+        if any(shape[at : at + 2] == length for shape in shapes for at in (1, 2, 3)):
+            return
+        height, width = length
+        raise InputError(
+            f"The largest images are {height}x{width}, but the batch has none of that "
+            f"size: {', '.join(map(str, shapes))}. Pad the example batch to it, or "
+            "leave batch= out."
+        )
     if any(size >= length for shape in shapes for size in shape[1:]):
         return
     raise InputError(

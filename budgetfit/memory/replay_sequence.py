@@ -7,7 +7,7 @@ reserved may grow for many steps, and far beyond what the longest batch takes al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, storage_bytes
@@ -31,7 +31,7 @@ class Program(Protocol):
 
     first: StepTrace
 
-    def at(self, length: int) -> StepTrace:
+    def at(self, length: Any) -> StepTrace:  # noqa: ANN401 - or height and width
         """Return the trace at a length."""
 
 
@@ -49,7 +49,7 @@ class StepSequence:
 
     def __init__(
         self,
-        program_at: Callable[[int], Program],
+        program_at: Callable[[Any], Program],
         gpu: Gpu,
         *,
         micro_steps: int = 1,
@@ -66,19 +66,20 @@ class StepSequence:
         self._program_at, self._device = program_at, device_properties(gpu)
         self._micro_steps, self._settings = micro_steps, settings
         self._steps: dict[int, _Steps] = {}
-        self._sizes: dict[tuple[int, int], list[int]] = {}
+        self._sizes: dict[tuple[int, Any], list[int]] = {}
 
     def peaks(
         self,
-        updates: Iterable[Sequence[int]],
+        updates: Iterable[Sequence[Any]],
         *,
-        longest_first: int | None = None,
+        longest_first: Any = None,  # noqa: ANN401 - or height and width
         most_bytes: int = UNLIMITED_BYTES,
     ) -> SequencePeaks:
         """Replay a training, from its first update.
 
         Args:
-            updates: The lengths of the micro-batches of each update.
+            updates: The lengths (of images: height and width) of the micro-batches of
+                each update.
             longest_first: The length of the forward and backward that are run before
                 the first update, and again where gradients are accumulated.
             most_bytes: No further update is replayed once more is reserved.
@@ -112,7 +113,7 @@ class StepSequence:
         return SequencePeaks(self._allocated, self._reserved, count)
 
     def _run(
-        self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[int]
+        self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[Any]
     ) -> None:
         names = steps.names_after(self._left)
         for row in rows:
@@ -125,7 +126,7 @@ class StepSequence:
             self._allocated = max(self._allocated, found.peak_allocated_bytes)
             self._reserved = max(self._reserved, found.peak_reserved_bytes)
 
-    def _steps_at(self, length: int) -> _Steps:
+    def _steps_at(self, length: Any) -> _Steps:  # noqa: ANN401
         """Return the steps of the program at a length; storages are numbered apart."""
         program = self._program_at(length)
         key = id(program)
@@ -136,7 +137,7 @@ class StepSequence:
             self._steps[key] = _Steps.of(program, self._micro_steps, before)
         return self._steps[key]
 
-    def _sizes_at(self, steps: _Steps, length: int) -> list[int]:
+    def _sizes_at(self, steps: _Steps, length: Any) -> list[int]:  # noqa: ANN401
         key = steps.offset, length
         if key not in self._sizes:
             trace = steps.program.at(length)

@@ -10,8 +10,6 @@ from budgetfit.applying.optimizers.factory import optimizer_notes
 from budgetfit.calibration.known_measurements import time_factor
 from budgetfit.core.allocator_settings import (
     DEFAULT_SETTINGS,
-    VARIABLE,
-    AllocatorSettings,
 )
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
@@ -166,48 +164,3 @@ def held_bytes(trace: StepTrace, batch_size: int, gpu: Gpu) -> dict[str, int]:
         own = np.isin(storage, storages)
         result[name] = int(np.cumsum(np.where(own, change, 0)).max(initial=0))
     return result
-
-
-def last_batch_warnings(
-    trace: StepTrace | None, recipe: Recipe, gpu: Gpu, budget: Budget
-) -> tuple[str, ...]:
-    """Warn where a partial last batch makes a plan that fits too large.
-
-    Its smaller tensors split cached blocks, so that the allocator may reserve more in
-    the next full step (fragmentation). Replayed with the smallest last batch, one
-    sample.
-
-    Args:
-        trace: Valid at several batch sizes; None where there is no such trace: a
-            warning is not worth tracing again.
-        recipe: The plan's.
-        gpu: The card.
-        budget: What the allocator may reserve of it, and its settings.
-    """
-    if trace is None or recipe.batch_size == 1:
-        return ()
-
-    def reserved(settings: AllocatorSettings) -> int:
-        return replay(
-            trace,
-            recipe.batch_size,
-            gpu,
-            limit_bytes=UNLIMITED_BYTES,
-            settings=settings,
-            then_batch_sizes=(1, recipe.batch_size),
-            micro_steps=recipe.gradient_accumulation_steps,
-        ).reserved_bytes
-
-    usable_bytes, reserved_bytes = budget.usable_bytes, reserved(budget.allocator)
-    if reserved_bytes <= usable_bytes:
-        return ()
-    expanding, other = budget.allocator.with_expandable_segments(), ""
-    if reserved(expanding) <= usable_bytes:
-        other = f", or export {VARIABLE}={expanding.shell_text}"
-    text = (
-        f"after a smaller last batch {format_bytes(reserved_bytes)} would be reserved, "
-        f"more than the {format_bytes(usable_bytes)} that are plannable: the "
-        "allocator then empties its cache and goes on, slower. Pass drop_last=True to "
-        f"the DataLoader{other}"
-    )
-    return (text,)

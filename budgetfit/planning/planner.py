@@ -23,7 +23,7 @@ from budgetfit.planning.alternatives.alternatives import (
     lazy_alternatives,
 )
 from budgetfit.planning.alternatives.refusal import does_not_fit_error
-from budgetfit.planning.judge import judge, last_batch_warnings
+from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import check_estimate_scales
 from budgetfit.planning.reports.block_report import block_table
@@ -34,6 +34,10 @@ from budgetfit.planning.search.accumulation import (
 )
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.evaluations_between import with_evaluations
+from budgetfit.planning.search.last_batch import (
+    warnings_after_last_batch,
+    with_room_for_last_batch,
+)
 from budgetfit.planning.search.loss_chunking import (
     search_with_loss_chunks,
     search_without_host,
@@ -87,7 +91,13 @@ def make_plan(
     session.traces.tracer.progress("judging the usual practices")
     baselines = deciding_baselines(session)
     best, explanation = _best_judged(found, baselines)
+    best, warnings = with_room_for_last_batch(session, best)
     judged = judge_all_lengths(session, best)
+    budget = budget_for_lengths(session.budget, judged.lengths)
+    if budget != session.budget:  # the last batch meets the same allocator
+        own = replace(session, budget=budget)
+        warnings = warnings_after_last_batch(own, judged.estimate)
+    judged = replace(judged, warnings=(*warnings, *judged.warnings))
     plan = _report(session, judged, baselines)
     provenance = {
         **plan.provenance,
@@ -226,9 +236,6 @@ def _report(
     recipe = estimate.recipe
     eval_batch_size = evaluation_batch_size(traces, recipe, session.budget)
     estimate = replace(estimate, eval_batch_size=eval_batch_size)
-    last_batch = last_batch_warnings(
-        traces.cached_affine(recipe), recipe, workload.gpu, session.budget
-    )
     chain = session.block_chain.profile_at(recipe.batch_size)
     return Plan(
         recipe=recipe,
@@ -241,7 +248,6 @@ def _report(
         warnings=(
             *workload.notes,
             *notes,
-            *last_batch,
             *_host_warnings(session, estimate),
             *traces.cache_notes,
             *judged.warnings,

@@ -106,9 +106,9 @@ def _lengths(plan: Plan) -> list[str]:
     if lengths is None:
         return []
     multiple = lengths.pad_to_multiple_of
-    to = f"pad_to_multiple_of={multiple}" if multiple else "to their longest sample"
+    to = f"pad_to_multiple_of={multiple}" if multiple else "to their largest"
     reserved = format_bytes(lengths.reserved_bytes)
-    replayed = f"{reserved} reserved in {lengths.updates} updates of random lengths"
+    replayed = f"{reserved} reserved in {lengths.updates} updates of random sizes"
     how = {
         "none": "",
         "longest first": ": the first run.step() also runs the longest",
@@ -116,9 +116,9 @@ def _lengths(plan: Plan) -> list[str]:
     }[lengths.measure]
     return [
         (
-            f"samples of {lengths.shortest} to {lengths.longest} tokens, padded {to}: "
+            f"{lengths.span}, padded {to}: "
             f"{rate_text(lengths.samples_per_s)} samples/s "
-            f"({rate_text(lengths.grouped_samples_per_s)} grouped by length)"
+            f"({rate_text(lengths.grouped_samples_per_s)} in batches of one size)"
         ),
         f"{replayed}{how}",
     ]

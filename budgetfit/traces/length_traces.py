@@ -5,6 +5,10 @@ in the length, of degree two where every position meets every other (attention).
 one thing: kernels want lengths that are multiples of 8, and PyTorch pads others. So
 there are two programs, one for multiples of 8 and one for the other lengths. Three
 traces of each give the bytes at any length; a fourth checks them.
+
+Of images it is the number of pixels that the bytes are polynomials in: a feature map
+has a share of the pixels, and each patch meets every other. That is exact where strides
+and patches divide the sides, and nearly so elsewhere.
 """
 
 from __future__ import annotations
@@ -17,16 +21,16 @@ import numpy as np
 from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from budgetfit.core.sample_lengths import LengthSummary
+    from budgetfit.core.image_sizes import SampleSizes
 
-ALIGNMENT: Final = 8  # positions; of what attention kernels read at once
+    Size = Any  # a length, or height and width
+
 DEGREE: Final = 2
 MOST_TRACES: Final = 48  # of one recipe
-MOST_ERROR: Final = 0.005  # of the bytes of all storages, at the length that checks
 
 
 class LengthsNotTracedError(Exception):
@@ -40,20 +44,24 @@ class LengthProgram:
         first: The trace at the shortest of them, of one batch size.
     """
 
-    def __init__(self, traces: Mapping[int, StepTrace]) -> None:
+    def __init__(
+        self,
+        traces: Mapping[Size, StepTrace],
+        extent: Callable[[Size], int] = int,
+    ) -> None:
         """Take traces of one program and one batch size, by length.
 
         Raises:
             LengthsNotTracedError: If they differ in more than sizes.
         """
-        self._lengths = sorted(traces)
+        self._extent = extent
+        self._lengths = sorted(traces, key=extent)
         rows = [traces[length] for length in self._lengths]
         self.first = rows[0]
         for length, row in zip(self._lengths, rows, strict=True):
             if _structure(row) != _structure(self.first):
                 raise LengthsNotTracedError(
-                    f"samples of {self._lengths[0]} and {length} tokens run different "
-                    "programs"
+                    f"sizes {self._lengths[0]} and {length} run different programs"
                 )
         self._fixed = np.stack([row.fixed_bytes for row in rows]).astype(np.float64)
         # For each storage that a kernel's rule sizes: [lengths, arguments].
@@ -61,13 +69,17 @@ class LengthProgram:
             np.array([[each.fixed for each in row.arguments] for row in same])
             for same in zip(*map(_scratch_rows, rows), strict=True)
         ]
-        self._made: dict[int, StepTrace] = {}
+        self._made: dict[Size, StepTrace] = {}
 
-    def at(self, length: int) -> StepTrace:
+    def at(self, length: Size) -> StepTrace:
         """Return the trace at a length; its events are the same object at each."""
         if length not in self._made:
-            self._made[length] = self._trace(_weights(self._lengths, length))
+            self._made[length] = self._trace(self._weights(length))
         return self._made[length]
+
+    def _weights(self, length: Size) -> NDArray[np.float64]:
+        nodes = [self._extent(each) for each in self._lengths]
+        return _weights(nodes, self._extent(length))
 
     def _trace(self, weights: NDArray[np.float64]) -> StepTrace:
         """Return the trace whose values are these parts of the traced ones."""
@@ -99,43 +111,45 @@ class LengthTraces:
 
     def __init__(
         self,
-        trace_at: Callable[[int], StepTrace],
+        trace_at: Callable[[Size], StepTrace],
         batch_size: int,
-        lengths: LengthSummary,
+        lengths: SampleSizes,
+        drawn: Iterable[Size] = (),
     ) -> None:
         """Trace a few lengths.
 
         Args:
-            trace_at: Traces the recipe at a length.
+            trace_at: Traces the recipe at a length, or size of images.
             batch_size: Samples per micro-batch.
             lengths: Those that occur.
+            drawn: Sizes of images that are drawn from them.
 
         Raises:
             LengthsNotTracedError: If they have no common program.
         """
         self._trace_at, self._batch_size = trace_at, batch_size
-        self.traced: dict[int, StepTrace] = {}
-        self._frozen: dict[int, StepTrace] = {}
-        possible = range(lengths.shortest, lengths.planned + 1)
+        self.traced: dict[Size, StepTrace] = {}
+        self._frozen: dict[Size, StepTrace] = {}
+        self._extent: Callable[[Size], int] = lengths.extent
+        self._checked_at, self._most_error = lengths.checked_at, lengths.most_error
         self._programs = [
-            *self._cut([each for each in possible if each % ALIGNMENT == 0]),
-            *self._cut([each for each in possible if each % ALIGNMENT]),
+            found for alike in lengths.alike(drawn) for found in self._cut(alike)
         ]
 
-    def program_at(self, length: int) -> LengthProgram:
+    def program_at(self, length: Size) -> LengthProgram:
         """Return the program that runs at a length."""
         return next(found for lengths, found in self._programs if length in lengths)
 
     def _cut(
-        self, lengths: Sequence[int]
-    ) -> Iterator[tuple[frozenset[int], LengthProgram]]:
+        self, lengths: Sequence[Size]
+    ) -> Iterator[tuple[frozenset[Size], LengthProgram]]:
         """Yield the programs of ascending lengths, each with those that it holds for.
 
         Another one begins where a length exceeds a window of the model.
         """
         if not lengths:
             return
-        spread = _spread(lengths)
+        spread = _spread(lengths, self._extent, self._checked_at)
         structures = [_structure(self._trace(each)) for each in spread]
         for place in range(len(spread) - 1):
             if structures[place] != structures[place + 1]:
@@ -150,42 +164,56 @@ class LengthTraces:
                 yield from self._cut(lengths[:high])
                 yield from self._cut(lengths[high:])
                 return
-        yield frozenset(lengths), self._checked(spread)
+        yield frozenset(lengths), self._checked(spread, lengths)
 
-    def _trace(self, length: int) -> StepTrace:
+    def _trace(self, length: Size) -> StepTrace:
         if length not in self._frozen:
             if len(self.traced) == MOST_TRACES:
                 raise LengthsNotTracedError(
-                    f"samples of {min(self.traced)} to {max(self.traced)} tokens run "
-                    "too many different programs"
+                    f"sizes from {min(self.traced)} to {max(self.traced)} run too many "
+                    "different programs"
                 )
             trace = self.traced[length] = self._trace_at(length)
             self._frozen[length] = _at_batch_size(trace, self._batch_size)
         return self._frozen[length]
 
-    def _checked(self, spread: Sequence[int]) -> LengthProgram:
-        """Return the program of some lengths, one of which checks the others."""
+    def _checked(
+        self, spread: Sequence[Size], lengths: Sequence[Size]
+    ) -> LengthProgram:
+        """Return the program of some lengths, one of which checks the others.
+
+        Where it does not, all are traced, if they are few.
+        """
         rows = {length: self._trace(length) for length in spread}
-        program = LengthProgram(rows)
+        program = LengthProgram(rows, self._extent)
         if len(spread) <= DEGREE + 1:
             return program
-        checked = spread[1]
-        del rows[checked]
-        known = LengthProgram(rows)
-        told = int(known.at(checked).fixed_bytes.sum())
-        actual = int(program.at(checked).fixed_bytes.sum())
-        if abs(told - actual) > MOST_ERROR * actual:
+        nodes = {spread[at] for at in (0, len(spread) // 2, -1)}
+        known = LengthProgram({n: rows[n] for n in nodes}, self._extent)
+        for checked in (n for n in spread if n not in nodes):
+            told = int(known.at(checked).fixed_bytes.sum())
+            actual = int(program.at(checked).fixed_bytes.sum())
+            if abs(told - actual) <= self._most_error * actual:
+                continue
+            if len(lengths) <= MOST_TRACES - len(self.traced):
+                every = {length: self._trace(length) for length in lengths}
+                return LengthProgram(every, self._extent)
             raise LengthsNotTracedError(
-                f"the {actual} bytes at {checked} tokens do not follow from those at "
-                f"{', '.join(map(str, rows))} tokens: {told}"
+                f"the {actual} bytes at {checked} do not follow from those at "
+                f"{', '.join(map(str, sorted(nodes)))}: {told}"
             )
         return known
 
 
-def _spread(lengths: Sequence[int]) -> list[int]:
-    """Return the ends of ascending lengths, the middle and a third of them."""
+def _spread(
+    lengths: Sequence[Size], extent: Callable[[Size], int], between: Iterable[float]
+) -> list[Size]:
+    """Return the ends of ascending lengths, the middle and those to be checked."""
+    # 480x640 and 640x480 have the same bytes.
+    lengths = list({extent(each): each for each in lengths}.values())
     last = len(lengths) - 1
-    return [lengths[each] for each in sorted({0, last // 3, last // 2, last})]
+    places = {int(last * part) for part in between}
+    return [lengths[each] for each in sorted({0, last // 2, last, *places})]
 
 
 def _at_batch_size(trace: StepTrace, batch_size: int) -> StepTrace:

@@ -137,6 +137,8 @@ _CHANGES: Final = {
 }
 # Arguments that are written only with a loss scale: fused optimizers.
 _FUSED_STEP: Final = "aten::_fused_"
+# Which of its tensors a kernel of one's own reads and which it writes is not known.
+_TRITON_KERNEL: Final = "budgetfit::triton_kernel"
 # Memory-bound ops by name; the first pattern that is found decides.
 _NAMES: Final[dict[OpKind, str]] = {
     "optimizer": "^_fused_(adam|sgd|adagrad)|^_foreach_|_step",
@@ -212,6 +214,8 @@ def argument_passes(func: OpOverload) -> tuple[tuple[int, int], ...]:
         written = argument.alias_info is not None and argument.alias_info.is_write
         if name.startswith(_FUSED_STEP) and argument.name == "grads":
             written = False  # but with a loss scale
+        if name == _TRITON_KERNEL:
+            written = False
         overwritten = position == 0 and name in _OVERWRITE
         read = not (overwritten or argument.name.startswith("out"))
         passes.append((int(read), int(written)))

@@ -14,14 +14,15 @@ from budgetfit.applying.attention_implementation import describe_attention
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.batches.batch_tree import describe_batch
-from budgetfit.batches.resize_lengths import with_length
+from budgetfit.batches.resize_samples import with_image_size, with_length
+from budgetfit.core.image_sizes import SampleSizes, Size
 from budgetfit.core.plan import ModelSummary
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
-from budgetfit.core.sample_lengths import LengthSummary
 from budgetfit.example_batches.make_batch import ExampleBatch
 from budgetfit.gpus.table import Gpu
 from budgetfit.tracing.blocks.find_blocks import find_blocks
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
+from budgetfit.tracing.cuda.triton.kernels_on_fakes import triton_is_loaded
 from budgetfit.workload.model_check import trainable_count, unwrap_model
 from budgetfit.workload.settings_check import model_settings
 
@@ -56,7 +57,8 @@ class Workload:
         notes: Assumptions made while building this workload.
         remake: ``make_batch`` with all but the model and ``max_length``; None where the
             batch was given.
-        lengths: Of the samples; the batch has that of the longest. None if unknown.
+        lengths: Of the samples, or sizes of images; the batch has that of the longest.
+            None if unknown.
     """
 
     model: nn.Module
@@ -71,7 +73,7 @@ class Workload:
     cudnn: bool = True
     notes: tuple[str, ...] = ()
     remake: Callable[..., ExampleBatch] | None = None
-    lengths: LengthSummary | None = None
+    lengths: SampleSizes | None = None
 
     @property
     def target(self) -> CudaTarget:
@@ -80,10 +82,11 @@ class Workload:
             compute_capability=self.gpu.compute_capability,
             torch_version=installed_torch_version(),
             cudnn=self.cudnn,
+            sm_count=self.gpu.sm_count if triton_is_loaded() else None,
         )
 
-    def at_length(self, max_length: int) -> Workload:
-        """Return the workload with ``max_length`` tokens per sample.
+    def at_length(self, max_length: int | Size) -> Workload:
+        """Return the workload with ``max_length`` tokens per sample, or image sizes.
 
         Of batches that are made, or of lengths up to ``lengths.planned``.
 
@@ -91,11 +94,15 @@ class Workload:
             InputError: If the model has no positions for it.
         """
         if self.remake is not None:
-            batch = self.remake(self.model, max_length=max_length).batch
+            name = "max_length" if isinstance(max_length, int) else "image_size"
+            batch = self.remake(self.model, **{name: max_length}).batch
         else:
             assert self.lengths is not None  # noqa: S101 - callers have checked
             longest, dims = self.lengths.planned, self.batch_dims
-            batch = with_length(self.batch, longest, max_length, dims)
+            if isinstance(longest, tuple) and isinstance(max_length, tuple):
+                batch = with_image_size(self.batch, longest, max_length, dims)
+            elif isinstance(longest, int) and isinstance(max_length, int):
+                batch = with_length(self.batch, longest, max_length, dims)
         return replace(self, batch=batch)
 
     def with_found_blocks(self) -> Workload:

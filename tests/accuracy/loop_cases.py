@@ -19,6 +19,8 @@ class LoopCase:
         loop: ``plain``, ``accelerate``, ``trainer``, ``sft`` or ``lightning``.
         settings: Fields of ``budgetfit.Loop`` beside the kind.
         saved_modules: ``modules_to_save`` of a LoRA adapter on a base in bf16.
+        liger: Whether the model is made of Liger's kernels, as
+            ``AutoLigerKernelForCausalLM`` makes it.
     """
 
     name: str
@@ -26,6 +28,7 @@ class LoopCase:
     loop: str
     settings: tuple[tuple[str, Any], ...] = ()
     saved_modules: tuple[str, ...] = ()
+    liger: bool = False
 
 
 def _language_model(
@@ -136,11 +139,13 @@ _LLAMA: Final = _case(LLAMA, 4, "bf16-mixed", 4)
 _BERT: Final = _case(BERT, 16, "fp32")
 _VIT: Final = _case(VIT, 32, "fp16-mixed", 2)
 _T5: Final = _case(T5, 8, "fp32")
+_QWEN3: Final = _case(QWEN3, 4, "bf16-mixed", 2)
+_MISTRAL: Final = _case(MISTRAL, 4, "bf16")
 _SFT: Final = (
     _GPT2,
     _LLAMA,
-    _case(QWEN3, 4, "bf16-mixed", 2),
-    _case(MISTRAL, 4, "bf16"),
+    _QWEN3,
+    _MISTRAL,
     _case(PYTHIA, 8, "bf16-mixed"),
 )
 _ALL: Final = (_GPT2, _LLAMA, _BERT, _VIT, _T5)
@@ -212,4 +217,47 @@ SWITCHES: Final = (
     _saving("trainer", _LLAMA, "lm_head", precision="bf16-mixed"),
     _saving("trainer", _GPT2, "lm_head"),
 )
-CASES: Final = {each.name: each for each in (*_loops(), *SWITCHES)}
+
+
+def _liger(case: Case) -> LoopCase:
+    return LoopCase(
+        name=f"plain-{case.name}-liger-{case.checkpointing}",
+        case=case,
+        loop="plain",
+        liger=True,
+    )
+
+
+_FOR_LIGER: Final = (_LLAMA, _QWEN3, _MISTRAL)
+# What takes the place of logits and padding, beside the same without it.
+KERNELS: Final = (
+    *(
+        _liger(replace(case, checkpointing=what))
+        for case in _FOR_LIGER
+        for what in ("keep", "recompute")
+    ),
+    *(_with("trainer", case, "keep") for case in (_QWEN3, _MISTRAL)),
+    *(
+        _with(loop, case, "liger", use_liger_kernel=True)
+        for loop in ("trainer", "sft")
+        for case in _FOR_LIGER
+    ),
+    *(_with("sft", case, "packing", packing=True) for case in (_GPT2, *_FOR_LIGER)),
+    _with("sft", _LLAMA, "packing-liger", packing=True, use_liger_kernel=True),
+    # LoRA: the head is frozen.
+    LoopCase(
+        name="trainer-llama-liger-saves-embed_tokens",
+        case=_case(LLAMA, 4, "bf16"),
+        loop="trainer",
+        settings=(("use_liger_kernel", True),),
+        saved_modules=("embed_tokens",),
+    ),
+    LoopCase(
+        name="plain-llama-liger-saves-embed_tokens",
+        case=_case(LLAMA, 4, "bf16"),
+        loop="plain",
+        saved_modules=("embed_tokens",),
+        liger=True,
+    ),
+)
+CASES: Final = {each.name: each for each in (*_loops(), *SWITCHES, *KERNELS)}

@@ -37,6 +37,7 @@ STEPS: Final = 5  # optimizer steps; evaluation follows the third
 EVALUATED_AFTER: Final = 3
 EVALUATED_BATCHES: Final = 3
 DRAWN_ROWS: Final = 4
+TEXTS: Final = 2  # in a packed row
 Batch = dict[str, torch.Tensor]
 
 
@@ -86,6 +87,8 @@ class Task:
         """The model on the host."""
         from transformers import initialization
 
+        if self.wanted.liger:
+            use_liger(self.case)
         with initialization.no_init_weights():
             model = build_model(self.case.model, "cpu")
         if self.case.precision == "bf16" or self.wanted.saved_modules:
@@ -114,6 +117,13 @@ class Task:
         if not self.settings.get("ema"):
             return None
         return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+
+
+def use_liger(case: Case) -> None:
+    """Replace the model's classes by Liger's, as ``AutoLigerKernelForCausalLM``."""
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel
+
+    _apply_liger_kernel(getattr(transformers, case.model.config)().model_type)
 
 
 # Loops that users write. -------------------------------------------------------------
@@ -234,6 +244,7 @@ def _arguments(task: Task, folder: str) -> dict[str, Any]:
         "bf16": dtype == torch.bfloat16,
         "fp16": dtype == torch.float16,
         "gradient_checkpointing": False,  # done as the case says
+        "use_liger_kernel": task.settings.get("use_liger_kernel", False),
     }
     if task.evaluates:
         found["per_device_eval_batch_size"] = task.evaluates
@@ -264,15 +275,21 @@ def in_sft_trainer(task: Task) -> None:
 
     datasets.disable_progress_bars()
     length = task.case.model.inputs[0].shape[0]
+    packing = task.settings.get("packing", False)
+    if packing:
+        length //= TEXTS
     words = " ".join(["w"] * (length - 1))  # and the end of the text
+    texts = len(task.training_data()) * (TEXTS if packing else 1)
     answer_for_the_masks()
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.SFTTrainer(
             model=task.model(),
-            args=trl.SFTConfig(**_arguments(task, folder)),
-            train_dataset=datasets.Dataset.from_dict(
-                {"text": [words] * len(task.training_data())}
+            args=trl.SFTConfig(
+                **_arguments(task, folder),
+                packing=packing,
+                max_length=task.case.model.inputs[0].shape[0],
             ),
+            train_dataset=datasets.Dataset.from_dict({"text": [words] * texts}),
             processing_class=_tokenizer(),
         )
         trainer.remove_callback(transformers.PrinterCallback)
@@ -390,7 +407,7 @@ def measure(wanted: LoopCase) -> dict[str, Any]:
     from tests.accuracy.well_formed import NULL_DRIVER
 
     choose_cudnn(enabled=False)
-    if origin() == NULL_DRIVER:
+    if origin() == NULL_DRIVER and not dict(wanted.settings).get("packing"):
         answer_for_the_device()
     LOOPS[wanted.loop](Task(wanted))
     torch.cuda.synchronize()
@@ -407,7 +424,7 @@ def library_versions() -> dict[str, str]:
     """Versions of the libraries whose loops train."""
     from importlib.metadata import version
 
-    names = ("accelerate", "trl", "lightning", "peft")
+    names = ("accelerate", "trl", "lightning", "peft", "liger-kernel", "triton")
     return {name: version(name) for name in names}
 
 

@@ -1,6 +1,7 @@
 """Training loops: predicted against recorded memory.
 
-    python -m tests.accuracy.nulldriver.install --also accelerate peft lightning trl
+    python -m tests.accuracy.nulldriver.install --also accelerate peft lightning trl \\
+        liger-kernel
     python -m tests.accuracy.loops                       # predict, compare, print
     python -m tests.accuracy.loops --record [--null-driver FOLDER] [NAME...]
 
@@ -8,6 +9,7 @@ Recorded is what the real Trainer, SFTTrainer, ``Accelerator``, Lightning and a 
 loop take on the null driver (``loop_programs.py``); predicted is what
 ``budgetfit.estimate(model, recipe, loop=...)`` says. A name is a case of
 ``loop_cases.py`` or a pattern. Prints a Markdown table, worst first, and the counts.
+Cases with Liger's kernels want liger-kernel, and with it triton, in both environments.
 """
 
 import argparse
@@ -22,11 +24,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 
 import budgetfit
 from budgetfit.core.recipe import Segment
+from budgetfit.traces.loops.library_state import modules_restored
 from budgetfit.tracing.blocks.find_blocks import find_blocks
-from tests.accuracy.loop_cases import CASES, GPU, LORA_RANK, SWITCHES, LoopCase
+from tests.accuracy.loop_cases import (
+    CASES,
+    GPU,
+    KERNELS,
+    LORA_RANK,
+    SWITCHES,
+    LoopCase,
+)
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.nulldriver.run import default_environment
 from tests.accuracy.training import build_batch, build_model
@@ -67,6 +78,17 @@ def recordings() -> dict[str, dict[str, Any]]:
 @null_driver_addresses()
 def predict(wanted: LoopCase) -> budgetfit.Estimate:
     """Estimate a case without its weights."""
+    if not wanted.liger:
+        return _estimate(wanted)
+    from tests.accuracy.loop_programs import use_liger  # noqa: PLC0415 - few cases
+
+    getattr(transformers, wanted.case.model.builder)  # loaded before it is patched
+    with modules_restored():
+        use_liger(wanted.case)
+        return _estimate(wanted)
+
+
+def _estimate(wanted: LoopCase) -> budgetfit.Estimate:
     case = wanted.case
     model = build_model(case.model, "meta")
     if case.precision == "bf16" or wanted.saved_modules:
@@ -129,23 +151,18 @@ def table(rows: Sequence[Comparison]) -> str:
 
 
 def counts(rows: Sequence[Comparison]) -> Iterator[str]:
-    """Yield medians and worst errors, of each loop and of the switches."""
-    switches = {each.name for each in SWITCHES}
-    groups = {
-        loop: [
-            row
-            for row in rows
-            if CASES[row.name].loop == loop and row.name not in switches
-        ]
-        for loop in dict.fromkeys(each.loop for each in CASES.values())
-    }
-    groups["switches"] = [row for row in rows if row.name in switches]
+    """Yield medians and worst errors, of each loop and of the settings."""
+    further = {"switches": SWITCHES, "kernels and packing": KERNELS}
+    group_of = {each.name: what for what, cases in further.items() for each in cases}
+    groups: dict[str, list[Comparison]] = {}
+    for row in sorted(rows, key=lambda row: list(CASES).index(row.name)):
+        name = group_of.get(row.name, CASES[row.name].loop)
+        groups.setdefault(name, []).append(row)
     for name, mine in groups.items():
-        if mine:
-            yield f"* {name}, {len(mine)} cases: " + "; ".join(
-                _spread(what, [getattr(row, f"{what}_error") for row in mine])
-                for what in ("allocated", "reserved")
-            )
+        yield f"* {name}, {len(mine)} cases: " + "; ".join(
+            _spread(what, [getattr(row, f"{what}_error") for row in mine])
+            for what in ("allocated", "reserved")
+        )
 
 
 def _spread(what: str, errors: list[float]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.accuracy import allocator_settings
+from tests.accuracy import allocator_settings, varying_lengths_table
 from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES, RECORDINGS, release
 from tests.accuracy.predict import Comparison, compare
@@ -258,6 +258,7 @@ def main() -> int:
         text += [f"{none}; what others measured on one is below."]
     if installed == MAIN_RELEASE:
         text.append(f"\n{allocator_settings.section()}")
+        text.append(f"\n{varying_lengths_table.section()}")
     page = page_of(installed)
     if page.is_file() and (kept := of_other_commands(page.read_text("utf-8"))):
         text.append(kept)

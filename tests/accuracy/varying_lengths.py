@@ -1,23 +1,24 @@
 """Train plans for samples of many lengths in limited memory: does any run out of it?
 
     python -m tests.accuracy.varying_lengths          # on a real card
-    python -m tests.accuracy.nulldriver.run --gpu rtx-4090 -- \\
+    nice python -m tests.accuracy.nulldriver.run --gpu rtx-4090 -- \\
         python -m tests.accuracy.varying_lengths --gpu rtx-4090 --seeds 20
 
 Eight models, three distributions of lengths. Each plan is applied with the memory of
 the process limited to what was planned (usable and headroom), and trained on batches
-that are padded to the longest of random samples. One line for each model and
-distribution, those that ran out of memory first; then the totals.
+that are padded to the longest of random samples. Each training adds a line to
+``varying_lengths.jsonl``; those that are there, of the same plan, are not run again.
+``varying_lengths_table.py`` makes the page's table of them.
 """
 
 import argparse
 import contextlib
 import gc
+import itertools
 import json
 import sys
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,12 +30,14 @@ import budgetfit
 from budgetfit.applying.run.run import Run
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
+from tests.accuracy.varying_lengths_table import ROWS, rows
 from tests.accuracy.well_formed import NULL_DRIVER
 
 UPDATES: Final = 200
 LIMIT: Final = 0.55  # of what keeping everything at batch 16 would take
 VOCABULARY: Final = 8192
 SAMPLES: Final = 5000
+SEEDS_IN_TURN: Final = 5
 
 
 class Model(NamedTuple):
@@ -122,6 +125,7 @@ MODELS: Final = {
             d_model=512,
             num_layers=3,
             use_cache=False,
+            decoder_start_token_id=0,
         )
     ),
 }
@@ -149,30 +153,6 @@ DISTRIBUTIONS: Final = {
 }
 
 
-class Outcome(NamedTuple):
-    """What trainings of one plan did, in bytes."""
-
-    name: str
-    measure: str
-    batch_size: int
-    predicted: int
-    limit: int
-    reserved: list[int]
-    retries: list[int]
-    ran_out: int
-    rate_share: float
-
-    def __str__(self) -> str:
-        most = max(self.reserved)
-        return (
-            f"{self.ran_out:2d} of {len(self.reserved)} out of memory, "
-            f"{sum(map(bool, self.retries)):2d} emptied the cache  predicted "
-            f"{self.predicted / most - 1:+6.1%} of the most reserved, "
-            f"{most / self.limit:6.1%} of the limit  {self.name}, batch "
-            f"{self.batch_size}: {self.measure}, rate {self.rate_share:.1%}"
-        )
-
-
 def batch_of(
     model: Model, lengths: np.ndarray, pad_to: int | None, longest: int
 ) -> dict[str, torch.Tensor]:
@@ -191,27 +171,79 @@ def batch_of(
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def train(
-    plan: budgetfit.Plan,
-    module: nn.Module,
-    model: Model,
-    samples: np.ndarray,
-    seed: int,
-) -> bool:
+class Subject(NamedTuple):
+    """A model, a distribution of lengths, and the plan for both."""
+
+    name: str
+    kind: str
+    samples: np.ndarray
+    module: nn.Module
+    plan: budgetfit.Plan
+
+    def row(self) -> dict[str, Any]:
+        """Describe the plan, as the rows of its trainings do."""
+        plan, over = self.plan, self.plan.varying_lengths
+        if over is None:
+            raise SystemExit(f"{self.name}, {self.kind}: {plan.warnings}")
+        return {
+            "model": self.name,
+            "lengths": self.kind,
+            "origin": origin(),
+            "gpu": plan.gpu.name,
+            "torch": torch.__version__,
+            "batch_size": plan.recipe.batch_size,
+            "gradient_accumulation_steps": plan.recipe.gradient_accumulation_steps,
+            "treated_blocks": len(plan.recipe.segments),
+            "measure": over.measure,
+            "pad_to_multiple_of": over.pad_to_multiple_of,
+            "rate_share": round(over.samples_per_s / over.plain_samples_per_s, 4),
+            "predicted_bytes": plan.estimate.reserved_bytes,
+            "limit_bytes": plan.budget.usable_bytes,
+            "updates": UPDATES,
+        }
+
+
+def planned(name: str, kind: str, gpu: str, precision: str) -> Subject:
+    """Plan for one model and distribution, where keeping everything does not fit."""
+    samples = DISTRIBUTIONS[kind](np.random.default_rng(0))
+    values, counts = np.unique(samples, return_counts=True)
+    module = MODELS[name].make()
+    recipe = budgetfit.Recipe(batch_size=16, precision=precision)
+    imitated = origin() == NULL_DRIVER
+    with null_driver_addresses() if imitated else contextlib.nullcontext():
+        kept = budgetfit.estimate(
+            module, recipe, gpu=gpu, max_length=int(samples.max())
+        )
+        context = kept.process_bytes - kept.reserved_bytes
+        plan = budgetfit.plan(
+            module,
+            vram=int(kept.reserved_bytes * LIMIT) + context,
+            gpu=gpu,
+            lengths=dict(zip(values.tolist(), counts.tolist(), strict=True)),
+            headroom=0,
+            effective_batch_size=16,
+            precision=precision,
+        )
+    return Subject(name, kind, samples, module, plan)
+
+
+def train(subject: Subject, seed: int) -> bool:
     """Train some updates; return whether memory ran out."""
+    plan, samples = subject.plan, subject.samples
     random = np.random.default_rng(1000 + seed)
     torch.manual_seed(seed)
     lengths, recipe = plan.varying_lengths, plan.recipe
     pad_to = lengths.pad_to_multiple_of if lengths else None
+    model, longest = MODELS[subject.name], int(samples.max())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Recomputed values are compared where there are values.
         check = "default" if origin() == NULL_DRIVER else "values"
-        run = Run(module, plan.recipe, plan=plan, determinism_check=check)
+        run = Run(subject.module, recipe, plan=plan, determinism_check=check)
         try:
             for _ in range(UPDATES * recipe.gradient_accumulation_steps):
                 drawn = random.choice(samples, recipe.batch_size)
-                run.step(batch_of(model, drawn, pad_to, int(samples.max())))
+                run.step(batch_of(model, drawn, pad_to, longest))
         except torch.OutOfMemoryError:
             return True
         finally:
@@ -219,65 +251,27 @@ def train(
     return False
 
 
-def check(name: str, kind: str, seeds: int, gpu: str, precision: str) -> Outcome:
-    """Plan for one model and distribution, and train with several orders."""
-    model = MODELS[name]
-    samples = DISTRIBUTIONS[kind](np.random.default_rng(0))
-    values, counts = np.unique(samples, return_counts=True)
-    lengths = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    settings: dict[str, Any] = {
-        "gpu": gpu,
-        "lengths": lengths,
-        "headroom": 0,
-        "effective_batch_size": 16,
-        "precision": precision,
-    }
-    module = model.make()
-    kept = budgetfit.estimate(
-        module,
-        budgetfit.Recipe(batch_size=16, precision=precision),
-        gpu=gpu,
-        max_length=int(samples.max()),
-    )
-    context = kept.process_bytes - kept.reserved_bytes
-    limit = int(kept.reserved_bytes * LIMIT)
-    imitated = origin() == NULL_DRIVER
-    with null_driver_addresses() if imitated else contextlib.nullcontext():
-        plan = budgetfit.plan(module, vram=limit + context, **settings)
-    over = plan.varying_lengths
-    if over is None:
-        raise SystemExit(f"{name}, {kind}: {plan.warnings}")
-    module.to("cuda")
-    fraction = (
-        plan.budget.usable_bytes / torch.cuda.get_device_properties(0).total_memory
-    )
-    reserved, retries, ran_out = [], [], 0
-    for seed in range(seeds):
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_stats()["num_alloc_retries"]
-        torch.cuda.set_per_process_memory_fraction(fraction)
-        ran_out += train(plan, module, model, samples, seed)
-        retries.append(torch.cuda.memory_stats()["num_alloc_retries"] - before)
-        reserved.append(torch.cuda.max_memory_reserved())
+def trained(subject: Subject, seed: int) -> dict[str, Any]:
+    """Train in limited memory; return the row of this training."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    limit = subject.plan.budget.usable_bytes
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["num_alloc_retries"]
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    ran_out = train(subject, seed)
     torch.cuda.set_per_process_memory_fraction(1.0)
-    pad = f", pad_to {over.pad_to_multiple_of}" if over.pad_to_multiple_of else ""
-    return Outcome(
-        name=f"{name}, {kind}",
-        measure=over.measure + pad,
-        batch_size=plan.recipe.batch_size,
-        predicted=plan.estimate.reserved_bytes,
-        limit=plan.budget.usable_bytes,
-        reserved=reserved,
-        retries=retries,
-        ran_out=ran_out,
-        rate_share=over.samples_per_s / over.plain_samples_per_s,
-    )
+    return subject.row() | {
+        "seed": seed,
+        "out_of_memory": ran_out,
+        "emptied_cache": torch.cuda.memory_stats()["num_alloc_retries"] - before,
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
 
 
 def main() -> int:
-    """Print a line for each model and distribution."""
+    """Train with seeds that have no row yet, a few of each model in turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--gpu", help="the card's name in the table; this one if absent"
@@ -285,32 +279,40 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--precision", default="bf16-mixed")
-    parser.add_argument("--write", type=Path, help="also write the outcomes as JSON")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     if origin() == NULL_DRIVER:
         choose_cudnn(enabled=False)  # it cannot run there
         answer_for_the_device()
     gpu = options.gpu or torch.cuda.get_device_name()
-    sys.stdout.write(f"measured on: {origin()} ({gpu}), torch {torch.__version__}\n")
-    rows = []
-    for name in options.models:
-        for kind in DISTRIBUTIONS:
-            rows.append(check(name, kind, options.seeds, gpu, options.precision))
-            sys.stdout.write(f"{rows[-1]}\n")
-            sys.stdout.flush()
-    runs = sum(len(row.reserved) for row in rows)
-    share = min(row.rate_share for row in rows)
-    emptied = sum(sum(map(bool, row.retries)) for row in rows)
-    sys.stdout.write(
-        f"{sum(row.ran_out for row in rows)} of {runs} runs of {UPDATES} updates ran "
-        f"out of memory, {emptied} emptied the cache; rate at least {share:.1%} of "
-        "that without measures\n"
-    )
-    if options.write:
-        text = json.dumps([row._asdict() for row in rows], indent=1)
-        options.write.write_text(text + "\n", encoding="utf-8")
-    return int(any(row.ran_out for row in rows))
+    plans: dict[tuple[str, str], Subject] = {}
+    ran_out = 0
+    for first in range(0, options.seeds, SEEDS_IN_TURN):
+        seeds = range(first, min(first + SEEDS_IN_TURN, options.seeds))
+        for key in itertools.product(options.models, DISTRIBUTIONS):
+            if key not in plans:
+                plans[key] = planned(*key, gpu, options.precision)
+            ran_out += run_missing(plans[key], seeds)
+    return int(ran_out > 0)
+
+
+def run_missing(subject: Subject, seeds: Iterable[int]) -> int:
+    """Append the rows that are missing; return how many ran out of memory."""
+    known = [row for row in rows() if row.items() >= subject.row().items()]
+    missing = {*seeds} - {row["seed"] for row in known}
+    if not missing:
+        return 0
+    subject.module.to("cuda")
+    ran_out = 0
+    for seed in sorted(missing):
+        row = trained(subject, seed)
+        with ROWS.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(row)}\n")
+        sys.stdout.write(f"{subject.name}, {subject.kind}: {row}\n")
+        sys.stdout.flush()
+        ran_out += row["out_of_memory"]
+    subject.module.to("cpu")
+    return ran_out
 
 
 if __name__ == "__main__":

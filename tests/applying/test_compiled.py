@@ -157,8 +157,8 @@ def test_compiled_after_apply_treated_blocks_run_eagerly_and_nothing_else_change
             block.compile(backend=counting)
     else:
         for block in (layers[0], layers[3]):
-            for child in block.children():
-                child.compile(backend=counting)
+            for name, child in list(block.named_children()):
+                setattr(block, name, torch.compile(child, backend=counting))
     COUNTED.clear()
     with pytest.warns(UserWarning, match=AFTER[how]):
         first = run.step(data[0]).item()

@@ -54,6 +54,7 @@ def test_plan_prints_the_plan_and_ends_with_0(run: Run) -> None:
 MADE_FROM_THE_MODEL = {
     "image_size": None,
     "frames": None,
+    "image_sizes": None,
     "text_only": False,
     "batch": None,
     "batch_dims": None,
@@ -309,6 +310,10 @@ def test_estimate_takes_the_training_loop(run: Run, api: FakeApi) -> None:
     [(_, _, kwargs)] = api.calls
     assert kwargs["loop"] == Loop(
         kind="trainer", ema=True, max_grad_norm=0.5, evaluation_batch_size=8
+    )
+    run("estimate", "gpt2", *["--loop", "sft", "--packing", "--use-liger-kernel"])
+    assert api.calls[-1][2]["loop"] == Loop(
+        kind="sft", packing=True, use_liger_kernel=True
     )
 
 

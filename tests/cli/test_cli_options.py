@@ -13,7 +13,7 @@ MODEL = {
     *GIVEN,
 }
 SAMPLES = {"--samples"}
-LENGTHS = {"--lengths"}
+LENGTHS = {"--lengths", "--image-sizes"}
 SETTINGS = {
     "--batch-size",
     "--effective-batch-size",
@@ -47,7 +47,8 @@ OPTIONS = {
     | SETTINGS
     | ADAPTERS
     | SAMPLES
-    | {"--loop", "--ema", "--max-grad-norm", "--evaluation-batch-size"},
+    | {"--loop", "--ema", "--max-grad-norm", "--evaluation-batch-size"}
+    | {"--use-liger-kernel", "--packing"},
     "compare": COMMON
     | MODEL
     | LENGTHS

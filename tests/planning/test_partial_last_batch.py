@@ -1,27 +1,60 @@
 """A smaller batch on the way can make a plan that fits too large."""
 
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import transformers
+
+import budgetfit
 from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.judge import last_batch_warnings
+from budgetfit.planning import planner
+from budgetfit.planning.search import last_batch
+from budgetfit.planning.search.last_batch import (
+    LEFT_ROOM,
+    AfterLastBatch,
+    after_last_batch,
+    last_batch_warnings,
+)
+from budgetfit.planning.search.varying_lengths import JudgedLengths
 from tests.memory.made_traces import MIB, TraceMaker
 
 ADA = find_gpu("rtx-4090")
+LENGTHS = VaryingLengths(
+    span="samples of 32 to 64 tokens",
+    shortest=32,
+    longest=64,
+    measure="expandable segments",
+    reserved_bytes=1,
+    updates=1,
+    samples_per_s=1.0,
+    plain_samples_per_s=1.0,
+    grouped_samples_per_s=1.0,
+    fits=True,
+)
 
 
-def splitting() -> StepTrace:
+def splitting(spare_mib: int = 0) -> StepTrace:
     """Three samples reserve 180 + 100 MiB; one sample splits these blocks badly.
 
     It takes 60 of the 100, so that the 100 split the 180: after them, 80 and the 100
-    are free, of which two times 90 find only one.
+    are free, of which two times 90 find only one. A spare block is free by then.
     """
     made = TraceMaker()
     for step in (0, 1):
         with made.phase("forward", step):
             made.born("x", per_sample=60 * MIB)
             made.born("weights", 100 * MIB)
+            if spare_mib:
+                made.born("spare", spare_mib * MIB)
+                made.die("spare")
             made.die("x")
             made.born("one", 90 * MIB)
             made.born("two", 90 * MIB)
@@ -33,23 +66,105 @@ def within(limit_mib: int) -> Budget:
     return Budget(total_bytes=limit_mib * MIB, context_bytes=0, headroom_bytes=0)
 
 
-def test_the_warning_says_what_would_be_reserved_and_what_to_do() -> None:
-    trace, recipe = splitting(), Recipe(batch_size=3)
+def after(trace: StepTrace, batch_size: int, limit_mib: int) -> AfterLastBatch:
+    recipe = Recipe(batch_size=batch_size)
+    return after_last_batch(trace, recipe, ADA, within(limit_mib))
+
+
+def test_split_blocks_in_use_cannot_be_released_and_memory_runs_out() -> None:
+    trace = splitting()
     assert replay(trace, 3, ADA).reserved_bytes == 280 * MIB
-    (warning,) = last_batch_warnings(trace, recipe, ADA, within(300))
+    assert after(trace, 3, 300) == AfterLastBatch(370 * MIB, runs_out=True)
+    (warning,) = last_batch_warnings(after(trace, 3, 300), within(300))
     assert "370 MiB" in warning
     assert "300 MiB" in warning
-    assert "drop_last=True" in warning
+    assert "may run out of memory. Pass drop_last=True" in warning
+
+
+def test_where_the_cache_can_be_emptied_the_step_goes_on() -> None:
+    found = after(splitting(spare_mib=50), 3, 372)
+    assert found == AfterLastBatch(420 * MIB, runs_out=False)
+    (warning,) = last_batch_warnings(found, within(372))
+    assert "empties its cache and goes on" in warning
 
 
 def test_there_is_no_warning_where_it_still_fits() -> None:
-    trace, recipe = splitting(), Recipe(batch_size=3)
-    assert last_batch_warnings(trace, recipe, ADA, within(370)) == ()
+    assert after(splitting(), 3, 370) == AfterLastBatch(370 * MIB, runs_out=False)
+    assert last_batch_warnings(after(splitting(), 3, 370), within(370)) == ()
 
 
-def test_a_batch_of_one_has_no_smaller_one_and_without_a_trace_nothing_is_said() -> (
-    None
-):
-    few = within(300)
-    assert last_batch_warnings(splitting(), Recipe(batch_size=1), ADA, few) == ()
-    assert last_batch_warnings(None, Recipe(batch_size=3), ADA, few) == ()
+def test_a_batch_of_one_has_no_smaller_one() -> None:
+    assert after(splitting(), 1, 1) == AfterLastBatch(0, runs_out=False)
+
+
+def _plan(**settings: Any) -> budgetfit.Plan:
+    config = transformers.GPT2Config(
+        n_layer=3,
+        n_embd=128,
+        n_head=2,
+        vocab_size=4096,
+        use_cache=False,
+        bos_token_id=1,
+        eos_token_id=1,
+        architectures=["GPT2LMHeadModel"],
+    )
+    return budgetfit.plan(
+        config,
+        gpu="rtx-4090",
+        max_length=64,
+        precision="bf16-mixed",
+        batch_size=8,
+        **settings,
+    )
+
+
+def _runs_out_above(most_bytes: int, *arguments: Any) -> AfterLastBatch:
+    trace, recipe, gpu, budget = arguments
+    needed = replay(trace, recipe.batch_size, gpu).reserved_bytes
+    usable, beyond = budget.usable_bytes, max(needed - most_bytes, 0)
+    return AfterLastBatch(usable + beyond, runs_out=needed > most_bytes)
+
+
+def test_room_is_left_for_the_last_batch_where_memory_would_run_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = _plan()
+    assert LEFT_ROOM not in plain.warnings
+    most = plain.estimate.reserved_bytes * 3 // 4
+    monkeypatch.setattr(last_batch, "after_last_batch", partial(_runs_out_above, most))
+    tight = _plan(vram=plain.estimate.process_bytes, headroom=0)
+    assert tight.estimate.reserved_bytes <= most
+    assert LEFT_ROOM in tight.warnings
+
+
+def test_where_nothing_else_is_allowed_the_plan_warns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = AfterLastBatch(1 << 40, runs_out=True)
+    monkeypatch.setattr(last_batch, "_judged", lambda *_: found)
+    kept = _plan(checkpointing="none")
+    assert kept.recipe.segments == ()
+    assert any("the next full batch may run out" in each for each in kept.warnings)
+
+
+def test_under_expandable_segments_the_last_batch_is_judged_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is said of what only segments of fixed sizes would do."""
+
+    def judged(*arguments: Any) -> AfterLastBatch:
+        *_, budget = arguments
+        fixed = not budget.allocator.expandable_segments
+        return AfterLastBatch(budget.usable_bytes + fixed, runs_out=False)
+
+    def needing_them(_: object, best: Estimate) -> JudgedLengths:
+        return JudgedLengths(estimate=best, lengths=LENGTHS)
+
+    monkeypatch.setattr(last_batch, "after_last_batch", judged)
+    monkeypatch.setattr(last_batch, "MOST_GROWTH", math.inf)
+    without = _plan()
+    assert any("after a smaller last batch" in each for each in without.warnings)
+    monkeypatch.setattr(planner, "judge_all_lengths", needing_them)
+    expanding = _plan()
+    assert expanding.needs_expandable_segments
+    assert not any("last batch" in each for each in expanding.warnings)

@@ -213,7 +213,7 @@ def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
         lengths=lengths,
     )
     assert plain.reserved_bytes > first.reserved_bytes >= longest.reserved_bytes
-    assert any("updates of random lengths (40 to 200" in note for note in plain.notes)
+    assert any("(samples of 40 to 200 tokens)" in note for note in plain.notes)
 
 
 def test_a_given_batch_is_shortened_where_it_is_as_long_as_the_longest() -> None:

@@ -162,9 +162,9 @@ FAULTS: Final = (
         "planning",
     ),
     Fault(
-        "planning/judge.py",
-        "if reserved_bytes <= limit_bytes:",
-        "if reserved_bytes <= 2 * limit_bytes:",
+        "core/budget.py",
+        "return reserved_bytes <= self.usable_bytes and (",
+        "return reserved_bytes <= 2 * self.usable_bytes and (",
         "planning api",
     ),
     Fault(
@@ -175,8 +175,8 @@ FAULTS: Final = (
     ),
     Fault(
         "core/budget.py",
-        "return self.total_bytes - self.context_bytes - self.headroom_bytes",
-        "return self.total_bytes - self.context_bytes",
+        "left = self.total_bytes - self.context_bytes - self.headroom_bytes",
+        "left = self.total_bytes - self.context_bytes",
         "core",
     ),
     # Tracing.

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Answer:
         stderr: What it wrote there.
         cpu_s: Processor time, of user and system.
         wall_s: Time by the clock.
+        memory_gib: The most that the process held.
     """
 
     code: int
@@ -35,6 +36,7 @@ class Answer:
     stderr: str
     cpu_s: float
     wall_s: float
+    memory_gib: float = 0.0
 
     @property
     def estimate(self) -> dict[str, Any]:
@@ -73,14 +75,18 @@ def model_path(name: str) -> str:
     return next((str(root / name) for root in CONFIGS if (root / name).exists()), name)
 
 
-def ask(words: Sequence[str]) -> Answer:
-    """Run ``python`` with these words, from the repository's root."""
+def ask(words: Sequence[str], variables: Mapping[str, str] | None = None) -> Answer:
+    """Run ``python`` with these words, from the repository's root.
+
+    ``variables``: of the environment, beside those of this process.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "80",
         "OMP_NUM_THREADS": "1",
         "TRANSFORMERS_VERBOSITY": "error",
+        **(variables or {}),
     }
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()
@@ -99,4 +105,6 @@ def ask(words: Sequence[str]) -> Answer:
     except ValueError:
         document = {}
     cpu_s = used.ru_utime + used.ru_stime
-    return Answer(process.returncode, document, texts[1], cpu_s, wall_s)
+    memory_gib = used.ru_maxrss * 1024 / GIB
+    code = process.returncode
+    return Answer(code, document, texts[1], cpu_s, wall_s, memory_gib)

@@ -47,6 +47,23 @@ class Names(nn.Module):
         return x
 
 
+class WithGradient(torch.autograd.Function):
+    """Twice its input; the gradient is made on a device that has a name."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, device: str) -> torch.Tensor:  # noqa: ANN401
+        ctx.device = device
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # noqa: ANN401
+        return grads[0] * torch.full((64,), 2.0, device=ctx.device), None
+
+
+def derived(x: torch.Tensor, device: str) -> torch.Tensor:
+    return WithGradient.apply(x, device)  # type: ignore[no-any-return]
+
+
 def mean(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
     return outputs.square().mean()
 
@@ -55,7 +72,7 @@ def estimate(model: nn.Module, loss: Any = mean) -> budgetfit.Estimate:  # noqa:
     return budgetfit.estimate(model, gpu="t4", batch=torch.zeros(2, 64), loss=loss)
 
 
-@pytest.mark.parametrize("change", [moved, called, made, filled, cast])
+@pytest.mark.parametrize("change", [moved, called, made, filled, cast, derived])
 def test_a_forward_that_names_cuda_takes_what_the_same_one_does(
     change: Callable[[torch.Tensor, str], Any],
 ) -> None:

@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import logging
 import os
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from torch._subclasses import FakeTensor
 import budgetfit
 from budgetfit.core.loop import KINDS, Loop, LoopKind
 from budgetfit.traces.loops import trl_kernels
+from budgetfit.traces.loops.collators import collator
+from budgetfit.traces.loops.library_state import modules_restored
 
 MIB = 1 << 20
 WIDTH, CLASSES, SAMPLES = 512, 4096, 64
@@ -160,7 +164,10 @@ def test_nothing_is_left_behind(kind: LoopKind) -> None:
     shared = dict(accelerate.state.AcceleratorState._shared_state)  # noqa: SLF001
     environment, disabled = dict(os.environ), logging.root.manager.disable
     random = torch.get_rng_state()
+    stop = threading.Event()
+    threading.Thread(target=stop.wait).start()  # the states are not put back for it
     estimate(kind, ema=True)
+    stop.set()
     assert accelerate.state.AcceleratorState._shared_state == shared  # noqa: SLF001
     assert mine.device.type == "cpu"
     assert dict(os.environ) == environment
@@ -183,6 +190,59 @@ def test_what_a_run_alone_does_is_refused() -> None:
     batch = {"x": torch.zeros(2, WIDTH), "labels": torch.zeros(2, dtype=torch.int64)}
     with pytest.raises(budgetfit.InputError, match="done by budgetfit"):
         budgetfit.estimate(Classifier(), recipe, batch=batch, gpu="t4", loop="plain")
+
+
+def test_settings_of_other_loops_and_missing_kernels_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(budgetfit.InputError, match="Use it with sft"):
+        Loop(kind="trainer", packing=True)
+    with pytest.raises(budgetfit.InputError, match="trainer or sft"):
+        Loop(use_liger_kernel=True)
+    with pytest.raises(budgetfit.InputError, match="evaluation_batch_size out"):
+        Loop(kind="sft", packing=True, evaluation_batch_size=2)
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    with pytest.raises(budgetfit.InputError, match="pip install liger-kernel"):
+        estimate("trainer", use_liger_kernel=True)
+    with pytest.raises(budgetfit.InputError, match="samples x tokens"):
+        estimate("sft", packing=True)
+
+
+def test_packed_rows_are_those_of_trls_collator() -> None:
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    samples, length = 3, 7
+    ids = torch.arange(samples * length).view(samples, length)
+    labels = ids.clone()
+    labels[:, ::4] = -100  # TRL leaves out the first token of each text
+    collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
+    wanted = collate(
+        [{"input_ids": row, "seq_lengths": [4, 3]} for row in ids.tolist()]
+    )
+    found = collator(Loop(kind="sft", packing=True))(
+        {"input_ids": ids, "labels": labels}
+    )
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found[name], value)
+        else:
+            assert found[name] == value
+
+
+def test_what_kernels_replace_is_put_back() -> None:
+    import transformers
+
+    llama = importlib.import_module("transformers.models.llama.modeling_llama")
+    model, functional = llama.LlamaForCausalLM, nn.functional
+    before = model.forward, llama.LlamaRMSNorm, functional.cross_entropy
+    with modules_restored():
+        model.forward = llama.LlamaRMSNorm = functional.cross_entropy = print
+        llama.added = model.added = 1
+    assert before == (model.forward, llama.LlamaRMSNorm, functional.cross_entropy)
+    assert not hasattr(llama, "added")
+    assert not hasattr(model, "added")
+    assert transformers.LlamaForCausalLM is model
 
 
 # Where a library's code is not run but described: its source is what was read. -------

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -243,10 +244,13 @@ def _observed_saved_tensors(
     pack, unpack = hooks
     indices = itertools.count()
 
+    # Where a part of a block is compiled, dynamo would compile these too.
+    @_disable_dynamo
     def look_and_pack(tensor: torch.Tensor) -> tuple[int, object]:
         look(tensor)
         return next(indices), pack(tensor)
 
+    @_disable_dynamo
     def unpack_and_tell(packed: tuple[int, object]) -> torch.Tensor:
         index, inner = packed
         tensor = unpack(inner)

@@ -17,7 +17,7 @@ from budgetfit.applying.out_of_memory.error import (
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.batches.batch_tree import describe_batch
-from budgetfit.batches.resize_lengths import with_shapes
+from budgetfit.batches.resize_samples import with_shapes
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.out_of_memory_message import is_out_of_memory
 

@@ -129,7 +129,8 @@ def _remarks(plan: Plan) -> Iterator[str]:
     if plan.recipe.loss_chunks > 1:
         yield (
             "Near to a loss in parts: enable_liger_kernel: true (package "
-            "liger-kernel). Nothing was predicted for it."
+            "liger-kernel). What it takes says: budgetfit estimate MODEL --loop "
+            "trainer --use-liger-kernel."
         )
     if has_fp32_copies(plan):
         yield (

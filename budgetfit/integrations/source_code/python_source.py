@@ -83,7 +83,7 @@ def _lengths(plan: Plan) -> list[str]:
     lengths = plan.varying_lengths
     if lengths is None:
         return []
-    lines = [f"Their lengths vary from {lengths.shortest} tokens on."]
+    lines = [f"Planned for {lengths.span}."]
     if lengths.measure == "longest first":  # no other loop does so
         lines.append("Start it with PYTORCH_ALLOC_CONF=expandable_segments:True.")
     if lengths.pad_to_multiple_of:

@@ -10,7 +10,7 @@ fastest over these lengths is the answer.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,33 +21,29 @@ from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.replay import UNLIMITED_BYTES
 from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.planning.judge import step_time
-from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from budgetfit.core.budget import Budget
-    from budgetfit.core.sample_lengths import LengthSummary
+    from budgetfit.core.image_sizes import SampleSizes, Size
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.core.varying_lengths import LengthsMeasure
     from budgetfit.planning.session import PlanningSession
 
-    Draws = list[list[tuple[int, ...]]]  # of orders, updates and micro-batches
+    Draws = list[list[tuple[Any, ...]]]  # of orders, updates and micro-batches
 
 ORDERS: Final = 3  # seeds of the draws
 UPDATES: Final = 200  # per order
 # Other orders may reserve more: of what the lengths add to the longest batch alone.
 OTHER_ORDERS: Final = 0.5
 MICRO_BATCHES: Final = 4  # of an update; as many as ``with_micro_steps`` replays
-PADDED_TO: Final = (64, 128, 256, 512)
-MOST_SEARCHES: Final = 2  # for settings that need less
-SEARCH_ROUNDS: Final = 4  # of each
 _NOT_JUDGED: Final = (InputError, LengthsNotTracedError, TraceError)
-_ONLY_LONGEST: Final = "only the longest batch was judged, not the shorter ones"
-LEAST_EXCESS_BYTES: Final = 8 << 20  # by which a search's budget shrinks
+_ONLY_LONGEST: Final = "only the largest batch was judged, not the smaller ones"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +84,7 @@ def judge_all_lengths(session: PlanningSession, best: Estimate) -> JudgedLengths
     text = (
         "batches of several lengths may run out of memory: the allocator fragments up "
         f"to {format_bytes(_of(least).reserved_bytes)}. Pad all to "
-        f"{lengths.planned} tokens"
+        "the largest"
     )
     return replace(least, warnings=(*least.warnings, text))
 
@@ -128,8 +124,8 @@ def estimate_all_lengths(
     judged = _of(found)
     note = (
         f"{format_bytes(judged.reserved_bytes)} are reserved in {judged.updates} "
-        f"updates of random lengths ({judged.shortest} to {judged.longest} tokens), "
-        f"{format_bytes(estimate.reserved_bytes)} with the longest alone"
+        f"updates of random sizes ({judged.span}), "
+        f"{format_bytes(estimate.reserved_bytes)} with the largest alone"
     )
     return replace(found.estimate, notes=(*estimate.notes, note))
 
@@ -162,7 +158,7 @@ def _of(judged: JudgedLengths) -> VaryingLengths:
 
 
 def _candidates(
-    session: PlanningSession, best: Estimate, lengths: LengthSummary
+    session: PlanningSession, best: Estimate, lengths: SampleSizes
 ) -> Iterator[JudgedLengths]:
     """Yield what may hold; nothing after the first that does so at no cost."""
     judge = _judge(session, best)
@@ -170,7 +166,7 @@ def _candidates(
     yield tried
     if _of(tried).fits:
         return
-    for multiple in (each for each in PADDED_TO if each < lengths.planned):
+    for multiple in lengths.multiples:
         padded = judge.first_that_fits(multiple)
         yield padded
         if _of(padded).fits:  # a larger one takes longer
@@ -178,16 +174,11 @@ def _candidates(
     smaller = session
     for _ in range(MOST_SEARCHES):
         excess = judge.least_reserved_bytes() - session.budget.usable_bytes
-        budget = smaller.budget
-        excess = max(excess, LEAST_EXCESS_BYTES)
-        if budget.usable_bytes <= excess:
+        found = with_less_memory(smaller, excess)
+        if found is None:
             return
-        budget = replace(budget, headroom_bytes=budget.headroom_bytes + excess)
-        smaller = replace(smaller, budget=budget)
-        found = search_with_loss_chunks(smaller, max_rounds=SEARCH_ROUNDS)
-        if found.estimate is None:
-            return
-        judge = _judge(replace(found.session, budget=session.budget), found.estimate)
+        smaller, own, estimate = found
+        judge = _judge(replace(own, budget=session.budget), estimate)
         tried = judge.first_that_fits()
         yield tried
         if _of(tried).fits:
@@ -230,8 +221,9 @@ class LengthsJudge:
         assert lengths is not None  # noqa: S101 - callers have checked
         self._budget, self._estimate, self._lengths = budget, estimate, lengths
         self._rated_steps = rated_steps
+        self._extent: Callable[[Any], int] = lengths.extent
 
-        def trace_at(length: int) -> StepTrace:
+        def trace_at(length: int | Size) -> StepTrace:
             own = traces
             if length != lengths.planned:
                 own = TraceSession(workload.at_length(length))
@@ -239,12 +231,13 @@ class LengthsJudge:
                 recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
             )
 
-        self._traces = LengthTraces(trace_at, recipe.batch_size, lengths)
         steps = recipe.gradient_accumulation_steps
-        self._draws = [
-            lengths.draw(recipe.batch_size, min(steps, MICRO_BATCHES), UPDATES, seed)
+        self._draws: Draws = [
+            [*lengths.draw(recipe.batch_size, min(steps, MICRO_BATCHES), UPDATES, seed)]
             for seed in range(ORDERS)
         ]
+        drawn = {size for draw in self._draws for row in draw for size in row}
+        self._traces = LengthTraces(trace_at, recipe.batch_size, lengths, drawn)
         self._replays = {
             settings: StepSequence(
                 self._traces.program_at,
@@ -258,7 +251,7 @@ class LengthsJudge:
             )
         }
         self._times = {
-            length: step_time(trace, recipe, workload.gpu)
+            lengths.extent(length): step_time(trace, recipe, workload.gpu)
             for length, trace in self._traces.traced.items()
         }
 
@@ -300,8 +293,9 @@ class LengthsJudge:
         growth = max(reserved - estimate.reserved_bytes, 0)
         reserved = estimate.reserved_bytes + round(growth * (1 + OTHER_ORDERS))
         lengths = VaryingLengths(
-            shortest=self._lengths.shortest,
-            longest=self._lengths.planned,
+            span=self._lengths.span(),
+            shortest=self._extent(self._lengths.shortest),
+            longest=self._extent(self._lengths.planned),
             measure=measure,
             reserved_bytes=reserved,
             updates=updates,
@@ -348,9 +342,8 @@ class LengthsJudge:
 
     def _grouped_samples_per_s(self) -> float:
         """Return the rate over batches of equally long samples, estimated."""
-        longest, counts = self._lengths.planned, self._lengths.counts
-        times = [self._micro_batch_ns(min(length, longest)) for length, _ in counts]
-        weights = [samples for _, samples in counts]
+        times = [self._micro_batch_ns(length) for length, _ in self._lengths.kept]
+        weights = [samples for _, samples in self._lengths.kept]
         return self._rate(float(np.average(times, weights=weights)))
 
     def _rate(self, micro_batch_ns: float) -> float:
@@ -359,11 +352,11 @@ class LengthsJudge:
         step_ns = (micro_batch_ns * steps + optimizer_ns) * self._estimate.time_factor
         return float(recipe.batch_size * steps / step_ns * 1e9)
 
-    def _micro_batch_ns(self, length: int) -> float:
+    def _micro_batch_ns(self, length: Any) -> float:  # noqa: ANN401 - a size
         """Return the time of a micro-batch, between those of the traced lengths."""
         known = sorted(self._times)
         times = [self._times[n].forward_ns + self._times[n].backward_ns for n in known]
-        return float(np.interp(length, known, times))
+        return float(np.interp(self._extent(length), known, times))
 
-    def _padded(self, length: int, multiple: int) -> int:
-        return min(-(-length // multiple) * multiple, self._lengths.planned)
+    def _padded(self, length: Any, multiple: int) -> Any:  # noqa: ANN401 - a size
+        return self._lengths.padded(length, multiple) if multiple > 1 else length

@@ -12,6 +12,7 @@ import hashlib
 import sys
 import time
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from torch.utils import checkpoint
 
 from budgetfit.traces.cache.code_hash import NotCacheableError
 from budgetfit.traces.cache.value_hash import ValueHash
+from budgetfit.tracing.cuda.triton.launches import kernels_may_allocate
 from budgetfit.tracing.values.concrete_execution import is_small_integer_buffer
 from budgetfit.utils.user_code import is_library
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from budgetfit.workload.workload import Workload
 
 _STARTED_S: Final = time.time()
+_TRACED_LIBRARIES: Final = ("accelerate", "trl", "lightning", "liger-kernel", "triton")
 # Registries of transformers in which models look up functions by name.
 _REGISTRIES: Final = (
     ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
@@ -86,7 +89,7 @@ def _workload_key(workload: Workload) -> str:
     hasher = ValueHash()
     hasher.add(_versions(), package_hash(), _settings(), _registered())
     hasher.add(workload.target.compute_capability, workload.target.torch_version)
-    hasher.add(workload.target.cudnn, workload.blocks)
+    hasher.add(workload.target.cudnn, workload.target.sm_count, workload.blocks)
     hasher.add(workload.batch_dims.default, workload.batch_dims.named)
     # The fake model has no values except those of small buffers; the batch keeps its
     # integers.
@@ -106,7 +109,20 @@ def _versions() -> tuple[str, ...]:
         str(torch.__version__),
         str(np.__version__),
         str(getattr(transformers, "__version__", "")),
+        *_installed_versions(),
     )
+
+
+@functools.cache
+def _installed_versions() -> tuple[str, ...]:
+    """Return the versions of libraries that a trace may import: loops and kernels."""
+    found = []
+    for name in _TRACED_LIBRARIES:
+        try:
+            found.append(metadata.version(name))
+        except metadata.PackageNotFoundError:
+            found.append("")
+    return tuple(found)
 
 
 def _settings() -> list[Any]:
@@ -132,6 +148,7 @@ def _settings() -> list[Any]:
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cuda"),
         torch.get_autocast_dtype("cpu"),
+        kernels_may_allocate(),
         torch.is_autocast_cache_enabled(),
         checkpoint._enable_checkpoint_early_stop,  # noqa: SLF001
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Final
 
@@ -50,6 +51,24 @@ def check_installed(loop: Loop) -> None:
             f"loop={loop.kind!r} runs the installed library to see what it keeps in "
             f"memory: pip install {' '.join(missing)}. Or use loop='plain'."
         )
+    if loop.use_liger_kernel:
+        _import_liger()
+
+
+def _import_liger() -> None:
+    """Import Liger before a trace asks for which GPU it is.
+
+    Raises:
+        InputError: It is not installed, or does not run here.
+    """
+    try:
+        importlib.import_module("liger_kernel.transformers")
+    except ImportError as error:
+        raise InputError(
+            "use_liger_kernel=True runs Liger's own code to see what it keeps in "
+            f"memory, and it cannot be imported ({error}): pip install liger-kernel. "
+            "Or leave use_liger_kernel out."
+        ) from error
 
 
 def make_loop(prepared: Prepared) -> LoopRunner:

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
+import types
 import warnings
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -60,3 +62,38 @@ def _accelerate_state() -> Iterator[None]:
         for kind, shared in zip(kinds, kept, strict=True):
             kind._shared_state.clear()
             kind._shared_state.update(shared)
+
+
+@contextlib.contextmanager
+def modules_restored() -> Iterator[None]:
+    """Put back what a kernel library replaces in transformers' modules and classes.
+
+    Liger patches the instance that trains, and the functions and classes around it
+    (liger-kernel 0.8.5, ``apply_liger_kernel_to_llama``: ``apply_rotary_pos_emb``).
+    """
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith(("transformers.models.", "transformers.loss."))
+    ]
+    classes = [
+        value
+        for module in modules
+        for value in list(vars(module).values())
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    patched: list[Any] = [torch.nn.functional, *modules, *classes]
+    kept = [(each, dict(vars(each))) for each in patched]
+    try:
+        yield
+    finally:
+        for each, before in kept:
+            _restore(each, before)
+
+
+def _restore(patched: Any, before: dict[str, Any]) -> None:
+    for name, value in list(vars(patched).items()):
+        if name not in before and not isinstance(value, types.ModuleType):
+            delattr(patched, name)
+        elif before.get(name, value) is not value:
+            setattr(patched, name, before[name])

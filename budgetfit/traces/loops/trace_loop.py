@@ -6,8 +6,12 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from budgetfit.traces.loops.collators import collator
 from budgetfit.traces.loops.library import make_loop
-from budgetfit.traces.loops.library_state import library_state_preserved
+from budgetfit.traces.loops.library_state import (
+    library_state_preserved,
+    modules_restored,
+)
 from budgetfit.traces.loops.prepare import prepare
 from budgetfit.traces.loss_modules import FakedLoss
 from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
@@ -70,6 +74,7 @@ def trace_loop(  # noqa: PLR0913 - as trace_recipe
     with (
         silence_fake_tensor_log(),
         library_state_preserved() if uses_library else contextlib.nullcontext(),
+        modules_restored() if loop.use_liger_kernel else contextlib.nullcontext(),
     ):
         return trace_step(
             trained.model,
@@ -85,4 +90,5 @@ def trace_loop(  # noqa: PLR0913 - as trace_recipe
             copy_modules=loss.fake,
             real_values=real_values,
             redirect_cuda=redirect_cuda,
+            collate=collator(loop),
         )

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
-
-import torch
+from unittest import mock
 
 from budgetfit.traces.loops.accelerate import prepared_loader, scale_as_on_cuda
 from budgetfit.traces.loops.trl_kernels import trl_kernels_on_fakes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    import torch
 
     from budgetfit.traces.loops.prepare import Prepared
 
 _STEPS = 1 << 20  # training ends before: ``load`` raises
+
+
+@contextmanager
+def _without_seeding() -> Iterator[None]:
+    """Leave the process's generators, which other threads draw from, as they are."""
+    trainer = importlib.import_module("transformers.trainer")
+    with mock.patch.object(trainer, "set_seed", return_value=None):
+        yield
 
 
 class TrainerLoop:
@@ -29,11 +38,12 @@ class TrainerLoop:
         self._micro_steps = prepared.recipe.gradient_accumulation_steps
         self._folder = tempfile.TemporaryDirectory()
         self._load: Callable[[], Any] = dict  # until ``run``
-        self._trainer = (
-            self._sft_trainer(prepared)
-            if prepared.loop.kind == "sft"
-            else self._plain_trainer(prepared)
-        )
+        with _without_seeding():
+            self._trainer = (
+                self._sft_trainer(prepared)
+                if prepared.loop.kind == "sft"
+                else self._plain_trainer(prepared)
+            )
         scale_as_on_cuda(self._trainer.accelerator, prepared.precision)
 
     @property
@@ -48,9 +58,8 @@ class TrainerLoop:
             load, self._micro_steps, self._prepared.untraced_batches
         )
         is_sft = self._prepared.loop.kind == "sft"
-        if is_sft:
-            self._load = _with_mask(self._load)
-        with self._folder, trl_kernels_on_fakes() if is_sft else nullcontext():
+        kernels = trl_kernels_on_fakes() if is_sft else nullcontext()
+        with self._folder, kernels, _without_seeding():
             self._trainer.train()
 
     def _plain_trainer(self, prepared: Prepared) -> Any:
@@ -68,6 +77,7 @@ class TrainerLoop:
             **self._arguments(prepared),
             "gradient_checkpointing": False,  # the recipe's segments are applied
             "dataset_kwargs": {"skip_prepare_dataset": True},
+            "packing": prepared.loop.packing,
         }
         arguments.setdefault("bf16", False)
         return self._of(trl.SFTTrainer, prepared)(
@@ -127,6 +137,8 @@ class TrainerLoop:
             given[autocast] = True
         if prepared.loop.max_grad_norm is not None:
             given["max_grad_norm"] = prepared.loop.max_grad_norm
+        if prepared.loop.use_liger_kernel:
+            given["use_liger_kernel"] = True
         return given
 
 
@@ -151,19 +163,6 @@ def _loading_others(
         return held
 
     return load_update
-
-
-def _with_mask(load: Callable[[], Any]) -> Callable[[], Any]:
-    """Add the attention mask that TRL's collator makes for every batch of texts."""
-
-    def load_with_mask() -> Any:
-        batch = load()
-        if not {"attention_mask", "position_ids"}.isdisjoint(batch):
-            return batch
-        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-        return batch
-
-    return load_with_mask
 
 
 class _Held(dict[str, Any]):

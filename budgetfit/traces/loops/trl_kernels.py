@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import types
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+
+from budgetfit.tracing.cuda.triton.launches import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +51,7 @@ class _InPlaceKernel:
     """A kernel that writes to its arguments; called as ``kernel[grid](...)``."""
 
     def __getitem__(self, _: object) -> Callable[..., None]:
-        return lambda *_, **__: None
+        return partial(launch, self)
 
 
 def _add_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

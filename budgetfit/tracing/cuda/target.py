@@ -21,8 +21,11 @@ class CudaTarget:
         compute_capability: (major, minor) of the GPU.
         torch_version: (major, minor) of the PyTorch that will train.
         cudnn: Whether cuDNN is enabled, as it is by default.
+        sm_count: Multiprocessors of the GPU, which libraries of Triton kernels size
+            their buffers by; None where Triton is not loaded.
     """
 
     compute_capability: tuple[int, int]
     torch_version: tuple[int, int]
     cudnn: bool = True
+    sm_count: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import types
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 # The values of larger tensors are not copied, only their shape.
 MAX_COPIED_ELEMENTS = 1 << 20
 _TAKES_DEVICE_NAMES = frozenset({torch.Tensor.to})
+_BACKWARD = frozenset(
+    {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+)
 
 
 class CudaDevicesOnCpu(TorchFunctionMode):
@@ -44,6 +48,8 @@ class CudaDevicesOnCpu(TorchFunctionMode):
         """Run the call on the device of the fakes."""
         if type(func) is types.MethodWrapperType:  # an attribute access
             return func(*args, **kwargs or {})
+        if func in _BACKWARD:
+            return self._backward(func, args, kwargs or {})
         if func is torch.Tensor.cuda:
             return self.on_cpu(args[0])
         names = func in _TAKES_DEVICE_NAMES
@@ -57,6 +63,19 @@ class CudaDevicesOnCpu(TorchFunctionMode):
                 for key, value in kwargs.items()
             },
         )
+
+    def _backward(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Redirect in what autograd runs: in what a mode calls, the mode is off."""
+        engine: Any = vars(torch.autograd)["_engine_run_backward"]
+
+        def redirected(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return engine(*args, **kwargs)
+
+        with mock.patch.object(torch.autograd, "_engine_run_backward", redirected):
+            return func(*args, **kwargs)
 
     def _argument(self, value: Any, names_device: bool) -> Any:
         kind = type(value)

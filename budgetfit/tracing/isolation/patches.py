@@ -28,6 +28,7 @@ class Patch(NamedTuple):
 
 _DISPATCH = "tracing/cuda/dispatch/thread_kernels.py"
 _LIBRARIES = "tracing/values/library_patches.py"
+_KERNELS = "tracing/cuda/triton/device_answers.py"
 _LOOPS = "traces/loops/library_state.py"
 _TORCH = "tracing/isolation/torch_state.py"
 _FAKES = "fake tensors of its own are treated so, too"
@@ -109,6 +110,40 @@ PATCHES: Final = (
         "traces/loops/trl_kernels.py",
         "TRL's head takes other memory on a CPU; loop='sft' alone",
         "TRL's head computes nothing meanwhile",
+    ),
+    Patch(
+        "transformers.trainer.set_seed",
+        "traces/loops/trainer.py",
+        "a Trainer seeds the generators of the process; loop='trainer' and 'sft' alone",
+        "a Trainer that begins meanwhile is not seeded",
+    ),
+    Patch(
+        "triton.runtime.jit.JITFunction.run, triton.runtime.autotuner.Autotuner.run",
+        "tracing/cuda/triton/launches.py",
+        "a kernel on tensors without memory is counted, not launched; where Triton is "
+        "loaded",
+        "kernels on real tensors are launched as ever",
+    ),
+    Patch(
+        "torch.cuda.is_available, torch.cuda.current_device, torch.cuda.device, "
+        "torch.cuda.get_device_capability, torch.cuda.get_device_properties, "
+        "torch.get_autocast_dtype, torch.get_autocast_gpu_dtype",
+        _KERNELS,
+        "code with Triton kernels allocates what the GPU of the plan asks for; where "
+        "Triton is loaded",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor.device, "
+        "torch._subclasses.fake_tensor.FakeTensor.is_cuda",
+        _KERNELS,
+        "as above",
+    ),
+    Patch(
+        "modules and classes of transformers, torch.nn.functional",
+        _LOOPS,
+        "Liger replaces parts of them when a Trainer begins; use_liger_kernel=True "
+        "alone",
+        "models run with Liger's functions meanwhile",
     ),
     Patch(
         "transformers.utils.import_utils.is_fake_tensor",

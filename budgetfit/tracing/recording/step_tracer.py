@@ -12,6 +12,10 @@ from budgetfit.batches.batch_tree import map_batch, resize_batch
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
+from budgetfit.tracing.cuda.triton.kernels_on_fakes import (
+    kernels_on_fakes,
+    triton_is_loaded,
+)
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
 from budgetfit.tracing.fake.result_cache import FakeResultCache
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
@@ -63,6 +67,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     | None = None,
     real_values: bool = False,
     redirect_cuda: bool = False,
+    collate: Callable[[Any], Any] = lambda batch: batch,
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
@@ -85,9 +90,11 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             depends on tensor values.
         redirect_cuda: Redirect CUDA devices named by the program to the CPU, where the
             fakes are.
+        collate: Makes of a batch of that size what the program is given.
     """
-    sized = _resized(batch, batch_size, dims, real_values=real_values)
+    sized = collate(_resized(batch, batch_size, dims, real_values=real_values))
     kinds = map(type, model.modules())
+    redirects = redirect_cuda or triton_is_loaded()  # its code names CUDA
     with (
         python_state_preserved(),
         lru_caches_cleared(model),
@@ -110,7 +117,8 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         with (
             contextlib.ExitStack() as at_end,
             imitation,
-            CudaDevicesOnCpu() if redirect_cuda else contextlib.nullcontext(),
+            CudaDevicesOnCpu() if redirects else contextlib.nullcontext(),
+            kernels_on_fakes(target),
             patch_libraries(values),
             log,
         ):

@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._compile import _disable_dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +78,7 @@ def _skipping(dispatch_key: str, name: str) -> Callable[..., Any]:
     key = getattr(torch._C.DispatchKey, dispatch_key)
     after = torch._C._dispatch_keyset_full_after(key)
 
+    @_disable_dynamo
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         return op.redispatch(keyset & after, *args, **kwargs)
 
@@ -107,6 +109,7 @@ def _for_threads(dispatch_key: str, name: str) -> Callable[..., Any]:
     skip = _skipping(dispatch_key, name)
     earlier = _earlier(dispatch_key, name) or skip
 
+    @_disable_dynamo  # an eager op of a compiled step may meet this
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         kernels = _TRACING.kernels.get(dispatch_key, {})
         if name not in kernels:

@@ -1,4 +1,4 @@
-"""Batches of the same samples at another sequence length."""
+"""Batches of the same samples at another sequence length or image size."""
 
 from __future__ import annotations
 
@@ -31,6 +31,28 @@ def with_length(
         )
         for name, (shape, _) in describe_batch(batch).items()
     }
+    return with_shapes(batch, shapes)
+
+
+def with_image_size(
+    batch: Any, largest: Shape, size: Shape, dims: SampleDims = FIRST_DIM
+) -> Any:
+    """Return a batch whose images and masks have another height and width.
+
+    Two neighbouring dimensions of ``largest``, none of them that of the samples, are
+    an image's.
+    """
+    samples = sample_dimensions(batch, dims)
+    shapes = {}
+    for name, (shape, _) in describe_batch(batch).items():
+        found = [
+            at
+            for at in range(len(shape) - 1)
+            if shape[at : at + 2] == largest and samples.get(name) not in (at, at + 1)
+        ]
+        # The last ones: [samples, channels, height, width].
+        at = found[-1] if found else len(shape)
+        shapes[name] = (*shape[:at], *size, *shape[at + 2 :]) if found else shape
     return with_shapes(batch, shapes)
 
 

@@ -1,0 +1,172 @@
+"""Settings that also hold after the smaller last batch of an epoch.
+
+A ``DataLoader`` without ``drop_last=True`` ends its epochs with one. Its tensors split
+cached blocks, so that the next full step may find pieces where it needs a whole
+(fragmentation). Mostly the allocator then empties its cache and goes on; but blocks in
+use keep what is cached beside them from being released, and memory may run out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.errors import TraceError
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
+from budgetfit.utils.format_bytes import format_bytes
+
+if TYPE_CHECKING:
+    from budgetfit.core.budget import Budget
+    from budgetfit.core.plan import Estimate
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.gpus.table import Gpu
+    from budgetfit.planning.session import PlanningSession
+
+# No recorded program reserved 3.6 % more after a smaller last batch (0045).
+MOST_GROWTH: Final = 0.04
+LEFT_ROOM: Final = (
+    "room is left for the smaller last batch of an epoch: after it, the next full one "
+    "would run out of memory with faster settings"
+)
+
+
+class AfterLastBatch(NamedTuple):
+    """What full steps take after a smaller last batch.
+
+    Attributes:
+        reserved_bytes: Most that is reserved where memory has no limit.
+        runs_out: Whether that exceeds what is usable, and emptying the cache does not
+            help.
+    """
+
+    reserved_bytes: int
+    runs_out: bool
+
+
+def after_last_batch(
+    trace: StepTrace, recipe: Recipe, gpu: Gpu, budget: Budget
+) -> AfterLastBatch:
+    """Replay full steps, one with a smaller last batch, and full ones.
+
+    The last batch has one or two samples, half of them, or all but one: after one of
+    these most was reserved in nearly all recorded programs (0045).
+
+    Args:
+        trace: Valid at several batch sizes.
+        recipe: What was traced.
+        gpu: The card.
+        budget: What the allocator may reserve of it, and its settings.
+    """
+
+    def replayed(last: int, limit: int) -> tuple[int, bool]:
+        found = replay(
+            trace,
+            recipe.batch_size,
+            gpu,
+            limit_bytes=limit,
+            settings=budget.allocator,
+            then_batch_sizes=(last, recipe.batch_size, recipe.batch_size),
+            micro_steps=recipe.gradient_accumulation_steps,
+            breakdown=False,
+        )
+        return found.reserved_bytes, found.failed_bytes is not None
+
+    usable = budget.usable_bytes
+    full = recipe.batch_size
+    sizes = sorted({n for n in (1, 2, full // 2, full - 1) if 0 < n < full})
+    reserved = {each: replayed(each, UNLIMITED_BYTES)[0] for each in sizes}
+    most = max(reserved.values(), default=0)
+    runs_out = any(replayed(n, usable)[1] for n in sizes if reserved[n] > usable)
+    return AfterLastBatch(most, runs_out)
+
+
+def with_room_for_last_batch(
+    session: PlanningSession, best: Estimate
+) -> tuple[Estimate, tuple[str, ...]]:
+    """Return settings that do not run out of memory after a smaller last batch.
+
+    Also returns warnings. ``best`` fits without one, and is returned where nothing else
+    is found, or where one trace does not hold for several batch sizes.
+    """
+    found, smaller = _judged(session, session, best), session
+    if found is None or not found.runs_out:
+        return best, _warnings(session, best, found)
+    for _ in range(MOST_SEARCHES):
+        excess = found.reserved_bytes - session.budget.usable_bytes
+        result = with_less_memory(smaller, excess)
+        if result is None:
+            break
+        smaller, own, tried = result
+        tried = replace(tried, usable_bytes=best.usable_bytes)
+        less = _judged(session, own, tried)
+        if less is None or not less.runs_out:
+            return tried, (LEFT_ROOM, *_warnings(session, tried, less))
+        found = less
+    return best, warnings_after_last_batch(session, best)
+
+
+def warnings_after_last_batch(
+    session: PlanningSession, estimate: Estimate
+) -> tuple[str, ...]:
+    """Warn where an estimate's settings take too much after a smaller last batch."""
+    return _warnings(session, estimate, _judged(session, session, estimate))
+
+
+def _judged(
+    session: PlanningSession, own: PlanningSession, estimate: Estimate
+) -> AfterLastBatch | None:
+    """Return what the last batch does; None where that cannot be too much, or be told.
+
+    ``own``: that of the estimate, whose budget may be a smaller one.
+    """
+    recipe, budget = estimate.recipe, session.budget
+    roomy = estimate.reserved_bytes * (1 + MOST_GROWTH) <= budget.usable_bytes
+    if roomy or recipe.batch_size == 1:
+        return None
+    try:
+        trace = own.traces.affine(recipe)
+    except TraceError:  # of two or three samples
+        return None
+    if len(trace.batch_sizes) == 1:  # no other size follows from it
+        return None
+    return after_last_batch(trace, recipe, session.workload.gpu, budget)
+
+
+def _warnings(
+    session: PlanningSession, estimate: Estimate, found: AfterLastBatch | None
+) -> tuple[str, ...]:
+    if found is None:
+        return ()
+    expanding = session.budget.allocator.with_expandable_segments()
+    wider = replace(session, budget=replace(session.budget, allocator=expanding))
+    other = ""
+    if found.reserved_bytes > session.budget.usable_bytes:
+        helped = _judged(wider, wider, estimate)
+        if helped and helped.reserved_bytes <= session.budget.usable_bytes:
+            other = f", or export {VARIABLE}={expanding.shell_text}"
+    return last_batch_warnings(found, session.budget, other)
+
+
+def last_batch_warnings(
+    found: AfterLastBatch, budget: Budget, other: str = ""
+) -> tuple[str, ...]:
+    """Warn where a smaller last batch makes a plan that fits too large.
+
+    ``other``: what helps beside ``drop_last=True``.
+    """
+    if found.reserved_bytes <= budget.usable_bytes:
+        return ()
+    then = (
+        "the next full batch may run out of memory"
+        if found.runs_out
+        else "the allocator then empties its cache and goes on, slower"
+    )
+    text = (
+        f"after a smaller last batch {format_bytes(found.reserved_bytes)} would be "
+        f"reserved, more than the {format_bytes(budget.usable_bytes)} that are "
+        f"plannable: {then}. Pass drop_last=True to the DataLoader{other}"
+    )
+    return (text,)

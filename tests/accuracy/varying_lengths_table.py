@@ -1,0 +1,81 @@
+"""The table of trainings on samples of many lengths, of ``varying_lengths.jsonl``.
+
+python -m tests.accuracy.varying_lengths_table    # print the section of accuracy.md
+"""
+
+import json
+import sys
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+ROWS: Final = Path(__file__).with_name("varying_lengths.jsonl")
+_HEADER: Final = """\
+| model | lengths | batch x accumulation | what keeps it within | rate | trainings | \
+out of memory | cache emptied | most reserved, of predicted | of the limit |
+|---|---|---|---|---:|---:|---:|---:|---:|---:|"""
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return the trainings; of a plan that has changed since, the latest one's."""
+    if not ROWS.is_file():
+        return []
+    lines = map(json.loads, ROWS.read_text(encoding="utf-8").splitlines())
+    key = ("origin", "gpu", "model", "lengths", "seed")
+    return list({tuple(row[name] for name in key): row for row in lines}.values())
+
+
+def section() -> str:
+    """The section of docs/accuracy.md: a line for each model and distribution."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows():
+        groups[row["model"], row["lengths"]].append(row)
+    every = [row for group in groups.values() for row in group]
+    updates = {row["updates"] for row in every}
+    text = (
+        f"{len(every)} trainings of {min(updates)} updates on the "
+        f"{', '.join(sorted({row['origin'] for row in every}))}, memory limited to "
+        "what was planned (0.55 of what keeping everything takes at batch 16), batches "
+        "padded to the longest of random samples: "
+        f"{sum(row['out_of_memory'] for row in every)} ran out of memory, "
+        f"{sum(row['emptied_cache'] > 0 for row in every)} emptied the cache. The rate "
+        "is that of the plan's own times over these lengths, of that of the fastest "
+        "settings for the longest batch alone, which may not fit. Made by `python -m "
+        "tests.accuracy.varying_lengths`, whose rows are in `varying_lengths.jsonl`; "
+        "`python -m tests.accuracy.varying_lengths_table` prints this."
+    )
+    return "\n".join(
+        [
+            "## Samples of many lengths\n",
+            *textwrap.wrap(text, 88, break_long_words=False, break_on_hyphens=False),
+            "",
+            _HEADER,
+            *map(_line, groups.values()),
+        ]
+    )
+
+
+def _line(group: list[dict[str, Any]]) -> str:
+    """Return the line of one model and distribution."""
+    one, most = group[0], max(row["reserved_bytes"] for row in group)
+    measure = one["measure"]
+    if one["pad_to_multiple_of"]:
+        measure += f", padded to {one['pad_to_multiple_of']}"
+    cells = (
+        one["model"],
+        one["lengths"],
+        f"{one['batch_size']} x {one['gradient_accumulation_steps']}",
+        measure,
+        f"{one['rate_share']:.1%}",
+        len(group),
+        sum(row["out_of_memory"] for row in group),
+        sum(row["emptied_cache"] > 0 for row in group),
+        f"{most / one['predicted_bytes']:.1%}",
+        f"{most / one['limit_bytes']:.1%}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{section()}\n")
