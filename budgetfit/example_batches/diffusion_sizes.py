@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import nn
 
+from budgetfit.errors import InputError
 from budgetfit.example_batches.request import BatchRequest, forward_arguments
 
 RGB: Final = 3
@@ -232,6 +233,7 @@ def _latents(
         )
         return LatentSize(frames, *configured)
     height, width = request.image_size_or((usual[0], usual[1]))
+    _check_multiple(request, per_latent * _patch(request.model))
     latents = LatentSize(
         frames, max(1, height // per_latent), max(1, width // per_latent)
     )
@@ -241,6 +243,29 @@ def _latents(
             f"{latents.width}: {per_latent} pixels of the VAE for each"
         )
     return latents
+
+
+def _patch(model: nn.Module) -> int:
+    """Return how many latents on each side are one token of a transformer."""
+    takes, _ = forward_arguments(model)
+    if _is_packed(takes) and not is_video_model(model):
+        return _PACKED_TOKEN
+    patch = getattr(model.config, "patch_size", None)
+    patch = patch[-1] if isinstance(patch, (list, tuple)) and patch else patch
+    return patch if isinstance(patch, int) else 1
+
+
+def _check_multiple(request: BatchRequest, step: int) -> None:
+    """Raise an InputError where the requested pixels are no whole number of tokens."""
+    size = request.image_size
+    if size is None or not any(side % step for side in size):
+        return
+    nearest = [max(step, (side + step // 2) // step * step) for side in size]
+    raise InputError(
+        f"{type(request.model).__name__} takes images whose height and width are "
+        f"multiples of {step} pixels, not {size[0]}x{size[1]}. The nearest is "
+        f"{nearest[0]}x{nearest[1]}."
+    )
 
 
 def _usual_pixels(model: nn.Module, *, is_video: bool) -> tuple[int, int, int]:
@@ -275,6 +300,12 @@ def _frames(
             if isinstance(getattr(config, name, None), int):
                 return int(getattr(config, name))
         frames = getattr(config, "sample_frames", None) or usual
+    elif (frames - 1) % per_frame:
+        fewer = (frames - 1) // per_frame * per_frame + 1
+        raise InputError(
+            f"{type(request.model).__name__} takes videos of a multiple of {per_frame} "
+            f"frames and one more, not {frames}: {fewer} or {fewer + per_frame}."
+        )
     request.notes.append(f"videos of {frames} frames")
     return (frames - 1) // per_frame + 1
 

@@ -132,6 +132,20 @@ class TestWithDiffusers:
         assert "videos of 9 frames" in notes
         assert "64 x 96 pixels are latents of 8 x 12" in notes
 
+    @pytest.mark.parametrize(
+        ("asked", "answer"),
+        [
+            ({"image_size": "70x96"}, "multiples of 16 pixels, not 70x96. The nearest"),
+            ({"image_size": 64, "frames": 8}, "4 frames and one more, not 8: 5 or 9"),
+        ],
+    )
+    def test_sizes_that_the_model_cannot_take_name_the_nearest(
+        self, tmp_path: Path, asked: dict[str, Any], answer: str
+    ) -> None:
+        folder = folder_of(tmp_path / "wan", SMALL_VIDEO)
+        with pytest.raises(InputError, match=answer):
+            budgetfit.estimate(str(folder), gpu="t4", **asked)
+
     def test_frames_are_refused_where_there_are_none(self, tmp_path: Path) -> None:
         folder = folder_of(tmp_path / "dit", SMALL_DIT)
         with pytest.raises(InputError, match="holds no videos"):
