@@ -263,7 +263,7 @@ def _check_multiple(request: BatchRequest, step: int) -> None:
     nearest = [max(step, (side + step // 2) // step * step) for side in size]
     raise InputError(
         f"{type(request.model).__name__} takes images whose height and width are "
-        f"multiples of {step} pixels, not {size[0]}x{size[1]}. The nearest is "
+        f"multiples of {step} pixels, not {size[0]}x{size[1]}. Use the nearest, "
         f"{nearest[0]}x{nearest[1]}."
     )
 
@@ -304,7 +304,7 @@ def _frames(
         fewer = (frames - 1) // per_frame * per_frame + 1
         raise InputError(
             f"{type(request.model).__name__} takes videos of a multiple of {per_frame} "
-            f"frames and one more, not {frames}: {fewer} or {fewer + per_frame}."
+            f"frames and one more, not {frames}. Use {fewer} or {fewer + per_frame}."
         )
     request.notes.append(f"videos of {frames} frames")
     return (frames - 1) // per_frame + 1

@@ -135,8 +135,14 @@ class TestWithDiffusers:
     @pytest.mark.parametrize(
         ("asked", "answer"),
         [
-            ({"image_size": "70x96"}, "multiples of 16 pixels, not 70x96. The nearest"),
-            ({"image_size": 64, "frames": 8}, "4 frames and one more, not 8: 5 or 9"),
+            (
+                {"image_size": "70x96"},
+                "multiples of 16 pixels, not 70x96. Use the nearest, 64x96",
+            ),
+            (
+                {"image_size": 64, "frames": 8},
+                "4 frames and one more, not 8. Use 5 or 9",
+            ),
         ],
     )
     def test_sizes_that_the_model_cannot_take_name_the_nearest(
