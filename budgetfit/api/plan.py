@@ -54,6 +54,7 @@ def plan(  # noqa: PLR0913 - public API
     batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
+    frames: int | None = None,
     image_sizes: ImageSizes | None = None,
     text_only: bool = False,
     lengths: Lengths | None = None,
@@ -99,17 +100,19 @@ def plan(  # noqa: PLR0913 - public API
             positional input; 0 of a list with one entry for each sample means its
             entries. What is not named is found from the batch's structure.
         max_length: Sequence length of a made text batch.
-        image_size: Pixels of the images of a made batch: ``448``, or height and width.
+        image_size: Pixels of the images of a made batch: ``448``, or height and width;
+            of a diffusion model, of the images that the VAE turns into latents.
         image_sizes: Sizes of the images, or images by size, where they vary; text such
             as ``"480-800:32"`` is a range: the largest batch fits, and sequences of
             batches of drawn sizes fit, as for ``lengths``.
+        frames: Frames of the videos of a made batch.
         text_only: Whether a made batch leaves out images and sound, for models that
             read text alone as well.
         lengths: Lengths of the samples, or samples by length: the longest batch fits,
             and sequences of batches that are padded to their longest sample fit; the
             rate over them is that of the plan.
         loss: ``loss(outputs, batch) -> scalar``, or ``file.py:function``; the model's
-            own if left out.
+            own if left out, or the error of a diffusion model's prediction.
         precision: ``auto`` (16-bit autocast; fp32 if the model cannot run in it),
             ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``, ``bf16``, ``as-is``, or
             a list of them to compare.
@@ -185,6 +188,7 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
         "gpu": given.gpu,
         "max_length": length,
         "image_size": None if size is None else format_image_size(size),
+        "frames": given.frames,
         "text_only": given.text_only,
         "loss": qualified_name(loss) if callable(loss) else loss,
     }
@@ -202,6 +206,7 @@ def estimate(  # noqa: PLR0913 - public API
     batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
+    frames: int | None = None,
     image_sizes: ImageSizes | None = None,
     text_only: bool = False,
     lengths: Lengths | None = None,

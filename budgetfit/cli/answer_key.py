@@ -107,8 +107,11 @@ def _model(text: str) -> list[object]:
     is_local = model_name.is_local_path(text)
     file = model_name.config_file(text) if is_local else hub.hub_config_file(text)
     content = file.read_bytes()
-    if _names_a_backbone(json.loads(content)):
+    config = json.loads(content)
+    if _names_a_backbone(config):
         raise NotCacheableError("a backbone from the hub")
+    if "_diffusers_version" in config:
+        raise NotCacheableError("a part of a pipeline: others' configs count")
     if not is_local:
         return [file.parent.name, content]
     weights = [

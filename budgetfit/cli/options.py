@@ -125,10 +125,16 @@ RESERVED = _panel(
 BATCH = _panel(
     "Model",
     max_length=_option("Tokens in one text sample.", int),
-    image_size=_option(
-        "Pixels of one image, 448, or height and width, 336x448.",
-        shown="as the model was configured",
+    image_size=Declared(
+        str,
+        typer.Option(
+            "--image-size",
+            "--resolution",
+            help="Pixels of one image, 448, or height and width, 336x448.",
+            show_default="as the model was configured",
+        ),
     ),
+    frames=_option("Frames of one video.", int, shown="as the model was configured"),
     text_only=_flag(
         "Samples without images and sound, for models that read text too.",
         "--text-only",

@@ -243,7 +243,8 @@ class LazyAlternatives:
 class ModelSummary:
     """Identity of the planned model, for reports and for the check of ``apply``.
 
-    ``class_name`` is its transformers class without adapters; empty for others.
+    ``class_name`` is its transformers class without adapters, ``diffusers.`` and the
+    class for one of diffusers; empty for others.
     ``type_name`` is its class of any library, without adapters. ``settings`` counts
     its layers without parameters and holds the numbers of its config. ``attention`` is
     the attention implementation and number of heads; empty if unknown. ``batch_dims``

@@ -37,6 +37,7 @@ _ASKED: Final[dict[str, tuple[type, ...]]] = {
     "gpu": (str,),
     "max_length": (int,),
     "image_size": (str,),
+    "frames": (int,),
     "text_only": (bool,),
     "loss": (str,),
 }

@@ -1,10 +1,13 @@
 """Make an example batch for a model from its config, attributes or first layer."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from budgetfit.applying.loss.prediction_loss import TARGET, prediction_loss
 from budgetfit.batches.batch_tree import (
     Batch,
     batch_size_of,
@@ -16,6 +19,10 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.validation import parse_image_size
 from budgetfit.errors import InputError
 from budgetfit.example_batches import input_shapes, token_ids
+from budgetfit.example_batches.diffusion import (
+    is_diffusers_model,
+    make_diffusion_batch,
+)
 from budgetfit.example_batches.plain_modules import (
     batch_dimension,
     make_plain_module_batch,
@@ -28,6 +35,7 @@ __all__ = [
     "ExampleBatch",
     "batch_dimension",
     "copy_to_cpu",
+    "loss_for",
     "make_batch",
     "max_positions",
 ]
@@ -42,11 +50,13 @@ class ExampleBatch:
             as positional ones, a tensor as the only one.
         notes: The assumptions, for users.
         returns_loss: Whether the model returns ``outputs.loss`` for this batch.
+        loss: ``loss(outputs, batch)`` of a batch with a target; None for the model's.
     """
 
     batch: Batch
     notes: tuple[str, ...]
     returns_loss: bool
+    loss: Callable[..., Any] | None = None
 
 
 def make_batch(  # noqa: PLR0913 - one value each
@@ -55,6 +65,7 @@ def make_batch(  # noqa: PLR0913 - one value each
     batch_size: int = 2,
     max_length: int | None = None,
     image_size: object = None,
+    frames: int | None = None,
     text_only: bool = False,
     padded: bool = False,
     dims: SampleDims = FIRST_DIM,
@@ -72,6 +83,7 @@ def make_batch(  # noqa: PLR0913 - one value each
             at most 1024.
         image_size: Image size in pixels, for ``parse_image_size``; by default the
             configured one.
+        frames: Frames of a video; by default the configured or usual number.
         text_only: Leave out images and audio, for multimodal models.
         padded: All text samples but the first end in padding, which an attention mask
             tells, as a data collator pads samples of several lengths.
@@ -88,11 +100,14 @@ def make_batch(  # noqa: PLR0913 - one value each
         raise InputError(f"A batch needs at least 1 sample, not {batch_size}.")
     if max_length is not None and max_length < 1:
         raise InputError(f"max_length must be at least 1, not {max_length}.")
+    if frames is not None and frames < 1:
+        raise InputError(f"frames must be at least 1, not {frames}.")
     request = BatchRequest(
         unwrap_model(model),
         batch_size,
         max_length,
         None if image_size is None else parse_image_size(image_size),
+        frames,
         text_only,
         padded,
         dims,
@@ -103,7 +118,16 @@ def make_batch(  # noqa: PLR0913 - one value each
         batch=batch,
         notes=tuple(dict.fromkeys(request.notes)),
         returns_loss=returns_loss,
+        loss=loss_for(request.model, batch),
     )
+
+
+def loss_for(model: nn.Module, batch: Batch) -> Callable[..., Any] | None:
+    """Return the usual loss for a batch with a target; None for the model's own."""
+    has_target = isinstance(batch, Mapping) and TARGET in batch
+    if has_target and is_diffusers_model(unwrap_model(model)):
+        return prediction_loss
+    return None
 
 
 def max_positions(model: nn.Module) -> int | None:
@@ -121,6 +145,11 @@ def _check_options_used(request: BatchRequest, batch: Batch) -> None:
         raise InputError(
             f"image_size= changes nothing in a batch made for {name}: it holds no "
             "images whose size can be chosen. Leave it out, or pass batch=."
+        )
+    if request.frames is not None and "frames" not in request.used:
+        raise InputError(
+            f"frames= changes nothing in a batch made for {name}: it holds no videos "
+            "whose length can be chosen. Leave it out, or pass batch=."
         )
     if not request.text_only:
         return
@@ -140,6 +169,8 @@ def _make(request: BatchRequest) -> tuple[Batch, bool]:
         return batch, returns_loss
     if _is_transformers_model(model):
         return make_transformers_batch(request)
+    if is_diffusers_model(model):
+        return make_diffusion_batch(request), False
     declared = _declared_batch(request)
     if declared is not None:
         return declared, False

@@ -24,6 +24,7 @@ class BatchRequest:
         batch_size: Samples in the batch.
         max_length: Requested sequence length.
         image_size: Requested height and width in pixels.
+        frames: Requested frames of a video.
         text_only: Whether images and audio are left out.
         padded: Whether all samples but the first end in padding.
         dims: The sample dimension of the model's own example inputs.
@@ -36,6 +37,7 @@ class BatchRequest:
     batch_size: int
     max_length: int | None
     image_size: tuple[int, int] | None = None
+    frames: int | None = None
     text_only: bool = False
     padded: bool = False
     dims: SampleDims = FIRST_DIM

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
-from budgetfit.core.adapter import Adapter, ComputeDtype, parse_adapter
+from budgetfit.core.adapter import ALL_LINEAR, Adapter, ComputeDtype, parse_adapter
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
+from budgetfit.integrations.diffusers_targets import attention_projections
 from budgetfit.integrations.peft import (
     adapted_meta_copy,
     ensure_adapters,
@@ -19,6 +22,7 @@ from budgetfit.integrations.quantization.traceable_layers import (
     with_stored_quantization,
 )
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
+from budgetfit.integrations.source_code.python_source import DTYPES
 from budgetfit.traces.quantized_loading import has_quantized_layers
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -51,6 +55,13 @@ def find_adapter(
     return parse_adapter(method, compute_dtype=compute, **asked)
 
 
+def base_of_adapter(resolved: ResolvedModel, adapter: Adapter | None) -> ResolvedModel:
+    """Return the model with weights in the dtype in which adapters are trained."""
+    if adapter is None or not resolved.frozen_in_compute_dtype:
+        return resolved
+    return resolved.in_dtype(getattr(torch, DTYPES[adapter.compute_dtype]))
+
+
 def adapter_as_stored(
     resolved: ResolvedModel, adapter: Adapter | None, *, given: bool
 ) -> tuple[Adapter | None, tuple[str, ...]]:
@@ -65,6 +76,10 @@ def adapter_as_stored(
         InputError: If such weights cannot be trained as requested.
     """
     name = resolved.name
+    if adapter is not None and adapter.target_modules == ALL_LINEAR:
+        targets = attention_projections(resolved.model)
+        if targets:
+            adapter = replace(adapter, target_modules=targets)
     if adapter is None:
         if not given and is_quantized(resolved.model):
             raise InputError(

@@ -39,9 +39,15 @@ from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import (
     ExampleBatch,
     batch_dimension,
+    loss_for,
     make_batch,
 )
-from budgetfit.inputs.adapter import adapter_as_stored, find_adapter, model_to_trace
+from budgetfit.inputs.adapter import (
+    adapter_as_stored,
+    base_of_adapter,
+    find_adapter,
+    model_to_trace,
+)
 from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
@@ -88,6 +94,7 @@ class Arguments:
     batch_dims: BatchDims = None
     max_length: int | None = None
     image_size: ImageSize = None
+    frames: int | None = None
     image_sizes: ImageSizes | None = None
     text_only: bool = False
     lengths: Lengths | None = None
@@ -270,10 +277,10 @@ def _read_model(
     if isinstance(model, nn.Module):
         model = unwrap_compiled(model)
     resolved = resolve_model(model, trust_remote_code=asked.trust_remote_code)
+    resolved = base_of_adapter(resolved, adapter)
     live = resolved.model
     refuse_planning_distributed(live)
     adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
-    loss = parse_loss(asked.loss) or resolved.loss
     traced, adapter_notes = model_to_trace(live, adapter)
     if not any(p.requires_grad for p in traced.parameters()):
         raise InputError(
@@ -286,6 +293,7 @@ def _read_model(
     if model is not asked.model:
         notes.append("planned, and trained by apply(), without torch.compile")
     batch, dims, remake, batch_notes = _example_batch(asked, resolved, lengths)
+    loss = parse_loss(asked.loss) or resolved.loss or loss_for(live, batch)
     notes += [*batch_notes, *loss_notes(loss, live), *mode_notes(live)]
     notes += [] if lengths is None else lengths.notes()
     source = PlanSource(
@@ -328,11 +336,11 @@ def _example_batch(
     """
     batch = load_batch(asked.batch) if isinstance(asked.batch, str) else asked.batch
     batch = resolved.batch if batch is None else batch
-    size, text_only = asked.image_size, asked.text_only
-    if batch is not None and (size is not None or text_only):
+    size, frames, text_only = asked.image_size, asked.frames, asked.text_only
+    if batch is not None and (size is not None or frames is not None or text_only):
         raise InputError(
-            "image_size= and text_only= are for a batch that is made. Leave them out "
-            "where a batch is given, or leave the batch out."
+            "image_size=, frames= and text_only= are for a batch that is made. Leave "
+            "them out where a batch is given, or leave the batch out."
         )
     dims = SampleDims.parse(asked.batch_dims, batch_dimension(resolved.model))
     remake, notes = None, tuple[str, ...]()
@@ -342,6 +350,7 @@ def _example_batch(
         remake = partial(
             make_batch,
             image_size=size,
+            frames=frames,
             text_only=text_only,
             padded=padded,
             dims=dims,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.data_parallel import refuse_wrapper
+from budgetfit.applying.loss.prediction_loss import prediction_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.adapter import Adapter
@@ -19,6 +20,7 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import batch_dimension, make_batch
+from budgetfit.inputs.adapter import base_of_adapter
 from budgetfit.integrations.model_sources.model_name import is_factory_text
 from budgetfit.integrations.model_sources.model_source import (
     as_torch_module,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 Loss = Callable[..., Any]
 Optimizer = Callable[..., torch.optim.Optimizer]
+# The one function that a saved plan can be trained with by its name alone.
+_PREDICTION_LOSS = qualified_name(prediction_loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,8 @@ def loss_and_optimizer(
         loss = loss if loss is not None else plan.source.loss
         optimizer = optimizer if optimizer is not None else plan.source.optimizer
     name, planned = plan.recipe.optimizer, _asked(plan).get("loss")
+    if loss is None and planned == _PREDICTION_LOSS:
+        loss = prediction_loss
     if loss is not None and planned is not None:
         _warn_of_another_loss(qualified_name(loss), str(planned))
     for what, given, needed in (
@@ -205,7 +211,10 @@ def model_reference(
         # Code planned by this process may run; a plan file is data (``_planned_text``).
         planned = asked.get("model")
         text = planned if plan.source is not None else _planned_text(planned)
-    is_plain = plan.recipe.optimizer in OPTIMIZER_NAMES and asked.get("loss") is None
+    is_plain = plan.recipe.optimizer in OPTIMIZER_NAMES and asked.get("loss") in (
+        None,
+        _PREDICTION_LOSS,
+    )
     if text is None or batch is not None or functions != (None, None) or not is_plain:
         raise InputError(
             "A fresh process is handed text: the plan and how to build its model. It "
@@ -224,7 +233,8 @@ def _resolved(
         model = _planned_text(_asked(plan).get("model"))
     if not isinstance(model, str):
         return None
-    return resolve_model(model, trust_remote_code=trust_remote_code)
+    resolved = resolve_model(model, trust_remote_code=trust_remote_code)
+    return base_of_adapter(resolved, plan.adapter)
 
 
 def _live_model(
@@ -262,6 +272,7 @@ def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noq
         model,
         max_length=asked.get("max_length"),
         image_size=asked.get("image_size"),
+        frames=asked.get("frames"),
         text_only=asked.get("text_only") or False,
         dims=dims,
     ).batch

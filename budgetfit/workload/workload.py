@@ -206,6 +206,11 @@ class Workload:
 
 
 def _library_class(model: nn.Module) -> str:
-    """Return the class name of an (unwrapped) transformers model; else empty."""
+    """Return the class name of an (unwrapped) model of transformers or diffusers.
+
+    That of diffusers with its library; empty for other models.
+    """
     kind = type(unwrap_model(model))
+    if kind.__module__.startswith("diffusers.models."):
+        return f"diffusers.{kind.__name__}"
     return kind.__name__ if kind.__module__.startswith("transformers.models.") else ""

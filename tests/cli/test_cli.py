@@ -53,6 +53,7 @@ def test_plan_prints_the_plan_and_ends_with_0(run: Run) -> None:
 
 MADE_FROM_THE_MODEL = {
     "image_size": None,
+    "frames": None,
     "image_sizes": None,
     "text_only": False,
     "batch": None,

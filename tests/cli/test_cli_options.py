@@ -9,7 +9,7 @@ CARD = {"--vram", "--gpu", "--headroom", "--host-ram", "--allocator"}
 GIVEN = {"--batch", "--loss"}
 MODEL = {
     *("MODEL", "--max-length", "--image-size", "--text-only", "--trust-remote-code"),
-    "--batch-dims",
+    *("--batch-dims", "--frames", "--resolution"),
     *GIVEN,
 }
 SAMPLES = {"--samples"}

@@ -105,6 +105,7 @@ class _Walk:
                 self.model, gpu=GPU, batch_size=BATCH_SIZE, **self.entry.plan
             )
         self.notes = self.plan.warnings
+        self.loss = self.plan.source.loss
         if NO_LOSS in self.plan.estimate.notes:  # what it was planned with
             self.loss = lambda outputs, _: mean_of_outputs(outputs)
 

@@ -106,7 +106,12 @@ def model_arguments(
 
 
 def _argument_names(model: nn.Module) -> set[str] | None:
-    """Return the argument names of the forward; None if it has ``**kwargs``."""
+    """Return the argument names of the forward; None if it has ``**kwargs``.
+
+    A peft model hands what it is given to its base.
+    """
+    find_base = getattr(model, "get_base_model", None)
+    model = find_base() if callable(find_base) else model
     parameters = inspect.signature(model.forward).parameters
     if any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
         return None

@@ -9,6 +9,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
+from budgetfit.integrations.exports.diffusers_options import script_lines
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.python_source import (
@@ -76,7 +77,11 @@ def export_text(plan: Plan, plan_file: str) -> str:
         f"    loader = DataLoader(dataset, batch_size={plan.recipe.batch_size})",
         f"    accelerator = Accelerator(gradient_accumulation_steps={steps})",
     ]
-    comments = [*plan_summary_lines(plan, "A launch of accelerate"), *script]
+    comments = [
+        *plan_summary_lines(plan, "A launch of accelerate"),
+        *script,
+        *script_lines(plan),
+    ]
     lines = [f"# {line}".rstrip() for line in comments]
     # JSON values are valid YAML.
     values = launch_config(plan).items()

@@ -20,6 +20,9 @@ EXAMPLES: Final = (
     "factory such as package.module:build or model.py:build."
 )
 FACTORY_EXAMPLE: Final = "Write package.module:build or path/to/model.py:build."
+PIPELINE_INDEX: Final = "model_index.json"
+# What is trained of a diffusers pipeline, by its names of parts; the first one counts.
+_DENOISERS: Final = ("transformer", "unet", "prior", "decoder")
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -97,6 +100,15 @@ def config_file(text: str) -> Path:
         file = path / "config.json"
         if file.is_file():
             return file
+        if (path / PIPELINE_INDEX).is_file():
+            part = denoiser_of(read_fields(path / PIPELINE_INDEX))
+            if part and (path / part / "config.json").is_file():
+                return path / part / "config.json"
+            raise InputError(
+                f"{text} is a pipeline of diffusers without a config.json of "
+                f"{part or 'its UNet or transformer'}: give the folder of the model to "
+                "train."
+            )
         if (path / "adapter_config.json").is_file():
             raise InputError(
                 f"{text} holds an adapter and no model: give the base model that its "
@@ -116,6 +128,20 @@ def config_file(text: str) -> Path:
     if not path.is_file():
         raise InputError(f"There is no file or folder {text}. {EXAMPLES}")
     return path
+
+
+def denoiser_of(index: dict[str, Any]) -> str:
+    """Return the folder of the model that a pipeline trains; empty for none.
+
+    Args:
+        index: Of its ``model_index.json``: ``[library, class]`` of each part.
+    """
+    parts = {
+        name: part
+        for name, part in index.items()
+        if isinstance(part, list) and part and part[0] == "diffusers"
+    }
+    return next((name for name in _DENOISERS if name in parts), "")
 
 
 def read_fields(file: Path) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    import torch
+_SEED = 0  # random weights, the same in every run
 
 
 class Materialize(Protocol):
@@ -35,6 +36,8 @@ class ResolvedModel:
         notes: Assumptions.
         dtype_notes: Assumptions about the dtype of its weights; irrelevant where all
             are cast for training.
+        frozen_in_compute_dtype: Whether adapters are trained on weights in the dtype of
+            the computation, as diffusers' training scripts cast them.
         stored_in: Quantization method of the stored weights, where loading dequantizes
             them; empty for none.
         batch, loss: The example batch, on the CPU, and the loss that a factory returned
@@ -47,6 +50,29 @@ class ResolvedModel:
     materialize: Materialize | None = None
     notes: tuple[str, ...] = ()
     dtype_notes: tuple[str, ...] = ()
+    frozen_in_compute_dtype: bool = False
     stored_in: str = ""
     batch: Any = None
     loss: Callable[..., Any] | None = None
+
+    def in_dtype(self, weights: torch.dtype) -> ResolvedModel:
+        """Return the model, built anew with weights of a dtype."""
+        make = self.materialize
+        assert make is not None  # noqa: S101 - only models from configs are cast
+
+        def materialize(
+            device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+        ) -> nn.Module:
+            return make(device, dtype or weights)
+
+        return replace(self, model=materialize("meta"), materialize=materialize)
+
+
+@contextmanager
+def fixed_seed(device: torch.device | str) -> Iterator[None]:
+    """Seed the random weights; restores the global RNG state."""
+    device = torch.device(device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(_SEED)
+        yield

@@ -7,10 +7,9 @@ only with ``trust_remote_code``.
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -22,7 +21,14 @@ from budgetfit.integrations.model_sources.checkpoint_config import (
     settle_dtype,
     stored_weights,
 )
+from budgetfit.integrations.model_sources.diffusers import (
+    diffusers_builder,
+    hub_fields,
+    is_diffusers_config,
+)
+from budgetfit.integrations.model_sources.hub import is_hub_out_of_reach
 from budgetfit.integrations.model_sources.model_name import (
+    PIPELINE_INDEX,
     config_file,
     is_local_path,
     one_line,
@@ -31,6 +37,7 @@ from budgetfit.integrations.model_sources.model_name import (
 from budgetfit.integrations.model_sources.resolved_model import (
     Materialize,
     ResolvedModel,
+    fixed_seed,
 )
 from budgetfit.integrations.model_sources.timm import is_timm_config, timm_builder
 from budgetfit.integrations.model_sources.transformers_config import (
@@ -39,7 +46,7 @@ from budgetfit.integrations.model_sources.transformers_config import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 # Tried in this order for a config without ``architectures``: the most common training
@@ -59,7 +66,6 @@ _HEADS = (
     "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
     "MODEL_MAPPING_NAMES",
 )
-_SEED = 0  # random weights, the same in every run
 
 
 def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> ResolvedModel:
@@ -75,17 +81,14 @@ def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> Resolve
         InputError: There is no config, or transformers does not know it.
     """
     if not is_local_path(text):
-        return model_from_config(
-            hub_config(text, trust_remote_code=trust_remote_code),
-            name=text.rpartition("/")[2],
-            source=f"from the config of {text} on the hub, no weights loaded",
-            trust_remote_code=trust_remote_code,
-        )
+        return _from_hub(text, trust_remote_code=trust_remote_code)
     file = config_file(text)
     name, source = _file_name(file), f"from {file.name}, no weights loaded"
     fields = read_fields(file)
     if is_timm_config(fields):
         return _resolved(timm_builder(fields), name, source, ())
+    if is_diffusers_config(fields):
+        return _of_diffusers(fields, name, source)
     config = config_from_fields(fields, file, trust_remote_code=trust_remote_code)
     return model_from_config(
         config,
@@ -93,6 +96,22 @@ def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> Resolve
         source=source,
         folder=file.parent,
         trust_remote_code=trust_remote_code,
+    )
+
+
+def _from_hub(hub_id: str, *, trust_remote_code: bool) -> ResolvedModel:
+    name = hub_id.rpartition("/")[2]
+    source = f"from the config of {hub_id} on the hub, no weights loaded"
+    try:
+        config = hub_config(hub_id, trust_remote_code=trust_remote_code)
+    except InputError:  # a model or a pipeline of diffusers?
+        fields, folder = hub_fields(hub_id, local_files_only=is_hub_out_of_reach())
+        if not fields:
+            raise
+        name = f"{name}/{folder}" if folder else name
+        return _of_diffusers(fields, name, source)
+    return model_from_config(
+        config, name=name, source=source, trust_remote_code=trust_remote_code
     )
 
 
@@ -150,9 +169,20 @@ def _resolved(
     )
 
 
+def _of_diffusers(fields: dict[str, Any], name: str, source: str) -> ResolvedModel:
+    resolved = _resolved(diffusers_builder(fields), name, source, ())
+    return replace(resolved, frozen_in_compute_dtype=True)
+
+
 def _file_name(file: Path) -> str:
-    """Name a model by its config file, or the folder of a ``config.json``."""
-    folder = file.resolve().parent.name
+    """Name a model by its config file, or the folder of a ``config.json``.
+
+    A part of a pipeline has the pipeline's name, too.
+    """
+    parent = file.resolve().parent
+    folder = parent.name
+    if (parent.parent / PIPELINE_INDEX).is_file():
+        folder = f"{parent.parent.name}/{folder}"
     return folder if file.name == "config.json" and folder else file.stem
 
 
@@ -238,17 +268,7 @@ def _builder(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> transformers.PreTrainedModel:
         fields = copy.deepcopy(config)
-        with _fixed_seed(device), torch.device(device):
+        with fixed_seed(device), torch.device(device):
             return build(fields, dtype=dtype or fields.dtype)
 
     return materialize
-
-
-@contextmanager
-def _fixed_seed(device: torch.device | str) -> Iterator[None]:
-    """Seed the random weights; restores the global RNG state."""
-    device = torch.device(device)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(_SEED)
-        yield

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.model_sources.model_name import (
+    config_file,
     is_factory_text,
     is_local_path,
 )
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.plan import Plan
 
+DIFFUSERS: Final = "diffusers."  # before the class in ``ModelSummary.class_name``
 _TASKS: Final = (
     ("ForSequenceClassification", "SEQ_CLS"),
     ("ForTokenClassification", "TOKEN_CLS"),
@@ -58,9 +60,11 @@ class Loading:
 def load_model_text(plan: Plan) -> Loading:
     """Return source of a function that loads the model of a plan, with adapters.
 
-    A transformers model is loaded by its class; a factory is called; for any other
-    model there is a placeholder.
+    A model of transformers or diffusers is loaded by its class; a factory is called;
+    for any other model there is a placeholder.
     """
+    if plan.model.class_name.startswith(DIFFUSERS):
+        return _load_diffusers_text(plan)
     text = asked_model(plan)
     adapter = plan.adapter
     modules = {"torch"}
@@ -86,6 +90,34 @@ def load_model_text(plan: Plan) -> Loading:
     if "torch." not in code:
         modules.discard("torch")
     return Loading(constants, code, frozenset(modules), tuple(names), from_hub)
+
+
+def _load_diffusers_text(plan: Plan) -> Loading:
+    """Return source that loads a model of diffusers, from its part of a pipeline."""
+    kind = plan.model.class_name.removeprefix(DIFFUSERS)
+    adapter, place = plan.adapter, weights_of(plan)
+    arguments = ["MODEL"]
+    if Path(place).expanduser().is_dir():
+        place = str(config_file(place).parent)
+    elif "/" in plan.model.name:
+        arguments.append(f"subfolder={to_source(plan.model.name.rpartition('/')[2])}")
+    dtype = dtype_of(plan)
+    if adapter is not None and dtype == '"auto"':  # as their training scripts do
+        dtype = f"torch.{DTYPES[adapter.compute_dtype]}"
+    if dtype not in ('"auto"', "torch.float32"):
+        arguments.append(f"torch_dtype={dtype}")
+    names = [] if adapter is None else adapter_imports(adapter)
+    loaded = call_source(f"{kind}.from_pretrained", arguments, 4, len("model = "))
+    lines = ['"""Load the model as it was planned."""', f"model = {loaded}"]
+    lines += adapter_lines(adapter, plan.recipe.precision, indent=4)
+    body = "".join(f"    {line}\n" for line in lines)
+    return Loading(
+        constants=f"MODEL = {to_source(place)}\n",
+        code=f"def load_model():\n{body}    return model\n",
+        modules=frozenset({"torch"} if "torch." in body else ()),
+        names=(*names, ("diffusers", kind)),
+        from_hub=False,
+    )
 
 
 def weights_of(plan: Plan) -> str:
