@@ -24,7 +24,7 @@ from tests.cli.conftest import Run
 from tests.cli.fake_api import FakeApi
 from tests.cli.real_cli import CONFIG
 from tests.processes import python
-from tests.reporting.sample_plans import sample_plan
+from tests.reporting.sample_plans import sample_estimate, sample_model, sample_plan
 
 COMMANDS = {
     "plan": ("--gpu", "t4"),
@@ -237,6 +237,12 @@ def test_a_warning_of_the_traces_cache_is_not_kept(model: Path) -> None:
 def test_what_cannot_be_read_again_is_not_kept(model: Path) -> None:
     odd = replace(sample_plan(), provenance={"seconds": {1: "a key that is no text"}})
     assert ask("plan", asked(model), lambda: odd) == odd
+    assert kept(model) == []
+
+
+def test_a_number_that_would_be_printed_otherwise_is_not_kept(model: Path) -> None:
+    found = replace(sample_estimate(), step_ms=8), sample_model()  # 8.0 when read
+    assert ask("estimate", asked(model), lambda: found) == found
     assert kept(model) == []
 
 
