@@ -40,6 +40,7 @@ OPTIONS = {
     | ADAPTERS
     | SAMPLES
     | {
+        "--details",
         "--objective",
         "--optimizer-in-backward",
         "--report",
@@ -76,7 +77,7 @@ OPTIONS = {
     "verify": COMMON
     | GIVEN
     | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},
-    "show": COMMON | SAMPLES | {"PLAN.json", "--report"},
+    "show": COMMON | SAMPLES | {"PLAN.json", "--details", "--report"},
     "export": COMMON | {"PLAN.json", "--to", "--save"},
     "doctor": COMMON | {"--gpu"},
     "explain": COMMON | {"OOM.txt"},
