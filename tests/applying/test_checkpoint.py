@@ -1,6 +1,7 @@
 # ruff: noqa: ANN401, SLF001 - the tests look inside
 
 import copy
+import importlib
 import inspect
 import pickle
 import weakref
@@ -636,6 +637,12 @@ def test_a_graph_without_backward_is_freed_whatever_the_parent_does(
         assert meter.live_bytes > 0
         del loss
         assert meter.live_bytes == 0
+
+
+def test_a_graph_without_backward_is_freed_where_dynamo_is_loaded() -> None:
+    # Then torch's decorators make wrappers, which must not hold what was saved.
+    importlib.import_module("torch._dynamo")
+    test_a_graph_without_backward_is_freed_whatever_the_parent_does(None)
 
 
 @pytest.mark.parametrize("name", ["t5", "llama", "stack"])

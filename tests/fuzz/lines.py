@@ -39,6 +39,7 @@ PAIRS = (
     ("vram", "headroom"),
     ("max_length", "lengths"),
     ("method", "methods"),
+    ("precision", "optimizer_in_backward"),
 )
 
 

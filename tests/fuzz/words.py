@@ -43,6 +43,8 @@ RIGHT: Final[dict[str, tuple[str, ...]]] = {
         *("line\nbreak/config.json", "./-dash/config.json", "a:b/config.json"),
     ),
     "save": ("made.json", "odd/ü [x].json"),
+    "report": ("made.html", "odd/ü [x].html"),
+    "snapshot": ("made.pickle", "odd/ü [x].pickle"),
     # "-" is drawn with what stands on standard input.
     "source": (
         "oom.txt",
@@ -124,6 +126,9 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
             "~nobody/x",
         ),
     ),
+    "frames": ("0", "-1", "x", "", "1.5", "5"),
+    "report": ("no/such/folder/plan.html", ".", "", "config.json/plan.html"),
+    "snapshot": ("no/such/folder/x.pickle", ".", "", "config.json/x.pickle"),
     "save": ("no/such/folder/plan.json", ".", "", "config.json/plan.json", "x" * 300),
     "why": ("transformer.h.9", "", "x", "h"),
     "source": (
@@ -178,6 +183,7 @@ OPEN: Final[dict[str, tuple[str, ...]]] = {
     "method": ("lora", "qlora", "full"),
     "methods": ("full,lora", "qlora"),
     "image_size": ("448", "32x64"),
+    "frames": ("1", "9"),
     "image_sizes": ("32-64:32", "448"),
     "loop": ("accelerate", "lightning", "trainer"),
     "batch": ("factories.py:batch",),

@@ -59,7 +59,7 @@ for number, (options, words) in enumerate(
         ({"lengths": "long"}, "lengths must be a list"),
         ({"max_length": -1}, "max_length must be a whole number"),
         ({"method": "dora"}, "method|lora"),
-        ({"image_size": 32}, "image_size= and text_only="),
+        ({"image_size": 32}, "image_size=, frames= and text_only="),
     ]
 ):
     shown = ", ".join(

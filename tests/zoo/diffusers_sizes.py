@@ -13,7 +13,10 @@ from typing import Any
 import diffusers
 from torch import nn
 
-LAYERS, HEADS, WIDTH, GROUPS, PIXELS, TOKENS, FRAMES = 3, 2, 32, 8, 16, 8, 5
+LAYERS, HEADS, WIDTH, GROUPS, PIXELS, TOKENS = 3, 2, 32, 8, 16, 8
+# One more than a multiple of what a latent frame stands for.
+FRAMES = {"LTX": 9, "Mochi": 7}
+OTHER_FRAMES = 5
 _LAYERS = re.compile(r"(num_|n_)?\w*layers|depth|num_\w*blocks|num_blocks")
 _HEADS = re.compile(r"(num|n)_\w*heads")
 _TEXTS = re.compile(
@@ -98,7 +101,9 @@ def plan_arguments(name: str) -> dict[str, Any]:
     if any(word in argument for argument in takes for word in ("encoder_", "cap_")):
         arguments["max_length"] = TOKENS
     if any(word in name for word in ("3D", "Motion", "Temporal")):
-        arguments["frames"] = FRAMES
+        arguments["frames"] = next(
+            (FRAMES[kind] for kind in FRAMES if name.startswith(kind)), OTHER_FRAMES
+        )
     if not fields.keys() & {"sample_size", "sample_height"}:
         arguments["image_size"] = IMAGE.get(name, 8 * PIXELS)
     return arguments
@@ -124,7 +129,7 @@ def _smaller(key: str, value: Any, inner: int | None, divisor: int) -> Any:  # n
     if key in ("norm_num_groups", "groups"):
         return GROUPS
     if key.startswith("sample_"):
-        return 5 if key == "sample_frames" else PIXELS
+        return OTHER_FRAMES if key == "sample_frames" else PIXELS
     if key == "max_text_seq_length":
         return TOKENS
     if not isinstance(value, int):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -242,21 +243,35 @@ def _observed_saved_tensors(
         yield
         return
     pack, unpack = hooks
-    indices = itertools.count()
-
-    # Where a part of a block is compiled, dynamo would compile these too.
-    @_disable_dynamo
-    def look_and_pack(tensor: torch.Tensor) -> tuple[int, object]:
-        look(tensor)
-        return next(indices), pack(tensor)
-
-    @_disable_dynamo
-    def unpack_and_tell(packed: tuple[int, object]) -> torch.Tensor:
-        index, inner = packed
-        tensor = unpack(inner)
-        if on_use is not None:
-            on_use(index)
-        return tensor
-
-    with saved_tensors_hooks(look_and_pack, unpack_and_tell):
+    with saved_tensors_hooks(
+        partial(_look_and_pack, look, itertools.count(), pack),
+        partial(_unpack_and_tell, unpack, on_use),
+    ):
         yield
+
+
+# Where a part of a block is compiled, dynamo would compile these too. Not closures: a
+# disabled function and its wrapper refer to each other, and would keep what it closes
+# over until the next garbage collection.
+@_disable_dynamo
+def _look_and_pack(
+    look: Callable[[torch.Tensor], None],
+    indices: Iterator[int],
+    pack: Callable[[torch.Tensor], object],
+    tensor: torch.Tensor,
+) -> tuple[int, object]:
+    look(tensor)
+    return next(indices), pack(tensor)
+
+
+@_disable_dynamo
+def _unpack_and_tell(
+    unpack: Callable[[object], torch.Tensor],
+    on_use: Callable[[int], None] | None,
+    packed: tuple[int, object],
+) -> torch.Tensor:
+    index, inner = packed
+    tensor = unpack(inner)
+    if on_use is not None:
+        on_use(index)
+    return tensor
